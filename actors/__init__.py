@@ -1,0 +1,1 @@
+"""The actors of the family, and the processes that host them."""

@@ -1,0 +1,383 @@
+"""What every actor of the family is built on: a pykka actor whose mailbox is made of sockets.
+
+There is one loop, pykka's own. Its inbox waits for everything an actor can be woken by (commands on
+its ROUTER sockets, pykka messages from its own process, its doorbell, answers on sockets of its own,
+a timer) and hands each on as a message. Whatever the sockets hold is drained in one go and handed
+over as one `Drained`, so that a hot actor can work through a group of commands at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
+
+import pykka
+import zmq
+from pykka._envelope import Envelope
+
+from cometmq.protocol import frames
+from cometmq.protocol.commands import (
+    Command,
+    Done,
+    Failed,
+    Finish,
+    GetStatistics,
+    Ping,
+    Pong,
+    Statistics,
+)
+from cometmq.protocol.errors import BadRequest, CometError, UnknownCommand
+
+log = logging.getLogger(__name__)
+
+VERSION: Final = "0.1.0"
+DRAIN_COUNT: Final = 256  # commands taken from the sockets before they are worked on
+DRAIN_BYTES: Final = 8 * 1_048_576
+BACKLOG: Final = 512
+MAILBOX_COUNT: Final = 10_000  # commands waiting in a socket before it stops reading
+
+Payload = Sequence[bytes | bytearray | memoryview]
+
+
+class Request:
+    """A command that came through a socket, and the way back to its sender."""
+
+    __slots__ = ("_identity", "_socket", "command", "internal", "payload", "request_id")
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        identity: zmq.Frame,
+        request_id: int,
+        command: Command,
+        payload: list[zmq.Frame],
+        internal: bool,
+    ) -> None:
+        self._socket = socket
+        self._identity = identity
+        self.request_id = request_id
+        self.command = command
+        self.payload = payload
+        self.internal = internal
+
+    def reply(self, answer: Command, payload: Payload = ()) -> None:
+        """Send the answer. A sender that is gone or does not read loses it; nothing else happens."""
+        parts: list[Any] = [self._identity, frames.pack(self.request_id, answer), *payload]
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=not _is_large(payload))
+        except zmq.ZMQError as error:
+            log.debug("answer %s not sent: %s", type(answer).__name__, error)
+
+    def fail(self, error: CometError) -> None:
+        self.reply(frames.failed(error))
+
+    @property
+    def sender(self) -> bytes:
+        """Who asked, for as long as the connection lasts."""
+        return bytes(self._identity.buffer)
+
+
+def _is_large(payload: Payload) -> bool:
+    return any(len(frame) >= 65_536 for frame in payload)
+
+
+class Drained:
+    """What the sockets held: the requests, oldest first."""
+
+    __slots__ = ("requests",)
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.requests = requests
+
+
+class DoorbellRang:
+    """A counter this process waits for has moved (or a sleeper was woken for nothing)."""
+
+
+class TimerDue:
+    """The inbox's time has come."""
+
+
+class Readable:
+    """A socket that the actor registered has something to read."""
+
+    __slots__ = ("socket",)
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+
+
+class SocketInbox:
+    """A pykka inbox that sleeps in zmq_poll."""
+
+    def __init__(self) -> None:
+        self._local: deque[Envelope[Any]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._routers: list[tuple[zmq.Socket[bytes], bool]] = []
+        self._others: dict[Any, object] = {}
+        self._poll_list: list[tuple[Any, int]] = [(self._wake, zmq.POLLIN)]
+        self.wake_at: float | None = None  # time.monotonic() of the next TimerDue
+
+    # --- what it listens to; called in the actor's thread or before it starts ---
+
+    def bind(self, endpoint: str, *, internal: bool) -> str:
+        """Open a ROUTER there; the address as it became (a port of 0 is chosen)."""
+        socket = zmq.Context.instance().socket(zmq.ROUTER)
+        socket.linger = 200  # answers given just before the end still leave
+        socket.backlog = BACKLOG
+        socket.maxmsgsize = frames.FRAME_MAX
+        socket.rcvhwm = MAILBOX_COUNT
+        socket.sndhwm = MAILBOX_COUNT
+        if internal:
+            socket.set(zmq.IPC_FILTER_UID, os.getuid())
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError:
+            socket.close(linger=0)
+            raise
+        self._routers.append((socket, internal))
+        self._poll_list.append((socket, zmq.POLLIN))
+        return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def listen_to_doorbell(self, fd: int) -> None:
+        self._others[fd] = DoorbellRang()
+        self._poll_list.append((fd, zmq.POLLIN))
+
+    def listen_to(self, socket: zmq.Socket[bytes]) -> None:
+        self._others[socket] = Readable(socket)
+        self._poll_list.append((socket, zmq.POLLIN))
+
+    def forget(self, socket: zmq.Socket[bytes]) -> None:
+        self._others.pop(socket, None)
+        self._poll_list = [entry for entry in self._poll_list if entry[0] is not socket]
+
+    def close(self) -> None:
+        for socket, _ in self._routers:
+            socket.close()
+        self._routers.clear()
+        self._poll_list = [(self._wake, zmq.POLLIN)]
+
+    # --- pykka's interface ---
+
+    def put(self, envelope: Envelope[Any]) -> None:
+        self._local.append(envelope)
+        os.eventfd_write(self._wake, 1)
+
+    def empty(self) -> bool:
+        return not self._local
+
+    def get(self) -> Envelope[Any]:
+        """The next message; sleeps until there is one."""
+        while True:
+            if self._local:
+                return self._local.popleft()
+            timeout_ms = -1
+            if self.wake_at is not None:
+                timeout_ms = max(0, int((self.wake_at - time.monotonic()) * 1000 + 0.999))
+            for source, _ in zmq.zmq_poll(self._poll_list, timeout_ms):
+                self._take(source)
+            if self.wake_at is not None and time.monotonic() >= self.wake_at:
+                self.wake_at = None
+                self._local.append(Envelope(TimerDue()))
+
+    def _take(self, source: Any) -> None:
+        if source == self._wake:
+            os.eventfd_read(self._wake)
+            return
+        other = self._others.get(source)
+        if other is None:
+            internal = next(inner for socket, inner in self._routers if socket is source)
+            requests = self._drain(source, internal)
+            if requests:
+                self._local.append(Envelope(Drained(requests)))
+            return
+        if isinstance(other, DoorbellRang):
+            os.eventfd_read(source)
+        self._local.append(Envelope(other))
+
+    def _drain(self, socket: zmq.Socket[bytes], internal: bool) -> list[Request]:
+        requests: list[Request] = []
+        taken_bytes = 0
+        while len(requests) < DRAIN_COUNT and taken_bytes < DRAIN_BYTES:
+            try:
+                parts: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            request = _request_from(socket, parts, internal)
+            if request is not None:
+                requests.append(request)
+                taken_bytes += sum(len(frame) for frame in request.payload)
+        return requests
+
+
+def _request_from(
+    socket: zmq.Socket[bytes], parts: list[zmq.Frame], internal: bool
+) -> Request | None:
+    """The request in a message; rubbish is answered and logged at once."""
+    identity = parts[0]
+    head = parts[1].buffer if len(parts) > 1 else memoryview(b"")
+    try:
+        request_id, command = frames.unpack(head)
+    except CometError as error:
+        log.warning("refused a message of %d frames: %s", len(parts), error)
+        Request(socket, identity, frames.request_id_of(head), Done(), [], internal).fail(error)
+        return None
+    return Request(socket, identity, request_id, command, parts[2:], internal)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class ServiceActor(pykka.ThreadingActor):
+    """A command `XyzAbc` is handled by `on_xyz_abc(command, request)`.
+
+    The handler returns the answer, or None if it answers later through `request.reply`. A
+    CometError that it raises becomes the answer. Any other exception is answered as an error of
+    ours, logged with its traceback, and the actor lives on; but an AssertionError, a broken
+    invariant, ends the process, and the supervisor starts it again.
+
+    Writes, wakes on: see each actor.
+    """
+
+    role: ClassVar[str] = "service"
+    # What only the family itself may say; from elsewhere it is an UnknownCommand.
+    internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish,)
+
+    inbox: SocketInbox
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inbox = self.actor_inbox  # type: ignore[assignment]  # our own, from below
+        self._handlers: dict[type[Command], Callable[[Any, Request], Command | None]] = {}
+        self._timers: list[list[Any]] = []  # [due, interval_s, action]
+
+    @staticmethod
+    def _create_actor_inbox() -> Any:
+        return SocketInbox()
+
+    # --- for subclasses ---
+
+    def every(self, interval_s: float, action: Callable[[], None]) -> None:
+        """Call `action` in this actor's thread again and again."""
+        self._timers.append([time.monotonic() + interval_s, interval_s, action])
+        self._set_alarm()
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` once."""
+        self._timers.append([time.monotonic() + delay_s, None, action])
+        self._set_alarm()
+
+    def on_doorbell(self) -> None:
+        """A counter that this actor armed a wake-up for has moved."""
+
+    def on_readable(self, socket: zmq.Socket[bytes]) -> None:
+        """A socket registered with `inbox.listen_to` can be read."""
+
+    def on_requests(self, requests: list[Request]) -> None:
+        """Everything the sockets held. The default handles one after the other."""
+        for request in requests:
+            self.handle(request)
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {}
+
+    def settle(self) -> None:
+        """Bring the work to its orderly end; called on Finish, before it is answered."""
+
+    # --- the loop's side ---
+
+    def on_receive(self, message: Any) -> Any:
+        try:
+            return self._receive(message)
+        except AssertionError:
+            log.critical("%s: broken invariant\n%s", self.role, traceback.format_exc())
+            os._exit(70)
+
+    def _receive(self, message: Any) -> Any:
+        if isinstance(message, Drained):
+            self.on_requests(message.requests)
+        elif isinstance(message, DoorbellRang):
+            self.on_doorbell()
+        elif isinstance(message, TimerDue):
+            self._run_timers()
+        elif isinstance(message, Readable):
+            self.on_readable(message.socket)
+        elif isinstance(message, Command):
+            return self._answer(message, None)
+        else:
+            raise UnknownCommand(f"{type(self).__name__} takes commands, not {type(message).__name__}")
+        return None
+
+    def handle(self, request: Request) -> None:
+        """Carry out one request and answer it."""
+        try:
+            if isinstance(request.command, self.internal_commands) and not request.internal:
+                raise UnknownCommand(f"{type(request.command).__name__} is not taken from outside")
+            answer = self._answer(request.command, request)
+        except CometError as error:
+            log.debug("%s refused: %s", type(request.command).__name__, error)
+            request.fail(error)
+        except AssertionError:
+            raise
+        except Exception as error:
+            log.exception("%s failed in %s", type(request.command).__name__, self.role)
+            request.reply(Failed(CometError.code, f"{type(error).__name__}: {error}"))
+        else:
+            if answer is not None:
+                request.reply(answer)
+                if isinstance(request.command, Finish):
+                    self.stop()
+
+    def _answer(self, command: Command, request: Request | None) -> Command | None:
+        kind = type(command)
+        handler = self._handlers.get(kind)
+        if handler is None:
+            handler = getattr(self, f"on_{_snake(kind.__name__)}", None)
+            if handler is None:
+                raise UnknownCommand(f"{self.role} does not take {kind.__name__}")
+            self._handlers[kind] = handler
+        return handler(command, request)  # type: ignore[arg-type]  # None: asked in-process
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        for timer in list(self._timers):
+            due, interval_s, action = timer
+            if due <= now:
+                if interval_s is None:
+                    self._timers.remove(timer)
+                else:
+                    timer[0] = now + interval_s
+                try:
+                    action()
+                except CometError as error:
+                    log.warning("%s: %s", self.role, error)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        self.inbox.wake_at = min((timer[0] for timer in self._timers), default=None)
+
+    # --- what every actor answers ---
+
+    def on_ping(self, _command: Ping, _request: Request) -> Command:
+        return Pong(self.role, os.getpid(), VERSION)
+
+    def on_get_statistics(self, _command: GetStatistics, _request: Request) -> Command:
+        return Statistics(self.role, self.statistics())
+
+    def on_finish(self, _command: Finish, _request: Request) -> Command:
+        self.settle()
+        return Done()
+
+    def on_stop(self) -> None:
+        """pykka's hook, in the actor's thread, after the last message."""
+        self.inbox.close()
+
+
+__all__ = ["VERSION", "BadRequest", "Payload", "Request", "ServiceActor", "SocketInbox"]

@@ -1,0 +1,1 @@
+"""What travels: commands, answers, errors and names. Knows nothing of the rest."""

@@ -1,0 +1,326 @@
+"""One line from a client, or from one actor to another: a DEALER that asks and is answered.
+
+Threads may share a channel. As long as one thread at a time uses it, that thread itself sends,
+waits and receives, so that a single request costs no hand-over between threads. When a second
+thread arrives, or somebody wants answers without waiting for them, a pump thread takes over the
+receiving and stays.
+
+When the line breaks, every unanswered request fails with NotConfirmed and the socket is replaced,
+so that nothing which was queued in it is sent later, behind the back of whoever retries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import zmq
+import zmq.utils.monitor
+
+from cometmq.protocol import frames
+from cometmq.protocol.commands import Command
+from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
+
+log = logging.getLogger(__name__)
+
+Payload = Sequence[bytes | bytearray | memoryview]
+ZERO_COPY_BYTES: Final = 65_536  # below this a copy is cheaper than pyzmq's bookkeeping
+RECONNECT_MS: Final = 20
+RECONNECT_MS_MAX: Final = 500
+
+
+class Pending:
+    """A request that has not been answered yet. Its fields are set before `done` is."""
+
+    __slots__ = ("_event", "_on_done", "answer", "channel", "done", "error", "payload", "request_id")
+
+    def __init__(
+        self, channel: Channel, request_id: int, on_done: Callable[[Pending], None] | None
+    ) -> None:
+        self.channel = channel
+        self.request_id = request_id
+        self.answer: Command | None = None
+        self.payload: list[zmq.Frame] = []
+        self.error: CometError | None = None
+        self.done = False
+        self._event: threading.Event | None = None
+        self._on_done = on_done
+
+    def event(self) -> threading.Event:
+        event = self._event
+        if event is None:
+            event = self._event = threading.Event()
+        if self.done:  # settled in between
+            event.set()
+        return event
+
+    def settle(self, answer: Command | None, payload: list[zmq.Frame], error: CometError | None) -> None:
+        self.answer, self.payload, self.error = answer, payload, error
+        self.done = True
+        if self._event is not None:
+            self._event.set()
+        if self._on_done is not None:
+            self._on_done(self)
+
+    def result(self) -> tuple[Command, list[zmq.Frame]]:
+        """The answer and its payload; raises the error that was answered."""
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None
+        return frames.raise_if_failed(self.answer), self.payload
+
+
+class Channel:
+    """A DEALER to one endpoint.
+
+    Args:
+        endpoint: ZeroMQ address of the process, such as "tcp://127.0.0.1:9877".
+        name: what error texts call the other side.
+    """
+
+    def __init__(self, endpoint: str, name: str = "") -> None:
+        self.endpoint = endpoint
+        self.name = name or endpoint
+        self._lock = threading.Lock()  # guards the sockets
+        self._ids = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._pump: threading.Thread | None = None
+        self._wants_pump = False
+        self._closed = False
+        self._pid = os.getpid()
+        self._open()
+
+    # --- asking ---
+
+    def request(
+        self,
+        command: Command,
+        payload: Payload = (),
+        on_done: Callable[[Pending], None] | None = None,
+    ) -> Pending:
+        """Send; the answer arrives in the returned Pending. `on_done` wants the pump to run.
+
+        `on_done` is called in whatever thread receives the answer and must not block.
+        """
+        pending = Pending(self, next(self._ids), on_done)
+        if on_done is not None:
+            self.start_pump()
+        self._pending[pending.request_id] = pending
+        self._send(pending.request_id, command, payload)
+        return pending
+
+    def wait(self, pending: Pending, timeout_s: float) -> bool:
+        """Whether the answer came within the time. A pending that timed out is forgotten."""
+        deadline = time.monotonic() + timeout_s
+        while not pending.done and not self._wants_pump:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            self._pump_once(pending, left_s)
+        if not pending.done and self._wants_pump:
+            pending.event().wait(max(0.0, deadline - time.monotonic()))
+        if not pending.done:
+            self._pending.pop(pending.request_id, None)
+        return pending.done
+
+    def ask(
+        self, command: Command, payload: Payload = (), *, timeout_s: float = 3.0
+    ) -> tuple[Command, list[zmq.Frame]]:
+        """Send and wait. Raises the answered error, or NotConfirmed when no answer comes."""
+        pending = self.request(command, payload)
+        if not self.wait(pending, timeout_s):
+            raise NotConfirmed(
+                f"no answer to {type(command).__name__} from {self.name} within {timeout_s:g} s"
+            )
+        return pending.result()
+
+    def tell(self, command: Command, payload: Payload = ()) -> None:
+        """Send; an answer, if one comes, is dropped."""
+        self._send(next(self._ids), command, payload)
+
+    # --- life ---
+
+    def start_pump(self) -> None:
+        """From now on a thread of the channel's own receives."""
+        if self._pump is not None or self._closed:
+            return
+        self._wants_pump = True
+        self._ring()  # whoever is polling lets go of the lock
+        with self._lock:
+            if self._pump is None and not self._closed:
+                self._pump = threading.Thread(
+                    target=self._run_pump, name=f"cometmq {self.name}", daemon=True
+                )
+                self._pump.start()
+
+    def close(self) -> None:
+        """Unanswered requests fail with NotConfirmed. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ring()
+        if self._pump is not None and self._pump is not threading.current_thread():
+            self._pump.join()
+        with self._lock:
+            self._shut()
+            os.close(self._wake)
+        self._fail_all(f"the channel to {self.name} was closed")
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the sockets; under the lock ---
+
+    def _open(self) -> None:
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = 0  # what waits is bounded by whoever asks, not by dropping
+        socket.rcvhwm = 0
+        socket.maxmsgsize = frames.FRAME_MAX
+        socket.reconnect_ivl = RECONNECT_MS
+        socket.reconnect_ivl_max = RECONNECT_MS_MAX
+        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket.connect(self.endpoint)
+        self._socket: zmq.Socket[bytes] = socket
+        self._poll_list: list[tuple[Any, int]] = [
+            (socket, zmq.POLLIN),
+            (self._monitor, zmq.POLLIN),
+            (self._wake, zmq.POLLIN),
+        ]
+
+    def _shut(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+
+    def _reopen(self) -> None:
+        self._shut()
+        self._open()
+
+    # --- sending and receiving ---
+
+    def _send(self, request_id: int, command: Command, payload: Payload) -> None:
+        if self._closed:
+            self._pending.pop(request_id, None)
+            raise NotReachable(f"the channel to {self.name} is closed")
+        assert self._pid == os.getpid(), "a channel does not survive a fork"
+        head = frames.pack(request_id, command)
+        if not self._lock.acquire(blocking=False):
+            self.start_pump()  # somebody else is waiting in it
+            self._lock.acquire()
+        try:
+            if payload:
+                self._socket.send(head, zmq.SNDMORE)
+                last = len(payload) - 1
+                for index, frame in enumerate(payload):
+                    flags = zmq.SNDMORE if index < last else 0
+                    self._socket.send(frame, flags, copy=len(frame) < ZERO_COPY_BYTES)
+            else:
+                self._socket.send(head)
+            # Sending may swallow the edge that says "something to read": pass it on.
+            if self._pump is not None and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                self._ring()
+        finally:
+            self._lock.release()
+
+    def _pump_once(self, wanted: Pending | None, timeout_s: float) -> None:
+        """Wait in the socket for a moment, and settle whatever has been answered."""
+        settled: list[tuple[Pending, Command | None, list[zmq.Frame], CometError | None]] = []
+        lost = False
+        with self._lock:
+            if self._closed or (wanted is not None and (wanted.done or self._wants_pump)):
+                return
+            events = zmq.zmq_poll(self._poll_list, max(1, int(timeout_s * 1000)))
+            for source, _ in events:
+                if source is self._socket:
+                    self._receive_all(settled)
+                elif source is self._monitor:
+                    lost = self._was_disconnected()
+                else:
+                    os.eventfd_read(self._wake)
+                    self._receive_all(settled)
+            if lost:
+                self._reopen()
+        for pending, answer, payload, error in settled:
+            pending.settle(answer, payload, error)
+        if lost:
+            self._fail_all(f"the connection to {self.name} was lost before it answered")
+
+    def _receive_all(
+        self, settled: list[tuple[Pending, Command | None, list[zmq.Frame], CometError | None]]
+    ) -> None:
+        while True:
+            try:
+                head, *payload = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            request_id = frames.request_id_of(head.buffer)
+            pending = self._pending.pop(request_id, None)
+            if pending is None:
+                continue  # timed out meanwhile, or told and not asked
+            try:
+                settled.append((pending, frames.unpack(head.buffer)[1], payload, None))
+            except CometError as error:
+                settled.append((pending, None, [], error))
+
+    def _was_disconnected(self) -> bool:
+        lost = False
+        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            event = zmq.utils.monitor.recv_monitor_message(self._monitor)
+            lost = lost or event["event"] == zmq.EVENT_DISCONNECTED
+        return lost
+
+    def _fail_all(self, text: str) -> None:
+        for request_id in list(self._pending):
+            pending = self._pending.pop(request_id, None)
+            if pending is not None:
+                pending.settle(None, [], NotConfirmed(text))
+
+    def _run_pump(self) -> None:
+        while not self._closed:
+            self._wait_readable()
+            if not self._closed:
+                self._pump_once(None, 0)
+
+    def _wait_readable(self) -> None:
+        """Sleep without the lock, so that others may send meanwhile."""
+        with self._lock:
+            if self._closed or self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                return
+            # The descriptors stay valid: only this thread replaces the sockets from now on.
+            waiting: list[tuple[Any, int]] = [
+                (self._socket.fileno(), zmq.POLLIN),
+                (self._monitor.fileno(), zmq.POLLIN),
+                (self._wake, zmq.POLLIN),
+            ]
+        zmq.zmq_poll(waiting, -1)
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+
+class RemoteRef:
+    """An actor in another process, addressed as a pykka ActorRef is."""
+
+    def __init__(self, endpoint: str, name: str = "") -> None:
+        self._channel = Channel(endpoint, name)
+
+    def tell(self, command: Command, payload: Payload = ()) -> None:
+        self._channel.tell(command, payload)
+
+    def ask(self, command: Command, payload: Payload = (), *, timeout: float = 3.0) -> Command:
+        """The answer; raises the error that was answered, or NotConfirmed."""
+        return self._channel.ask(command, payload, timeout_s=timeout)[0]
+
+    def stop(self) -> None:
+        """Let go of the line; the actor itself goes on."""
+        self._channel.close()

@@ -1,0 +1,415 @@
+"""Every command and answer on ZeroMQ, declared once.
+
+A command is a MessagePack array whose first element is its tag. Fields are only ever added, at the
+end, with a default: an older sender gets the default, an older receiver ignores the rest. What a
+command carries in bulk (batches, records) travels in frames of its own behind it.
+
+Names in `-> X` say which answer comes back; every command may be answered by `Failed` instead.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+PROTOCOL_VERSION: Final = 1
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True):
+    """The root of all commands and answers."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A structure inside a command."""
+
+
+# --- everybody ---------------------------------------------------------------------------------
+
+
+class Failed(Command, frozen=True, tag=0):
+    """The typed error of any command: `errors.from_code(code, text)`."""
+
+    code: int
+    text: str
+
+
+class Done(Command, frozen=True, tag=1):
+    """The plain yes."""
+
+
+class Ping(Command, frozen=True, tag=2):
+    """Is anybody there? -> Pong. Answered by every process."""
+
+
+class Pong(Command, frozen=True, tag=3):
+    role: str
+    pid: int
+    version: str
+
+
+class Finish(Command, frozen=True, tag=4):
+    """End in order. -> Done once the work is settled. Taken only from the family itself."""
+
+
+class GetStatistics(Command, frozen=True, tag=5):
+    """-> Statistics. Answered by every process."""
+
+
+class Statistics(Command, frozen=True, tag=6):
+    role: str
+    values: dict[str, int | float | str]
+
+
+# --- sending: the commitlog process --------------------------------------------------------------
+
+
+class Section(Part, frozen=True):
+    """One batch for one queue: its elements stand in the payload frame of the same index."""
+
+    topic: str
+    queue_id: int
+    count: int
+    sys_flag: int = 0
+    wait: bool = True  # False: answer without waiting for flush or replica (RocketMQ's WAIT)
+
+
+class SendMessages(Command, frozen=True, tag=10):
+    """Store batches, one payload frame a section, in RocketMQ's batch body layout.
+
+    -> SendResult, one entry a section. A section is stored whole or not at all.
+    """
+
+    sections: list[Section]
+    born_timestamp_ms: int
+    born_host: str = ""  # "ip:port"; empty: unknown, stored as 0.0.0.0:0
+    oneway: bool = False  # no answer is wanted
+
+
+class SectionResult(Part, frozen=True):
+    code: int  # 0 = stored; 10 = stored, but not yet on the disk; else an error's code
+    queue_offset: int = -1  # of the first message; the others follow
+    physical_offset: int = -1  # of the first message
+    text: str = ""
+
+
+class SendResult(Command, frozen=True, tag=11):
+    results: list[SectionResult]
+    store_timestamp_ms: int = 0
+    store_host: str = ""
+
+
+# --- reading: the reader processes ----------------------------------------------------------------
+
+
+class PullMessages(Command, frozen=True, tag=20):
+    """Messages of one queue from `queue_offset` on. RocketMQ PULL_MESSAGE. -> PullResult."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_count: int = 1024
+    max_bytes: int = 1_048_576
+    suspend_ms: int = 0  # how long an empty answer may wait for a message
+    tags: str = "*"  # tag expression; the reader compares hashes, the client the text
+
+
+class PullStatus:
+    """RocketMQ GetMessageStatus, as far as a client can act on it."""
+
+    FOUND: Final = 0
+    NO_MATCHED_MESSAGE: Final = 1  # go on at next_queue_offset
+    NO_NEW_MESSAGE: Final = 2  # the end of the queue
+    OFFSET_MOVED: Final = 3  # outside [min, max]: go on at next_queue_offset
+
+
+class PullResult(Command, frozen=True, tag=21):
+    """With FOUND the payload frame holds `count` records as they lie in the CommitLog."""
+
+    status: int
+    next_queue_offset: int
+    min_queue_offset: int
+    max_queue_offset: int
+    count: int = 0
+
+
+class GetQueueRange(Command, frozen=True, tag=22):
+    """-> QueueRange"""
+
+    topic: str
+    queue_id: int
+
+
+class QueueRange(Command, frozen=True, tag=23):
+    min_queue_offset: int
+    max_queue_offset: int
+
+
+class SearchOffset(Command, frozen=True, tag=24):
+    """The first message stored at or after a time (`upper`: the last at or before). -> FoundOffset"""
+
+    topic: str
+    queue_id: int
+    timestamp_ms: int
+    upper: bool = False
+
+
+class FoundOffset(Command, frozen=True, tag=25):
+    queue_offset: int
+
+
+class GetMessageAt(Command, frozen=True, tag=26):
+    """The record at a physical offset. -> PullResult with one record, or Failed(22)."""
+
+    physical_offset: int
+
+
+# --- topics, groups, offsets: the coordinator -----------------------------------------------------
+
+
+class TopicInfo(Part, frozen=True):
+    topic: str
+    read_queues: int = 8
+    write_queues: int = 8
+    perm: int = 6  # 4 read, 2 write, 1 inherit
+
+
+class BrokerEndpoints(Part, frozen=True):
+    """Where the processes of one broker listen, as ZeroMQ addresses."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+    commitlog: str
+    readers: list[str]
+    coordinator: str
+
+
+class BrokerRoute(Part, frozen=True):
+    endpoints: BrokerEndpoints
+    info: TopicInfo
+
+
+class TopicRoute(Command, frozen=True, tag=30):
+    """Which brokers serve a topic, and with how many queues."""
+
+    topic: str
+    brokers: list[BrokerRoute]
+
+
+class EnsureTopic(Command, frozen=True, tag=31):
+    """The topic's route on this broker; created with defaults if unknown and allowed. -> TopicRoute"""
+
+    topic: str
+
+
+class CreateTopic(Command, frozen=True, tag=32):
+    """Create or change a topic. -> TopicRoute. Queue numbers never shrink below 1."""
+
+    info: TopicInfo
+
+
+class DeleteTopic(Command, frozen=True, tag=33):
+    """-> Done. Its offsets are forgotten; its records stay until they expire."""
+
+    topic: str
+
+
+class ListTopics(Command, frozen=True, tag=34):
+    """-> TopicList"""
+
+
+class TopicList(Command, frozen=True, tag=35):
+    topics: list[TopicInfo]
+
+
+class QueueKey(Part, frozen=True):
+    topic: str
+    queue_id: int
+
+
+class Subscription(Part, frozen=True):
+    topic: str
+    tags: str = "*"
+
+
+class JoinGroup(Command, frozen=True, tag=40):
+    """Join, stay in, or learn the share of a group: membership, heartbeat and assignment in one.
+
+    -> GroupShare, at once when it differs from `version`, else after at most `wait_ms`.
+    `owned` names the queues that the member still works on: a queue is given to another member
+    only when its owner no longer names it, or has left, or was silent for the session time.
+    """
+
+    group: str
+    member: str  # unique per consumer
+    subscriptions: list[Subscription]
+    owned: list[QueueKey] = []
+    version: int = -1
+    wait_ms: int = 0
+
+
+class GroupShare(Command, frozen=True, tag=41):
+    """The queues that this member owns now. A queue missing here must be given up."""
+
+    version: int
+    queues: list[QueueKey]
+    members: int
+    session_timeout_ms: int
+
+
+class LeaveGroup(Command, frozen=True, tag=42):
+    """-> Done. The member's queues are free at once."""
+
+    group: str
+    member: str
+
+
+class QueueOffset(Part, frozen=True):
+    topic: str
+    queue_id: int
+    queue_offset: int  # the next message to consume
+
+
+class CommitOffsets(Command, frozen=True, tag=43):
+    """Keep a group's progress. -> Done once it survives a kill of the coordinator.
+
+    With a member that does not own one of the queues: NotOwner, and nothing is kept.
+    An empty member is an administrator; only that one may move offsets back.
+    """
+
+    group: str
+    offsets: list[QueueOffset]
+    member: str = ""
+
+
+class FetchOffsets(Command, frozen=True, tag=44):
+    """-> GroupOffsets; queue_offset -1 where nothing was ever committed."""
+
+    group: str
+    queues: list[QueueKey]
+
+
+class GroupOffsets(Command, frozen=True, tag=45):
+    offsets: list[QueueOffset]
+
+
+class ListGroups(Command, frozen=True, tag=46):
+    """-> GroupList"""
+
+
+class GroupInfo(Part, frozen=True):
+    group: str
+    members: list[str]
+    topics: list[str]
+
+
+class GroupList(Command, frozen=True, tag=47):
+    groups: list[GroupInfo]
+
+
+class DescribeGroup(Command, frozen=True, tag=48):
+    """-> GroupDescription"""
+
+    group: str
+
+
+class GroupQueue(Part, frozen=True):
+    topic: str
+    queue_id: int
+    queue_offset: int  # committed; -1 = never
+    member: str  # owner, or empty
+
+
+class GroupDescription(Command, frozen=True, tag=49):
+    group: str
+    members: list[str]
+    subscriptions: list[Subscription]
+    queues: list[GroupQueue]
+
+
+# --- routes: the name server ----------------------------------------------------------------------
+
+
+class RegisterBroker(Command, frozen=True, tag=60):
+    """A broker and all its topics; replaces what it registered before. -> Done. Every 30 s.
+
+    Refused when another live broker has the same name and id at other endpoints.
+    """
+
+    endpoints: BrokerEndpoints
+    topics: list[TopicInfo]
+
+
+class UnregisterBroker(Command, frozen=True, tag=61):
+    """-> Done"""
+
+    cluster: str
+    broker: str
+    broker_id: int
+
+
+class GetRoute(Command, frozen=True, tag=62):
+    """-> TopicRoute, or Failed(17). Brokers are listed by name."""
+
+    topic: str
+
+
+class ListBrokers(Command, frozen=True, tag=63):
+    """-> BrokerList"""
+
+
+class BrokerList(Command, frozen=True, tag=64):
+    brokers: list[BrokerEndpoints]
+
+
+# --- inside the family ----------------------------------------------------------------------------
+
+
+class TopicsChanged(Command, frozen=True, tag=70):
+    """Coordinator to commitlog: all topics that may be written. -> Done"""
+
+    topics: list[TopicInfo]
+
+
+class EndpointsChanged(Command, frozen=True, tag=71):
+    """Supervisor to coordinator: where the processes listen now. -> Done"""
+
+    endpoints: BrokerEndpoints
+
+
+class DiskState(Command, frozen=True, tag=72):
+    """Cleaner to commitlog: whether writes are taken, and if not, why. -> Done"""
+
+    writable: bool
+    reason: str = ""
+
+
+class DeleteSegments(Command, frozen=True, tag=73):
+    """Supervisor or admin to cleaner: delete expired segments now. -> Statistics"""
+
+
+ANSWERS: Final = (
+    Failed,
+    Done,
+    Pong,
+    Statistics,
+    SendResult,
+    PullResult,
+    QueueRange,
+    FoundOffset,
+    TopicRoute,
+    TopicList,
+    GroupShare,
+    GroupOffsets,
+    GroupList,
+    GroupDescription,
+    BrokerList,
+)
+
+
+def _all(root: type[Command]) -> list[type[Command]]:
+    return [child for kind in root.__subclasses__() for child in (kind, *_all(kind))]
+
+
+COMMANDS: Final = tuple(_all(Command))

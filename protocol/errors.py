@@ -1,0 +1,210 @@
+"""What can go wrong between a client and a broker. The code on the wire is the contract.
+
+CometError
+├── Refused                    the broker took nothing; `retriable` says whether to try again
+│   ├── MessageIllegal         a message that no store will ever take
+│   │   ├── MessageTooLarge    size: body, record or properties
+│   │   └── NameIllegal        name: topic or group
+│   ├── TopicNotExist
+│   ├── GroupNotExist
+│   ├── NoPermission
+│   ├── SystemBusy             too much is waiting; retry
+│   ├── ServiceNotAvailable    not writable just now
+│   │   ├── DiskFull           disk: over the mark, or no room for the next segment
+│   │   └── ShuttingDown       shutdown: the broker is stopping
+│   ├── SubscriptionIllegal
+│   ├── OffsetIllegal
+│   ├── MessageNotFound
+│   ├── NotOwner               the queue belongs to another member of the group now
+│   └── BadRequest             a frame or command that cannot be understood
+│       ├── UnknownCommand
+│       └── UnsupportedVersion
+├── NotConfirmed               the broker may have taken it: an answer did not come in time
+│   └── FlushDiskTimeout       it is stored, but not yet on the disk
+├── NotReachable               nobody answers at that address
+└── StoreError                 a store directory that cannot be opened
+    ├── StoreLocked
+    ├── StoreNotOurs           a file that does not belong there, or has the wrong size
+    └── StoreDamaged
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CometError(Exception):
+    """The root. `code` is RocketMQ's response code where it has one, ours start at 9000."""
+
+    code: ClassVar[int] = 1  # RocketMQ SYSTEM_ERROR
+    retriable: ClassVar[bool] = False
+
+
+class Refused(CometError):
+    """The request was not carried out; nothing was stored."""
+
+    code = 9000
+
+
+class MessageIllegal(Refused):
+    """A message that the store will never take: no body, properties that cannot be written."""
+
+    code = 13  # RocketMQ MESSAGE_ILLEGAL
+
+
+class MessageTooLarge(MessageIllegal):
+    """Over maxMessageSize, or properties over 32,767 bytes. The text holds both numbers."""
+
+    code = 9001
+
+
+class NameIllegal(MessageIllegal):
+    """A topic or group name that is empty, too long or has other characters than %|a-zA-Z0-9_-."""
+
+    code = 9002
+
+
+class TopicNotExist(Refused):
+    """No broker has the topic, and none may create it (autoCreateTopicEnable)."""
+
+    code = 17  # RocketMQ TOPIC_NOT_EXIST
+    retriable = True
+
+
+class GroupNotExist(Refused):
+    code = 26  # RocketMQ SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+class NoPermission(Refused):
+    """The topic is not writable or not readable (perm)."""
+
+    code = 16  # RocketMQ NO_PERMISSION
+
+
+class SystemBusy(Refused):
+    """More is waiting than the broker may hold. Retry after a moment."""
+
+    code = 2  # RocketMQ SYSTEM_BUSY
+    retriable = True
+
+
+class ServiceNotAvailable(Refused):
+    """Not writable just now. Another broker, or the same one later, may take it."""
+
+    code = 14  # RocketMQ SERVICE_NOT_AVAILABLE
+    retriable = True
+
+
+class DiskFull(ServiceNotAvailable):
+    """No room for the next segment, or the disk is over diskSpaceWarningLevelRatio."""
+
+    code = 9003
+
+
+class ShuttingDown(ServiceNotAvailable):
+    """The broker is stopping and takes nothing more."""
+
+    code = 9004
+
+
+class SubscriptionIllegal(Refused):
+    """A tag expression that cannot be read."""
+
+    code = 23  # RocketMQ SUBSCRIPTION_PARSE_FAILED
+
+
+class OffsetIllegal(Refused):
+    """An offset outside the queue."""
+
+    code = 9005
+
+
+class MessageNotFound(Refused):
+    """No record begins at that offset, or it has been deleted."""
+
+    code = 22  # RocketMQ QUERY_NOT_FOUND
+
+
+class NotOwner(Refused):
+    """The queue was given to another member of the group. Not raised to single readers."""
+
+    code = 9006
+
+
+class BadRequest(Refused):
+    """A frame that is truncated, oversized or not a command."""
+
+    code = 9007
+
+
+class UnknownCommand(BadRequest):
+    """A command that this process does not take."""
+
+    code = 3  # RocketMQ REQUEST_CODE_NOT_SUPPORTED
+
+
+class UnsupportedVersion(BadRequest):
+    """The client speaks another version of the protocol. The text names both."""
+
+    code = 9008
+
+
+class NotConfirmed(CometError):
+    """No answer in time. The message may be stored: sending it again may store it twice."""
+
+    code = 9010
+    retriable = True
+
+
+class FlushDiskTimeout(NotConfirmed):
+    """SYNC_FLUSH: stored and visible, but the disk did not confirm within syncFlushTimeout."""
+
+    code = 10  # RocketMQ FLUSH_DISK_TIMEOUT
+
+
+class NotReachable(CometError):
+    """Nobody answers at the address; the text names it."""
+
+    code = 9011
+    retriable = True
+
+
+class StoreError(CometError):
+    """A store directory that cannot be opened or used."""
+
+    code = 9020
+
+
+class StoreLocked(StoreError):
+    """Another process holds the store's `lock`; the text names it."""
+
+    code = 9021
+
+
+class StoreNotOurs(StoreError):
+    """A file that has no place in a store, or a segment of the wrong size."""
+
+    code = 9022
+
+
+class StoreDamaged(StoreError):
+    """Bytes that are not what they must be; the text names file and offset."""
+
+    code = 9023
+
+
+def _tree(root: type[CometError]) -> dict[int, type[CometError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        for code, error in _tree(child).items():
+            assert code not in found, f"{error.__name__} reuses the code {code}"
+            found[code] = error
+    return found
+
+
+BY_CODE = _tree(CometError)
+
+
+def from_code(code: int, text: str) -> CometError:
+    """The exception that an error answer stands for."""
+    return BY_CODE.get(code, CometError)(text)
