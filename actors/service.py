@@ -1,13 +1,15 @@
 """What every actor of the family is built on: a pykka actor whose mailbox is made of sockets.
 
-There is one loop, pykka's own. Its inbox waits for everything an actor can be woken by (commands on
-its ROUTER sockets, pykka messages from its own process, its doorbell, answers on sockets of its own,
-a timer) and hands each on as a message. Whatever the sockets hold is drained in one go and handed
-over as one `Drained`, so that a hot actor can work through a group of commands at once.
+There is one loop, pykka's own. Its inbox waits for everything an actor can be woken by (commands
+on its ROUTER sockets, pykka messages from its own process, its doorbell, answers on sockets of its
+own, a timer) and hands each on as a message. Whatever the sockets hold is drained in one go and
+handed over as one `Drained`, so that a hot actor can work through a group of commands at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import logging
 import os
 import re
@@ -67,7 +69,7 @@ class Request:
         self.internal = internal
 
     def reply(self, answer: Command, payload: Payload = ()) -> None:
-        """Send the answer. A sender that is gone or does not read loses it; nothing else happens."""
+        """Send the answer. A sender that is gone or does not read loses it; that is all."""
         parts: list[Any] = [self._identity, frames.pack(self.request_id, answer), *payload]
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK, copy=not _is_large(payload))
@@ -113,6 +115,33 @@ class Readable:
         self.socket = socket
 
 
+class Call:
+    """Something to do in the actor's thread: how a result comes home from another thread."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+
+
+class Timer:
+    """Something to do in the actor's thread when its time has come."""
+
+    __slots__ = ("action", "due", "interval_s")
+
+    def __init__(self, due: float, interval_s: float | None, action: Callable[[], None]) -> None:
+        self.due = due  # time.monotonic()
+        self.interval_s = interval_s  # None: once
+        self.action: Callable[[], None] | None = action
+
+    def cancel(self) -> None:
+        """It will not be called; its place is cleared when its time comes."""
+        self.action = None
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.due < other.due
+
+
 class SocketInbox:
     """A pykka inbox that sleeps in zmq_poll."""
 
@@ -128,7 +157,7 @@ class SocketInbox:
 
     def bind(self, endpoint: str, *, internal: bool) -> str:
         """Open a ROUTER there; the address as it became (a port of 0 is chosen)."""
-        socket = zmq.Context.instance().socket(zmq.ROUTER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.linger = 200  # answers given just before the end still leave
         socket.backlog = BACKLOG
         socket.maxmsgsize = frames.FRAME_MAX
@@ -244,19 +273,28 @@ class ServiceActor(pykka.ThreadingActor):
     invariant, ends the process, and the supervisor starts it again.
 
     Writes, wakes on: see each actor.
+
+    Args:
+        bind: where it listens from the start: (address, whether only the family may come there).
+            What became of them (a port of 0 or * is chosen) stands in `addresses`, in order.
     """
 
     role: ClassVar[str] = "service"
     # What only the family itself may say; from elsewhere it is an UnknownCommand.
     internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish,)
+    # What may be answered later, through the request: not to be asked within the process.
+    answered_later: ClassVar[tuple[type[Command], ...]] = ()
 
     inbox: SocketInbox
 
-    def __init__(self) -> None:
+    def __init__(self, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__()
         self.inbox = self.actor_inbox  # type: ignore[assignment]  # our own, from below
         self._handlers: dict[type[Command], Callable[[Any, Request], Command | None]] = {}
-        self._timers: list[list[Any]] = []  # [due, interval_s, action]
+        self._timers: list[Timer] = []  # a heap
+        self.addresses = tuple(
+            self.inbox.bind(endpoint, internal=internal) for endpoint, internal in bind
+        )
 
     @staticmethod
     def _create_actor_inbox() -> Any:
@@ -264,15 +302,18 @@ class ServiceActor(pykka.ThreadingActor):
 
     # --- for subclasses ---
 
-    def every(self, interval_s: float, action: Callable[[], None]) -> None:
+    def every(self, interval_s: float, action: Callable[[], None]) -> Timer:
         """Call `action` in this actor's thread again and again."""
-        self._timers.append([time.monotonic() + interval_s, interval_s, action])
-        self._set_alarm()
+        return self._add(Timer(time.monotonic() + interval_s, interval_s, action))
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` once."""
-        self._timers.append([time.monotonic() + delay_s, None, action])
-        self._set_alarm()
+    def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
+        """Call `action` once, unless the timer is cancelled before."""
+        return self._add(Timer(time.monotonic() + delay_s, None, action))
+
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Call `action` in this actor's thread; any thread may ask for it. Nothing if it ended."""
+        with contextlib.suppress(pykka.ActorDeadError):
+            self.actor_ref.tell(Call(action))
 
     def on_doorbell(self) -> None:
         """A counter that this actor armed a wake-up for has moved."""
@@ -309,10 +350,15 @@ class ServiceActor(pykka.ThreadingActor):
             self._run_timers()
         elif isinstance(message, Readable):
             self.on_readable(message.socket)
+        elif isinstance(message, Call):
+            self._run(message.action)
+        elif isinstance(message, self.answered_later):
+            raise UnknownCommand(f"{type(message).__name__} is taken through a socket only")
         elif isinstance(message, Command):
             return self._answer(message, None)
         else:
-            raise UnknownCommand(f"{type(self).__name__} takes commands, not {type(message).__name__}")
+            kind = type(message).__name__
+            raise UnknownCommand(f"{type(self).__name__} takes commands, not {kind}")
         return None
 
     def handle(self, request: Request) -> None:
@@ -345,23 +391,34 @@ class ServiceActor(pykka.ThreadingActor):
             self._handlers[kind] = handler
         return handler(command, request)  # type: ignore[arg-type]  # None: asked in-process
 
+    def _add(self, timer: Timer) -> Timer:
+        heapq.heappush(self._timers, timer)
+        self._set_alarm()
+        return timer
+
     def _run_timers(self) -> None:
         now = time.monotonic()
-        for timer in list(self._timers):
-            due, interval_s, action = timer
-            if due <= now:
-                if interval_s is None:
-                    self._timers.remove(timer)
-                else:
-                    timer[0] = now + interval_s
-                try:
-                    action()
-                except CometError as error:
-                    log.warning("%s: %s", self.role, error)
+        while self._timers and self._timers[0].due <= now:
+            timer = heapq.heappop(self._timers)
+            action = timer.action
+            if action is None:
+                continue
+            if timer.interval_s is not None:
+                timer.due = now + timer.interval_s
+                heapq.heappush(self._timers, timer)
+            self._run(action)
         self._set_alarm()
 
+    def _run(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except CometError as error:
+            log.warning("%s: %s", self.role, error)
+
     def _set_alarm(self) -> None:
-        self.inbox.wake_at = min((timer[0] for timer in self._timers), default=None)
+        while self._timers and self._timers[0].action is None:
+            heapq.heappop(self._timers)
+        self.inbox.wake_at = self._timers[0].due if self._timers else None
 
     # --- what every actor answers ---
 
@@ -380,4 +437,4 @@ class ServiceActor(pykka.ThreadingActor):
         self.inbox.close()
 
 
-__all__ = ["VERSION", "BadRequest", "Payload", "Request", "ServiceActor", "SocketInbox"]
+__all__ = ["VERSION", "BadRequest", "Payload", "Request", "ServiceActor", "SocketInbox", "Timer"]

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import zmq
@@ -103,20 +103,28 @@ class Channel:
         command: Command,
         payload: Payload = (),
         on_done: Callable[[Pending], None] | None = None,
+        *,
+        pump: bool = True,
     ) -> Pending:
         """Send; the answer arrives in the returned Pending. `on_done` wants the pump to run.
 
-        `on_done` is called in whatever thread receives the answer and must not block.
+        `on_done` is called in whatever thread receives the answer and must not block. Without
+        `pump` that is the thread that calls `wait_any`.
         """
         pending = Pending(self, next(self._ids), on_done)
-        if on_done is not None:
+        if on_done is not None and pump:
             self.start_pump()
+        if self._pump is None:
+            self._notice_loss()
         self._pending[pending.request_id] = pending
         self._send(pending.request_id, command, payload)
         return pending
 
-    def wait(self, pending: Pending, timeout_s: float) -> bool:
-        """Whether the answer came within the time. A pending that timed out is forgotten."""
+    def wait(self, pending: Pending, timeout_s: float, *, keep: bool = False) -> bool:
+        """Whether the answer came within the time.
+
+        A pending that timed out is forgotten, unless `keep` says that it will be waited for again.
+        """
         deadline = time.monotonic() + timeout_s
         while not pending.done and not self._wants_pump:
             left_s = deadline - time.monotonic()
@@ -125,7 +133,7 @@ class Channel:
             self._pump_once(pending, left_s)
         if not pending.done and self._wants_pump:
             pending.event().wait(max(0.0, deadline - time.monotonic()))
-        if not pending.done:
+        if not pending.done and not keep:
             self._pending.pop(pending.request_id, None)
         return pending.done
 
@@ -239,7 +247,7 @@ class Channel:
         with self._lock:
             if self._closed or (wanted is not None and (wanted.done or self._wants_pump)):
                 return
-            events = zmq.zmq_poll(self._poll_list, max(1, int(timeout_s * 1000)))
+            events = zmq.zmq_poll(self._poll_list, _poll_ms(timeout_s))
             for source, _ in events:
                 if source is self._socket:
                     self._receive_all(settled)
@@ -272,6 +280,21 @@ class Channel:
             except CometError as error:
                 settled.append((pending, None, [], error))
 
+    def _notice_loss(self) -> None:
+        """See a break of the line that nobody was waiting in, before something is sent on it.
+
+        Else the next request would be taken for lost although the new line carries it.
+        """
+        if not self._lock.acquire(blocking=False):
+            return  # somebody is waiting in it
+        try:
+            if self._closed or not self._was_disconnected():
+                return
+            self._reopen()
+        finally:
+            self._lock.release()
+        self._fail_all(f"the connection to {self.name} was lost before it answered")
+
     def _was_disconnected(self) -> bool:
         lost = False
         while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
@@ -293,19 +316,49 @@ class Channel:
 
     def _wait_readable(self) -> None:
         """Sleep without the lock, so that others may send meanwhile."""
+        # The descriptors stay valid: only this thread replaces the sockets from now on.
+        waiting = self.descriptors()
+        if waiting:
+            zmq.zmq_poll([(fd, zmq.POLLIN) for fd in waiting], -1)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """What to sleep on until something comes; empty when there is something to read already.
+
+        They are good until the next call that receives, and only while nobody else receives.
+        """
         with self._lock:
             if self._closed or self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                return
-            # The descriptors stay valid: only this thread replaces the sockets from now on.
-            waiting: list[tuple[Any, int]] = [
-                (self._socket.fileno(), zmq.POLLIN),
-                (self._monitor.fileno(), zmq.POLLIN),
-                (self._wake, zmq.POLLIN),
-            ]
-        zmq.zmq_poll(waiting, -1)
+                return ()
+            return self._socket.fileno(), self._monitor.fileno(), self._wake
 
     def _ring(self) -> None:
         os.eventfd_write(self._wake, 1)
+
+
+def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> None:
+    """Receive, in the calling thread, what comes first on any of the channels.
+
+    Returns when something came, when `wake_fd` can be read (which is left to the caller), or after
+    the time. No channel may have a pump: one thread makes all its requests and calls this.
+    """
+    watched: dict[int, Channel] = {}
+    ready: set[Channel] = set()
+    for channel in channels:
+        descriptors = channel.descriptors()
+        if descriptors:
+            watched.update(dict.fromkeys(descriptors, channel))
+        else:
+            ready.add(channel)
+    if not ready:
+        waiting = [(fd, zmq.POLLIN) for fd in (wake_fd, *watched)]
+        readable = zmq.zmq_poll(waiting, _poll_ms(timeout_s))
+        ready.update(watched[fd] for fd, _ in readable if fd != wake_fd)
+    for channel in ready:
+        channel._pump_once(None, 0)
+
+
+def _poll_ms(timeout_s: float) -> int:
+    return max(1, int(timeout_s * 1000)) if timeout_s > 0 else 0
 
 
 class RemoteRef:

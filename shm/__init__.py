@@ -1,1 +1,1 @@
-""""""
+"""The store: what lies in memory and on disk."""

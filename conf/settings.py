@@ -1,0 +1,700 @@
+# ruff: noqa: RUF009 - option() makes a dataclass field, it is not a default of its own.
+"""The settings of a broker: every option with its default, its range and its meaning.
+
+`BrokerSettings` is one flat, frozen object. It is declared in groups, each a class of its own, so
+that a part of the broker can ask for no more than what it uses (`def __init__(self, settings:
+FlushSettings)`). Defaults are RocketMQ's, except where a comment says why not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from cometmq.conf.option import ConfigError, Option, Unit, as_text, option, options_of
+
+# RocketMQ MessageExtEncoder: what a record may hold beyond its body.
+RECORD_OVERHEAD_MAX_BYTES: Final = 65_536
+# RocketMQ CommitLog, END_FILE_MIN_BLANK_LENGTH: the blank that closes a segment.
+SEGMENT_END_BYTES: Final = 8
+# RocketMQ IndexFile: a header, a slot, an entry. The sum of all is a Java int.
+_INDEX_HEADER_BYTES: Final = 40
+_INDEX_SLOT_BYTES: Final = 4
+_INDEX_ENTRY_BYTES: Final = 20
+_INDEX_FILE_BYTES_MAX: Final = 2**31 - 1
+
+# Addresses that mean "all of this machine's", which nobody can connect to.
+_ANY_ADDRESS: Final = ("0.0.0.0", "::", "[::]", "*")
+
+
+class FlushDiskType(Enum):
+    """When a message counts as stored."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"  # when it is written
+    SYNC_FLUSH = "SYNC_FLUSH"  # when it is on the disk
+
+
+class BrokerRole(Enum):
+    """What a broker is to the others of its name."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"  # takes messages, does not wait for a slave
+    SYNC_MASTER = "SYNC_MASTER"  # takes messages, waits for a slave
+    SLAVE = "SLAVE"  # copies a master
+
+
+class LogFormat(Enum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(Enum):
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+def _a_name(value: str) -> str | None:
+    # It becomes a part of file names and of topic names.
+    if len(value) > 127 or re.search(r"[\s/\\]", value):
+        return "must be at most 127 characters, without blanks and slashes"
+    return None
+
+
+def _a_cluster_name(value: str) -> str | None:
+    return _a_name(value) if value else "must not be empty"
+
+
+def _an_address(value: str) -> str | None:
+    return "must be one address, without blanks" if re.search(r"\s|[;,/]", value) else None
+
+
+def _a_bind_address(value: str) -> str | None:
+    return _an_address(value) if value else "must not be empty"
+
+
+def _name_servers(value: str) -> str | None:
+    for address in filter(None, (part.strip() for part in value.split(";"))):
+        port = re.fullmatch(r"(?:tcp://)?(?:[^\s:/]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
+        if port is None or not 1 <= int(port[1]) <= 65535:
+            return 'must be host:port, several separated by ";"'
+    return None
+
+
+def _one_path(value: Path) -> str | None:
+    # RocketMQ splits here; two folders taken for one name would look like an empty store.
+    return "must be one folder; several are not supported yet" if "," in str(value) else None
+
+
+def _hours_of_day(value: str) -> str | None:
+    for hour in _split_hours(value):
+        if not re.fullmatch(r"\s*[0-9]{1,2}\s*", hour) or int(hour) > 23:
+            return 'must be hours from 00 to 23, several separated by ";"'
+    return None
+
+
+def _split_hours(value: str) -> list[str]:
+    return value.rstrip(";").split(";")  # Java's split, too, drops what is empty at the end
+
+
+def _supported_role(value: BrokerRole) -> str | None:
+    return None if value is BrokerRole.ASYNC_MASTER else "not supported yet; use ASYNC_MASTER"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentitySettings:
+    """Identity"""
+
+    broker_cluster_name: str = option(
+        "DefaultCluster",
+        key="brokerClusterName",
+        check=_a_cluster_name,
+        help="The cluster this broker belongs to.",
+    )
+    broker_name: str = option(
+        "",
+        key="brokerName",
+        check=_a_name,
+        help="The name clients know this broker by; a master and its slaves share it. "
+        "Empty: derived from the machine's name.",
+    )
+    broker_id: int = option(
+        0,
+        key="brokerId",
+        at_least=0,
+        help="0 is the master of its name, larger numbers are slaves.",
+    )
+    broker_role: BrokerRole = option(
+        BrokerRole.ASYNC_MASTER,
+        key="brokerRole",
+        check=_supported_role,
+        help="Whether the broker takes messages itself, and whether it waits for a slave. "
+        "Only ASYNC_MASTER is supported yet.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """Network"""
+
+    namesrv_addr: str = option(
+        "",
+        key="namesrvAddr",
+        check=_name_servers,
+        help='The name servers to register with, as host:port, several separated by ";". '
+        "Empty: the broker starts one of its own.",
+    )
+    bind_address: str = option(
+        "127.0.0.1",  # RocketMQ listens on every interface; being reachable should be a decision
+        key="bindAddress",
+        aliases=("listenHost",),
+        check=_a_bind_address,
+        help="The address to listen on. 0.0.0.0 is every interface; brokerIP1 then has to say "
+        "which address clients use.",
+    )
+    broker_ip1: str = option(
+        "",
+        key="brokerIP1",
+        check=_an_address,
+        help="The address told to clients and written into records. Empty: bindAddress.",
+    )
+    port: int = option(
+        9876,
+        key="port",
+        at_least=0,
+        at_most=65_535,
+        help="The name server's port; the broker's other processes take the ones that follow. "
+        "0: whatever is free, for all of them.",
+    )
+    listen_port: int = option(
+        10_911,
+        key="listenPort",
+        at_least=1,
+        at_most=65_535,
+        help="The port for RocketMQ's own protocol, which is also the one written into records.",
+    )
+
+    @property
+    def advertised_address(self) -> str:
+        """Where clients reach this broker."""
+        return self.broker_ip1 or self.bind_address
+
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """The name servers as `host:port`. Empty: start one."""
+        parts = (part.strip().removeprefix("tcp://") for part in self.namesrv_addr.split(";"))
+        return tuple(part for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """Store"""
+
+    store_path_root_dir: Path = option(
+        # RocketMQ: store in the user's home. The current folder can be seen and thrown away.
+        Path("store"),
+        key="storePathRootDir",
+        help="The folder of the store. A leading ~ is your home.",
+    )
+    store_path_commit_log: Path | None = option(
+        None,
+        key="storePathCommitLog",
+        check=_one_path,
+        help="The folder of the CommitLog, if it is not commitlog in the folder of the store.",
+    )
+    mapped_file_size_commit_log_bytes: int = option(
+        1_073_741_824,
+        key="mappedFileSizeCommitLog",
+        aliases=("mapedFileSizeCommitLog",),  # RocketMQ 4.x
+        at_least=4_096,
+        help="The size of a CommitLog segment. A store has to be opened with the size it was "
+        "written with.",
+    )
+    mapped_file_size_consume_queue_bytes: int = option(
+        6_000_000,
+        key="mappedFileSizeConsumeQueue",
+        aliases=("mapedFileSizeConsumeQueue",),  # RocketMQ 4.x
+        at_least=20,
+        round_up_to=20,
+        help="The size of a ConsumeQueue segment, rounded up to a multiple of 20. A store has to "
+        "be opened with the size it was written with.",
+    )
+    max_message_size: int = option(
+        4_194_304,
+        key="maxMessageSize",
+        at_least=1,
+        help="The largest body a message may have.",
+    )
+    message_index_enable: bool = option(
+        True,
+        key="messageIndexEnable",
+        help="Whether messages can be found by key.",
+    )
+    max_hash_slot_num: int = option(
+        5_000_000,
+        key="maxHashSlotNum",
+        at_least=1,
+        help="The number of hash slots in an index file. A store has to be opened with the number "
+        "it was written with.",
+    )
+    max_index_num: int = option(
+        20_000_000,
+        key="maxIndexNum",
+        at_least=2,  # entry 0 is never used
+        help="The number of entries in an index file. A store has to be opened with the number it "
+        "was written with.",
+    )
+    auto_message_version_on_topic_len: bool = option(
+        True,
+        key="autoMessageVersionOnTopicLen",
+        help="Whether a record takes RocketMQ's second format when its topic's name is too long "
+        "for the first, at more than 127 characters.",
+    )
+    enabled_append_prop_crc: bool = option(
+        False,
+        key="enabledAppendPropCRC",
+        help="Whether each record ends in a checksum of the whole record, as RocketMQ 5.2 can.",
+    )
+    check_crc_on_recover: bool = option(
+        True,
+        key="checkCRCOnRecover",
+        help="Whether recovery compares each message's body with its checksum.",
+    )
+
+    @property
+    def commit_log_dir(self) -> Path:
+        return self.store_path_commit_log or self.store_path_root_dir / "commitlog"
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The largest record the store takes."""
+        return self.max_message_size + RECORD_OVERHEAD_MAX_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlushSettings:
+    """Flushing"""
+
+    flush_disk_type: FlushDiskType = option(
+        FlushDiskType.ASYNC_FLUSH,
+        key="flushDiskType",
+        help="ASYNC_FLUSH acknowledges a message when it is written: it survives the end of the "
+        "process. SYNC_FLUSH when it is on the disk: it survives a power cut.",
+    )
+    sync_flush_timeout_ms: int = option(
+        5_000,
+        key="syncFlushTimeout",
+        at_least=1,
+        help="Under SYNC_FLUSH, how long an answer waits for the disk before it says so.",
+    )
+    flush_interval_commit_log_ms: int = option(
+        500,
+        key="flushIntervalCommitLog",
+        at_least=1,
+        help="Under ASYNC_FLUSH, the pause between two looks at what is not flushed yet.",
+    )
+    flush_commit_log_least_pages: int = option(
+        4,
+        key="flushCommitLogLeastPages",
+        at_least=0,
+        help="Under ASYNC_FLUSH, how many pages must wait before they are flushed. 0: any byte.",
+    )
+    flush_commit_log_thorough_interval_ms: int = option(
+        10_000,
+        key="flushCommitLogThoroughInterval",
+        at_least=0,
+        help="Under ASYNC_FLUSH, the longest time that anything stays unflushed, however little "
+        "it is.",
+    )
+    flush_interval_consume_queue_ms: int = option(
+        1_000,
+        key="flushIntervalConsumeQueue",
+        at_least=1,
+        help="The pause between two looks at what is not flushed of the ConsumeQueues.",
+    )
+    flush_consume_queue_least_pages: int = option(
+        2,
+        key="flushConsumeQueueLeastPages",
+        at_least=0,
+        help="How many pages of a ConsumeQueue must wait before they are flushed. 0: any byte.",
+    )
+    flush_consume_queue_thorough_interval_ms: int = option(
+        60_000,
+        key="flushConsumeQueueThoroughInterval",
+        at_least=0,
+        help="The longest time that anything of a ConsumeQueue stays unflushed. The checkpoint "
+        "is written along with it.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendSettings:
+    """Sending"""
+
+    max_in_flight_send_bytes: int = option(
+        268_435_456,
+        key="maxInFlightSendBytes",
+        at_least=1,
+        at_most=2**40,
+        help="How much may wait to be stored or acknowledged. Beyond it producers are told that "
+        "the broker is busy.",
+    )
+    os_page_cache_busy_time_out_ms: int = option(
+        1_000,
+        key="osPageCacheBusyTimeOutMills",
+        at_least=1,
+        help="An append that takes longer than this means a machine short of memory or a slow "
+        "disk; meanwhile producers are told that the broker is busy.",
+    )
+    hot_window_bytes: int = option(
+        67_108_864,
+        key="hotWindowBytes",
+        at_least=0,
+        at_most=2**40,
+        help="How far ahead of the CommitLog's end its pages are made ready, and locked in memory "
+        "where that is permitted.",
+    )
+    mlock_enable: bool = option(
+        True,
+        key="mlockEnable",
+        help="Whether to lock the pages of the hot window in memory. Without the permission the "
+        "broker warns once and runs on.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSettings:
+    """Reading"""
+
+    reader_count: int = option(
+        1,
+        key="readerCount",
+        at_least=1,
+        at_most=16,
+        help="The number of processes that answer pulls and queries.",
+    )
+    max_transfer_bytes_on_message_in_memory: int = option(
+        262_144,
+        key="maxTransferBytesOnMessageInMemory",
+        unit=Unit.BYTES,
+        at_least=1,
+        help="How much one pull returns at most, when it is in memory. The first message always "
+        "goes.",
+    )
+    max_transfer_count_on_message_in_memory: int = option(
+        32,
+        key="maxTransferCountOnMessageInMemory",
+        at_least=1,
+        help="How many messages one pull returns at most, when they are in memory.",
+    )
+    max_transfer_bytes_on_message_in_disk: int = option(
+        65_536,
+        key="maxTransferBytesOnMessageInDisk",
+        unit=Unit.BYTES,
+        at_least=1,
+        help="How much one pull returns at most, when it has to be read from the disk. The first "
+        "message always goes.",
+    )
+    max_transfer_count_on_message_in_disk: int = option(
+        8,
+        key="maxTransferCountOnMessageInDisk",
+        at_least=1,
+        help="How many messages one pull returns at most, when they have to be read from the disk.",
+    )
+    access_message_in_memory_max_ratio_percent: int = option(
+        40,
+        key="accessMessageInMemoryMaxRatio",
+        at_least=0,
+        at_most=100,
+        help="The share of the machine's memory that the newest messages are taken to be in.",
+    )
+    max_filter_message_size: int = option(
+        16_000,
+        key="maxFilterMessageSize",
+        at_least=20,
+        help="How much of a ConsumeQueue, at 20 bytes a message, one pull looks at when its tags "
+        "match little.",
+    )
+    long_polling_enable: bool = option(
+        True,
+        key="longPollingEnable",
+        help="Whether a pull that finds nothing waits for a message.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicSettings:
+    """Topics and consumers"""
+
+    auto_create_topic_enable: bool = option(
+        True,
+        key="autoCreateTopicEnable",
+        help="Whether sending to a topic that does not exist creates it.",
+    )
+    auto_create_subscription_group: bool = option(
+        True,
+        key="autoCreateSubscriptionGroup",
+        help="Whether consuming as a group that does not exist creates it.",
+    )
+    default_topic_queue_nums: int = option(
+        8,
+        key="defaultTopicQueueNums",
+        at_least=1,
+        at_most=65_535,
+        help="The most queues that a topic is created with when a message creates it.",
+    )
+    flush_consumer_offset_interval_ms: int = option(
+        5_000,
+        key="flushConsumerOffsetInterval",
+        at_least=1,
+        help="The pause between two writes of the consumers' offsets. After a crash, what was "
+        "consumed since may be delivered again.",
+    )
+    consumer_session_timeout_ms: int = option(
+        10_000,
+        key="consumerSessionTimeout",
+        at_least=100,
+        help="How long a consumer may be silent before its queues go to the others of its group.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleaningSettings:
+    """Cleaning"""
+
+    file_reserved_time_hours: int = option(
+        72,
+        key="fileReservedTime",
+        at_least=1,
+        help="How long a segment is kept after it was last written to.",
+    )
+    delete_when: str = option(
+        "04",
+        key="deleteWhen",
+        check=_hours_of_day,
+        help="The hours of the day, local time, in which old segments are deleted, separated "
+        'by ";".',
+    )
+    disk_max_used_space_ratio_percent: int = option(
+        75,
+        key="diskMaxUsedSpaceRatio",
+        at_least=10,
+        at_most=95,
+        help="A disk fuller than this: old segments are deleted at any hour.",
+    )
+    disk_space_clean_forcibly_ratio_percent: int = option(
+        85,
+        key="diskSpaceCleanForciblyRatio",
+        at_least=30,
+        at_most=85,
+        help="A disk fuller than this: segments are deleted although they are not old.",
+    )
+    disk_space_warning_level_ratio_percent: int = option(
+        90,
+        key="diskSpaceWarningLevelRatio",
+        at_least=35,
+        at_most=90,
+        help="A disk fuller than this: messages are refused until there is room again.",
+    )
+    clean_resource_interval_ms: int = option(
+        10_000,
+        key="cleanResourceInterval",
+        at_least=1,
+        help="The pause between two looks for something to delete.",
+    )
+    delete_commit_log_files_interval_ms: int = option(
+        100,
+        key="deleteCommitLogFilesInterval",
+        at_least=0,
+        help="The pause between two segments that are deleted, so that the disk can keep up.",
+    )
+    delete_file_batch_max: int = option(
+        10,
+        key="deleteFileBatchMax",
+        at_least=1,
+        help="How many segments are deleted at a time.",
+    )
+    destroy_mapped_file_interval_forcibly_ms: int = option(
+        120_000,
+        key="destroyMapedFileIntervalForcibly",  # RocketMQ's spelling
+        aliases=("destroyMappedFileIntervalForcibly",),
+        at_least=0,
+        help="How long the deletion of a segment waits for those who still read it.",
+    )
+
+    @property
+    def delete_hours(self) -> frozenset[int]:
+        """The hours of the day of `deleteWhen`, 0 to 23."""
+        return frozenset(int(hour) for hour in _split_hours(self.delete_when))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingSettings:
+    """Logging"""
+
+    log_format: LogFormat = option(
+        LogFormat.TEXT,
+        key="logFormat",
+        help="text is for people, json writes one JSON object a line.",
+    )
+    log_level: LogLevel = option(
+        LogLevel.INFO,
+        key="logLevel",
+        help="Nothing below this level is logged.",
+    )
+
+
+# In the order of the documentation.
+GROUPS: Final = (
+    IdentitySettings,
+    NetworkSettings,
+    StoreSettings,
+    FlushSettings,
+    SendSettings,
+    ReadSettings,
+    TopicSettings,
+    CleaningSettings,
+    LoggingSettings,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerSettings(
+    IdentitySettings,
+    NetworkSettings,
+    StoreSettings,
+    FlushSettings,
+    SendSettings,
+    ReadSettings,
+    TopicSettings,
+    CleaningSettings,
+    LoggingSettings,
+):
+    """All settings of a broker, checked when they are made and frozen afterwards.
+
+        BrokerSettings(store_path_root_dir="./store", max_message_size=1_048_576)
+
+    A path may be given as text; a size, a time or a choice may be given as it is written in a
+    broker.conf. `dataclasses.replace` makes a changed copy, which is checked again.
+
+    Raises:
+        ConfigError: with every problem that was found.
+    """
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        for attribute, declared in options_of(BrokerSettings).items():
+            try:
+                value = declared.take(getattr(self, attribute))
+                object.__setattr__(self, attribute, value)
+            except ConfigError as error:
+                problems.extend(error.problems)
+        if not problems:
+            problems.extend(self._contradictions())
+        if problems:
+            raise ConfigError(*problems)
+
+    def _contradictions(self) -> Iterable[str]:
+        if self.broker_id != 0:
+            yield f"brokerId = {self.broker_id}: must be 0 with brokerRole = ASYNC_MASTER"
+        index_file_bytes = (
+            _INDEX_HEADER_BYTES
+            + _INDEX_SLOT_BYTES * self.max_hash_slot_num
+            + _INDEX_ENTRY_BYTES * self.max_index_num
+        )
+        if index_file_bytes > _INDEX_FILE_BYTES_MAX:
+            yield (
+                f"maxHashSlotNum = {self.max_hash_slot_num}, maxIndexNum = {self.max_index_num}: "
+                f"an index file of {index_file_bytes} bytes, at most {_INDEX_FILE_BYTES_MAX}"
+            )
+
+    def check_for_writing(self) -> None:
+        """Refuse what only someone who reads a store can live with. A broker calls this.
+
+        Not a part of construction: a store with small segments can be read, whatever its
+        `maxMessageSize` was.
+
+        Raises:
+            ConfigError: with every problem that was found.
+        """
+        problems = [*self._too_small_for_messages(), *self._unreachable()]
+        if problems:
+            raise ConfigError(*problems)
+
+    def _too_small_for_messages(self) -> Iterable[str]:
+        segment = self.mapped_file_size_commit_log_bytes
+        end = self.record_bytes_max + SEGMENT_END_BYTES
+        if segment <= end:
+            beyond = RECORD_OVERHEAD_MAX_BYTES + SEGMENT_END_BYTES
+            largest_message = segment - beyond - 1
+            lower = f", or maxMessageSize at most {largest_message}" if largest_message > 0 else ""
+            yield (
+                f"mappedFileSizeCommitLog = {segment}: must be more than "
+                f"maxMessageSize + {beyond} = {end}; make it at least {end + 1}{lower}"
+            )
+        if self.max_in_flight_send_bytes < self.record_bytes_max:
+            yield (
+                f"maxInFlightSendBytes = {self.max_in_flight_send_bytes}: must be at least "
+                f"maxMessageSize + {RECORD_OVERHEAD_MAX_BYTES} = {self.record_bytes_max}"
+            )
+
+    def _unreachable(self) -> Iterable[str]:
+        if self.advertised_address in _ANY_ADDRESS:
+            key = "brokerIP1" if self.broker_ip1 else "bindAddress"
+            yield (
+                f"{key} = {self.advertised_address}: nobody can connect to that; "
+                "set brokerIP1 to the address clients use"
+            )
+
+    @classmethod
+    def from_keys(cls, values: Mapping[str, object]) -> BrokerSettings:
+        """Settings from RocketMQ's keys: `{"mappedFileSizeCommitLog": 65536}`.
+
+        Raises:
+            ConfigError: for a bad value, and for a key that does not exist. Whoever reads a file
+                made for another broker wants `load_settings`, which warns instead.
+        """
+        options = options_by_key()
+        unknown = [key for key in values if key not in options]
+        if unknown:
+            raise ConfigError(*(f"{key}: no such key{did_you_mean(key)}" for key in unknown))
+        arguments: dict[str, Any] = {options[key].attribute: value for key, value in values.items()}
+        return cls(**arguments)
+
+    def as_keys(self) -> dict[str, str | int | bool]:
+        """Every key with its value, ready for JSON; `from_keys` makes the same settings of it."""
+        values = {}
+        for attribute, declared in options_of(BrokerSettings).items():
+            value = getattr(self, attribute)
+            values[declared.key] = value if isinstance(value, int) else as_text(value)
+        return values
+
+
+_OPTIONS_BY_KEY: Final = MappingProxyType(
+    {name: declared for declared in options_of(BrokerSettings).values() for name in declared.names}
+)
+
+
+def options_by_key() -> Mapping[str, Option]:
+    """Every key and alias, with the option it sets."""
+    return _OPTIONS_BY_KEY
+
+
+def nearest_key(key: str) -> str | None:
+    """The key that someone who wrote `key` most likely meant."""
+    if len(key) > 100:  # the comparison takes the square of the length
+        return None
+    by_lower_case = {name.lower(): name for name in _OPTIONS_BY_KEY}
+    found = difflib.get_close_matches(key.lower(), by_lower_case, n=1, cutoff=0.7)
+    return by_lower_case[found[0]] if found else None
+
+
+def did_you_mean(key: str) -> str:
+    nearest = nearest_key(key)
+    return f"; did you mean {nearest}?" if nearest is not None else ""

@@ -1,0 +1,186 @@
+"""The CommitLog as its single writer sees it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cometmq.protocol.errors import MessageIllegal, MessageTooLarge
+from cometmq.shm._kernel import BatchIllegal, LogAppender, QueueCursor, RecordTooLarge
+from cometmq.shm.files import (
+    COMMITLOG_DIR,
+    STAGING_DIR,
+    create_segment,
+    map_segment,
+    segment_name,
+)
+
+
+class CommitLog:
+    """Appends records, one segment after the other. Has one user, the holder of the put lock.
+
+    Args:
+        ready: called with a segment's start before it is mapped; returns when the file is there.
+            Raises DiskFull or ServiceNotAvailable when it cannot be had. The default makes it
+            itself, in the writer's own time: good for tools and tests.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        *,
+        segment_bytes: int,
+        physical_offset: int,
+        store_host: bytes,
+        max_message_bytes: int,
+        crc_property: bool = False,
+        ready: Callable[[int], None] | None = None,
+    ) -> None:
+        self.folder = store / COMMITLOG_DIR
+        self.segment_bytes = segment_bytes
+        self._staging = store / STAGING_DIR
+        self._ready = ready or self._make_segment
+        self._appender = LogAppender(store_host, max_message_bytes, crc_property)
+        self._memory: mmap.mmap | None = None
+        self._physical_offset = physical_offset
+        # The kernel's own methods, for those who append one message a call.
+        self._append = self._appender.append
+
+    @property
+    def physical_offset(self) -> int:
+        """The first byte that is not written."""
+        return self._physical_offset if self._memory is None else self._appender.physical_offset
+
+    @property
+    def last_store_timestamp(self) -> int:
+        return self._appender.last_store_timestamp
+
+    @property
+    def segment(self) -> tuple[mmap.mmap, int] | None:
+        """The mapped segment and its start."""
+        return None if self._memory is None else (self._memory, self._appender.segment_start)
+
+    def append(
+        self,
+        queue: QueueCursor,
+        body: bytes | bytearray | memoryview,
+        properties: bytes = b"",
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp_ms: int = 0,
+        born_host: bytes | None = None,
+        store_timestamp_ms: int = 0,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+    ) -> int:
+        """Append one message; the physical offset of its record. Times of 0 mean now."""
+        arguments = (
+            queue, body, properties, flag, sys_flag, born_timestamp_ms, born_host,
+            store_timestamp_ms, reconsume_times, prepared_transaction_offset,
+        )  # fmt: skip
+        try:
+            if self._memory is None:
+                self.open_segment()
+            at = self._append(*arguments)
+            if at < 0:
+                self._roll()
+                at = self._append(*arguments)
+        except (RecordTooLarge, BatchIllegal) as error:
+            raise refusal(error) from None
+        assert at >= 0, "a record that was measured does not fit into an empty segment"
+        return at
+
+    def append_many(
+        self, queue: QueueCursor, bodies: list[bytes], properties: bytes = b""
+    ) -> Sequence[int]:
+        """Append bodies as messages of one queue, with the same properties; their queue offsets."""
+        first = queue.next_offset
+        done = 0
+        try:
+            if self._memory is None:
+                self.open_segment()
+            while (done := self._appender.append_many(queue, bodies, done, properties)) < len(bodies):
+                self._roll()
+        except RecordTooLarge as error:
+            raise refusal(error) from None
+        return range(first, first + len(bodies))
+
+    def append_batch(
+        self,
+        queue: QueueCursor,
+        batch: bytes | memoryview,
+        count: int,
+        *,
+        sys_flag: int = 0,
+        born_timestamp_ms: int = 0,
+        born_host: bytes | None = None,
+        store_timestamp_ms: int = 0,
+        reconsume_times: int = 0,
+    ) -> int:
+        """Append a client batch, all or nothing; the physical offset of its first record."""
+        arguments = (
+            queue, batch, count, sys_flag, born_timestamp_ms, born_host, store_timestamp_ms,
+            reconsume_times,
+        )  # fmt: skip
+        try:
+            if self._memory is None:
+                self.open_segment()
+            at = self._appender.append_batch(*arguments)
+            if at < 0:
+                self._roll()
+                at = self._appender.append_batch(*arguments)
+        except (RecordTooLarge, BatchIllegal) as error:
+            raise refusal(error) from None
+        assert at >= 0, "a batch that was measured does not fit into an empty segment"
+        return at
+
+    def open_segment(self) -> None:
+        """Map the segment that the next record goes to."""
+        start = self._physical_offset // self.segment_bytes * self.segment_bytes
+        self._ready(start)
+        memory = map_segment(self.folder / segment_name(start), self.segment_bytes, writable=True)
+        self._appender.attach(memory, start, self._physical_offset)
+        self._memory = memory
+
+    def _roll(self) -> None:
+        """Close the segment with a blank and go on in the next.
+
+        The next segment is there before the blank is written: when it cannot be had, nothing has
+        happened yet.
+        """
+        start = self._appender.segment_start + self.segment_bytes
+        self._ready(start)
+        memory = map_segment(self.folder / segment_name(start), self.segment_bytes, writable=True)
+        if self._appender.remaining:
+            self._appender.write_blank()
+        self._appender.attach(memory, start, start)
+        old, self._memory = self._memory, memory
+        if old is not None:
+            old.close()
+
+    def _make_segment(self, start: int) -> None:
+        if not (self.folder / segment_name(start)).exists():
+            create_segment(
+                self.folder,
+                start,
+                self.segment_bytes,
+                self._staging,
+                reserve_bytes=self.segment_bytes,
+            )
+
+    def close(self) -> None:
+        self._physical_offset = self.physical_offset
+        self._appender.detach()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+
+def refusal(error: Exception) -> MessageIllegal:
+    """What a producer is told of a message that the kernel would not take."""
+    if isinstance(error, RecordTooLarge):
+        what, size, limit = error.args
+        return MessageTooLarge(f"{what} of {size} bytes, at most {limit}")
+    return MessageIllegal(str(error))

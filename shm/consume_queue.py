@@ -1,0 +1,198 @@
+"""ConsumeQueues as the dispatcher writes them: RocketMQ's 20-byte entries, one file set a queue."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cometmq.protocol.errors import StoreDamaged
+from cometmq.shm import _kernel
+from cometmq.shm.files import (
+    CONSUME_QUEUE_DIR,
+    STAGING_DIR,
+    create_segment,
+    list_segments,
+    map_segment,
+    reserve,
+    segment_name,
+    zero_tail,
+)
+from cometmq.shm.layout import CONSUME_QUEUE_UNIT
+
+log = logging.getLogger(__name__)
+
+UNIT: Final = CONSUME_QUEUE_UNIT.size
+RESERVE_FIRST_BYTES: Final = 4096
+RESERVE_STEP_MAX: Final = 262_144
+
+
+def queue_folder(store: Path, topic: str, queue_id: int) -> Path:
+    return store / CONSUME_QUEUE_DIR / topic / str(queue_id)
+
+
+def list_queues(store: Path) -> Iterator[tuple[str, int]]:
+    """Every queue that has a folder; what is not named like one is passed over, as RocketMQ does."""
+    root = store / CONSUME_QUEUE_DIR
+    if not root.is_dir():
+        return
+    for topic in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
+        for queue in sorted(entry.name for entry in os.scandir(root / topic) if entry.is_dir()):
+            if queue.isascii() and queue.isdigit():
+                yield topic, int(queue)
+
+
+@dataclass(frozen=True)
+class QueueEnd:
+    """Where a ConsumeQueue ends."""
+
+    next_index: int  # one past the last valid entry
+    max_physical_offset: int  # end of the last entry's record; -1 without an entry
+
+
+class QueueFiles:
+    """The segments of one queue."""
+
+    def __init__(self, store: Path, topic: str, queue_id: int, segment_bytes: int) -> None:
+        self.folder = queue_folder(store, topic, queue_id)
+        self.segment_bytes = segment_bytes
+        self.per_segment = segment_bytes // UNIT
+
+    def starts(self) -> list[int]:
+        return list_segments(self.folder, self.segment_bytes)
+
+    def path(self, start: int) -> Path:
+        return self.folder / segment_name(start)
+
+    def find_end(self) -> QueueEnd:
+        """Scan from the third-last segment for the first entry that is not valid (RocketMQ)."""
+        starts = self.starts()
+        index, max_physical = (starts[0] // UNIT if starts else 0), -1
+        for start in starts[-3:]:
+            with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
+                found = _kernel.units_end(memory, 0, self.per_segment)
+                if found:
+                    last = CONSUME_QUEUE_UNIT.unpack(memory, (found - 1) * UNIT)
+                    max_physical = last["physical_offset"] + last["size"]
+                index = start // UNIT + found
+            if found < self.per_segment:
+                break
+        return QueueEnd(index, max_physical)
+
+    def cut(self, physical_offset: int) -> QueueEnd:
+        """Drop all entries whose record begins at or behind `physical_offset`; zero what is cut."""
+        end = self.find_end()
+        starts = self.starts()
+        while starts:
+            start = starts[-1]
+            kept = self._kept_in(start, end.next_index, physical_offset)
+            if kept or len(starts) == 1:
+                zero_tail(self.path(start), kept * UNIT)
+                return self._end_after(start, kept)
+            self.path(start).unlink()
+            starts.pop()
+        return QueueEnd(0, -1)
+
+    def _kept_in(self, start: int, next_index: int, physical_offset: int) -> int:
+        """How many entries of a segment lie before `physical_offset`: they ascend."""
+        low, high = 0, max(0, min(self.per_segment, next_index - start // UNIT))
+        if not high:
+            return 0
+        with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
+            while low < high:
+                middle = (low + high) // 2
+                unit = CONSUME_QUEUE_UNIT.unpack(memory, middle * UNIT)
+                if unit["physical_offset"] < physical_offset:
+                    low = middle + 1
+                else:
+                    high = middle
+        return low
+
+    def _end_after(self, start: int, kept: int) -> QueueEnd:
+        if not kept:
+            return QueueEnd(start // UNIT, -1)
+        with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
+            last = CONSUME_QUEUE_UNIT.unpack(memory, (kept - 1) * UNIT)
+        return QueueEnd(start // UNIT + kept, last["physical_offset"] + last["size"])
+
+    def first_index_from(self, log_min: int, next_index: int) -> int:
+        """The queue's minimum: the first entry whose record is not below the log (RocketMQ).
+
+        `next_index` where all records are gone: the queue is empty, but keeps its place.
+        """
+        starts = self.starts()
+        for start in starts:
+            count = min(self.per_segment, next_index - start // UNIT)
+            if count <= 0:
+                break
+            below = self._kept_in(start, next_index, log_min)
+            if below < count:
+                return start // UNIT + below
+        return next_index
+
+
+class WindowCache:
+    """Writable mappings of the queue segments in use, the least recently needed closed first."""
+
+    def __init__(self, dispatcher: _kernel.Dispatcher, windows_max: int) -> None:
+        self._dispatcher = dispatcher
+        self._windows_max = windows_max
+        self._open: OrderedDict[int, tuple[mmap.mmap, int, int]] = OrderedDict()
+
+    def make_room(self, slot: int, files: QueueFiles, index: int, store: Path) -> None:
+        """Attach the window that holds `index`, with file space for it and some to come."""
+        start = index // files.per_segment * files.segment_bytes
+        memory, opened_start, reserved = self._open.pop(slot, (None, -1, 0))
+        if memory is not None and opened_start != start:
+            self._dispatcher.detach(slot)
+            memory.close()
+            memory = None
+        if memory is None:
+            memory, reserved = self._map(files, start, store), 0
+        position = (index + 1) * UNIT - start
+        while reserved < position:
+            reserved = min(files.segment_bytes, max(RESERVE_FIRST_BYTES, 2 * reserved, position))
+            reserved = min(reserved, position + RESERVE_STEP_MAX)
+        self._reserve(files.path(start), reserved)
+        self._open[slot] = memory, start, reserved
+        self._dispatcher.attach(slot, memory, start // UNIT, start // UNIT + reserved // UNIT)
+        if len(self._open) > self._windows_max:
+            oldest = next(iter(self._open))
+            self._dispatcher.detach(oldest)
+            self._open.pop(oldest)[0].close()
+
+    def _map(self, files: QueueFiles, start: int, store: Path) -> mmap.mmap:
+        path = files.path(start)
+        if not path.exists():
+            create_segment(
+                files.folder, start, files.segment_bytes, store / STAGING_DIR, reserve_bytes=0
+            )
+        return map_segment(path, files.segment_bytes, writable=True)
+
+    def _reserve(self, path: Path, count: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            reserve(descriptor, 0, count, path)
+        finally:
+            os.close(descriptor)
+
+    def window(self, slot: int) -> mmap.mmap:
+        return self._open[slot][0]
+
+    def close(self) -> None:
+        for slot, (memory, _, _) in self._open.items():
+            self._dispatcher.detach(slot)
+            memory.close()
+        self._open.clear()
+
+
+def check_entry_size(segment_bytes: int) -> int:
+    """Whole entries only: RocketMQ rounds mappedFileSizeConsumeQueue up to a multiple of 20."""
+    if segment_bytes <= 0:
+        raise StoreDamaged(f"ConsumeQueue segments of {segment_bytes} bytes")
+    return -(-segment_bytes // UNIT) * UNIT

@@ -1,0 +1,151 @@
+"""The control file: the counters that tie the processes of one broker run together.
+
+One page of header, then a cell of two cache lines for each counter: the value, and who sleeps on
+it. Every counter has exactly one writer. The file becomes valid by its last write, the magic; it is
+made anew at every start and removed at an orderly end. Anybody may map it read-only.
+
+    min_offset <= flushed | dispatched <= wrote <= allocated
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from cometmq.protocol.errors import StoreError
+from cometmq.shm import _kernel
+from cometmq.shm._kernel import OwnedCell, ReadCell, SleepCell
+
+CONTROL_FILE: Final = "cometmq.control"
+MAGIC: Final = b"COMETMQ1"
+_PAGE: Final = 4096
+_META_AT: Final = 64
+_META_LENGTH: Final = struct.Struct("<I")
+
+
+class Counter(IntEnum):
+    """Cells of the control file, with their one writer. Offsets are physical and exclusive:
+    they name the first byte that is *not* covered."""
+
+    MIN_OFFSET = 0  # cleaner: the log begins here
+    ALLOCATED = 1  # allocator: file space is reserved below this
+    WROTE = 2  # commitlog: whole records below this
+    FLUSHED = 3  # flush: fdatasync has returned for everything below this
+    DISPATCHED = 4  # dispatcher: every record below this has its ConsumeQueue entry
+    QUEUES = 5  # dispatcher: slots in use in the queue table
+    WROTE_TIMESTAMP = 6  # commitlog: store time of the last record, ms
+    DISPATCHED_TIMESTAMP = 7  # dispatcher: store time of the last record dispatched, ms
+    MESSAGES = 8  # commitlog: messages stored in this run
+    RECOVERED_FROM = 9  # commitlog: dispatch must begin here at the latest
+    PHASE = 10  # commitlog: see Phase
+    FLUSHES = 11  # flush: fdatasync calls on the log in this run
+    SYNC_WANTED = 12  # commitlog: somebody waits until this offset is flushed
+    LOCKED_BYTES = 13  # allocator: bytes of the hot window that are locked in memory
+
+
+class Phase:
+    """How far the commitlog process has come."""
+
+    STARTING: Final = 0
+    RECOVERED: Final = 1  # `wrote` is known; the dispatcher may catch up
+    SERVING: Final = 2
+    STOPPED: Final = 3  # nothing more will be written
+
+
+class Doorbell(IntEnum):
+    """The number of each process's eventfd. Readers count on from READER."""
+
+    COMMITLOG = 0
+    ALLOCATOR = 1
+    DISPATCHER = 2
+    FLUSH = 3
+    CLEANER = 4
+    COORDINATOR = 5
+    BROKER = 6
+    NAMESRV = 7
+    READER = 8
+
+
+class ControlFile:
+    """A mapping of the control file.
+
+    Args:
+        doorbells: eventfd by number, for the processes of the family; nobody else can be woken.
+    """
+
+    def __init__(self, path: Path, memory: mmap.mmap, doorbells: Sequence[int] = ()) -> None:
+        self.path = path
+        self._memory = memory
+        self._doorbells = tuple(doorbells)
+
+    @classmethod
+    def create(cls, path: Path, meta: dict[str, Any], doorbells: Sequence[int] = ()) -> ControlFile:
+        """A fresh file in place of any old one. Who has the old one mapped keeps it."""
+        path.unlink(missing_ok=True)
+        text = json.dumps(meta).encode()
+        size = _PAGE + len(Counter) * _kernel.COUNTER_BYTES
+        if len(text) > _PAGE - _META_AT - _META_LENGTH.size:
+            raise StoreError(f"{path}: {len(text)} bytes of description do not fit")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        memory[_META_AT : _META_AT + _META_LENGTH.size] = _META_LENGTH.pack(len(text))
+        begin = _META_AT + _META_LENGTH.size
+        memory[begin : begin + len(text)] = text
+        memory[: len(MAGIC)] = MAGIC
+        return cls(path, memory, doorbells)
+
+    @classmethod
+    def open(cls, path: Path, doorbells: Sequence[int] = (), *, writable: bool) -> ControlFile:
+        """Map an existing file. Raises StoreError when it is none of ours."""
+        try:
+            descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StoreError(f"{path}: no broker is running on this store") from None
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < _PAGE + len(Counter) * _kernel.COUNTER_BYTES:
+                raise StoreError(f"{path}: {size} bytes are no control file of this version")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            memory = mmap.mmap(descriptor, 0, access=access)
+        finally:
+            os.close(descriptor)
+        if memory[: len(MAGIC)] != MAGIC:
+            memory.close()
+            raise StoreError(f"{path}: begins with {memory[:8]!r}, not {MAGIC!r}")
+        return cls(path, memory, doorbells)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the supervisor wrote at the start: pid, addresses, version."""
+        (length,) = _META_LENGTH.unpack_from(self._memory, _META_AT)
+        begin = _META_AT + _META_LENGTH.size
+        found = json.loads(self._memory[begin : begin + min(length, _PAGE - begin)])
+        assert isinstance(found, dict)
+        return found
+
+    def read(self, counter: Counter) -> ReadCell:
+        return ReadCell(self._memory, _cell_at(counter))
+
+    def sleep_on(self, counter: Counter, doorbell: int) -> SleepCell:
+        return SleepCell(self._memory, _cell_at(counter), doorbell)
+
+    def own(self, counter: Counter) -> OwnedCell:
+        """The writer's end; see Counter for who that is."""
+        return OwnedCell(self._memory, _cell_at(counter), self._doorbells)
+
+    def values(self) -> dict[str, int]:
+        return {counter.name.lower(): self.read(counter).value for counter in Counter}
+
+
+def _cell_at(counter: Counter) -> int:
+    return _PAGE + counter * _kernel.COUNTER_BYTES

@@ -1,0 +1,93 @@
+# --- counters shared between processes -------------------------------------------------------------
+
+cdef enum:
+    CELL_BYTES = 128  # two cache lines: the value, and who sleeps on it
+    CELL_SLEEPERS = 64
+    SLEEPERS_MAX = 32
+
+COUNTER_BYTES = CELL_BYTES
+DOORBELLS_MAX = SLEEPERS_MAX
+
+
+cdef class ReadCell:
+    """Anyone's view of a counter in the control file."""
+
+    cdef const uint8_t[::1] _memory
+    cdef uint64_t *_word
+
+    def __init__(self, memory, Py_ssize_t at):
+        self._memory = memory
+        if at % 64 or not 0 <= at <= self._memory.shape[0] - CELL_BYTES:
+            raise ValueError(f"no counter at {at}")
+        self._word = <uint64_t *>&self._memory[at]
+
+    @property
+    def value(self):
+        """Acquire order: whoever sees a value also sees the bytes it covers."""
+        return load_acquire64(self._word)
+
+
+cdef class SleepCell(ReadCell):
+    """The view of a process that sleeps until the counter moves. Needs writable memory.
+
+    arm(), look at the value once more, then sleep on the doorbell; the writer rings it once.
+    """
+
+    cdef uint8_t *_flag
+
+    def __init__(self, memory, Py_ssize_t at, int doorbell):
+        cdef uint8_t[::1] writable = memory  # refuses a read-only mapping
+        ReadCell.__init__(self, memory, at)
+        if not 0 <= doorbell < SLEEPERS_MAX:
+            raise ValueError(f"doorbell {doorbell}, at most {SLEEPERS_MAX - 1}")
+        self._flag = &writable[at + CELL_SLEEPERS + doorbell]
+
+    def arm(self):
+        """Ask to be woken at the next change. The exchange is a full barrier."""
+        exchange8(self._flag, 1)
+
+    def disarm(self):
+        exchange8(self._flag, 0)
+
+
+cdef class OwnedCell(ReadCell):
+    """The writer's end. One process opens it; the others get a ReadCell or a SleepCell.
+
+    Args:
+        doorbells: eventfd of every process, by doorbell number; -1 where there is none.
+    """
+
+    cdef uint8_t[::1] _writable
+    cdef uint8_t *_flags
+    cdef int _fds[SLEEPERS_MAX]
+
+    def __init__(self, memory, Py_ssize_t at, doorbells=()):
+        cdef int i
+        self._writable = memory
+        ReadCell.__init__(self, memory, at)
+        self._flags = &self._writable[at + CELL_SLEEPERS]
+        for i in range(SLEEPERS_MAX):
+            self._fds[i] = doorbells[i] if i < len(doorbells) else -1
+
+    def advance(self, uint64_t value):
+        """Publish a new value, release order, and ring for everyone who sleeps on it."""
+        assert value >= load_relaxed64(self._word), (value, load_relaxed64(self._word))
+        store_release64(self._word, value)
+        self._wake()
+
+    def reset(self, uint64_t value):
+        """Publish a value that may be lower: a new epoch, before anybody relies on the old one."""
+        store_release64(self._word, value)
+        self._wake()
+
+    cdef int _wake(self) except -1:
+        cdef uint64_t one = 1
+        cdef uint64_t *words = <uint64_t *>self._flags
+        cdef int i
+        full_fence()  # the store above must be visible before the flags are looked at
+        if not (words[0] | words[1] | words[2] | words[3]):
+            return 0
+        for i in range(SLEEPERS_MAX):
+            if self._flags[i] and exchange8(&self._flags[i], 0) and self._fds[i] >= 0:
+                write_fd(self._fds[i], &one, 8)
+        return 0

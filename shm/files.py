@@ -1,0 +1,288 @@
+"""Files of the store as files: names, creation, cutting, the lock and the marker of a bad end."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from cometmq.protocol.errors import DiskFull, StoreDamaged, StoreError, StoreLocked, StoreNotOurs
+from cometmq.shm.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES
+
+log = logging.getLogger(__name__)
+
+COMMITLOG_DIR: Final = "commitlog"
+CONSUME_QUEUE_DIR: Final = "consumequeue"
+CONFIG_DIR: Final = "config"
+STAGING_DIR: Final = "cometmq.tmp"  # segments in the making; never in the strict directories
+LOCK_FILE: Final = "lock"
+ABORT_FILE: Final = "abort"
+CHECKPOINT_FILE: Final = "checkpoint"
+
+_ZERO_RANGE: Final = 0x10 | 0x01  # FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE
+_PUNCH_HOLE: Final = 0x02 | 0x01
+_CHUNK: Final = 1_048_576
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def segment_name(start: int) -> str:
+    return f"{start:020d}"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make creations, renames and deletions in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def list_segments(folder: Path, segment_bytes: int) -> list[int]:
+    """Start offsets of the segments in a folder, ascending.
+
+    As RocketMQ, every regular file must be a segment of exactly the configured size; sub-folders
+    are passed over, and so is an empty file that sorts last. Raises StoreNotOurs.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
+    except FileNotFoundError:
+        return []
+    starts = []
+    for position, name in enumerate(names):
+        path = folder / name
+        size = path.stat().st_size
+        if size == 0 and position == len(names) - 1:
+            continue
+        if size != segment_bytes:
+            raise StoreNotOurs(f"{path}: {size} bytes, segments here have {segment_bytes}")
+        if not (name.isascii() and name.isdigit()) or int(name) % segment_bytes:
+            raise StoreNotOurs(f"{path}: not the start offset of a segment of {segment_bytes} bytes")
+        starts.append(int(name))
+    return starts
+
+
+def create_segment(
+    folder: Path, start: int, segment_bytes: int, staging: Path, *, reserve_bytes: int
+) -> Path:
+    """Make a zero-filled segment. It appears under its name whole, or not at all.
+
+    Args:
+        reserve_bytes: how much file space is taken at once; the rest is sparse.
+
+    Raises DiskFull when the space is not there.
+    """
+    path = folder / segment_name(start)
+    staging.mkdir(exist_ok=True)
+    made = staging / f"{os.getpid()}-{segment_name(start)}"
+    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(descriptor, segment_bytes)
+        reserve(descriptor, 0, reserve_bytes, made)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.rename(made, path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    return path
+
+
+def reserve(descriptor: int, start: int, count: int, path: Path) -> None:
+    """Take file space, so that a store into the mapping can never fail. Raises DiskFull."""
+    if count <= 0:
+        return
+    try:
+        os.posix_fallocate(descriptor, start, count)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path}: no room for {count} bytes more on the disk") from None
+        raise
+
+
+def map_segment(path: Path, segment_bytes: int, *, writable: bool) -> mmap.mmap:
+    """Map a whole segment. Raises StoreNotOurs when it has another size."""
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != segment_bytes:
+            raise StoreNotOurs(f"{path}: {size} bytes, segments here have {segment_bytes}")
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return mmap.mmap(descriptor, segment_bytes, access=access)
+    finally:
+        os.close(descriptor)
+
+
+def _data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where the file may hold something else than zeros."""
+    at = start
+    while at < end:
+        try:
+            begin = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                return
+            raise
+        if begin >= end:
+            return
+        at = min(end, os.lseek(descriptor, begin, os.SEEK_HOLE))
+        yield begin, at
+
+
+def count_dirty(descriptor: int, start: int, end: int) -> int:
+    """Bytes from `start` up to the last one that is not zero."""
+    last = start
+    for begin, stop in _data_ranges(descriptor, start, end):
+        for at in range(begin, stop, _CHUNK):
+            found = len(os.pread(descriptor, min(_CHUNK, stop - at), at).rstrip(b"\0"))
+            if found:
+                last = at + found
+    return last - start
+
+
+def zero_tail(path: Path, start: int) -> int:
+    """Make everything from byte `start` on zero, durably; how many bytes were not.
+
+    What is cut must not be found again: stale bytes behind the end that happen to form a record
+    would be taken for one after the next crash.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        end = os.fstat(descriptor).st_size
+        dirty = count_dirty(descriptor, start, end)
+        if dirty:
+            _zero(descriptor, start, dirty)
+            os.fdatasync(descriptor)
+        return dirty
+    finally:
+        os.close(descriptor)
+
+
+def _zero(descriptor: int, start: int, count: int) -> None:
+    for mode in (_ZERO_RANGE, _PUNCH_HOLE):
+        done = _libc.fallocate(
+            descriptor, mode, ctypes.c_longlong(start), ctypes.c_longlong(count)
+        )
+        if done == 0:
+            if mode == _PUNCH_HOLE:
+                os.posix_fallocate(descriptor, start, count)
+            return
+    for at in range(start, start + count, _CHUNK):
+        os.pwrite(descriptor, bytes(min(_CHUNK, start + count - at)), at)
+
+
+class StoreLock:
+    """RocketMQ's `lock`: an exclusive POSIX record lock on a byte of that file.
+
+    Byte 0 is the one RocketMQ takes; the commitlog process holds it, and the kernel releases it when
+    that process dies. Byte 1 is the family's: the supervisor holds it over a restart of the
+    commitlog process. The lock goes when any descriptor of the file in this process is closed.
+    """
+
+    FILE: Final = b"lock"
+
+    def __init__(self, store: Path, byte: int) -> None:
+        self.path = store / LOCK_FILE
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except (BlockingIOError, PermissionError):
+            holder = self._holder(byte)
+            os.close(self._descriptor)
+            raise StoreLocked(f"{self.path} is held by {holder}") from None
+        if byte == 0:
+            os.pwrite(self._descriptor, self.FILE, 0)
+            os.fsync(self._descriptor)
+
+    def _holder(self, byte: int) -> str:
+        layout = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
+        wanted = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        pid = struct.unpack(layout, fcntl.fcntl(self._descriptor, fcntl.F_GETLK, wanted))[4]
+        return describe_process(pid)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def describe_process(pid: int) -> str:
+    try:
+        command = " ".join(psutil.Process(pid).cmdline())[:120]
+    except psutil.Error:
+        return f"process {pid}"
+    return f"process {pid} ({command})"
+
+
+class Checkpoint:
+    """RocketMQ's `checkpoint`: up to which store times log and queues are safely on the disk."""
+
+    def __init__(self, store: Path) -> None:
+        self.path = store / CHECKPOINT_FILE
+        self.words = dict.fromkeys(CHECKPOINT.fields, 0)
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        if len(content) < CHECKPOINT.size:
+            raise StoreDamaged(f"{self.path}: {len(content)} bytes, {CHECKPOINT_FILE_BYTES} expected")
+        self.words = CHECKPOINT.unpack(content)
+
+    @property
+    def min_timestamp(self) -> int:
+        """Records older than this need no second look. RocketMQ keeps 3 s of slack."""
+        oldest = min(self.words["physic_msg_timestamp"], self.words["logics_msg_timestamp"])
+        return max(0, oldest - 3000)
+
+    def store(self, **words: int) -> None:
+        """Write the words, durably. In one sector, so it is the old or the new state."""
+        self.words.update(words)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:
+                os.ftruncate(descriptor, CHECKPOINT_FILE_BYTES)
+            os.pwrite(descriptor, CHECKPOINT.pack(**self.words), 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_store_folder(store: Path) -> None:
+    """Refuse a folder that holds other things than a store. Creates what is missing.
+
+    Raises StoreNotOurs naming the first thing that looks like somebody else's.
+    """
+    known = {
+        COMMITLOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR, STAGING_DIR, LOCK_FILE, ABORT_FILE,
+        CHECKPOINT_FILE, "abort.bak", "index", "consumequeue_ext", "batchconsumequeue",
+        "timerwheel", "timerlog", "compaction", "epochFileCheckpoint", "brokerIdentity", "kvStore",
+    }  # fmt: skip
+    if store.exists() and not store.is_dir():
+        raise StoreNotOurs(f"{store} is a file, a store is a directory")
+    if store.is_dir() and not (store / COMMITLOG_DIR).is_dir():
+        foreign = [
+            entry.name
+            for entry in os.scandir(store)
+            if entry.name not in known and not entry.name.startswith("cometmq.")
+        ]
+        if foreign:
+            raise StoreNotOurs(
+                f"{store} has no {COMMITLOG_DIR}/ but {min(foreign)!r}: it is not a store; "
+                "name an empty or a new directory"
+            )
+    try:
+        for folder in (COMMITLOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR):
+            (store / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{store}: {error.strerror}") from None

@@ -1,0 +1,136 @@
+/* What Cython cannot say: byte order, atomics, and CRC-32 folded with carry-less multiplication. */
+#ifndef COMETMQ_KERNEL_H
+#define COMETMQ_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+static inline uint16_t load_be16(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
+static inline uint32_t load_be32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
+static inline uint64_t load_be64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
+static inline void store_be16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
+static inline void store_be32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
+static inline void store_be64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the store's integers are big-endian; the helpers above assume a little-endian machine"
+#endif
+
+static inline uint64_t load_acquire64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline void store_release64(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline uint8_t exchange8(uint8_t *p, uint8_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
+static inline uint64_t load_relaxed64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+
+static inline int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* CRC-32 of IEEE 802.3, reflected, as zlib's. Eight tables take eight bytes a step. */
+static uint32_t crc_tables[8][256];
+
+static void crc_prepare(void) {
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1)));
+        crc_tables[0][byte] = crc;
+    }
+    for (int table = 1; table < 8; table++)
+        for (int byte = 0; byte < 256; byte++)
+            crc_tables[table][byte] = (crc_tables[table - 1][byte] >> 8)
+                ^ crc_tables[0][crc_tables[table - 1][byte] & 0xFF];
+}
+
+static inline uint32_t crc_by_table(uint32_t crc, const uint8_t *p, size_t bytes) {
+    while (bytes >= 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        word ^= crc;
+        crc = crc_tables[7][word & 0xFF] ^ crc_tables[6][(word >> 8) & 0xFF]
+            ^ crc_tables[5][(word >> 16) & 0xFF] ^ crc_tables[4][(word >> 24) & 0xFF]
+            ^ crc_tables[3][(word >> 32) & 0xFF] ^ crc_tables[2][(word >> 40) & 0xFF]
+            ^ crc_tables[1][(word >> 48) & 0xFF] ^ crc_tables[0][word >> 56];
+        p += 8;
+        bytes -= 8;
+    }
+    while (bytes--) crc = (crc >> 8) ^ crc_tables[0][(crc ^ *p++) & 0xFF];
+    return crc;
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* Folds 64 bytes a step (Gopal et al., "Fast CRC Computation Using PCLMULQDQ", 2009; the constants
+   are x^n mod P for the reflected polynomial). Takes at least 64 bytes, a multiple of 16. */
+__attribute__((target("pclmul,sse4.1")))
+static uint32_t crc_by_folding(uint32_t crc, const uint8_t *p, size_t bytes) {
+    const __m128i by_512 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+    const __m128i by_128 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+    const __m128i by_64 = _mm_set_epi64x(0, 0x0163cd6124);
+    const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
+    const __m128i low_words = _mm_setr_epi32(-1, 0, -1, 0);
+    __m128i lane[4];
+    for (int i = 0; i < 4; i++) lane[i] = _mm_loadu_si128((const __m128i *)p + i);
+    lane[0] = _mm_xor_si128(lane[0], _mm_cvtsi32_si128((int)crc));
+    p += 64;
+    bytes -= 64;
+    while (bytes >= 64) {
+        for (int i = 0; i < 4; i++) {
+            __m128i low = _mm_clmulepi64_si128(lane[i], by_512, 0x00);
+            __m128i high = _mm_clmulepi64_si128(lane[i], by_512, 0x11);
+            __m128i next = _mm_loadu_si128((const __m128i *)p + i);
+            lane[i] = _mm_xor_si128(_mm_xor_si128(low, high), next);
+        }
+        p += 64;
+        bytes -= 64;
+    }
+    __m128i sum = lane[0];
+    for (int i = 1; i < 4; i++) {
+        __m128i low = _mm_clmulepi64_si128(sum, by_128, 0x00);
+        __m128i high = _mm_clmulepi64_si128(sum, by_128, 0x11);
+        sum = _mm_xor_si128(_mm_xor_si128(low, high), lane[i]);
+    }
+    while (bytes >= 16) {
+        __m128i low = _mm_clmulepi64_si128(sum, by_128, 0x00);
+        __m128i high = _mm_clmulepi64_si128(sum, by_128, 0x11);
+        sum = _mm_xor_si128(_mm_xor_si128(low, high), _mm_loadu_si128((const __m128i *)p));
+        p += 16;
+        bytes -= 16;
+    }
+    __m128i part = _mm_clmulepi64_si128(sum, by_128, 0x10);
+    sum = _mm_xor_si128(_mm_srli_si128(sum, 8), part);
+    part = _mm_srli_si128(sum, 4);
+    sum = _mm_xor_si128(_mm_clmulepi64_si128(_mm_and_si128(sum, low_words), by_64, 0x00), part);
+    part = _mm_clmulepi64_si128(_mm_and_si128(sum, low_words), barrett, 0x10);
+    part = _mm_clmulepi64_si128(_mm_and_si128(part, low_words), barrett, 0x00);
+    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(sum, part), 1);
+}
+
+static int crc_can_fold;
+static void crc_detect(void) {
+    crc_can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+}
+#else
+#define crc_can_fold 0
+static void crc_detect(void) {}
+static uint32_t crc_by_folding(uint32_t crc, const uint8_t *p, size_t bytes) {
+    return crc_by_table(crc, p, bytes);
+}
+#endif
+
+static inline uint32_t crc_of(uint32_t crc, const uint8_t *p, size_t bytes) {
+    crc = ~crc;
+    if (bytes >= 64 && crc_can_fold) {
+        size_t folded = bytes & ~(size_t)15;
+        crc = crc_by_folding(crc, p, folded);
+        p += folded;
+        bytes -= folded;
+    }
+    return ~crc_by_table(crc, p, bytes);
+}
+
+#endif

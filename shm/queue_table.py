@@ -1,0 +1,123 @@
+"""The queue table: how far every ConsumeQueue reaches, for all processes to see.
+
+RocketMQ keeps this in memory only; nothing on disk tells where a queue ends. The dispatcher alone
+writes the table; a slot is added by filling it and then moving the counter QUEUES past it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cometmq.protocol.errors import StoreError, SystemBusy
+from cometmq.shm._kernel import ReadCell
+from cometmq.shm.layout import Layout
+
+QUEUES_FILE: Final = "cometmq.queues"
+SLOTS_MAX: Final = 131_072
+SLOT_BYTES: Final = 320
+_TOPIC_MAX: Final = 255
+
+# Native byte order: the file lives as long as one run on one machine.
+SLOT: Final = Layout(
+    "QUEUE_SLOT",
+    {
+        "max_queue_offset": "u64",  # one past the last entry that may be read
+        "min_queue_offset": "u64",  # entries below this have lost their records
+        "queue_id": "i32",
+        "topic_bytes": "u32",
+    },
+    byte_order="<",
+)
+_TOPIC_AT: Final = SLOT.size
+assert _TOPIC_AT + _TOPIC_MAX <= SLOT_BYTES
+
+
+class QueueRange(NamedTuple):
+    min_queue_offset: int
+    max_queue_offset: int
+
+
+class QueueTable:
+    """A mapping of the table. Readers see the slots that QUEUES covers."""
+
+    def __init__(self, path: Path, memory: mmap.mmap, count: ReadCell) -> None:
+        self.path = path
+        self.memory = memory
+        self._count = count
+        self._slots: dict[tuple[str, int], int] = {}
+        self._known = 0
+
+    @classmethod
+    def create(cls, path: Path, count: ReadCell) -> QueueTable:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(descriptor, SLOTS_MAX * SLOT_BYTES)  # sparse: only used slots take space
+            return cls(path, mmap.mmap(descriptor, SLOTS_MAX * SLOT_BYTES), count)
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def open(cls, path: Path, count: ReadCell, *, writable: bool = False) -> QueueTable:
+        descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size != SLOTS_MAX * SLOT_BYTES:
+                raise StoreError(f"{path} is no queue table of this version")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            return cls(path, mmap.mmap(descriptor, 0, access=access), count)
+        finally:
+            os.close(descriptor)
+
+    def refresh(self) -> None:
+        """Take notice of slots that were added meanwhile."""
+        count = self._count.value
+        for slot in range(self._known, count):
+            at = slot * SLOT_BYTES
+            fields = SLOT.unpack(self.memory, at)
+            name = self.memory[at + _TOPIC_AT : at + _TOPIC_AT + fields["topic_bytes"]].decode()
+            self._slots[name, fields["queue_id"]] = slot
+        self._known = count
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        self.refresh()
+        return iter(tuple(self._slots))
+
+    def range_of(self, topic: str, queue_id: int) -> QueueRange | None:
+        """The queue's offsets; None while nothing was ever dispatched to it."""
+        slot = self._slots.get((topic, queue_id))
+        if slot is None:
+            if self._known == self._count.value:
+                return None
+            self.refresh()
+            slot = self._slots.get((topic, queue_id))
+            if slot is None:
+                return None
+        fields = SLOT.unpack(self.memory, slot * SLOT_BYTES)
+        return QueueRange(fields["min_queue_offset"], fields["max_queue_offset"])
+
+    # --- the dispatcher's side ---
+
+    def fill_slot(self, slot: int, topic: str, queue_id: int, queue_range: QueueRange) -> None:
+        """Prepare a slot; it is seen by others once QUEUES has moved past it."""
+        if slot >= SLOTS_MAX:
+            raise SystemBusy(f"{SLOTS_MAX} queues are in use, no more can be served")
+        raw = topic.encode()
+        at = slot * SLOT_BYTES
+        self.memory[at : at + SLOT.size] = SLOT.pack(
+            max_queue_offset=queue_range.max_queue_offset,
+            min_queue_offset=queue_range.min_queue_offset,
+            queue_id=queue_id,
+            topic_bytes=len(raw),
+        )
+        self.memory[at + _TOPIC_AT : at + _TOPIC_AT + len(raw)] = raw
+
+    def max_at(self, slot: int) -> int:
+        """Where the slot's maximum lies in `memory`; the kernel publishes it there."""
+        return slot * SLOT_BYTES + SLOT.at["max_queue_offset"]
+
+    def min_at(self, slot: int) -> int:
+        return slot * SLOT_BYTES + SLOT.at["min_queue_offset"]

@@ -1,0 +1,377 @@
+"""Reading a store: messages of a queue, searches by time, single records.
+
+One class serves the reader processes of a live broker and tools that open a closed store; they differ
+in where they learn how far log and queues reach (`Positions`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+import psutil
+
+from cometmq.protocol.errors import MessageNotFound, StoreNotOurs
+from cometmq.shm import _kernel
+from cometmq.shm._kernel import Message
+from cometmq.shm.consume_queue import UNIT, QueueFiles, list_queues
+from cometmq.shm.control import ControlFile, Counter
+from cometmq.shm.files import COMMITLOG_DIR, list_segments, map_segment, segment_name
+from cometmq.shm.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD, SYS_BORN_HOST_V6
+from cometmq.shm.queue_table import QueueRange, QueueTable
+from cometmq.shm.recovery import find_end
+
+_I64: Final = struct.Struct(">q")
+_I32: Final = struct.Struct(">i")
+QUEUE_WINDOWS_MAX: Final = 1024
+
+
+class GetStatus(IntEnum):
+    """RocketMQ GetMessageStatus."""
+
+    FOUND = 0
+    NO_MATCHED_MESSAGE = 1
+    MESSAGE_WAS_REMOVING = 2
+    OFFSET_FOUND_NULL = 3
+    OFFSET_OVERFLOW_BADLY = 4
+    OFFSET_OVERFLOW_ONE = 5
+    OFFSET_TOO_SMALL = 6
+    NO_MATCHED_LOGIC_QUEUE = 7
+    NO_MESSAGE_IN_QUEUE = 8
+
+
+@dataclass(frozen=True)
+class GetResult:
+    status: GetStatus
+    next_queue_offset: int
+    min_queue_offset: int
+    max_queue_offset: int
+    count: int = 0
+    payload: bytes | None = None  # the records, one after the other
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLimits:
+    """What one answer may hold; the defaults are RocketMQ's."""
+
+    hot_bytes: int = 262_144  # maxTransferBytesOnMessageInMemory
+    hot_count: int = 32
+    cold_bytes: int = 65_536  # maxTransferBytesOnMessageInDisk
+    cold_count: int = 8
+    scan_bytes: int = 16_000  # maxFilterMessageSize, in bytes of ConsumeQueue entries
+    memory_ratio: int = 40  # accessMessageInMemoryMaxRatio, per cent of the machine's memory
+    # RocketMQ passes over the rest of a segment when an entry's record cannot be read.
+    skip_removed: bool = True
+
+
+class Positions(Protocol):
+    """How far a store reaches."""
+
+    def log_range(self) -> tuple[int, int]:
+        """(first byte, one past the last byte) of whole records."""
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange | None:
+        """None for a queue that does not exist."""
+
+
+class LivePositions:
+    """Of a running broker, from its control file and queue table."""
+
+    def __init__(self, control: ControlFile, table: QueueTable) -> None:
+        self._min = control.read(Counter.MIN_OFFSET)
+        self._wrote = control.read(Counter.WROTE)
+        self.queue_range = table.range_of
+
+    def log_range(self) -> tuple[int, int]:
+        return self._min.value, self._wrote.value
+
+
+class ScannedPositions:
+    """Of a store that nobody writes to, found as RocketMQ finds them after an orderly end."""
+
+    def __init__(self, store: Path, segment_bytes: int, queue_segment_bytes: int) -> None:
+        starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
+        self._log_min = starts[0] if starts else 0
+        self._log_max = find_end(store, segment_bytes, clean=True).physical_offset
+        self._queues: dict[tuple[str, int], QueueRange] = {}
+        for topic, queue_id in list_queues(store):
+            files = QueueFiles(store, topic, queue_id, queue_segment_bytes)
+            end = files.find_end().next_index
+            self._queues[topic, queue_id] = QueueRange(
+                files.first_index_from(self._log_min, end), end
+            )
+
+    def log_range(self) -> tuple[int, int]:
+        return self._log_min, self._log_max
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange | None:
+        return self._queues.get((topic, queue_id))
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        return iter(self._queues)
+
+
+def file_sizes(store: Path) -> tuple[int, int]:
+    """(CommitLog segment, ConsumeQueue segment) sizes of a store, taken from its files."""
+    sizes = []
+    for folder in (COMMITLOG_DIR, "consumequeue"):
+        files = (path for path in sorted((store / folder).rglob("*")) if path.is_file())
+        sizes.append(next((path.stat().st_size for path in files if path.stat().st_size), 0))
+    if not sizes[0]:
+        raise StoreNotOurs(f"{store}: no segment in {COMMITLOG_DIR}/")
+    return sizes[0], sizes[1] or 6_000_000
+
+
+class StoreReader:
+    """Reads messages. One thread uses it. Everything is mapped read-only, as it is needed."""
+
+    def __init__(
+        self,
+        store: Path,
+        *,
+        segment_bytes: int,
+        queue_segment_bytes: int,
+        positions: Positions,
+        limits: ReadLimits | None = None,
+    ) -> None:
+        self.store = store
+        self.positions = positions
+        self.limits = limits or ReadLimits()
+        self._segment_bytes = segment_bytes
+        self._queue_segment_bytes = queue_segment_bytes
+        self._memory_bytes = psutil.virtual_memory().total * self.limits.memory_ratio // 100
+        self._log = _kernel.LogView(segment_bytes)
+        self._segments: dict[int, mmap.mmap] = {}
+        self._windows: OrderedDict[tuple[str, int, int], mmap.mmap] = OrderedDict()
+
+    @classmethod
+    def open_closed(cls, store: Path, limits: ReadLimits | None = None) -> StoreReader:
+        """A store that no broker has open, with the segment sizes that its files have."""
+        segment_bytes, queue_segment_bytes = file_sizes(store)
+        return cls(
+            store,
+            segment_bytes=segment_bytes,
+            queue_segment_bytes=queue_segment_bytes,
+            positions=ScannedPositions(store, segment_bytes, queue_segment_bytes),
+            limits=limits,
+        )
+
+    # --- messages of a queue ---
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int = 32,
+        *,
+        max_bytes: int = 134_217_728,
+        tags: Iterable[str] | None = None,
+    ) -> GetResult:
+        """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there."""
+        found = self.positions.queue_range(topic, queue_id)
+        low, high = found or QueueRange(0, 0)  # RocketMQ makes a queue when it is asked for
+        status, moved = _outside(queue_offset, low, high)
+        if status is not None:
+            return GetResult(status, moved, low, high)
+        window = self._window(topic, queue_id, queue_offset)
+        if window is None:
+            after = self._next_segment_index(topic, queue_id, queue_offset)
+            return GetResult(GetStatus.OFFSET_FOUND_NULL, after, low, high)
+        units, first_index = window
+        end = min(high, first_index + len(units) // UNIT)
+        codes = None if tags is None else tuple(_kernel.java_hash(tag) for tag in tags)
+        payload, count, next_index, unreadable = self._gather(
+            units, first_index, queue_offset, end, max_count, max_bytes, codes
+        )
+        if count:
+            return GetResult(GetStatus.FOUND, next_index, low, high, count, payload)
+        nothing = GetStatus.MESSAGE_WAS_REMOVING if unreadable else GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(nothing, next_index, low, high)
+
+    def _gather(
+        self,
+        units: mmap.mmap,
+        first_index: int,
+        begin: int,
+        end: int,
+        max_count: int,
+        max_bytes: int,
+        codes: tuple[int, ...] | None,
+    ) -> tuple[bytes | None, int, int, int]:
+        limits = self.limits
+        while True:
+            log_min, log_max = self.positions.log_range()
+            reason, payload, count, next_index, unreadable, detail, _ = _kernel.gather(
+                self._log, units, first_index, begin, end, log_min, log_max,
+                (max_count, max_bytes, max(limits.scan_bytes, max_count * UNIT) // UNIT,
+                 self._memory_bytes, limits.hot_bytes, limits.hot_count, limits.cold_bytes,
+                 limits.cold_count),
+                codes, limits.skip_removed,
+            )  # fmt: skip
+            if reason != _kernel.GATHER_UNMAPPED:
+                return payload, count, next_index, unreadable
+            if self._map(detail) is None:
+                # Deleted between looking and mapping: the log begins later now.
+                return None, 0, begin, 1
+
+    def _window(self, topic: str, queue_id: int, index: int) -> tuple[mmap.mmap, int] | None:
+        """The mapped segment that holds an entry, and the index of its first entry."""
+        per_segment = self._queue_segment_bytes // UNIT
+        start = index // per_segment * self._queue_segment_bytes
+        key = (topic, queue_id, start)
+        memory = self._windows.get(key)
+        if memory is None:
+            path = self._files(topic, queue_id).path(start)
+            try:
+                memory = map_segment(path, self._queue_segment_bytes, writable=False)
+            except FileNotFoundError:
+                return None
+            self._windows[key] = memory
+            if len(self._windows) > QUEUE_WINDOWS_MAX:
+                self._windows.popitem(last=False)[1].close()
+        else:
+            self._windows.move_to_end(key)
+        return memory, start // UNIT
+
+    def _next_segment_index(self, topic: str, queue_id: int, index: int) -> int:
+        starts = self._files(topic, queue_id).starts()
+        return next((start // UNIT for start in starts if start // UNIT > index), 0)
+
+    def _files(self, topic: str, queue_id: int) -> QueueFiles:
+        return QueueFiles(self.store, topic, queue_id, self._queue_segment_bytes)
+
+    # --- the log ---
+
+    def _map(self, start: int) -> mmap.mmap | None:
+        memory = self._segments.get(start)
+        if memory is None:
+            path = self.store / COMMITLOG_DIR / segment_name(start)
+            try:
+                memory = map_segment(path, self._segment_bytes, writable=False)
+            except FileNotFoundError:
+                return None
+            self._segments[start] = memory
+            self._log.set(start, memory)
+            self._forget_below(self.positions.log_range()[0])
+        return memory
+
+    def _forget_below(self, log_min: int) -> None:
+        for start in [s for s in self._segments if s + self._segment_bytes <= log_min]:
+            self._log.drop(start)
+            self._segments.pop(start).close()
+
+    def record_at(self, physical_offset: int) -> Message:
+        """The record that begins there. Raises MessageNotFound."""
+        log_min, log_max = self.positions.log_range()
+        nothing = MessageNotFound(f"no record begins at physical offset {physical_offset}")
+        if not log_min <= physical_offset <= log_max - RECORD_HEAD.size:
+            raise nothing
+        start = physical_offset // self._segment_bytes * self._segment_bytes
+        memory = self._map(start)
+        if memory is None:
+            raise nothing
+        at = physical_offset - start
+        (size,) = _I32.unpack_from(memory, at) if at + 4 <= len(memory) else (0,)
+        if not RECORD_HEAD.size <= size <= min(log_max, start + self._segment_bytes) - physical_offset:
+            raise nothing
+        try:
+            (message,) = _kernel.decode(memory[at : at + size])
+        except (_kernel.RecordDamaged, ValueError):
+            raise nothing from None
+        if message.physical_offset != physical_offset:
+            raise nothing
+        return message
+
+    def scan_log(self) -> Iterator[Message]:
+        """Every record in the order of the log, from its beginning."""
+        at, log_max = self.positions.log_range()
+        while at < log_max:
+            start = at // self._segment_bytes * self._segment_bytes
+            memory = self._map(start)
+            if memory is None:
+                return
+            size, magic = struct.unpack_from(">iI", memory, at - start)
+            if magic == MAGIC_BLANK:
+                at = start + self._segment_bytes
+                continue
+            (message,) = _kernel.decode(memory[at - start : at - start + size], None, False)
+            yield message
+            at += message.size
+
+    # --- time ---
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, upper: bool = False
+    ) -> int:
+        """RocketMQ's getOffsetInQueueByTime (store-format 3.9).
+
+        Lower: the first message stored at or after the time, the maximum if there is none. Upper:
+        the last one stored at or before it, the minimum if there is none.
+        """
+        found = self.positions.queue_range(topic, queue_id)
+        if found is None or found.max_queue_offset == 0:
+            return 0
+        low, high = found
+        last = self._store_time(topic, queue_id, high - 1)
+        if last is not None and last < timestamp_ms:
+            return high - 1 if upper else high
+        while low < high:  # the first entry later than the time (upper) or not before it (lower)
+            middle = (low + high) // 2
+            stored = self._store_time(topic, queue_id, middle)
+            if stored is None:
+                return found.min_queue_offset  # as RocketMQ: a record that is not there ends it
+            if stored < timestamp_ms or (upper and stored == timestamp_ms):
+                low = middle + 1
+            else:
+                high = middle
+        return max(found.min_queue_offset, low - 1) if upper else low
+
+    def _store_time(self, topic: str, queue_id: int, index: int) -> int | None:
+        """-1 where the record has been deleted: very old. None where there never was one."""
+        window = self._window(topic, queue_id, index)
+        if window is None:
+            return -1
+        units, first_index = window
+        unit = CONSUME_QUEUE_UNIT.unpack(units, (index - first_index) * UNIT)
+        physical_offset = unit["physical_offset"]
+        log_min, log_max = self.positions.log_range()
+        if physical_offset < log_min:
+            return -1
+        if physical_offset > log_max - unit["size"]:  # a filler has an impossible size
+            return None
+        start = physical_offset // self._segment_bytes * self._segment_bytes
+        memory = self._map(start)
+        if memory is None:
+            return -1
+        at = physical_offset - start
+        (sys_flag,) = _I32.unpack_from(memory, at + RECORD_HEAD.at["sys_flag"])
+        born_host_bytes = 20 if sys_flag & SYS_BORN_HOST_V6 else 8
+        (timestamp,) = _I64.unpack_from(memory, at + RECORD_HEAD.size + born_host_bytes)
+        return int(timestamp)
+
+    def close(self) -> None:
+        self._log.clear()
+        for memory in (*self._segments.values(), *self._windows.values()):
+            memory.close()
+        self._segments.clear()
+        self._windows.clear()
+
+
+def _outside(queue_offset: int, low: int, high: int) -> tuple[GetStatus | None, int]:
+    """RocketMQ's answer to an offset that is not in the queue, and where to go on."""
+    if high == 0:
+        return GetStatus.NO_MESSAGE_IN_QUEUE, 0
+    if queue_offset < low:
+        return GetStatus.OFFSET_TOO_SMALL, low
+    if queue_offset == high:
+        return GetStatus.OFFSET_OVERFLOW_ONE, queue_offset
+    if queue_offset > high:
+        return GetStatus.OFFSET_OVERFLOW_BADLY, high
+    return None, queue_offset
