@@ -13,6 +13,7 @@ import heapq
 import logging
 import os
 import re
+import threading
 import time
 import traceback
 from collections import deque
@@ -107,12 +108,12 @@ class TimerDue:
 
 
 class Readable:
-    """A socket that the actor registered has something to read."""
+    """A socket or descriptor that the actor registered has something to read."""
 
-    __slots__ = ("socket",)
+    __slots__ = ("source",)
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.socket = socket
+    def __init__(self, source: Any) -> None:
+        self.source = source
 
 
 class Call:
@@ -178,13 +179,14 @@ class SocketInbox:
         self._others[fd] = DoorbellRang()
         self._poll_list.append((fd, zmq.POLLIN))
 
-    def listen_to(self, socket: zmq.Socket[bytes]) -> None:
-        self._others[socket] = Readable(socket)
-        self._poll_list.append((socket, zmq.POLLIN))
+    def listen_to(self, source: Any) -> None:
+        """A socket or a descriptor; `on_readable` is called when it can be read."""
+        self._others[source] = Readable(source)
+        self._poll_list.append((source, zmq.POLLIN))
 
-    def forget(self, socket: zmq.Socket[bytes]) -> None:
-        self._others.pop(socket, None)
-        self._poll_list = [entry for entry in self._poll_list if entry[0] is not socket]
+    def forget(self, source: Any) -> None:
+        self._others.pop(source, None)
+        self._poll_list = [entry for entry in self._poll_list if entry[0] is not source]
 
     def close(self) -> None:
         for socket, _ in self._routers:
@@ -292,6 +294,9 @@ class ServiceActor(pykka.ThreadingActor):
         self.inbox = self.actor_inbox  # type: ignore[assignment]  # our own, from below
         self._handlers: dict[type[Command], Callable[[Any, Request], Command | None]] = {}
         self._timers: list[Timer] = []  # a heap
+        self.started = threading.Event()  # on_start has returned, or failed with `start_error`
+        self.start_error: Exception | None = None
+        self.ended = threading.Event()  # the loop is over, its sockets are closed
         self.addresses = tuple(
             self.inbox.bind(endpoint, internal=internal) for endpoint, internal in bind
         )
@@ -299,6 +304,21 @@ class ServiceActor(pykka.ThreadingActor):
     @staticmethod
     def _create_actor_inbox() -> Any:
         return SocketInbox()
+
+    def _actor_loop(self) -> None:
+        try:
+            super()._actor_loop()
+        finally:
+            self.ended.set()
+
+    def _actor_loop_setup(self) -> None:
+        try:
+            self.on_start()
+        except Exception as error:
+            self.start_error = error
+            self.actor_stopped.set()
+        finally:
+            self.started.set()
 
     # --- for subclasses ---
 
@@ -318,8 +338,8 @@ class ServiceActor(pykka.ThreadingActor):
     def on_doorbell(self) -> None:
         """A counter that this actor armed a wake-up for has moved."""
 
-    def on_readable(self, socket: zmq.Socket[bytes]) -> None:
-        """A socket registered with `inbox.listen_to` can be read."""
+    def on_readable(self, source: Any) -> None:
+        """What was registered with `inbox.listen_to` can be read."""
 
     def on_requests(self, requests: list[Request]) -> None:
         """Everything the sockets held. The default handles one after the other."""
@@ -349,11 +369,15 @@ class ServiceActor(pykka.ThreadingActor):
         elif isinstance(message, TimerDue):
             self._run_timers()
         elif isinstance(message, Readable):
-            self.on_readable(message.socket)
+            self.on_readable(message.source)
         elif isinstance(message, Call):
             self._run(message.action)
         elif isinstance(message, self.answered_later):
             raise UnknownCommand(f"{type(message).__name__} is taken through a socket only")
+        elif isinstance(message, Finish):
+            self.settle()
+            self.stop()
+            return Done()
         elif isinstance(message, Command):
             return self._answer(message, None)
         else:

@@ -37,7 +37,16 @@ RECONNECT_MS_MAX: Final = 500
 class Pending:
     """A request that has not been answered yet. Its fields are set before `done` is."""
 
-    __slots__ = ("_event", "_on_done", "answer", "channel", "done", "error", "payload", "request_id")
+    __slots__ = (
+        "_event",
+        "_on_done",
+        "answer",
+        "channel",
+        "done",
+        "error",
+        "payload",
+        "request_id",
+    )
 
     def __init__(
         self, channel: Channel, request_id: int, on_done: Callable[[Pending], None] | None
@@ -59,7 +68,9 @@ class Pending:
             event.set()
         return event
 
-    def settle(self, answer: Command | None, payload: list[zmq.Frame], error: CometError | None) -> None:
+    def settle(
+        self, answer: Command | None, payload: list[zmq.Frame], error: CometError | None
+    ) -> None:
         self.answer, self.payload, self.error = answer, payload, error
         self.done = True
         if self._event is not None:
@@ -189,7 +200,7 @@ class Channel:
     # --- the sockets; under the lock ---
 
     def _open(self) -> None:
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         socket.linger = 0
         socket.sndhwm = 0  # what waits is bounded by whoever asks, not by dropping
         socket.rcvhwm = 0
@@ -198,7 +209,7 @@ class Channel:
         socket.reconnect_ivl_max = RECONNECT_MS_MAX
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(self.endpoint)
-        self._socket: zmq.Socket[bytes] = socket
+        self._socket = socket
         self._poll_list: list[tuple[Any, int]] = [
             (socket, zmq.POLLIN),
             (self._monitor, zmq.POLLIN),
@@ -235,7 +246,7 @@ class Channel:
             else:
                 self._socket.send(head)
             # Sending may swallow the edge that says "something to read": pass it on.
-            if self._pump is not None and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if self._pump is not None and _readable(self._socket):
                 self._ring()
         finally:
             self._lock.release()
@@ -297,7 +308,7 @@ class Channel:
 
     def _was_disconnected(self) -> bool:
         lost = False
-        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while _readable(self._monitor):
             event = zmq.utils.monitor.recv_monitor_message(self._monitor)
             lost = lost or event["event"] == zmq.EVENT_DISCONNECTED
         return lost
@@ -327,7 +338,7 @@ class Channel:
         They are good until the next call that receives, and only while nobody else receives.
         """
         with self._lock:
-            if self._closed or self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if self._closed or _readable(self._socket):
                 return ()
             return self._socket.fileno(), self._monitor.fileno(), self._wake
 
@@ -355,6 +366,10 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
         ready.update(watched[fd] for fd, _ in readable if fd != wake_fd)
     for channel in ready:
         channel._pump_once(None, 0)
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def _poll_ms(timeout_s: float) -> int:

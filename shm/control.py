@@ -45,8 +45,12 @@ class Counter(IntEnum):
     RECOVERED_FROM = 9  # commitlog: dispatch must begin here at the latest
     PHASE = 10  # commitlog: see Phase
     FLUSHES = 11  # flush: fdatasync calls on the log in this run
-    SYNC_WANTED = 12  # commitlog: somebody waits until this offset is flushed
+    STEPS = 12  # commitlog: `wrote` in steps of HOT_STEP_BYTES; wakes who works ahead or behind
     LOCKED_BYTES = 13  # allocator: bytes of the hot window that are locked in memory
+    ALLOCATE_ERRNO = 14  # allocator: why the next segment cannot be had, 0 = it can
+
+
+HOT_STEP_BYTES: Final = 4 * 1_048_576
 
 
 class Phase:

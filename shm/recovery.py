@@ -111,6 +111,16 @@ def cut(store: Path, segment_bytes: int, physical_offset: int) -> int:
     return dirty
 
 
+def zero_behind(store: Path, segment_bytes: int, physical_offset: int) -> int:
+    """Zero what a dead writer left unfinished; segments that are ready stay. Bytes not zero."""
+    folder = store / COMMITLOG_DIR
+    return sum(
+        zero_tail(folder / segment_name(start), max(0, physical_offset - start))
+        for start in list_segments(folder, segment_bytes)
+        if start + segment_bytes > physical_offset
+    )
+
+
 def recover_log(store: Path, segment_bytes: int, *, clean: bool, check_crc: bool = True) -> LogEnd:
     """Bring the CommitLog to the end of its last whole record, and say so in one line."""
     began = time.monotonic()

@@ -1,0 +1,374 @@
+"""The single writer."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from cometmq.actors.family import Family
+from cometmq.actors.service import Request, ServiceActor, Timer
+from cometmq.conf import FlushDiskType
+from cometmq.protocol.channel import Channel
+from cometmq.protocol.commands import (
+    Command,
+    DiskState,
+    Done,
+    Finish,
+    ListTopics,
+    Section,
+    SectionResult,
+    SendMessages,
+    SendResult,
+    TopicInfo,
+    TopicList,
+    TopicsChanged,
+)
+from cometmq.protocol.errors import (
+    BadRequest,
+    CometError,
+    DiskFull,
+    FlushDiskTimeout,
+    MessageIllegal,
+    NoPermission,
+    ServiceNotAvailable,
+    ShuttingDown,
+    TopicNotExist,
+)
+from cometmq.protocol.names import check_writable_topic
+from cometmq.shm._kernel import QueueCursor
+from cometmq.shm.commit_log import CommitLog
+from cometmq.shm.control import HOT_STEP_BYTES, Counter, Phase
+from cometmq.shm.files import COMMITLOG_DIR, StoreLock, list_segments
+from cometmq.shm.recovery import recover_log, zero_behind
+
+log = logging.getLogger(__name__)
+
+PERM_WRITE = 2
+SEGMENT_TIMEOUT_S = 5  # RocketMQ waits as long for its allocator
+TOPICS_TIMEOUT_S = 10
+FLUSHED_LATE = FlushDiskTimeout.code
+
+
+@dataclass(slots=True)
+class Unflushed:
+    """An answer that waits for the disk."""
+
+    end: int  # physical offset that has to be flushed
+    deadline: float  # time.monotonic()
+    request: Request
+    answer: SendResult
+
+
+class CommitLogActor(ServiceActor):
+    """Appends messages to the CommitLog; holder of the put lock.
+
+    Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`.
+    Wakes on: SendMessages, `flushed` while somebody waits for it, a timer for who waits too long.
+    Dies of: a broken invariant. What was acknowledged lies below `wrote`, which outlives the
+    process in the control file; the next process goes on there and zeroes what lies behind.
+    """
+
+    role = "commitlog"
+    internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish, TopicsChanged, DiskState)
+    answered_later: ClassVar[tuple[type[Command], ...]] = (SendMessages,)
+
+    def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        super().__init__(bind=bind)
+        self._family = family
+        self._settings = family.settings
+        control = family.control
+        self._wrote = control.own(Counter.WROTE)
+        self._timestamp = control.own(Counter.WROTE_TIMESTAMP)
+        self._messages = control.own(Counter.MESSAGES)
+        self._steps = control.own(Counter.STEPS)
+        self._phase = control.own(Counter.PHASE)
+        self._allocated = control.read(Counter.ALLOCATED)
+        self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
+        self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._store_host = host_bytes(
+            f"{family.settings.advertised_address}:{family.settings.listen_port}"
+        )
+        self._topics: dict[str, TopicInfo] = {}
+        self._cursors: dict[tuple[str, int], QueueCursor] = {}
+        self._unflushed: deque[Unflushed] = deque()
+        self._refusal: CometError | None = None
+        self._stored = self._messages.value  # of this run, also after a restart of this process
+        self._alarm: Timer | None = None
+
+    # --- start ---
+
+    def on_start(self) -> None:
+        self._lock = StoreLock(self._family.store, 0)
+        self._begin_log()
+        self._log = CommitLog(
+            self._family.store,
+            segment_bytes=self._segment_bytes,
+            physical_offset=self._wrote.value,
+            store_host=self._store_host,
+            max_message_bytes=self._settings.max_message_size,
+            crc_property=self._settings.enabled_append_prop_crc,
+            ready=self._wait_for_segment,
+        )
+        self._load_queue_offsets()
+        self._log.open_segment()
+        self._load_topics()
+        self._phase.advance(Phase.SERVING)
+        self.inbox.listen_to_doorbell(self._family.doorbell_fd)
+
+    @property
+    def _segment_bytes(self) -> int:
+        return self._settings.mapped_file_size_commit_log_bytes
+
+    def _begin_log(self) -> None:
+        """Find the end of the log: by scanning at the start of a run, else `wrote` says it."""
+        store = self._family.store
+        if self._phase.value != Phase.STARTING:
+            dirty = zero_behind(store, self._segment_bytes, self._wrote.value)
+            log.info("going on at %d, %d unfinished bytes zeroed", self._wrote.value, dirty)
+            return
+        end = recover_log(
+            store,
+            self._segment_bytes,
+            clean=self._family.clean,
+            check_crc=self._settings.check_crc_on_recover,
+        )
+        starts = list_segments(store / COMMITLOG_DIR, self._segment_bytes)
+        log_min = starts[0] if starts else 0
+        redo_from = end.physical_offset if self._family.clean else end.scanned_from
+        self._family.control.own(Counter.RECOVERED_FROM).reset(max(log_min, redo_from))
+        self._timestamp.reset(end.last_store_timestamp)
+        self._wrote.reset(end.physical_offset)
+        self._steps.reset(end.physical_offset // HOT_STEP_BYTES)
+        self._phase.advance(Phase.RECOVERED)
+
+    def _load_queue_offsets(self) -> None:
+        """Once everything is dispatched, the queues say which offsets come next."""
+        self._family.wait_for(Counter.DISPATCHED, self._wrote.value)
+        table = self._family.queue_table()
+        for topic, queue_id in table.queues():
+            found = table.range_of(topic, queue_id)
+            assert found is not None
+            self._cursors[topic, queue_id] = self._cursor(topic, queue_id, found.max_queue_offset)
+
+    def _load_topics(self) -> None:
+        """Ask the coordinator; from now on it tells us of every change."""
+        with Channel(self._family.addresses["coordinator"], "the coordinator") as channel:
+            answer, _ = channel.ask(ListTopics(), timeout_s=TOPICS_TIMEOUT_S)
+        assert isinstance(answer, TopicList)
+        self._topics = {info.topic: info for info in answer.topics}
+
+    def _cursor(self, topic: str, queue_id: int, next_offset: int) -> QueueCursor:
+        long_names = self._settings.auto_message_version_on_topic_len
+        return QueueCursor(topic, queue_id, next_offset, long_names)
+
+    def _wait_for_segment(self, start: int) -> None:
+        """Until the allocator has the segment ready: normally it has, two segments ahead."""
+        end = start + self._segment_bytes
+        if self._allocated.value >= end:
+            return
+        deadline = time.monotonic() + SEGMENT_TIMEOUT_S
+        errno_cell = self._family.control.read(Counter.ALLOCATE_ERRNO)
+        while True:
+            if errno_cell.value in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"no room on the disk for the segment at {start}")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ServiceNotAvailable(
+                    f"the segment at {start} was not ready within {SEGMENT_TIMEOUT_S} s"
+                )
+            try:
+                # Short steps, so that a full disk is noticed although nothing is counted then.
+                self._family.wait_for(Counter.ALLOCATED, end, min(0.1, left_s))
+            except ServiceNotAvailable:
+                continue
+            return
+
+    # --- commands ---
+
+    def on_requests(self, requests: list[Request]) -> None:
+        """Append whatever was sent, then publish once, then answer."""
+        answers: list[tuple[Request, SendResult, bool]] = []
+        before = self._log.physical_offset
+        for request in requests:
+            if type(request.command) is SendMessages:
+                answers.append(self._store(request, request.command))
+            else:
+                self.handle(request)
+        if self._log.physical_offset > before:
+            self._publish()
+        end = self._log.physical_offset
+        for request, answer, wait in answers:
+            if wait and self._sync:
+                deadline = time.monotonic() + self._settings.sync_flush_timeout_ms / 1000
+                self._unflushed.append(Unflushed(end, deadline, request, answer))
+            elif not request.command.oneway:  # type: ignore[attr-defined]  # a SendMessages
+                request.reply(answer)
+        if self._unflushed:
+            self._release_flushed()
+
+    def _publish(self) -> None:
+        end = self._log.physical_offset
+        self._timestamp.reset(self._log.last_store_timestamp)
+        self._messages.advance(self._stored)
+        self._wrote.advance(end)
+        if end // HOT_STEP_BYTES != self._steps.value:
+            self._steps.advance(end // HOT_STEP_BYTES)
+
+    def _store(self, request: Request, command: SendMessages) -> tuple[Request, SendResult, bool]:
+        """Append the sections of one command; whether its answer has to wait for the disk."""
+        results = []
+        wait = False
+        if len(command.sections) != len(request.payload):
+            error = BadRequest(
+                f"{len(command.sections)} sections, {len(request.payload)} payload frames"
+            )
+            results = [SectionResult(error.code, text=str(error)) for _ in command.sections]
+        else:
+            for section, frame in zip(command.sections, request.payload, strict=True):
+                try:
+                    results.append(self._append(section, frame.buffer, command))
+                    wait = wait or section.wait
+                except CometError as error:
+                    results.append(SectionResult(error.code, text=str(error)))
+        answer = SendResult(
+            results, self._log.last_store_timestamp, self._settings.advertised_address
+        )
+        return request, answer, wait
+
+    def _append(
+        self, section: Section, batch: memoryview, command: SendMessages
+    ) -> SectionResult:
+        if self._refusal is not None:
+            raise self._refusal
+        queue = self._cursors.get((section.topic, section.queue_id))
+        if queue is None or section.topic not in self._topics:
+            queue = self._new_queue(section)
+        if not self._topics[section.topic].perm & PERM_WRITE:
+            raise NoPermission(f"topic {section.topic} is not writable")
+        first = queue.next_offset
+        at = self._log.append_batch(
+            queue,
+            batch,
+            section.count,
+            sys_flag=section.sys_flag,
+            born_timestamp_ms=command.born_timestamp_ms,
+            born_host=host_bytes(command.born_host),
+        )
+        self._stored += section.count
+        return SectionResult(0, first, at)
+
+    def _new_queue(self, section: Section) -> QueueCursor:
+        """The cursor of a queue that nothing was sent to yet, if it may be sent to."""
+        check_writable_topic(section.topic)
+        info = self._topics.get(section.topic)
+        if info is None:
+            raise TopicNotExist(f"topic {section.topic} does not exist on this broker")
+        queues = max(info.read_queues, info.write_queues)
+        if not 0 <= section.queue_id < queues:
+            raise MessageIllegal(
+                f"queue {section.queue_id} of {section.topic}, which has {queues} queues"
+            )
+        key = section.topic, section.queue_id
+        if key not in self._cursors:
+            self._cursors[key] = self._cursor(*key, 0)
+        return self._cursors[key]
+
+    def on_topics_changed(self, command: TopicsChanged, _request: Request) -> Command:
+        self._topics = {info.topic: info for info in command.topics}
+        return Done()
+
+    def on_disk_state(self, command: DiskState, _request: Request) -> Command:
+        was = self._refusal
+        self._refusal = None if command.writable else DiskFull(command.reason)
+        if (was is None) != (self._refusal is None):
+            log.warning("writes are %s %s", "taken" if was else "refused:", command.reason)
+        return Done()
+
+    # --- answers that wait for the disk ---
+
+    def on_doorbell(self) -> None:
+        self._release_flushed()
+
+    def _release_flushed(self) -> None:
+        """Answer everybody whose message is on the disk, and sleep on the rest."""
+        while self._unflushed:
+            self._flushed.arm()
+            flushed = self._flushed.value
+            while self._unflushed and self._unflushed[0].end <= flushed:
+                waiting = self._unflushed.popleft()
+                self._answer_flushed(waiting)
+            if not self._unflushed:
+                return
+            if time.monotonic() < self._unflushed[0].deadline:
+                self._set_flush_alarm()
+                return
+            self._answer_late(self._unflushed.popleft())
+
+    def _set_flush_alarm(self) -> None:
+        if self._alarm is None:
+            delay = max(0.0, self._unflushed[0].deadline - time.monotonic())
+            self._alarm = self.after(delay, self._flush_alarm)
+
+    def _flush_alarm(self) -> None:
+        self._alarm = None
+        self._release_flushed()
+
+    def _answer_flushed(self, waiting: Unflushed) -> None:
+        waiting.request.reply(waiting.answer)
+
+    def _answer_late(self, waiting: Unflushed) -> None:
+        """FLUSH_DISK_TIMEOUT: stored, but the disk has not confirmed it in time."""
+        text = f"not flushed within {self._settings.sync_flush_timeout_ms} ms"
+        results = [
+            SectionResult(result.code or FLUSHED_LATE, result.queue_offset, result.physical_offset,
+                          result.text or text)
+            for result in waiting.answer.results
+        ]  # fmt: skip
+        waiting.request.reply(
+            SendResult(results, waiting.answer.store_timestamp_ms, waiting.answer.store_host)
+        )
+
+    # --- end ---
+
+    def settle(self) -> None:
+        """Take nothing more, and let the flush process confirm what is still unanswered."""
+        self._refusal = ShuttingDown("the broker is shutting down")
+        deadline = time.monotonic() + self._settings.sync_flush_timeout_ms / 1000
+        while self._unflushed and time.monotonic() < deadline:
+            try:
+                self._family.wait_for(Counter.FLUSHED, self._unflushed[0].end, 1)
+            except ServiceNotAvailable:
+                continue
+            self._release_flushed()
+        self._phase.advance(Phase.STOPPED)
+        self._log.close()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {
+            "messages": self._stored,
+            "wrote": self._wrote.value,
+            "queues": len(self._cursors),
+            "topics": len(self._topics),
+            "waiting_for_flush": len(self._unflushed),
+            "pid": os.getpid(),
+        }
+
+
+@lru_cache(maxsize=4096)
+def host_bytes(host: str) -> bytes:
+    """RocketMQ's form of "ip:port", IPv6 in brackets; an unknown host is 0.0.0.0:0."""
+    if not host:
+        return bytes(8)
+    address, _, port = host.rpartition(":")
+    try:
+        return ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4, "big")
+    except (ValueError, OverflowError):
+        raise BadRequest(f"{host[:80]!r} is not an address and a port") from None

@@ -1,0 +1,92 @@
+"""What every process of the family is handed: settings, store, counters, doorbells, addresses."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.errors import ServiceNotAvailable
+from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
+from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
+
+EXIT_FATAL: Final = 71  # the store must not be used further; nothing is restarted
+
+
+@dataclass(frozen=True)
+class Family:
+    """The world of one child.
+
+    Args:
+        role: which actor this process hosts, such as "reader-0".
+        doorbell: the number of this process's own eventfd in `doorbells`.
+        addresses: where the actors take commands from the family, by role.
+        bind: where this one listens to clients; None if it has no clients.
+    """
+
+    role: str
+    settings: BrokerSettings
+    store: Path
+    doorbells: Sequence[int]
+    doorbell: int
+    addresses: Mapping[str, str]
+    name_servers: Sequence[str] = ()
+    bind: str | None = None
+    clean: bool = True  # the last run ended in order
+    control: ControlFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        control = ControlFile.open(self.store / CONTROL_FILE, self.doorbells, writable=True)
+        object.__setattr__(self, "control", control)
+
+    @property
+    def doorbell_fd(self) -> int:
+        return self.doorbells[self.doorbell]
+
+    def queue_table(self, *, writable: bool = False) -> QueueTable:
+        return QueueTable.open(
+            self.store / QUEUES_FILE, self.control.read(Counter.QUEUES), writable=writable
+        )
+
+    def wait_for(self, counter: Counter, at_least: int, timeout_s: float | None = None) -> None:
+        """Sleep until a counter has reached a value. Raises ServiceNotAvailable after the time."""
+        cell = self.control.sleep_on(counter, self.doorbell)
+        poll = select.poll()
+        poll.register(self.doorbell_fd, select.POLLIN)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            cell.arm()
+            if cell.value >= at_least:
+                cell.disarm()
+                return
+            left_ms = None if deadline is None else int((deadline - time.monotonic()) * 1000)
+            if left_ms is not None and left_ms <= 0:
+                raise ServiceNotAvailable(
+                    f"{counter.name.lower()} did not reach {at_least} within {timeout_s:g} s"
+                )
+            if poll.poll(left_ms):
+                os.eventfd_read(self.doorbell_fd)
+
+    def as_message(self) -> dict[str, Any]:
+        """For the way to the child; see `from_message`."""
+        return {
+            "role": self.role,
+            "settings": self.settings.as_keys(),
+            "store": str(self.store),
+            "doorbells": list(self.doorbells),
+            "doorbell": self.doorbell,
+            "addresses": dict(self.addresses),
+            "name_servers": list(self.name_servers),
+            "bind": self.bind,
+            "clean": self.clean,
+        }
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> Family:
+        settings = BrokerSettings.from_keys(message.pop("settings"))
+        return cls(settings=settings, store=Path(message.pop("store")), **message)

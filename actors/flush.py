@@ -1,0 +1,205 @@
+"""What was written becomes durable."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cometmq.actors.family import EXIT_FATAL, Family
+from cometmq.actors.service import ServiceActor
+from cometmq.conf import FlushDiskType
+from cometmq.shm.consume_queue import UNIT, queue_folder
+from cometmq.shm.control import Counter, Phase
+from cometmq.shm.files import COMMITLOG_DIR, Checkpoint, segment_name
+from cometmq.shm.queue_table import QueueTable
+
+log = logging.getLogger(__name__)
+
+PAGE: Final = 4096  # RocketMQ's, whatever the system's is
+
+
+class FlushActor(ServiceActor):
+    """Makes what was written durable: many messages, one fdatasync.
+
+    Writes, alone: the counters `flushed` and `flushes`, the checkpoint.
+    Wakes on: `wrote`; under ASYNC_FLUSH the intervals of RocketMQ's settings from there on.
+    A failed fdatasync ends the process, and the broker: the system may have dropped the dirty
+    pages, and a second call could report success for lost bytes.
+    """
+
+    role = "flush"
+
+    def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        super().__init__(bind=bind)
+        self._family = family
+        self._settings = family.settings
+        self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
+        control = family.control
+        self._wrote = control.sleep_on(Counter.WROTE, family.doorbell)
+        self._wrote_timestamp = control.read(Counter.WROTE_TIMESTAMP)
+        self._dispatched_timestamp = control.read(Counter.DISPATCHED_TIMESTAMP)
+        self._flushed = control.own(Counter.FLUSHED)
+        self._flushes = control.own(Counter.FLUSHES)
+        self._descriptors: dict[int, int] = {}  # segment start -> descriptor
+        self._checkpoint = Checkpoint(family.store)
+        self._queues = QueueFlusher(family)
+        self._last_thorough = time.monotonic()
+        self._timer_runs = False
+        self._physic_timestamp = 0  # store time of the last message that is on the disk
+
+    def on_start(self) -> None:
+        self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
+        if not self._flushed.value:
+            # What recovery found may still be in the page cache only.
+            self._flush(self._family.control.read(Counter.RECOVERED_FROM).value)
+        self.inbox.listen_to_doorbell(self._family.doorbell_fd)
+        self._work()
+
+    def on_doorbell(self) -> None:
+        self._work()
+
+    def _work(self) -> None:
+        """Under SYNC_FLUSH flush at once; else begin to count the interval."""
+        while True:
+            if self._timer_runs and not self._sync:
+                return
+            self._wrote.arm()
+            if self._wrote.value == self._flushed.value:
+                return
+            if not self._timer_runs:
+                self._timer_runs = True
+                self.after(self._interval_s, self._tick)
+            if self._sync:
+                self._flush(self._flushed.value)
+
+    @property
+    def _interval_s(self) -> float:
+        if self._sync:
+            return self._settings.flush_interval_consume_queue_ms / 1000
+        return self._settings.flush_interval_commit_log_ms / 1000
+
+    def _tick(self) -> None:
+        """One round of the timers; they rest when there is nothing left to flush."""
+        self._timer_runs = False
+        settings = self._settings
+        now = time.monotonic()
+        thorough = (now - self._last_thorough) * 1000 >= min(
+            settings.flush_commit_log_thorough_interval_ms,
+            settings.flush_consume_queue_thorough_interval_ms,
+        )
+        dirty_pages = self._wrote.value // PAGE - self._flushed.value // PAGE
+        if not self._sync and (thorough or dirty_pages >= settings.flush_commit_log_least_pages):
+            self._flush(self._flushed.value)
+        if thorough or self._queues.dirty_pages() >= settings.flush_consume_queue_least_pages:
+            self._flush_queues(thorough)
+        if thorough:
+            self._last_thorough = now
+        if self._wrote.value != self._flushed.value or self._queues.dirty_pages():
+            self._timer_runs = True
+            self.after(self._interval_s, self._tick)
+        else:
+            self._work()
+
+    def _flush(self, begin: int) -> None:
+        """fdatasync every segment from `begin` to what is written now."""
+        timestamp, end = self._wrote_timestamp.value, self._wrote.value
+        size = self._segment_bytes
+        for start in range(begin // size * size, end, size):
+            self._fdatasync(start)
+        for start in [s for s in self._descriptors if s + size <= end]:
+            os.close(self._descriptors.pop(start))
+        self._physic_timestamp = timestamp
+        self._flushed.advance(end)
+        self._flushes.advance(self._flushes.value + 1)
+
+    def _fdatasync(self, start: int) -> None:
+        path = self._family.store / COMMITLOG_DIR / segment_name(start)
+        try:
+            if start not in self._descriptors:
+                self._descriptors[start] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            os.fdatasync(self._descriptors[start])
+        except OSError as error:
+            fatal(f"{path} could not be flushed: {error.strerror}")
+
+    def _flush_queues(self, thorough: bool) -> None:
+        """The ConsumeQueues, and then the checkpoint that says so."""
+        logics = self._dispatched_timestamp.value  # before: what is dispatched meanwhile is later
+        try:
+            self._queues.flush()
+            if thorough:
+                self._store_checkpoint(logics)
+        except OSError as error:
+            fatal(f"ConsumeQueues or checkpoint could not be flushed: {error}")
+
+    def _store_checkpoint(self, logics: int) -> None:
+        self._checkpoint.store(
+            physic_msg_timestamp=self._physic_timestamp,
+            logics_msg_timestamp=logics,
+            confirm_physical_offset=0,
+        )
+
+    def settle(self) -> None:
+        """All of it, whatever the intervals say."""
+        self._flush(self._flushed.value)
+        self._flush_queues(thorough=True)
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {
+            "flushes": self._flushes.value,
+            "behind_bytes": self._wrote.value - self._flushed.value,
+        }
+
+
+class QueueFlusher:
+    """Knows which ConsumeQueue segments have changed since they were last flushed."""
+
+    def __init__(self, family: Family) -> None:
+        self._store = family.store
+        self._segment_bytes = family.settings.mapped_file_size_consume_queue_bytes
+        self._table: QueueTable = family.queue_table()
+        self._flushed: dict[tuple[str, int], int] = {}
+
+    def _changed(self) -> dict[tuple[str, int], tuple[int, int]]:
+        changed = {}
+        for topic, queue_id in self._table.queues():
+            found = self._table.range_of(topic, queue_id)
+            assert found is not None
+            before = self._flushed.get((topic, queue_id), found.min_queue_offset)
+            if before < found.max_queue_offset:
+                changed[topic, queue_id] = before, found.max_queue_offset
+        return changed
+
+    def dirty_pages(self) -> int:
+        ranges = self._changed().values()
+        return sum(after * UNIT // PAGE - before * UNIT // PAGE + 1 for before, after in ranges)
+
+    def flush(self) -> None:
+        for (topic, queue_id), (before, after) in self._changed().items():
+            folder = queue_folder(self._store, topic, queue_id)
+            first = before * UNIT // self._segment_bytes * self._segment_bytes
+            for start in range(first, after * UNIT, self._segment_bytes):
+                _fdatasync_if_there(folder / segment_name(start))
+            self._flushed[topic, queue_id] = after
+
+
+def _fdatasync_if_there(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # cleaned meanwhile
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fatal(text: str) -> None:
+    """End this process so that the supervisor ends the broker; nothing is retried."""
+    log.critical("%s: the store is taken out of service", text)
+    logging.shutdown()
+    os._exit(EXIT_FATAL)

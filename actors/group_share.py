@@ -1,0 +1,319 @@
+"""Who of a consumer group reads which queue. Pure logic: no I/O, and time is handed in.
+
+A topic's queues are shared among the members that subscribe to it, by RocketMQ's AVG rule. A queue
+that moves is handed over in two steps: its owner learns that it must give the queue up (a share
+without it), and the queue goes on only when the owner has seen that share and names the queue in
+`owned` no longer, or has left, or was silent for the session time. So there is never a moment at
+which two members may work on one queue:
+
+    state of a queue        owner   heir    in whose share
+    free                    -       -       nobody's: no member subscribes to its topic
+    owned                   A       A       A's
+    being given up          A       B or -  nobody's; A may still work on it and commit
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from cometmq.protocol.commands import GroupShare, QueueKey, Subscription
+from cometmq.protocol.errors import SubscriptionIllegal
+
+log = logging.getLogger(__name__)
+
+ALL_TAGS: Final = "*"
+TAG_SEPARATOR: Final = "||"
+
+
+def parse_tags(expression: str) -> frozenset[str] | None:
+    """The tags that an expression names, None for all of them. RocketMQ FilterAPI.
+
+    Raises SubscriptionIllegal unless it is "*" (or empty), or tags joined by "||".
+    """
+    if expression.strip() in ("", ALL_TAGS):
+        return None
+    tags = frozenset(tag.strip() for tag in expression.split(TAG_SEPARATOR)) - {""}
+    shown = repr(expression[:100])
+    if not tags:
+        raise SubscriptionIllegal(f"tag expression {shown} names no tag")
+    for tag in tags:
+        if tag == ALL_TAGS:
+            raise SubscriptionIllegal(f'tag expression {shown}: "*" stands alone, or not at all')
+        if "|" in tag:
+            raise SubscriptionIllegal(f'tag expression {shown}: tags are joined by "||"')
+        if not tag.isprintable():
+            raise SubscriptionIllegal(f"tag expression {shown}: unprintable characters")
+    return tags
+
+
+def allocate_average(queue_count: int, members: Sequence[str]) -> dict[int, str]:
+    """RocketMQ's AVG: queue id -> member. Neighbouring queues stay together.
+
+    The members are sorted as text; the first `queue_count % len(members)` get one queue more.
+    """
+    shares: dict[int, str] = {}
+    if not members:
+        return shares
+    base, more = divmod(queue_count, len(members))
+    queue_id = 0
+    for index, member in enumerate(sorted(members)):
+        for _ in range(base + (index < more)):
+            shares[queue_id] = member
+            queue_id += 1
+    return shares
+
+
+class GroupRecord(msgspec.Struct, kw_only=True, rename="camel"):
+    """What must be known of a group to go on with it in another process."""
+
+    version: int = 0
+    members: dict[str, dict[str, str]] = {}  # member -> topic -> tag expression
+    owners: dict[str, dict[int, str]] = {}  # topic -> queue id -> member
+
+
+class _Member:
+    __slots__ = ("seen", "share", "subscriptions", "version")
+
+    def __init__(self, subscriptions: Mapping[str, str], seen: float) -> None:
+        self.subscriptions = dict(subscriptions)  # topic -> tag expression
+        self.seen = seen
+        self.share: frozenset[QueueKey] = frozenset()
+        self.version = -1  # of the share, as the member is to know it
+
+
+class ConsumerGroup:
+    """One group: its members, and the one owner of each queue.
+
+    Args:
+        name: for the log.
+        queue_counts: topic -> readable queues. Looked into whenever shares are worked out; call
+            `topics_changed` when it has changed.
+        session_timeout_s: how long a member may be silent.
+        record: a group to go on with; its members count as seen at `now`.
+        first_version: below the first version that is given out. Versions of an earlier life of
+            the group should lie below it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        queue_counts: Mapping[str, int],
+        *,
+        session_timeout_s: float,
+        record: GroupRecord | None = None,
+        first_version: int = 0,
+        now: float = 0,
+    ) -> None:
+        self.name = name
+        self.version = first_version  # the highest one given out
+        self._queue_counts = queue_counts
+        self._session_timeout_s = session_timeout_s
+        self._members: dict[str, _Member] = {}
+        self._heirs: dict[QueueKey, str] = {}  # who is to have a queue, by AVG
+        self._owners: dict[QueueKey, str] = {}  # who has it
+        self._revoked: dict[QueueKey, int] = {}  # owned, but not by its heir: since this version
+        self._warned: set[str] = set()  # topics whose differing tags have been logged
+        if record is not None:
+            self._go_on_with(record, now)
+
+    # --- what members do ---
+
+    def join(
+        self,
+        member: str,
+        subscriptions: Mapping[str, str],
+        owned: Iterable[QueueKey],
+        *,
+        version: int,
+        now: float,
+    ) -> None:
+        """Take the member in, or note that it is there, what it wants and what it works on.
+
+        Args:
+            subscriptions: topic -> tag expression.
+            owned: every queue that it may be working on.
+            version: of the last share it has seen, -1 for none.
+        """
+        entry = self._members.get(member)
+        subscribed = entry is None or entry.subscriptions != subscriptions
+        if entry is None:
+            entry = self._members[member] = _Member(subscriptions, now)
+        elif subscribed:
+            entry.subscriptions = dict(subscriptions)
+        entry.seen = now
+        still_owned = frozenset(owned)
+        # A version that was never given out comes from an earlier life, and proves nothing.
+        seen_version = version if version <= self.version else -1
+        freed = self._take_back(member, still_owned, seen_version)
+        if subscribed:
+            self._choose_heirs()
+            self._adopt(member, still_owned)
+            self._compare_tags(subscriptions)
+        if subscribed or freed:
+            self._hand_out(told=self._members if entry.version < 0 else ())
+
+    def leave(self, member: str) -> bool:
+        """Whether it was a member. Its queues are free at once."""
+        return self._remove([member])
+
+    def expire(self, now: float) -> list[str]:
+        """Remove the members that were silent for the session time; who they were."""
+        silent = [
+            name
+            for name, entry in self._members.items()
+            if now - entry.seen >= self._session_timeout_s
+        ]
+        self._remove(silent)
+        return silent
+
+    def touch(self, member: str, now: float) -> None:
+        """The member has given another sign of life."""
+        self._members[member].seen = now
+
+    def topics_changed(self) -> None:
+        """Some topic has other queues than before."""
+        self._choose_heirs()
+        self._hand_out()
+
+    # --- what anybody may know ---
+
+    @property
+    def members(self) -> list[str]:
+        return sorted(self._members)
+
+    def __contains__(self, member: str) -> bool:
+        return member in self._members
+
+    def version_of(self, member: str) -> int:
+        """The version of the share that the member ought to know."""
+        return self._members[member].version
+
+    def share_of(self, member: str) -> GroupShare:
+        """The member's answer; an empty share for one that is none."""
+        entry = self._members.get(member)
+        queues = entry.share if entry else frozenset()
+        return GroupShare(
+            version=entry.version if entry else self.version,
+            queues=sorted(queues, key=lambda queue: (queue.topic, queue.queue_id)),
+            members=len(self._members),
+            session_timeout_ms=round(self._session_timeout_s * 1000),
+        )
+
+    def owner_of(self, queue: QueueKey) -> str:
+        """Who may work on a queue and commit its offsets; empty: nobody."""
+        return self._owners.get(queue, "")
+
+    def subscriptions(self) -> list[Subscription]:
+        """What the members subscribe to; a topic stands there once for each tag expression."""
+        pairs = {pair for entry in self._members.values() for pair in entry.subscriptions.items()}
+        return [Subscription(topic, tags) for topic, tags in sorted(pairs)]
+
+    def topics(self) -> list[str]:
+        return sorted({topic for entry in self._members.values() for topic in entry.subscriptions})
+
+    def record(self) -> GroupRecord:
+        owners: dict[str, dict[int, str]] = {}
+        for queue, owner in self._owners.items():
+            owners.setdefault(queue.topic, {})[queue.queue_id] = owner
+        members = {name: dict(entry.subscriptions) for name, entry in self._members.items()}
+        return GroupRecord(version=self.version, members=members, owners=owners)
+
+    # --- the sharing ---
+
+    def _go_on_with(self, record: GroupRecord, now: float) -> None:
+        self.version = max(self.version, record.version)
+        for name, subscriptions in record.members.items():
+            self._members[name] = _Member(subscriptions, now)
+        for topic, owners in record.owners.items():
+            for queue_id, owner in owners.items():
+                if owner in self._members:
+                    self._owners[QueueKey(topic, queue_id)] = owner
+        self._choose_heirs()
+        self._hand_out(told=self._members)
+
+    def _choose_heirs(self) -> None:
+        subscribers: dict[str, list[str]] = {}
+        for name, entry in self._members.items():
+            for topic in entry.subscriptions:
+                subscribers.setdefault(topic, []).append(name)
+        self._heirs = {
+            QueueKey(topic, queue_id): member
+            for topic, members in subscribers.items()
+            for queue_id, member in allocate_average(
+                self._queue_counts.get(topic, 0), members
+            ).items()
+        }
+
+    def _take_back(self, member: str, owned: frozenset[QueueKey], seen_version: int) -> bool:
+        """Free the queues that the member was told to give up and has given up; whether any."""
+        freed = [
+            queue
+            for queue, since in self._revoked.items()
+            if self._owners[queue] == member and queue not in owned and seen_version >= since
+        ]
+        for queue in freed:
+            del self._owners[queue], self._revoked[queue]
+        return bool(freed)
+
+    def _adopt(self, member: str, owned: frozenset[QueueKey]) -> None:
+        """A member that works on a queue which nobody owns owns it: we are the ones who forgot."""
+        for queue in owned:
+            if queue in self._heirs:
+                self._owners.setdefault(queue, member)
+
+    def _hand_out(self, told: Iterable[str] = ()) -> None:
+        """Give every free queue to its heir, and a new version to whose share has changed.
+
+        `told` get one in any case: the number of members is in every share.
+        """
+        next_version = self.version + 1
+        told_anyway = set(told)
+        for queue, owner in self._owners.items():
+            if self._heirs.get(queue) == owner:
+                self._revoked.pop(queue, None)
+            elif queue not in self._revoked:
+                self._revoked[queue] = next_version
+                told_anyway.add(owner)  # it can only prove to have seen what it is told
+        shares: dict[str, set[QueueKey]] = {}
+        for queue, heir in self._heirs.items():
+            if self._owners.setdefault(queue, heir) == heir:
+                shares.setdefault(heir, set()).add(queue)
+        for name, entry in self._members.items():
+            share = frozenset(shares.get(name, ()))
+            if share != entry.share or name in told_anyway:
+                entry.share, entry.version = share, next_version
+                self.version = next_version
+
+    def _remove(self, names: Iterable[str]) -> bool:
+        gone = {name for name in names if self._members.pop(name, None) is not None}
+        if not gone:
+            return False
+        for queue in [queue for queue, owner in self._owners.items() if owner in gone]:
+            del self._owners[queue]
+            self._revoked.pop(queue, None)
+        self._choose_heirs()
+        self._hand_out(told=self._members)
+        return True
+
+    def _compare_tags(self, topics: Iterable[str]) -> None:
+        """Log it, once, when members ask for different tags: each sees only part of its queues."""
+        for topic in topics:
+            wanted = {
+                parse_tags(entry.subscriptions[topic])
+                for entry in self._members.values()
+                if topic in entry.subscriptions
+            }
+            if len(wanted) == 1:
+                self._warned.discard(topic)
+            elif topic not in self._warned:
+                self._warned.add(topic)
+                log.warning(
+                    "group %s: its members subscribe to different tags of %s; a message reaches "
+                    "only the owner of its queue, who may not want it",
+                    self.name,
+                    topic,
+                )

@@ -1,0 +1,226 @@
+"""Messages out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Final
+
+from cometmq.actors.family import Family
+from cometmq.actors.service import Request, ServiceActor
+from cometmq.protocol.commands import (
+    Command,
+    FoundOffset,
+    GetMessageAt,
+    GetQueueRange,
+    PullMessages,
+    PullResult,
+    PullStatus,
+    QueueRange,
+    SearchOffset,
+)
+from cometmq.protocol.errors import ShuttingDown, SubscriptionIllegal
+from cometmq.protocol.tags import parse_tags
+from cometmq.shm.control import Counter, Phase
+from cometmq.shm.store_reader import GetResult, GetStatus, LivePositions, ReadLimits, StoreReader
+
+log = logging.getLogger(__name__)
+
+COUNT_MAX: Final = 65_536  # messages in one answer, whatever was asked for
+BYTES_MAX: Final = 4 * 1_048_576
+SUSPEND_MS_MAX: Final = 60_000
+ROUNDS_MAX: Final = 64  # stretches of a queue looked through for one filtered pull
+HELD_MAX: Final = 100_000
+TAGS_MAX: Final = 32  # as many as the kernel compares
+
+_STATUS: Final = {
+    GetStatus.FOUND: PullStatus.FOUND,
+    GetStatus.NO_MATCHED_MESSAGE: PullStatus.NO_MATCHED_MESSAGE,
+    GetStatus.MESSAGE_WAS_REMOVING: PullStatus.NO_MATCHED_MESSAGE,
+    GetStatus.OFFSET_OVERFLOW_ONE: PullStatus.NO_NEW_MESSAGE,
+    GetStatus.OFFSET_FOUND_NULL: PullStatus.OFFSET_MOVED,
+    GetStatus.OFFSET_OVERFLOW_BADLY: PullStatus.OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: PullStatus.OFFSET_MOVED,
+}
+
+
+@dataclass(slots=True)
+class Held:
+    """A pull that waits for a message."""
+
+    request: Request
+    command: PullMessages
+    queue_offset: int  # everything below was looked through
+    deadline: float  # time.monotonic()
+
+
+class ReaderActor(ServiceActor):
+    """Answers pulls and questions about the store; holds pulls until there is something for them.
+
+    Writes, alone: nothing.
+    Wakes on: PullMessages and queries, `dispatched` while a pull is held, a timer for its end.
+    Dies of nothing that matters to others: clients pull again.
+    """
+
+    role = "reader"
+    answered_later: ClassVar[tuple[type[Command], ...]] = (PullMessages, GetMessageAt)
+
+    def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        super().__init__(bind=bind)
+        self._family = family
+        settings = family.settings
+        positions = LivePositions(family.control, family.queue_table())
+        self._dispatched = family.control.sleep_on(Counter.DISPATCHED, family.doorbell)
+        self._store = StoreReader(
+            family.store,
+            segment_bytes=settings.mapped_file_size_commit_log_bytes,
+            queue_segment_bytes=settings.mapped_file_size_consume_queue_bytes,
+            positions=positions,
+            limits=ReadLimits(
+                hot_bytes=BYTES_MAX,
+                hot_count=COUNT_MAX,
+                cold_bytes=BYTES_MAX,
+                cold_count=COUNT_MAX,
+                skip_removed=False,  # one unreadable entry hides no others
+            ),
+        )
+        self._held: list[Held] = []
+        self._answered = 0
+
+    def on_start(self) -> None:
+        self._family.wait_for(Counter.PHASE, Phase.SERVING)
+        self.inbox.listen_to_doorbell(self._family.doorbell_fd)
+
+    # --- pulls ---
+
+    def on_pull_messages(self, command: PullMessages, request: Request) -> Command | None:
+        """Answers through the request: the records travel behind the answer."""
+        status, result = self._read(command, command.queue_offset)
+        waits = status in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE)
+        at_end = result.next_queue_offset >= result.max_queue_offset
+        if command.suspend_ms > 0 and waits and at_end and len(self._held) < HELD_MAX:
+            wait_s = min(command.suspend_ms, SUSPEND_MS_MAX) / 1000
+            self._hold(Held(request, command, result.next_queue_offset, time.monotonic() + wait_s))
+            return None
+        self._answer_pull(request, status, result)
+        return None
+
+    def _answer_pull(self, request: Request, status: int, result: GetResult) -> None:
+        answer = PullResult(
+            status,
+            result.next_queue_offset,
+            result.min_queue_offset,
+            result.max_queue_offset,
+            result.count,
+        )
+        self._answered += result.count
+        request.reply(answer, () if result.payload is None else (result.payload,))
+
+    def _read(self, command: PullMessages, queue_offset: int) -> tuple[int, GetResult]:
+        """Look from `queue_offset` on until something matches, for a bounded number of rounds."""
+        tags = filter_of(command.tags)
+        for _ in range(ROUNDS_MAX):
+            result = self._store.get_message(
+                command.topic,
+                command.queue_id,
+                queue_offset,
+                min(max(command.max_count, 1), COUNT_MAX),
+                max_bytes=min(max(command.max_bytes, 1), BYTES_MAX),
+                tags=tags,
+            )
+            if result.status is GetStatus.NO_MESSAGE_IN_QUEUE:
+                empty = PullStatus.OFFSET_MOVED if queue_offset else PullStatus.NO_NEW_MESSAGE
+                return empty, result
+            status = _STATUS[result.status]
+            moved_on = result.next_queue_offset > queue_offset
+            if status != PullStatus.NO_MATCHED_MESSAGE or not moved_on:
+                return status, result
+            if result.next_queue_offset >= result.max_queue_offset:
+                return status, result
+            queue_offset = result.next_queue_offset
+        return PullStatus.NO_MATCHED_MESSAGE, result
+
+    # --- held pulls ---
+
+    def _hold(self, held: Held) -> None:
+        self._held.append(held)
+        self.after(max(0.0, held.deadline - time.monotonic()), self._end_overdue)
+        self._dispatched.arm()
+        if self._has_news(held):  # it came between looking and arming
+            self._serve_held()
+
+    def _has_news(self, held: Held) -> bool:
+        found = self._store.positions.queue_range(held.command.topic, held.command.queue_id)
+        return found is not None and found.max_queue_offset > held.queue_offset
+
+    def on_doorbell(self) -> None:
+        self._serve_held()
+
+    def _serve_held(self) -> None:
+        """Answer who has something now, and sleep on the rest. Armed first, so nothing is missed."""
+        if not self._held:
+            return
+        self._dispatched.arm()
+        still = []
+        for held in self._held:
+            if self._has_news(held):
+                status, result = self._read(held.command, held.queue_offset)
+                held.queue_offset = result.next_queue_offset
+                if status not in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE):
+                    self._answer_pull(held.request, status, result)
+                    continue
+            still.append(held)
+        self._held = still
+        if not still:
+            self._dispatched.disarm()
+
+    def _end_overdue(self) -> None:
+        """Time is up: the client learns how far was looked, and asks again."""
+        now = time.monotonic()
+        overdue = [held for held in self._held if held.deadline <= now]
+        self._held = [held for held in self._held if held.deadline > now]
+        for held in overdue:
+            status, result = self._read(held.command, held.queue_offset)
+            self._answer_pull(held.request, status, result)
+
+    # --- questions ---
+
+    def on_get_queue_range(self, command: GetQueueRange, _request: Request) -> Command:
+        found = self._store.positions.queue_range(command.topic, command.queue_id)
+        return QueueRange(*(found or (0, 0)))
+
+    def on_search_offset(self, command: SearchOffset, _request: Request) -> Command:
+        return FoundOffset(
+            self._store.offset_by_time(
+                command.topic, command.queue_id, command.timestamp_ms, upper=command.upper
+            )
+        )
+
+    def on_get_message_at(self, command: GetMessageAt, request: Request) -> Command | None:
+        message = self._store.record_at(command.physical_offset)
+        next_offset = message.queue_offset + 1
+        answer = PullResult(PullStatus.FOUND, next_offset, message.queue_offset, next_offset, 1)
+        request.reply(answer, (message.record,))
+        return None
+
+    def settle(self) -> None:
+        """Let go of held pulls: their clients are told to come again."""
+        for held in self._held:
+            held.request.fail(ShuttingDown("the broker is shutting down"))
+        self._held.clear()
+
+    def statistics(self) -> dict[str, Any]:
+        return {"held_pulls": len(self._held), "messages_out": self._answered}
+
+
+@lru_cache(maxsize=4096)
+def filter_of(expression: str) -> tuple[str, ...] | None:
+    """The tags of an expression, None for all. Raises SubscriptionIllegal."""
+    tags = parse_tags(expression)
+    if tags is not None and len(tags) > TAGS_MAX:
+        raise SubscriptionIllegal(f"{len(tags)} tags in one expression, at most {TAGS_MAX}")
+    return tags
+

@@ -1,0 +1,506 @@
+"""The broker process: starts the family, watches it, and ends it in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil
+
+from cometmq.actors.family import EXIT_FATAL, Family
+from cometmq.actors.logs import set_up_logging
+from cometmq.actors.service import VERSION, ServiceActor
+from cometmq.actors.zygote import Broken, Ended, Ready, Report, ReportReader, Started, Zygote
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.channel import Channel
+from cometmq.protocol.commands import BrokerEndpoints, EndpointsChanged, Finish
+from cometmq.protocol.errors import BY_CODE, CometError, NotConfirmed, StoreError
+from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter, Doorbell
+from cometmq.shm.files import (
+    ABORT_FILE,
+    STAGING_DIR,
+    StoreLock,
+    check_store_folder,
+    sync_folder,
+)
+from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
+
+log = logging.getLogger(__name__)
+
+# Starting: all at once, each waits for the counters it needs. Finishing: in this order, so that
+# each finds the work of those before it complete.
+FINISH_ORDER: Final = (
+    "commitlog", "dispatcher", "flush", "allocator", "cleaner", "reader", "coordinator", "namesrv",
+)  # fmt: skip
+FINISH_TIMEOUT_S: Final = 60
+DEATHS_MAX: Final = 5
+DEATHS_WITHIN_S: Final = 10
+# Ports behind the name server's, when they are fixed.
+PORT_OF: Final = {"namesrv": 0, "commitlog": 1, "coordinator": 2, "reader": 3}
+
+
+def kind_of(role: str) -> str:
+    return role.partition("-")[0]
+
+
+class BrokerActor(ServiceActor):
+    """Supervises the processes of one broker.
+
+    Writes, alone: the process table, `abort`, the control file's header.
+    Wakes on: reports of children that have started or ended, Finish (which a signal becomes).
+    A child that dies is started again; one that says that the store must not be used further, or
+    that dies again and again, ends the broker, and `abort` stays for the next start to find.
+    """
+
+    role = "broker"
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        zygote: Zygote,
+        doorbells: Sequence[int],
+        token: str,
+        on_ready: Callable[[BrokerActor], None],
+    ) -> None:
+        super().__init__(bind=[(address_of(token, "broker"), True)])
+        self._settings = settings
+        self._store = settings.store_path_root_dir
+        self._zygote = zygote
+        self._reports = ReportReader(zygote.report_fd)
+        self._doorbells = doorbells
+        self._token = token
+        self._on_ready = on_ready
+        self._roles = roles_of(settings)
+        self._pids: dict[str, int] = {}
+        self._serving: set[str] = set()
+        self._binds = {role: self._first_bind(role) for role in self._roles}
+        self._deaths: dict[str, list[float]] = defaultdict(list)
+        self._is_ready = False
+        self._finishing = False
+        self._began = time.monotonic()
+        self.failure: CometError | None = None
+        self.restarts = 0
+
+    # --- start ---
+
+    def on_start(self) -> None:
+        self._lock = StoreLock(self._store, 1)
+        abort = self._store / ABORT_FILE
+        self._clean = not abort.exists()
+        abort.write_text(str(os.getpid()))
+        sync_folder(self._store)
+        self._control = ControlFile.create(
+            self._store / CONTROL_FILE, self._describe(), self._doorbells
+        )
+        QueueTable.create(self._store / QUEUES_FILE, self._control.read(Counter.QUEUES))
+        self.inbox.listen_to(self._zygote.report_fd)
+        for role in self._roles:
+            self._start(role)
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "token": self._token,
+            "store": str(self._store.resolve()),
+            "started_ms": int(time.time() * 1000),
+            "roles": self._roles,
+            "segment_bytes": self._settings.mapped_file_size_commit_log_bytes,
+            "flush": self._settings.flush_disk_type.value,
+        }
+
+    def _first_bind(self, role: str) -> str | None:
+        kind = kind_of(role)
+        if kind not in PORT_OF:
+            return None
+        base = self._settings.port
+        port = "*" if not base else str(base + PORT_OF[kind] + number_of(role))
+        return f"tcp://{bracketed(self._settings.bind_address)}:{port}"
+
+    def _start(self, role: str) -> None:
+        family_message = {
+            "role": role,
+            "settings": self._settings.as_keys(),
+            "store": str(self._store),
+            "doorbells": list(self._doorbells),
+            "doorbell": doorbell_of(role),
+            "addresses": {name: address_of(self._token, name) for name in self._roles},
+            "name_servers": self.name_servers,
+            "bind": self._binds[role],
+            "clean": self._clean,
+        }
+        self._zygote.start(family_message)
+
+    @property
+    def name_servers(self) -> list[str]:
+        """Where the broker registers: the ones it was told, else its own."""
+        if self._settings.name_servers:
+            return [f"tcp://{server}" for server in self._settings.name_servers]
+        return [address_of(self._token, "namesrv")]
+
+    # --- reports ---
+
+    def on_readable(self, _source: Any) -> None:
+        for report in self._reports.read():
+            self._take(report)
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Started(role, pid):
+                self._pids[role] = pid
+            case Ready(role, _, address):
+                self._serving.add(role)
+                if address:
+                    self._binds[role] = address
+                self._on_serving(role)
+            case Broken(role, _, text, code):
+                self._on_broken(role, text, code)
+            case Ended(pid, status):
+                role = next((name for name, known in self._pids.items() if known == pid), "")
+                if role:
+                    self._on_ended(role, pid, status)
+
+    def _on_serving(self, role: str) -> None:
+        if self._serving != set(self._roles):
+            return
+        self._tell_endpoints()
+        if self._is_ready:
+            log.info("%s serves again", role)
+
+    def _tell_endpoints(self) -> None:
+        """The coordinator registers the broker; the first time, that makes it ready."""
+        channel = Channel(address_of(self._token, "coordinator"), "coordinator")
+
+        def done(_pending: Any) -> None:
+            self.call_soon(lambda: self._registered(channel))
+
+        channel.request(EndpointsChanged(self.endpoints), on_done=done)
+
+    def _registered(self, channel: Channel) -> None:
+        channel.close()
+        if not self._is_ready:
+            self._is_ready = True
+            log.info(
+                "%s serves %s after %.2f s; name server %s",
+                self.endpoints.broker, self._store, time.monotonic() - self._began,
+                self.public_name_server,
+            )  # fmt: skip
+            self._on_ready(self)
+
+    @property
+    def endpoints(self) -> BrokerEndpoints:
+        readers = [self._public(role) for role in self._roles if kind_of(role) == "reader"]
+        return BrokerEndpoints(
+            cluster=self._settings.broker_cluster_name,
+            broker=self._settings.broker_name or default_name(self._store),
+            broker_id=self._settings.broker_id,
+            commitlog=self._public("commitlog"),
+            readers=readers,
+            coordinator=self._public("coordinator"),
+        )
+
+    def _public(self, role: str) -> str:
+        """The address as clients reach it: the port that was bound, at the advertised host."""
+        port = (self._binds[role] or "").rpartition(":")[2]
+        return f"tcp://{bracketed(self._settings.advertised_address)}:{port}"
+
+    @property
+    def public_name_server(self) -> str:
+        if self._settings.name_servers:
+            return ";".join(f"tcp://{server}" for server in self._settings.name_servers)
+        return self._public("namesrv")
+
+    def _on_broken(self, role: str, text: str, code: int) -> None:
+        """A child said why it cannot start: at the first start that is the broker's own failure."""
+        error = BY_CODE.get(code, CometError)(f"{role}: {self._name_port_holder(role, text)}")
+        if self._is_ready:
+            log.error("%s did not start again: %s", role, text)
+        else:
+            self._fail(error)
+
+    def _name_port_holder(self, role: str, text: str) -> str:
+        """What holds the port, where that is why the child could not start."""
+        bind = self._binds[role]
+        if bind is None or "in use" not in text.lower():
+            return text
+        port = int(bind.rpartition(":")[2])
+        return f"port {port} is taken by {port_holder(port)}; choose another with --port"
+
+    def _on_ended(self, role: str, pid: int, status: int) -> None:
+        self._serving.discard(role)
+        self._pids.pop(role, None)
+        if self._finishing or self.failure is not None:
+            return
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        now = time.monotonic()
+        deaths = [at for at in self._deaths[role] if at > now - DEATHS_WITHIN_S]
+        self._deaths[role] = [*deaths, now]
+        if status == EXIT_FATAL:
+            self._fail(StoreError(f"{role} took the store out of service; see its log"))
+        elif not self._is_ready:
+            self._fail(CometError(f"{role} (process {pid}) ended {how} before the broker was ready"))
+        elif len(self._deaths[role]) > DEATHS_MAX:
+            self._fail(CometError(f"{role} has ended {how}, {len(deaths) + 1} times in a row"))
+        else:
+            log.error("%s (process %d) ended %s: starting it again", role, pid, how)
+            self.restarts += 1
+            self._start(role)
+
+    def _fail(self, error: CometError) -> None:
+        """End without order: `abort` stays, and the next start recovers."""
+        if self.failure is not None:
+            return
+        log.critical("%s", error)
+        self.failure = error
+        self._kill_children()
+        self.stop()
+
+    def _kill_children(self) -> None:
+        for pid in self._pids.values():
+            _signal(pid, signal.SIGTERM)
+        gone_by = time.monotonic() + 5
+        for process in _processes(self._pids.values()):
+            _wait(process, gone_by - time.monotonic())
+            if process.is_running():
+                process.kill()
+
+    # --- end ---
+
+    def settle(self) -> None:
+        """Everything to its end, one after the other, and then the marks of a bad end removed."""
+        self._finishing = True
+        began = time.monotonic()
+        order = sorted(self._pids, key=lambda role: FINISH_ORDER.index(kind_of(role)))
+        complete = self._is_ready
+        for role in order:
+            complete = self._finish(role) and complete
+        control = self._control
+        wrote = control.read(Counter.WROTE).value
+        behind = [
+            counter.name.lower()
+            for counter in (Counter.DISPATCHED, Counter.FLUSHED)
+            if control.read(counter).value != wrote
+        ]
+        if not complete or behind:
+            log.error("not everything was settled (%s): abort stays", ", ".join(behind) or "see above")
+            return
+        self._remove_marks()
+        log.info("finished in order at %d; %.2f s", wrote, time.monotonic() - began)
+
+    def _finish(self, role: str) -> bool:
+        """Ask one child to end, and see it gone."""
+        pid = self._pids[role]
+        try:
+            with Channel(address_of(self._token, role), role) as channel:
+                channel.ask(Finish(), timeout_s=FINISH_TIMEOUT_S)
+        except CometError as error:
+            if psutil.pid_exists(pid):
+                log.error("%s did not finish: %s", role, error)
+                _signal(pid, signal.SIGKILL)
+            if not isinstance(error, NotConfirmed) or kind_of(role) in FINISH_ORDER[:3]:
+                return False
+        for process in _processes([pid]):
+            _wait(process, FINISH_TIMEOUT_S)
+        return True
+
+    def _remove_marks(self) -> None:
+        store = self._store
+        staging = store / STAGING_DIR
+        if staging.is_dir():
+            for left in staging.iterdir():
+                left.unlink()
+            staging.rmdir()
+        for name in (QUEUES_FILE, CONTROL_FILE):
+            (store / name).unlink(missing_ok=True)
+        sync_folder(store)
+        (store / ABORT_FILE).unlink()
+        sync_folder(store)
+
+    def on_stop(self) -> None:
+        super().on_stop()
+        self._zygote.close()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        found: dict[str, int | float | str] = {
+            f"pid.{role}": self._pids.get(role, 0) for role in self._roles
+        }
+        found["restarts"] = self.restarts
+        found["broker"] = self.endpoints.broker
+        found["name_server"] = self.public_name_server
+        return found
+
+
+# --- addresses and names --------------------------------------------------------------------------
+
+
+def address_of(token: str, role: str) -> str:
+    """Where an actor takes the family's commands: in the abstract namespace, so that nothing is
+    left behind however it ends."""
+    return f"ipc://@cometmq-{token}-{role}"
+
+
+def roles_of(settings: BrokerSettings) -> list[str]:
+    roles = ["commitlog", "allocator", "dispatcher", "flush", "cleaner", "coordinator"]
+    roles += [f"reader-{number}" for number in range(settings.reader_count)]
+    if not settings.name_servers:
+        roles.insert(0, "namesrv")
+    return roles
+
+
+def number_of(role: str) -> int:
+    return int(role.partition("-")[2] or 0)
+
+
+def doorbell_of(role: str) -> int:
+    return Doorbell[kind_of(role).upper()] + number_of(role)
+
+
+def bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def default_name(store: Path) -> str:
+    """A broker's name where none was given: the machine's, and the store's."""
+    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in os.uname().nodename)
+    folder = "".join(c if c.isalnum() or c in "_-" else "-" for c in store.resolve().name)
+    return f"{host}-{folder}"[:100]
+
+
+def port_holder(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                name = " ".join(psutil.Process(connection.pid).cmdline())[:100]
+                return f"process {connection.pid} ({name})"
+    except psutil.Error:
+        pass
+    return "another process"
+
+
+def _processes(pids: Any) -> list[psutil.Process]:
+    found = []
+    for pid in pids:
+        try:
+            found.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _wait(process: psutil.Process, timeout_s: float) -> None:
+    try:
+        process.wait(max(0.0, timeout_s))
+    except psutil.TimeoutExpired:
+        log.warning("process %d is still there", process.pid)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def run_broker(
+    settings: BrokerSettings,
+    on_ready: Callable[[BrokerActor], None],
+    lifeline: int | None = None,
+) -> None:
+    """Serve until a signal, or the end of the lifeline, ends it in order.
+
+    To be called in the main thread of a process that has started no other. Raises CometError when
+    the broker could not start or had to give up.
+    """
+    settings = replace(settings, store_path_root_dir=settings.store_path_root_dir.absolute())
+    settings.check_for_writing()
+    check_store_folder(settings.store_path_root_dir)
+    doorbells = [
+        os.eventfd(0, os.EFD_NONBLOCK) for _ in range(Doorbell.READER + settings.reader_count)
+    ]
+    zygote = Zygote()
+    set_up_logging("broker", settings)
+    token = secrets.token_hex(8)
+    reference = BrokerActor.start(settings, zygote, doorbells, token, on_ready)
+    actor = reference._actor_weakref()
+    assert actor is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: reference.tell(Finish()))
+    actor.started.wait()
+    if actor.start_error is not None:
+        zygote.close()
+        raise actor.start_error
+    if lifeline is not None:
+        threading.Thread(target=_follow, args=(lifeline, reference), daemon=True).start()
+    actor.ended.wait()
+    for doorbell in doorbells:
+        os.close(doorbell)
+    if actor.failure is not None:
+        raise actor.failure
+
+
+def _follow(lifeline: int, reference: Any) -> None:
+    """The embedding process holds the other end; its end is ours."""
+    while os.read(lifeline, 4096):
+        pass
+    reference.tell(Finish())
+
+
+class EmbeddedReady(msgspec.Struct, tag="ready"):
+    """What an embedding process is told once the broker serves."""
+
+    token: str
+    name_server: str
+    broker: str
+    pid: int
+
+
+class EmbeddedFailed(msgspec.Struct, tag="failed"):
+    code: int
+    text: str
+
+
+def main() -> None:
+    """An embedded broker: settings come as one line of JSON on standard input, which then is the
+    lifeline; what became of it goes out as one line on standard output."""
+    line = b""
+    while not line.endswith(b"\n"):
+        more = os.read(0, 1)
+        if not more:
+            return
+        line += more
+    out = os.dup(1)
+    os.dup2(2, 1)  # whatever prints, prints to the log
+
+    def tell(message: EmbeddedReady | EmbeddedFailed) -> None:
+        os.write(out, msgspec.json.encode(message) + b"\n")
+
+    def ready(actor: BrokerActor) -> None:
+        tell(
+            EmbeddedReady(
+                actor._token, actor.public_name_server, actor.endpoints.broker, os.getpid()
+            )
+        )
+
+    try:
+        run_broker(BrokerSettings.from_keys(msgspec.json.decode(line)), ready, lifeline=0)
+    except Exception as error:
+        tell(EmbeddedFailed(getattr(error, "code", CometError.code), str(error)))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

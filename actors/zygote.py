@@ -1,0 +1,185 @@
+"""The process that all children are forked from.
+
+It has everything imported, one thread and no sockets, so a child is there within milliseconds, in a
+known state, and shares the memory of the interpreter with the others. It is forked from the
+supervisor before that one starts its first thread, takes orders from a pipe, and reports on another
+which children it has started and which have ended. When the supervisor dies the order pipe ends,
+and so does the zygote; the children see the same end of their own pipe and finish by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import sys
+from typing import Any, Final
+
+import msgspec
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Started(msgspec.Struct, tag=True):
+    """A child runs."""
+
+    role: str
+    pid: int
+
+
+class Ready(msgspec.Struct, tag=True):
+    """A child serves; `address` is where clients reach it, empty if it has none."""
+
+    role: str
+    pid: int
+    address: str
+
+
+class Broken(msgspec.Struct, tag=True):
+    """A child could not start, and why, in words."""
+
+    role: str
+    pid: int
+    text: str
+    code: int
+
+
+class Ended(msgspec.Struct, tag=True):
+    """A child has ended. `status` is negative for a signal (subprocess's way)."""
+
+    pid: int
+    status: int
+
+
+Report = Started | Ready | Broken | Ended
+_decode_report: Final = msgspec.msgpack.Decoder(Report).decode
+
+
+def write_report(descriptor: int, report: Report) -> None:
+    """One write below PIPE_BUF, so that reports of several processes do not mix."""
+    body = msgspec.msgpack.encode(report)
+    if isinstance(report, Broken) and len(body) > 3500:
+        body = msgspec.msgpack.encode(Broken(report.role, report.pid, report.text[:800], report.code))
+    os.write(descriptor, _LENGTH.pack(len(body)) + body)
+
+
+class ReportReader:
+    """Takes reports from the pipe's reading end, which does not block."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._held = b""
+        os.set_blocking(descriptor, False)
+
+    def read(self) -> list[Report]:
+        while True:
+            try:
+                more = os.read(self._descriptor, 65_536)
+            except BlockingIOError:
+                break
+            if not more:
+                break
+            self._held += more
+        found = []
+        while len(self._held) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._held)[0]
+            if len(self._held) < end:
+                break
+            found.append(_decode_report(self._held[_LENGTH.size : end]))
+            self._held = self._held[end:]
+        return found
+
+
+class Zygote:
+    """The supervisor's end. Make it while the process has one thread."""
+
+    def __init__(self) -> None:
+        self.report_fd, reports = os.pipe()
+        self._lifeline, self._alive = os.pipe()  # ends for everybody when the supervisor dies
+        orders, self._orders = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for descriptor in (self.report_fd, self._alive, self._orders):
+                os.close(descriptor)
+            _run(orders, reports, self._lifeline)
+        os.close(orders)
+        os.close(reports)
+        os.close(self._lifeline)
+
+    def start(self, message: dict[str, Any]) -> None:
+        """Order a child with that Family message; Started and then Ready or Broken come back."""
+        body = msgspec.msgpack.encode(message)
+        os.write(self._orders, _LENGTH.pack(len(body)) + body)
+
+    def close(self) -> None:
+        """End the zygote, and whatever child still waits on its lifeline."""
+        os.close(self._orders)
+        os.close(self._alive)
+        os.waitpid(self.pid, 0)
+
+
+def _run(orders: int, reports: int, lifeline: int) -> None:
+    """The zygote's whole life. Never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when it is over
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
+    children: set[int] = set()
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _reap(children, reports)
+        if orders in ready:
+            order = _read_order(orders)
+            if order is None:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for descriptor in (orders, wake_read, wake_write):
+                    os.close(descriptor)
+                _become_child(order, reports, lifeline)
+            children.add(pid)
+            write_report(reports, Started(order["role"], pid))
+
+
+def _read_order(orders: int) -> dict[str, Any] | None:
+    head = os.read(orders, _LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (left,) = _LENGTH.unpack(head)
+    body = b""
+    while len(body) < left:
+        more = os.read(orders, left - len(body))
+        if not more:
+            return None
+        body += more
+    found: dict[str, Any] = msgspec.msgpack.decode(body)
+    return found
+
+
+def _reap(children: set[int], reports: int) -> None:
+    for pid in list(children):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            children.discard(pid)
+            write_report(reports, Ended(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _become_child(order: dict[str, Any], reports: int, lifeline: int) -> None:
+    from cometmq.actors.process import run_child
+
+    status = 70
+    try:
+        status = run_child(order, reports, lifeline)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,424 @@
+"""Keeps pulls going for the queues a consumer owns, and the messages that came until they go out.
+
+One pull per queue is on its way; the next is sent when its answer arrives, before anything of it
+is decoded, so that the reader works while the client does. Everything here runs in the thread that
+polls, which also receives from the sockets itself; other threads only leave a note and ring.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import zmq
+
+from cometmq.client.progress import Progress
+from cometmq.client.recovery import pause_s
+from cometmq.protocol.channel import Channel, Pending, wait_any
+from cometmq.protocol.commands import BrokerEndpoints, PullMessages, PullResult, PullStatus
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.tags import parse_tags
+from cometmq.shm._kernel import Message, RecordDamaged, decode
+
+log = logging.getLogger(__name__)
+
+SUSPEND_MS: Final = 15_000  # RocketMQ brokerSuspendMaxTimeMillis
+ANSWER_S: Final = SUSPEND_MS / 1000 + 5.0
+PULL_COUNT: Final = 8_192
+CHECK_S: Final = 1.0
+RECORD_BYTES_MIN: Final = 91  # RocketMQ: a record without topic, body and properties
+MAGICS: Final = (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab")
+
+
+class Queue:
+    """A queue that the consumer owns."""
+
+    __slots__ = (
+        "broker",
+        "buffered_bytes",
+        "chunks",
+        "committed",
+        "dropped",
+        "endpoints",
+        "epoch",
+        "expression",
+        "failures",
+        "hungry",
+        "next_offset",
+        "progress",
+        "pull_sent_at",
+        "pulling",
+        "queue_id",
+        "retry_at",
+        "store_hosts",
+        "tags",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        endpoints: Callable[[], BrokerEndpoints],
+        broker: str,
+        topic: str,
+        queue_id: int,
+        expression: str,
+        queue_offset: int,
+    ) -> None:
+        self.endpoints = endpoints  # where the broker is now
+        self.broker = broker
+        self.topic = topic
+        self.queue_id = queue_id
+        self.expression = expression
+        self.tags = parse_tags(expression)
+        self.progress = Progress(queue_offset)
+        self.committed = queue_offset  # what the coordinator has
+        self.next_offset = queue_offset  # what is pulled next
+        self.epoch = 0  # answers to pulls of an earlier one are not wanted
+        self.pulling = False
+        self.pull_sent_at = 0.0
+        self.hungry = False  # would pull if less was buffered
+        self.retry_at = 0.0  # when a failed pull is tried again; 0: none has
+        self.failures = 0
+        self.buffered_bytes = 0
+        self.chunks: set[Chunk] = set()
+        self.store_hosts: set[str] = set()
+        self.dropped = False
+
+    def discard(self) -> None:
+        """Forget what is buffered and what is on its way."""
+        self.epoch += 1
+        self.pulling = False
+        self.retry_at = 0.0
+        for chunk in list(self.chunks):
+            chunk.stop = 0
+        self.chunks.clear()
+        self.buffered_bytes = 0
+
+    def move(self, queue_offset: int) -> None:
+        """Go on from there."""
+        self.discard()
+        self.progress = Progress(queue_offset)
+        self.next_offset = queue_offset
+
+    def __repr__(self) -> str:
+        return f"{self.topic}/{self.queue_id}@{self.broker}"
+
+
+class Chunk:
+    """The messages of one answer; bytes until they are needed."""
+
+    __slots__ = ("end", "frame", "messages", "position", "queue", "size", "start", "stop")
+
+    def __init__(self, queue: Queue, start: int, end: int, frame: zmq.Frame, count: int) -> None:
+        self.queue = queue
+        self.start = start  # queue offsets [start, end) were looked at for it
+        self.end = end
+        self.frame: zmq.Frame | None = frame
+        self.size = len(frame)
+        self.messages: list[Message] = []
+        self.position = 0  # the next message to go out
+        self.stop = count  # where they end; 0 once the queue is lost
+
+
+class Puller:
+    """See the module.
+
+    Args:
+        lock: the consumer's; held while progress or ownership is looked at or changed.
+        pull_bytes: asked for in one answer.
+        prefetch_bytes: of all queues together; a queue goes on while it has less than its share.
+        on_trouble: called when a reader does not answer; must not block.
+    """
+
+    def __init__(
+        self,
+        lock: object,
+        *,
+        pull_bytes: int,
+        prefetch_bytes: int,
+        prefetch_count: int,
+        on_trouble: Callable[[], None],
+    ) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.ready: deque[Chunk] = deque()
+        self._lock = lock
+        self._pull_bytes = pull_bytes
+        self._prefetch_bytes = prefetch_bytes
+        self._pull_count = min(PULL_COUNT, prefetch_count)
+        self._on_trouble = on_trouble
+        self._queues: set[Queue] = set()
+        self._notes: deque[Queue] = deque()  # taken on, moved or dropped by another thread
+        self._arrived: deque[tuple[Queue, int, Pending]] = deque()
+        self._channels: dict[str, Channel] = {}
+        self._check_at = 0.0
+        self._closed = False
+
+    # --- from other threads ---
+
+    def note(self, queues: Iterable[Queue]) -> None:
+        """These were taken on, moved or dropped."""
+        self._notes.extend(queues)
+        self.ring()
+
+    def ring(self) -> None:
+        """Whoever waits looks again."""
+        if not self._closed:
+            os.eventfd_write(self.wake_fd, 1)
+
+    # --- in the polling thread ---
+
+    def pump(self, timeout_s: float) -> None:
+        """Send pulls that are due, wait for something to happen, take in what came."""
+        self.begin()
+        if self._arrived:
+            timeout_s = 0
+        if self._channels or timeout_s > 0:
+            wait_any(self._channels.values(), min(timeout_s, self.due_s()), self.wake_fd)
+        self.take_in()
+
+    def begin(self) -> None:
+        """Send what is due."""
+        while self._notes:
+            queue = self._notes.popleft()
+            if queue.dropped:
+                self._queues.discard(queue)
+            else:
+                self._queues.add(queue)
+                if not queue.pulling:
+                    self._pull(queue)
+        now = time.monotonic()
+        if now >= self._check_at:
+            self._check(now)
+
+    def take_in(self) -> None:
+        try:
+            os.eventfd_read(self.wake_fd)
+        except BlockingIOError:
+            pass
+        while self._arrived:
+            self._answered(*self._arrived.popleft())
+
+    def due_s(self) -> float:
+        """In how long something has to be done although nothing arrives."""
+        return max(0.0, self._check_at - time.monotonic())
+
+    def descriptors(self) -> list[int]:
+        """What to sleep on until `pump` has something to do; empty: it has already."""
+        found = [self.wake_fd]
+        for channel in self._channels.values():
+            descriptors = channel.descriptors()
+            if not descriptors:
+                return []
+            found += descriptors
+        return found
+
+    def _check(self, now: float) -> None:
+        """Pull again where a pull failed a while ago, or was not answered for too long."""
+        next_at = now + CHECK_S
+        for queue in self._queues:
+            if queue.retry_at and queue.retry_at <= now:
+                queue.retry_at = 0.0
+                self._pull(queue)
+            elif queue.pulling and now - queue.pull_sent_at > ANSWER_S:
+                queue.epoch += 1  # should it still come: too late
+                self._failed(queue, f"no answer within {ANSWER_S:g} s")
+            if queue.retry_at:
+                next_at = min(next_at, queue.retry_at)
+        self._check_at = next_at
+
+    def _pull(self, queue: Queue) -> None:
+        queue.hungry = False
+        readers = queue.endpoints().readers
+        try:
+            channel = self._channel(readers[queue.queue_id % len(readers)])
+            queue.pulling = True
+            queue.pull_sent_at = time.monotonic()
+            channel.request(
+                PullMessages(
+                    queue.topic,
+                    queue.queue_id,
+                    queue.next_offset,
+                    self._pull_count,
+                    self._pull_bytes,
+                    SUSPEND_MS,
+                    queue.expression,
+                ),
+                on_done=functools.partial(self._on_done, queue, queue.epoch),
+                pump=False,
+            )
+        except CometError as error:
+            self._failed(queue, str(error))
+
+    def _channel(self, endpoint: str) -> Channel:
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            self._close_unused()
+            channel = self._channels[endpoint] = Channel(endpoint, f"the reader at {endpoint}")
+        return channel
+
+    def _close_unused(self) -> None:
+        used = {endpoint for queue in self._queues for endpoint in queue.endpoints().readers}
+        for endpoint in [each for each in self._channels if each not in used]:
+            self._channels.pop(endpoint).close()
+
+    def _on_done(self, queue: Queue, epoch: int, pending: Pending) -> None:
+        self._arrived.append((queue, epoch, pending))
+
+    # --- answers ---
+
+    def _answered(self, queue: Queue, epoch: int, pending: Pending) -> None:
+        if queue.dropped or queue.epoch != epoch:
+            return
+        queue.pulling = False
+        try:
+            answer, payload = pending.result()
+        except CometError as error:
+            self._failed(queue, str(error))
+            return
+        if not isinstance(answer, PullResult):
+            self._failed(queue, f"a pull was answered by {type(answer).__name__}")
+            return
+        queue.failures = 0
+        start, end = queue.next_offset, answer.next_queue_offset
+        if answer.status == PullStatus.OFFSET_MOVED:
+            self._moved(queue, answer)
+        elif answer.status == PullStatus.FOUND and payload and end > start:
+            queue.next_offset = end
+            chunk = Chunk(queue, start, end, payload[0], answer.count)
+            queue.chunks.add(chunk)
+            queue.buffered_bytes += chunk.size
+            self.ready.append(chunk)
+        elif answer.status == PullStatus.NO_MATCHED_MESSAGE and end > start:
+            queue.next_offset = end
+            with self._lock:  # type: ignore[attr-defined]
+                queue.progress.arrived(start, end, ())
+                self._deliver(queue, end)
+        elif answer.status != PullStatus.NO_NEW_MESSAGE:
+            self._failed(queue, f"an answer that leads nowhere: {answer}")
+            return
+        elif time.monotonic() - queue.pull_sent_at < SUSPEND_MS / 4000:
+            queue.failures = 2  # a reader that does not hold pulls: do not storm it
+            self._retry_later(queue)
+            return
+        self._pull_if_room(queue)
+
+    @staticmethod
+    def _deliver(queue: Queue, queue_offset: int) -> None:
+        queue.progress.delivered = max(queue.progress.delivered, queue_offset)
+
+    def _moved(self, queue: Queue, answer: PullResult) -> None:
+        """The queue does not have the offset we asked for: expired, or lost by the broker."""
+        log.warning(
+            "%s: offset %d is outside [%d, %d], going on at %d",
+            queue,
+            queue.next_offset,
+            answer.min_queue_offset,
+            answer.max_queue_offset,
+            answer.next_queue_offset,
+        )
+        with self._lock:  # type: ignore[attr-defined]
+            if answer.next_queue_offset < queue.next_offset:
+                queue.move(answer.next_queue_offset)
+            else:
+                queue.progress.arrived(queue.next_offset, answer.next_queue_offset, ())
+                queue.next_offset = answer.next_queue_offset
+
+    def _failed(self, queue: Queue, text: str) -> None:
+        queue.pulling = False
+        queue.failures += 1
+        level = logging.WARNING if queue.failures == 5 else logging.DEBUG
+        log.log(level, "%s: %s; trying again", queue, text)
+        self._on_trouble()
+        self._retry_later(queue)
+
+    def _retry_later(self, queue: Queue) -> None:
+        queue.retry_at = time.monotonic() + pause_s(queue.failures)
+        self._check_at = min(self._check_at, queue.retry_at)
+
+    def _pull_if_room(self, queue: Queue) -> None:
+        share = self._prefetch_bytes // max(1, len(self._queues))
+        if queue.buffered_bytes <= max(share, 1):
+            self._pull(queue)
+        else:
+            queue.hungry = True
+
+    # --- messages on their way out ---
+
+    def open(self, chunk: Chunk) -> None:
+        """Decode it, if it has not been."""
+        frame, chunk.frame = chunk.frame, None
+        if frame is None or not chunk.stop:
+            return
+        queue = chunk.queue
+        try:
+            messages = decode(frame.buffer, queue.tags)
+        except RecordDamaged as damage:
+            messages = salvage(frame.buffer, queue, damage)
+        with self._lock:  # type: ignore[attr-defined]
+            if not chunk.stop:
+                return  # lost meanwhile
+            queue.progress.arrived(chunk.start, chunk.end, messages)
+            chunk.messages, chunk.stop = messages, len(messages)
+            if not messages:
+                self._deliver(queue, chunk.end)
+            else:
+                queue.store_hosts.add(messages[0].store_host)
+
+    def taken(self, chunk: Chunk) -> None:
+        """Everything of it has gone out."""
+        queue = chunk.queue
+        if chunk in queue.chunks:
+            queue.chunks.discard(chunk)
+            queue.buffered_bytes -= chunk.size
+        if queue.hungry and not queue.dropped and not queue.pulling:
+            self._pull_if_room(queue)
+
+    def close(self) -> None:
+        self._closed = True
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self.ready.clear()
+        os.close(self.wake_fd)
+
+
+def salvage(buffer: memoryview, queue: Queue, damage: Exception) -> list[Message]:
+    """What can be read of an answer in which a record is damaged; the rest is reported.
+
+    A damaged record is skipped by the size it states. When that cannot be right, everything behind
+    it in this answer is skipped as well: nobody knows where the next record begins.
+    """
+    found: list[Message] = []
+    start = 0
+    while True:
+        reason, position = damage.args
+        at = start + position
+        found += decode(buffer[start:at], queue.tags)
+        after = found[-1].queue_offset if found else None
+        size = int.from_bytes(buffer[at : at + 4], "big")
+        end = at + size
+        whole = size >= RECORD_BYTES_MIN and (
+            end == len(buffer) or bytes(buffer[end + 4 : end + 8]) in MAGICS
+        )
+        log.error(
+            "%s: a damaged record (%s) behind queue offset %s is skipped%s",
+            queue,
+            reason,
+            after,
+            "" if whole else f", and {len(buffer) - at} bytes behind it that it makes unreadable",
+        )
+        if not whole:
+            return found
+        start = end
+        try:
+            return found + decode(buffer[start:], queue.tags)
+        except RecordDamaged as another:
+            damage = another
+
+
+__all__ = ["Chunk", "Puller", "Queue", "salvage"]

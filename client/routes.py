@@ -1,0 +1,259 @@
+"""Where topics live: asks the name server, remembers the answer, keeps one line per address."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeVar
+
+from cometmq.protocol.channel import Channel, Pending
+from cometmq.protocol.commands import (
+    BrokerEndpoints,
+    BrokerList,
+    BrokerRoute,
+    Command,
+    EnsureTopic,
+    GetRoute,
+    ListBrokers,
+    TopicRoute,
+)
+from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, TopicNotExist
+
+log = logging.getLogger(__name__)
+
+REFRESH_S: Final = 30.0  # RocketMQ pollNameServerInterval
+ASK_S: Final = 3.0
+DEFAULT_PORT: Final = 9876
+MASTER: Final = 0  # broker_id
+
+Answer = TypeVar("Answer", bound=Command)
+
+
+def parse_addresses(name_server: str | Iterable[str]) -> tuple[str, ...]:
+    """ZeroMQ addresses from "host", "host:port", "tcp://host:port", or several: ";" or a list."""
+    texts = name_server.split(";") if isinstance(name_server, str) else list(name_server)
+    addresses = tuple(_address(text.strip()) for text in texts if text.strip())
+    if not addresses:
+        raise ValueError("no name server is given")
+    return addresses
+
+
+def _address(text: str) -> str:
+    if "://" in text:
+        return text
+    host, separator, port = text.rpartition(":")
+    if separator and port.isdigit() and (":" not in host or host.endswith("]")):
+        return f"tcp://{text}"
+    return f"tcp://{text}:{DEFAULT_PORT}"
+
+
+class _Entry:
+    __slots__ = ("asked_at", "route")
+
+    def __init__(self, route: TopicRoute) -> None:
+        self.route = route
+        self.asked_at = time.monotonic()
+
+
+class Routes:
+    """The routes that one client uses, and its lines to brokers. Threads may share it.
+
+    Args:
+        name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
+            They are asked in turn, beginning with the last that answered.
+    """
+
+    def __init__(self, name_server: str | Iterable[str]) -> None:
+        self.addresses = parse_addresses(name_server)
+        self._lock = threading.Lock()  # guards the fields below
+        self._channels: dict[str, Channel] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._preferred = 0
+        self._closed = False
+
+    # --- topics ---
+
+    def known(self, topic: str) -> TopicRoute | None:
+        """The route, if it has been asked for before; costs no time.
+
+        A route older than 30 s is asked for again in the background.
+        """
+        entry = self._entries.get(topic)
+        if entry is None:
+            return None
+        if time.monotonic() - entry.asked_at > REFRESH_S:
+            self._refresh_later(topic, entry)
+        return entry.route
+
+    def topic(self, topic: str, timeout_s: float = ASK_S) -> TopicRoute:
+        """The topic's route. An unknown topic is created, on all brokers, if they allow that.
+
+        Raises NotReachable (no name server, or no broker), TopicNotExist (may not be created).
+        """
+        return self.known(topic) or self.refresh(topic, timeout_s)
+
+    def refresh(self, topic: str, timeout_s: float = ASK_S) -> TopicRoute:
+        """Ask again; raises what `topic` raises."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            route = self._ask_name_server(GetRoute(topic), TopicRoute, timeout_s)
+            if not route.brokers:
+                raise TopicNotExist(f"no broker serves topic {topic}")
+        except TopicNotExist:
+            route = self._create(topic, deadline)
+        return self._keep(topic, route)
+
+    def ensure(self, topic: str, timeout_s: float = ASK_S) -> TopicRoute:
+        """Have every broker make sure that it knows the topic, and learn the route from them."""
+        return self._keep(topic, self._create(topic, time.monotonic() + timeout_s))
+
+    def find(self, topic: str, timeout_s: float = ASK_S) -> TopicRoute:
+        """The route of a topic that exists; it is not created. Raises TopicNotExist."""
+        return self._keep(topic, self._ask_name_server(GetRoute(topic), TopicRoute, timeout_s))
+
+    def brokers(self, timeout_s: float = ASK_S) -> list[BrokerEndpoints]:
+        """All brokers that the name server knows, slaves too."""
+        return self._ask_name_server(ListBrokers(), BrokerList, timeout_s).brokers
+
+    def masters(self, timeout_s: float = ASK_S) -> list[BrokerEndpoints]:
+        """Every broker's master. Raises NotReachable if there is none."""
+        masters = [each for each in self.brokers(timeout_s) if each.broker_id == MASTER]
+        if not masters:
+            raise NotReachable(f"the name server at {self._names()} knows no broker")
+        return masters
+
+    def _create(self, topic: str, deadline: float) -> TopicRoute:
+        masters = self.masters(max(0.1, deadline - time.monotonic()))
+        found: list[BrokerRoute] = []
+        refusal: CometError | None = None
+        for master in masters:
+            try:
+                answer = self.ask(
+                    master.coordinator,
+                    EnsureTopic(topic),
+                    TopicRoute,
+                    max(0.1, deadline - time.monotonic()),
+                    name=f"the coordinator of {master.broker}",
+                )
+            except CometError as error:
+                log.warning("topic %s on broker %s: %s", topic, master.broker, error)
+                refusal = error
+            else:
+                found += [route for route in answer.brokers if not _has(found, route)]
+        if not found:
+            raise refusal or TopicNotExist(f"no broker serves topic {topic}")
+        found.sort(key=lambda route: (route.endpoints.broker, route.endpoints.broker_id))
+        return TopicRoute(topic, found)
+
+    def _keep(self, topic: str, route: TopicRoute) -> TopicRoute:
+        with self._lock:
+            entry = self._entries.get(topic)
+            if entry is not None and entry.route == route:
+                entry.asked_at = time.monotonic()
+                return entry.route  # the same object: nobody has to look at it again
+            self._entries[topic] = _Entry(route)
+        return route
+
+    def _refresh_later(self, topic: str, entry: _Entry) -> None:
+        def refreshed(pending: Pending) -> None:
+            try:
+                answer, _ = pending.result()
+            except CometError as error:
+                log.debug("route of %s not refreshed: %s", topic, error)
+            else:
+                if isinstance(answer, TopicRoute) and answer.brokers:
+                    self._keep(topic, answer)
+
+        entry.asked_at = time.monotonic()
+        try:
+            channel = self.channel(self.addresses[self._preferred], "the name server")
+            channel.request(GetRoute(topic), on_done=refreshed)
+        except CometError as error:
+            log.debug("route of %s not refreshed: %s", topic, error)
+
+    # --- asking ---
+
+    def ask(
+        self,
+        endpoint: str,
+        command: Command,
+        kind: type[Answer],
+        timeout_s: float = ASK_S,
+        *,
+        name: str = "",
+    ) -> Answer:
+        """Ask the process at an address. Raises the answered error, NotConfirmed, NotReachable."""
+        answer, _ = self.channel(endpoint, name).ask(command, timeout_s=timeout_s)
+        if not isinstance(answer, kind):
+            raise CometError(f"{endpoint} answered {type(answer).__name__}, not {kind.__name__}")
+        return answer
+
+    def _ask_name_server(self, command: Command, kind: type[Answer], timeout_s: float) -> Answer:
+        count = len(self.addresses)
+        first = self._preferred
+        for step in range(count):
+            index = (first + step) % count
+            try:
+                answer = self.ask(
+                    self.addresses[index], command, kind, timeout_s / count, name="the name server"
+                )
+            except (NotConfirmed, NotReachable) as error:
+                log.debug("name server %s: %s", self.addresses[index], error)
+            else:
+                self._preferred = index
+                return answer
+        raise NotReachable(f"no name server answers at {self._names()} within {timeout_s:g} s")
+
+    def _names(self) -> str:
+        return ", ".join(self.addresses)
+
+    # --- lines ---
+
+    def channel(self, endpoint: str, name: str = "") -> Channel:
+        """The line to that address, opened when first asked for."""
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            with self._lock:
+                if self._closed:
+                    raise NotReachable("the client is closed")
+                channel = self._channels.get(endpoint)
+                if channel is None:
+                    text = f"{name} at {endpoint}" if name else endpoint
+                    channel = self._channels[endpoint] = Channel(endpoint, text)
+        return channel
+
+    def retire(self, endpoint: str) -> None:
+        """Close the line to an address that nobody listens at any more.
+
+        What waits for an answer there fails with NotConfirmed and is not sent later.
+        """
+        with self._lock:
+            channel = self._channels.pop(endpoint, None)
+        if channel is not None:
+            channel.close()
+
+    def close(self) -> None:
+        """Close all lines. May be called twice."""
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels.values())
+            self._channels.clear()
+        for channel in channels:
+            channel.close()
+
+
+def _has(found: Sequence[BrokerRoute], route: BrokerRoute) -> bool:
+    key = (route.endpoints.broker, route.endpoints.broker_id)
+    return any((each.endpoints.broker, each.endpoints.broker_id) == key for each in found)
+
+
+def broker_routes(route: TopicRoute) -> list[BrokerRoute]:
+    """One entry a broker, by name: its master, or a slave where no master is left."""
+    best: dict[str, BrokerRoute] = {}
+    for each in route.brokers:
+        name = each.endpoints.broker
+        if name not in best or each.endpoints.broker_id < best[name].endpoints.broker_id:
+            best[name] = each
+    return [best[name] for name in sorted(best)]

@@ -1,0 +1,333 @@
+"""Apache RocketMQ's published store classes, as a judge of the files that CometMQ writes.
+
+    from interop.rocketmq import assert_rocketmq_reads
+
+    def test_rocketmq_reads_what_we_wrote(tmp_path: Path) -> None:
+        acknowledged = write_a_store(tmp_path)
+        assert_rocketmq_reads(tmp_path, settings, acknowledged)
+
+The classes are those of a release, fetched once by the ordinary `mvn` into a cache directory
+(`$COMETMQ_CACHE`, else `~/.cache/cometmq`). Each call below is one run of a JVM: some five seconds,
+three of which RocketMQ spends in its shutdown. A test that calls one of them is to be marked `jvm`
+and is skipped, loudly, where there is no JVM or the classes cannot be had.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import golden
+import pytest
+
+VERSION = "5.3.3"
+HELPER = Path(__file__).with_name("StoreLister.java")
+FETCH_TIMEOUT_S = 600
+RUN_TIMEOUT_S = 110  # below the limit of a test, so that the reason is seen and not only a timeout
+REFUSED = 3  # StoreLister's exit code
+
+# Plain `dependency:copy-dependencies` would take whatever plugin version this Maven was built with.
+COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+POM = f"""\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>cometmq</groupId>
+  <artifactId>interop</artifactId>
+  <version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.rocketmq</groupId>
+      <artifactId>rocketmq-store</artifactId>
+      <version>{VERSION}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+#: Why tests were skipped, for the terminal summary; None while nothing was.
+SKIP_REASON: str | None = None
+
+
+class NotAvailable(Exception):
+    """RocketMQ's classes cannot be run here: no JVM, no Maven, or the artifacts cannot be had."""
+
+
+class StoreRefused(Exception):
+    """RocketMQ does not open the directory: a file of the wrong size, or its lock is held.
+
+    Holds what RocketMQ said. It locks after it has recovered, so the files may have been changed.
+    """
+
+
+# Getting RocketMQ
+
+
+def cache_dir() -> Path:
+    root = os.environ.get("COMETMQ_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "cometmq") / f"rocketmq-{VERSION}"
+
+
+def jars() -> list[Path]:
+    """The pinned rocketmq-store with all it needs to run; fetched if not in the cache yet.
+
+    Raises NotAvailable.
+    """
+    there = cache_dir() / "jars"
+    if not there.is_dir():
+        _fill(there, _fetch)
+    return sorted(there.glob("*.jar"))
+
+
+def compile_helper() -> Path:
+    """The directory of StoreLister's classes; each content of it has its own."""
+    key = hashlib.sha256(HELPER.read_bytes()).hexdigest()[:16]
+    classes = cache_dir() / f"helper-{key}"
+    if not classes.is_dir():
+        jars()
+        _fill(classes, _compile)
+    return classes
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise NotAvailable(f"no `{name}` on the PATH")
+    return found
+
+
+def _fill(target: Path, fill: Callable[[Path], None]) -> None:
+    """Makes `target` by `fill(directory)`; it appears whole or not at all, also for two at once."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as directory:
+            made = Path(directory) / "made"
+            made.mkdir()
+            fill(made)
+            if not target.is_dir():
+                made.rename(target)
+    except OSError as error:
+        if not target.is_dir():
+            raise NotAvailable(f"cannot write to the cache: {error}") from error
+
+
+def _fetch(into: Path) -> None:
+    pom = into.parent / "pom.xml"
+    pom.write_text(POM)
+    command = [_program("mvn"), "-B", "-C", "-q", "-Dstyle.color=never", "-f", str(pom)]
+    command += [COPY_DEPENDENCIES, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
+    _program("java")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise NotAvailable(f"mvn took longer than {FETCH_TIMEOUT_S} s") from error
+    if done.returncode or not (into / f"rocketmq-store-{VERSION}.jar").exists():
+        raise NotAvailable(
+            f"mvn could not get rocketmq-store {VERSION}: {_first_error(done.stdout)}"
+        )
+
+
+def _first_error(log: str) -> str:
+    errors = [line for line in log.splitlines() if line.startswith("[ERROR]")]
+    return (errors or log.splitlines() or ["it said nothing"])[0][:400]
+
+
+def _compile(into: Path) -> None:
+    command = [_program("javac"), "-cp", str(cache_dir() / "jars" / "*"), "-d", str(into)]
+    # A helper that does not compile is a fault of ours, so it is no reason to skip.
+    subprocess.run([*command, str(HELPER)], check=True, timeout=RUN_TIMEOUT_S)
+
+
+@functools.cache
+def _why_not() -> str | None:
+    """Asked once a session, so that a machine without a network waits for Maven only once."""
+    try:
+        _program("java")
+        compile_helper()
+    except NotAvailable as why:
+        return str(why)
+    return None
+
+
+def require() -> None:
+    """Skips the running test if RocketMQ cannot be run here."""
+    global SKIP_REASON
+    why_not = _why_not()
+    if why_not is not None:
+        SKIP_REASON = f"NOT CHECKED AGAINST ROCKETMQ {VERSION}: {why_not}"
+        pytest.skip(SKIP_REASON)
+
+
+# Running it
+
+
+def list_store(
+    store_dir: Path,
+    *,
+    segment_bytes: int,
+    queue_segment_bytes: int,
+    queries: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Opens the store with RocketMQ, reads all of it, and closes it cleanly.
+
+    RocketMQ recovers, and so may change, what it opens: give it a copy. Without queries the index
+    is off: where `abort` lies, RocketMQ then drops the newest index files and makes no new ones.
+    Raises StoreRefused. Skips the test if there is no RocketMQ.
+
+    Returns:
+        messages: one mapping a record, in CommitLog order; `body` in base64, `cq` its
+            ConsumeQueue entry (None: no queue has it), `bodyCrcOk` and `foundAt` only if wrong.
+        queues, queuesAfterLoad: minOffset and maxOffset of each queue, and as they stood before
+            dispatch started.
+        unreadable: the queue offsets between min and max for which getMessage returned nothing.
+        minPhyOffset, maxPhyOffset, logReadTo: the log's bounds, and how far it could be walked.
+        lastExitOk, abortLeft: whether `abort` was missing before, and whether it is there now.
+        queries: the given ones, each with RocketMQ's answer added.
+    """
+    request: dict[str, Any] = {"mode": "list"}
+    if queries is not None:
+        request["queries"] = queries
+    request["settings"] = {
+        "messageIndexEnable": queries is not None,
+        **(settings or {}),
+        "mappedFileSizeCommitLog": segment_bytes,
+        "mappedFileSizeConsumeQueue": queue_segment_bytes,
+    }
+    messages, summary = _run(store_dir, request)
+    return {**summary, "messages": sorted(messages, key=_place)}
+
+
+def append_messages(
+    store_dir: Path,
+    settings: Mapping[str, Any],
+    topic: str,
+    bodies: Iterable[bytes],
+    *,
+    queues: int = 1,
+    leave_open: bool = False,
+) -> list[dict[str, Any]]:
+    """Has RocketMQ go on with the store: puts one message a body, round robin over the queues.
+
+    Message i has the tag `tag<i % 3>`, the key `key<i>` and a unique key. `leave_open` halts the
+    JVM after the last acknowledgement, and so leaves `abort`, and maybe queues behind the log.
+    Returns what RocketMQ acknowledged, in that order.
+    """
+    encoded = [base64.b64encode(body).decode() for body in bodies]
+    request = {
+        "mode": "leave-open" if leave_open else "append",
+        "settings": settings,
+        "append": {"topic": topic, "queues": queues, "bodies": encoded},
+    }
+    acknowledged, summary = _run(store_dir, request)
+    assert len(acknowledged) == len(encoded), (len(acknowledged), len(encoded))
+    assert leave_open or not summary["abortLeft"]
+    return acknowledged
+
+
+def _run(store_dir: Path, request: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """One run of StoreLister: the lines it wrote, and its summary."""
+    require()
+    classpath = os.pathsep.join([str(compile_helper()), str(cache_dir() / "jars" / "*")])
+    command = [_program("java"), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    done = subprocess.run(
+        [*command, "-cp", classpath, "StoreLister"],
+        input=json.dumps({**request, "storeDir": str(store_dir)}).encode(),
+        capture_output=True,
+        timeout=RUN_TIMEOUT_S,
+    )
+    logged = done.stderr.decode(errors="replace")
+    if done.returncode == REFUSED:
+        raise StoreRefused(logged)
+    # Not splitlines(): a property may hold any of the characters that would also end a line there.
+    lines = [json.loads(line) for line in done.stdout.split(b"\n") if line]
+    assert done.returncode == 0, f"StoreLister failed:\n{logged}"
+    assert lines, f"StoreLister wrote nothing:\n{logged}"
+    assert "summary" in lines[-1], f"StoreLister's answer is cut off:\n{logged}"
+    return lines[:-1], lines[-1]["summary"]
+
+
+# Comparing
+
+
+def assert_rocketmq_reads(
+    store_dir: Path,
+    settings: Mapping[str, Any],
+    expected: Sequence[Mapping[str, Any]],
+    *,
+    unreadable: Iterable[tuple[str, int, int]] = (),
+) -> dict[str, Any]:
+    """RocketMQ opens the store and finds exactly the expected records, in log and queues.
+
+    Args:
+        settings: by RocketMQ's names; needs both segment sizes.
+        expected: one mapping a record, in any order, with at least `physicalOffset`. Every field
+            given is compared (their names: see `list_store`); `body` may be bytes or base64.
+            A record without `cq` is expected to be in its queue; say `cq: None` if it is in none.
+        unreadable: (topic, queueId, queueOffset) of queue entries that point at no message.
+
+    Returns the listing, for further questions.
+    """
+    listing = list_store(
+        store_dir,
+        segment_bytes=settings["mappedFileSizeCommitLog"],
+        queue_segment_bytes=settings["mappedFileSizeConsumeQueue"],
+        settings=settings,
+    )
+    assert_same_records(listing["messages"], expected)
+    gaps = {(gap["topic"], gap["queueId"], gap["queueOffset"]) for gap in listing["unreadable"]}
+    assert gaps == set(unreadable), f"RocketMQ cannot read these queue offsets: {sorted(gaps)}"
+    _same("end of the log walk", listing["logReadTo"], listing["maxPhyOffset"])
+    assert not listing["abortLeft"], "RocketMQ could not close the store cleanly"
+    return listing
+
+
+def assert_same_records(
+    read: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]
+) -> None:
+    """The comparison of `assert_rocketmq_reads`; `read` is in full, `expected` may have less."""
+    read_at = {_place(record): record for record in read}
+    expected_at = {_place(record): record for record in expected}
+    missing = sorted(expected_at.keys() - read_at.keys())
+    surplus = sorted(read_at.keys() - expected_at.keys())
+    assert not missing, f"{len(missing)} records not found by RocketMQ, first at {missing[0]}"
+    assert not surplus, f"{len(surplus)} records nobody wrote, first at {surplus[0]}"
+    _same("records", len(read), len(expected))  # two at one place
+    for at, wanted in expected_at.items():
+        _assert_same_fields(at, read_at[at], wanted)
+
+
+def _place(record: Mapping[str, Any]) -> int:
+    """Where it lies in the log: what the record itself says of that, unless that is wrong."""
+    place: int = record.get("foundAt", record["physicalOffset"])
+    return place
+
+
+def _assert_same_fields(at: int, read: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    assert "cq" in wanted or read["cq"] is not None, f"record at {at}: in no queue"
+    for wrong in ("bodyCrcOk", "foundAt"):
+        assert wrong in wanted or wrong not in read, f"record at {at}: {wrong} = {read[wrong]}"
+    for field, value in wanted.items():
+        assert field in read, f"record at {at}: RocketMQ's listing has no {field!r}"
+        _same(f"record at {at}: {field}", _plain(field, read[field]), _plain(field, value))
+
+
+def _same(what: str, read: Any, wanted: Any) -> None:
+    assert read == wanted, f"{what}: RocketMQ has {read!r}, expected {wanted!r}"
+
+
+def _plain(field: str, value: Any) -> Any:
+    """A value in the one form in which it can be compared."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if field in ("bornHost", "storeHost"):  # one IPv6 address has several spellings
+        return golden.host(value)
+    return value
