@@ -399,25 +399,8 @@ class CoordinatorActor(ServiceActor):
         self._announced = (0, self._topic_infos())  # what the commitlog process has confirmed
         self._count_queues()
         self._go_on_with_members()
-        self._commitlog = NewsLine(
-            self,
-            "the commitlog process",
-            commitlog_endpoint,
-            timeout_s=confirm_timeout_s * LINE_TIMEOUT_SHARE,
-            news=self._news_for_commitlog,
-            heard=self._on_commitlog_heard,
-        )
-        self._name_servers = [
-            NewsLine(
-                self,
-                f"the name server {endpoint}",
-                endpoint,
-                timeout_s=confirm_timeout_s * LINE_TIMEOUT_SHARE,
-                news=self._news_for_name_server,
-                heard=lambda _version, _command: self._answer_waiting(),
-            )
-            for endpoint in name_server_endpoints
-        ]
+        self._commitlog = self._line_to_commitlog(commitlog_endpoint)
+        self._name_servers = [self._line_to_name_server(at) for at in name_server_endpoints]
 
     def on_start(self) -> None:
         """pykka's hook, in the actor's thread, before the first message."""
@@ -436,6 +419,7 @@ class CoordinatorActor(ServiceActor):
         self._settled = True
         error = ShuttingDown("the broker is stopping")
         for waiting in self._waiting:
+            waiting.timer.cancel()
             waiting.request.fail(error)
         self._waiting.clear()
         for held_ones in self._held.values():
@@ -625,6 +609,26 @@ class CoordinatorActor(ServiceActor):
         for line, pending in asked:
             if pending and not line.wait(pending, max(0.0, deadline - time.monotonic())):
                 log.warning("%s did not hear that the broker is stopping", line.name)
+
+    def _line_to_commitlog(self, endpoint: str) -> NewsLine:
+        return NewsLine(
+            self,
+            "the commitlog process",
+            endpoint,
+            timeout_s=self._confirm_timeout_s * LINE_TIMEOUT_SHARE,
+            news=self._news_for_commitlog,
+            heard=self._on_commitlog_heard,
+        )
+
+    def _line_to_name_server(self, endpoint: str) -> NewsLine:
+        return NewsLine(
+            self,
+            f"the name server {endpoint}",
+            endpoint,
+            timeout_s=self._confirm_timeout_s * LINE_TIMEOUT_SHARE,
+            news=self._news_for_name_server,
+            heard=lambda _version, _command: self._answer_waiting(),
+        )
 
     def _news_for_commitlog(self) -> tuple[int, Command] | None:
         return self._version, TopicsChanged(self._topic_infos())

@@ -143,11 +143,12 @@ def _data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, i
 def count_dirty(descriptor: int, start: int, end: int) -> int:
     """Bytes from `start` up to the last one that is not zero."""
     last = start
+    zeros = bytes(_CHUNK)
     for begin, stop in _data_ranges(descriptor, start, end):
         for at in range(begin, stop, _CHUNK):
-            found = len(os.pread(descriptor, min(_CHUNK, stop - at), at).rstrip(b"\0"))
-            if found:
-                last = at + found
+            chunk = os.pread(descriptor, min(_CHUNK, stop - at), at)
+            if chunk != zeros[: len(chunk)]:
+                last = at + len(chunk.rstrip(b"\0"))
     return last - start
 
 

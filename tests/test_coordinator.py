@@ -615,8 +615,9 @@ def test_kill_right_after_the_answer(tmp_path: Path) -> None:
 
 
 def test_rubbish_does_not_stop_it(line: RemoteRef) -> None:
+    socket: zmq.Socket[bytes]
     with zmq.Context.instance().socket(zmq.DEALER) as socket:
-        socket.linger = 1000
+        socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(line._channel.endpoint)
         for frames in ([b""], [b"x" * 50], [b"\x01" + bytes(8) + b"\x92\x28\xc0"], [b"y"] * 99):
             socket.send_multipart(frames)
@@ -644,6 +645,19 @@ def test_held_joins_hear_of_the_end(line: RemoteRef) -> None:
     share = join(line)
     with answers(line) as asked:
         asked.ask(JoinGroup("g", "m", [Subscription("t")], share.queues, share.version, 9_000))
+        asked.ask(Finish())
+        answer = asked.next()
+        assert isinstance(answer, Failed)
+        assert "stopping" in answer.text
+        assert asked.next() == Done()
+
+
+def test_who_waits_for_a_topic_hears_of_the_end(tmp_path: Path) -> None:
+    with (
+        coordinator(tmp_path, refuse=True, confirm_timeout_s=0.3) as line,
+        answers(line) as asked,
+    ):
+        asked.ask(EnsureTopic("t"))
         asked.ask(Finish())
         answer = asked.next()
         assert isinstance(answer, Failed)

@@ -76,7 +76,7 @@ def test_all_tags(expression: str) -> None:
 
 
 def test_tags_are_trimmed_and_empty_ones_dropped() -> None:
-    assert parse_tags(" a ||b|| ||c d") == {"a", "b", "c d"}
+    assert parse_tags(" a ||b|| ||c d") == frozenset({"a", "b", "c d"})
 
 
 @pytest.mark.parametrize("expression", ["||", "a|b", "a || *", "a\x01", "a|||b"])

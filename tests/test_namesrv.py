@@ -226,8 +226,9 @@ def test_a_bad_topic_name_is_refused(server: RemoteRef, command: Command) -> Non
 
 def test_rubbish_does_not_stop_it() -> None:
     with running(actor := NameServerActor.start(bind=INSIDE)) as line:
+        socket: zmq.Socket[bytes]
         with zmq.Context.instance().socket(zmq.DEALER) as socket:
-            socket.linger = 1000
+            socket.setsockopt(zmq.LINGER, 1000)
             socket.connect(address_of(actor))
             for frames in ([b""], [b"x" * 50], [b"\x01" + bytes(8) + b"\x91\x3e"], [b""] * 9):
                 socket.send_multipart(frames)
