@@ -37,7 +37,7 @@ class AllocatorActor(ServiceActor):
     """Keeps the next two segments ready, and the pages just ahead of the tail in memory.
 
     Writes, alone: segments that nothing was written to yet; `allocated`, `locked_bytes`.
-    Wakes on: `steps`, which moves with every 4 MiB that are written; a timer while the disk is full.
+    Wakes on: `steps`, which moves with every 4 MiB written; a timer while the disk is full.
     Dies of nothing: without it the log goes on until the ready segments are used up.
     """
 

@@ -57,7 +57,7 @@ class CleanerActor(ServiceActor):
     def used_percent(self) -> float:
         """How full the store's disk is, for whoever may not use root's reserve."""
         usage = psutil.disk_usage(str(self._family.store))
-        return 100 * usage.used / max(1, usage.used + usage.free)
+        return float(100 * usage.used / max(1, usage.used + usage.free))
 
     def _clean(self) -> None:
         settings = self._settings

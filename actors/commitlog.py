@@ -243,9 +243,7 @@ class CommitLogActor(ServiceActor):
         )
         return request, answer, wait
 
-    def _append(
-        self, section: Section, batch: memoryview, command: SendMessages
-    ) -> SectionResult:
+    def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
         if self._refusal is not None:
             raise self._refusal
         queue = self._cursors.get((section.topic, section.queue_id))

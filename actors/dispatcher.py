@@ -44,9 +44,7 @@ class DispatcherActor(ServiceActor):
         self._queue_bytes = settings.mapped_file_size_consume_queue_bytes
         control = family.control
         sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._limit = control.sleep_on(
-            Counter.FLUSHED if sync else Counter.WROTE, family.doorbell
-        )
+        self._limit = control.sleep_on(Counter.FLUSHED if sync else Counter.WROTE, family.doorbell)
         self._wrote = control.read(Counter.WROTE)
         self._min = control.sleep_on(Counter.MIN_OFFSET, family.doorbell)
         self._dispatched = control.own(Counter.DISPATCHED)

@@ -29,7 +29,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(TextFormatter):
-    """One object a line: ts (seconds), level, role, pid, logger, event, and the traceback if any."""
+    """One object a line: ts (seconds), level, role, pid, logger, event, perhaps traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

@@ -96,11 +96,18 @@ def name_process(name: str) -> None:
     ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME
 
 
+def actor_of(reference: pykka.ActorRef[Any]) -> ServiceActor:
+    """The actor itself, which its own thread keeps alive."""
+    actor = reference._actor_weakref()
+    assert isinstance(actor, ServiceActor)
+    return actor
+
+
 def _report_when_started(reference: pykka.ActorRef[Any], reports: int, role: str) -> None:
     """A thread, since the actor may take its time in `on_start` and must be stoppable meanwhile."""
 
     def watch() -> None:
-        actor = reference._actor_weakref()
+        actor = actor_of(reference)
         actor.started.wait()
         if actor.start_error is not None:
             status = _report_broken(reports, role, actor.start_error)
@@ -126,7 +133,7 @@ def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int, woken: int)
     """Until the actor has stopped, or a signal or the supervisor's end makes us stop it."""
     stopped_read, stopped_write = os.pipe()
 
-    actor: ServiceActor = reference._actor_weakref()
+    actor = actor_of(reference)
 
     def watch() -> None:
         actor.ended.wait()

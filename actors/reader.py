@@ -160,7 +160,7 @@ class ReaderActor(ServiceActor):
         self._serve_held()
 
     def _serve_held(self) -> None:
-        """Answer who has something now, and sleep on the rest. Armed first, so nothing is missed."""
+        """Answer who has something now, and sleep on the rest. Armed first: nothing is missed."""
         if not self._held:
             return
         self._dispatched.arm()
@@ -217,10 +217,9 @@ class ReaderActor(ServiceActor):
 
 
 @lru_cache(maxsize=4096)
-def filter_of(expression: str) -> tuple[str, ...] | None:
+def filter_of(expression: str) -> frozenset[str] | None:
     """The tags of an expression, None for all. Raises SubscriptionIllegal."""
     tags = parse_tags(expression)
     if tags is not None and len(tags) > TAGS_MAX:
         raise SubscriptionIllegal(f"{len(tags)} tags in one expression, at most {TAGS_MAX}")
     return tags
-

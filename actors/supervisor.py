@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from cometmq.actors.family import EXIT_FATAL, Family
+from cometmq.actors.family import EXIT_FATAL
 from cometmq.actors.logs import set_up_logging
 from cometmq.actors.service import VERSION, ServiceActor
 from cometmq.actors.zygote import Broken, Ended, Ready, Report, ReportReader, Started, Zygote
@@ -249,7 +249,9 @@ class BrokerActor(ServiceActor):
         if status == EXIT_FATAL:
             self._fail(StoreError(f"{role} took the store out of service; see its log"))
         elif not self._is_ready:
-            self._fail(CometError(f"{role} (process {pid}) ended {how} before the broker was ready"))
+            self._fail(
+                CometError(f"{role} (process {pid}) ended {how} before the broker was ready")
+            )
         elif len(self._deaths[role]) > DEATHS_MAX:
             self._fail(CometError(f"{role} has ended {how}, {len(deaths) + 1} times in a row"))
         else:
@@ -293,7 +295,9 @@ class BrokerActor(ServiceActor):
             if control.read(counter).value != wrote
         ]
         if not complete or behind:
-            log.error("not everything was settled (%s): abort stays", ", ".join(behind) or "see above")
+            log.error(
+                "not everything was settled (%s): abort stays", ", ".join(behind) or "see above"
+            )
             return
         self._remove_marks()
         log.info("finished in order at %d; %.2f s", wrote, time.monotonic() - began)

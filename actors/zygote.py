@@ -60,7 +60,9 @@ def write_report(descriptor: int, report: Report) -> None:
     """One write below PIPE_BUF, so that reports of several processes do not mix."""
     body = msgspec.msgpack.encode(report)
     if isinstance(report, Broken) and len(body) > 3500:
-        body = msgspec.msgpack.encode(Broken(report.role, report.pid, report.text[:800], report.code))
+        body = msgspec.msgpack.encode(
+            Broken(report.role, report.pid, report.text[:800], report.code)
+        )
     os.write(descriptor, _LENGTH.pack(len(body)) + body)
 
 

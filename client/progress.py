@@ -42,7 +42,7 @@ class Progress:
 
     def __init__(self, queue_offset: int) -> None:
         self.done = queue_offset  # everything below is acknowledged: what gets committed
-        self.delivered = queue_offset  # everything below was handed out, or has no matching tag
+        self.delivered = queue_offset  # what was handed out lies below
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._sparse: list[_Sparse] = []

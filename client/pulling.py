@@ -13,7 +13,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final
 
 import zmq
 
@@ -24,6 +25,7 @@ from cometmq.protocol.commands import BrokerEndpoints, PullMessages, PullResult,
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.tags import parse_tags
 from cometmq.shm._kernel import Message, RecordDamaged, decode
+from cometmq.shm.layout import MAGIC_V1, MAGIC_V2
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ ANSWER_S: Final = SUSPEND_MS / 1000 + 5.0
 PULL_COUNT: Final = 8_192
 CHECK_S: Final = 1.0
 RECORD_BYTES_MIN: Final = 91  # RocketMQ: a record without topic, body and properties
-MAGICS: Final = (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab")
+MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
 
 
 class Queue:
@@ -94,7 +96,10 @@ class Queue:
         self.epoch += 1
         self.pulling = False
         self.retry_at = 0.0
-        for chunk in list(self.chunks):
+        for chunk in self.chunks:
+            if chunk.position and chunk.stop:
+                last = chunk.messages[chunk.position - 1].queue_offset
+                self.progress.delivered = max(self.progress.delivered, last + 1)
             chunk.stop = 0
         self.chunks.clear()
         self.buffered_bytes = 0
@@ -137,7 +142,7 @@ class Puller:
 
     def __init__(
         self,
-        lock: object,
+        lock: AbstractContextManager[Any],
         *,
         pull_bytes: int,
         prefetch_bytes: int,
@@ -196,10 +201,8 @@ class Puller:
             self._check(now)
 
     def take_in(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
-        except BlockingIOError:
-            pass
         while self._arrived:
             self._answered(*self._arrived.popleft())
 
@@ -288,16 +291,18 @@ class Puller:
         if answer.status == PullStatus.OFFSET_MOVED:
             self._moved(queue, answer)
         elif answer.status == PullStatus.FOUND and payload and end > start:
-            queue.next_offset = end
             chunk = Chunk(queue, start, end, payload[0], answer.count)
-            queue.chunks.add(chunk)
-            queue.buffered_bytes += chunk.size
+            with self._lock:
+                if queue.epoch != epoch:
+                    return  # given up or moved in this moment
+                queue.next_offset = end
+                queue.chunks.add(chunk)
+                queue.buffered_bytes += chunk.size
             self.ready.append(chunk)
         elif answer.status == PullStatus.NO_MATCHED_MESSAGE and end > start:
             queue.next_offset = end
-            with self._lock:  # type: ignore[attr-defined]
+            with self._lock:
                 queue.progress.arrived(start, end, ())
-                self._deliver(queue, end)
         elif answer.status != PullStatus.NO_NEW_MESSAGE:
             self._failed(queue, f"an answer that leads nowhere: {answer}")
             return
@@ -306,10 +311,6 @@ class Puller:
             self._retry_later(queue)
             return
         self._pull_if_room(queue)
-
-    @staticmethod
-    def _deliver(queue: Queue, queue_offset: int) -> None:
-        queue.progress.delivered = max(queue.progress.delivered, queue_offset)
 
     def _moved(self, queue: Queue, answer: PullResult) -> None:
         """The queue does not have the offset we asked for: expired, or lost by the broker."""
@@ -321,7 +322,7 @@ class Puller:
             answer.max_queue_offset,
             answer.next_queue_offset,
         )
-        with self._lock:  # type: ignore[attr-defined]
+        with self._lock:
             if answer.next_queue_offset < queue.next_offset:
                 queue.move(answer.next_queue_offset)
             else:
@@ -359,22 +360,22 @@ class Puller:
             messages = decode(frame.buffer, queue.tags)
         except RecordDamaged as damage:
             messages = salvage(frame.buffer, queue, damage)
-        with self._lock:  # type: ignore[attr-defined]
+        with self._lock:
             if not chunk.stop:
                 return  # lost meanwhile
             queue.progress.arrived(chunk.start, chunk.end, messages)
             chunk.messages, chunk.stop = messages, len(messages)
-            if not messages:
-                self._deliver(queue, chunk.end)
-            else:
+            if messages:
                 queue.store_hosts.add(messages[0].store_host)
 
     def taken(self, chunk: Chunk) -> None:
         """Everything of it has gone out."""
         queue = chunk.queue
-        if chunk in queue.chunks:
-            queue.chunks.discard(chunk)
-            queue.buffered_bytes -= chunk.size
+        with self._lock:
+            if chunk in queue.chunks:
+                queue.chunks.discard(chunk)
+                queue.buffered_bytes -= chunk.size
+                queue.progress.delivered = max(queue.progress.delivered, chunk.end)
         if queue.hungry and not queue.dropped and not queue.pulling:
             self._pull_if_room(queue)
 
@@ -419,6 +420,3 @@ def salvage(buffer: memoryview, queue: Queue, damage: Exception) -> list[Message
             return found + decode(buffer[start:], queue.tags)
         except RecordDamaged as another:
             damage = another
-
-
-__all__ = ["Chunk", "Puller", "Queue", "salvage"]

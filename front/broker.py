@@ -66,8 +66,10 @@ class Broker:
         line = self._process.stdout.readline()
         if not line:
             self.close()
-            raise CometError(f"the broker ended with status {self._process.returncode}; see its log")
-        answer = _decode_answer(line)
+            raise CometError(
+                f"the broker ended with status {self._process.returncode}; see its log"
+            )
+        answer: EmbeddedReady | EmbeddedFailed = _decode_answer(line)
         if isinstance(answer, EmbeddedFailed):
             self.close()
             raise from_code(answer.code, answer.text)

@@ -146,7 +146,7 @@ class QueueRange(Command, frozen=True, tag=23):
 
 
 class SearchOffset(Command, frozen=True, tag=24):
-    """The first message stored at or after a time (`upper`: the last at or before). -> FoundOffset"""
+    """The first message stored at or after a time; `upper`: the last at or before. -> FoundOffset"""
 
     topic: str
     queue_id: int
@@ -198,7 +198,7 @@ class TopicRoute(Command, frozen=True, tag=30):
 
 
 class EnsureTopic(Command, frozen=True, tag=31):
-    """The topic's route on this broker; created with defaults if unknown and allowed. -> TopicRoute"""
+    """The topic's route on this broker; made with defaults if unknown and allowed. -> TopicRoute"""
 
     topic: str
 

@@ -1,9 +1,185 @@
 """Types of the native kernel. Whatever is per message, or must be atomic, is in there."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 Buffer = bytes | bytearray | memoryview
+
+REASONS: Final[tuple[str, ...]]
+DISPATCH_DONE: Final[int]
+DISPATCH_BLANK: Final[int]
+DISPATCH_NEW_QUEUE: Final[int]
+DISPATCH_NEED_ROOM: Final[int]
+DISPATCH_BAD: Final[int]
+DISPATCH_SPECIAL: Final[int]
+DISPATCH_GAP: Final[int]
+GATHER_DONE: Final[int]
+GATHER_UNMAPPED: Final[int]
+COUNTER_BYTES: Final[int]
+DOORBELLS_MAX: Final[int]
+BODY_MAX: Final[int]
+
+class BatchIllegal(ValueError):
+    """A batch body that is not what it says; nothing of it was taken."""
+
+class RecordTooLarge(ValueError):
+    """A message over the limits; args: (what, its size, the limit)."""
+
+def layout_sizes() -> dict[str, int]:
+    """Sizes as the kernel was compiled with them."""
+
+# --- records ---
+
+def scan(
+    buffer: Any,
+    segment_start: int,
+    begin: int,
+    end: int,
+    check_crc: bool = True,
+    check_position: bool = True,
+    count_max: int = ...,
+) -> tuple[int, int, int, int, int]:
+    """Walk records in [begin, end), which lies in one segment.
+
+    (reached, index into REASONS, whole records, the last one's physical offset or -1, its time).
+    """
+
+@final
+class QueueCursor:
+    """The writer's end of one topic queue. Raises ValueError for a topic that is too long."""
+
+    topic: str
+    queue_id: int
+    next_offset: int
+    def __init__(
+        self, topic: str, queue_id: int, next_offset: int = 0, auto_version: bool = True
+    ) -> None: ...
+
+@final
+class LogAppender:
+    """Lays records into the current segment. Has one user, the holder of the put lock."""
+
+    segment_start: int
+    last_store_timestamp: int
+    store_host: bytes
+    physical_offset: int
+    remaining: int
+    def __init__(
+        self, store_host: bytes, max_message_bytes: int, crc_property: bool = False
+    ) -> None: ...
+    def attach(self, buffer: Any, segment_start: int, physical_offset: int) -> None: ...
+    def detach(self) -> None: ...
+    def write_blank(self) -> None: ...
+    def append(
+        self,
+        queue: QueueCursor,
+        body: Buffer,
+        properties: bytes = b"",
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp: int = 0,
+        born_host: bytes | None = None,
+        store_timestamp: int = 0,
+        reconsume_times: int = 0,
+        prepared_offset: int = 0,
+    ) -> int:
+        """The record's physical offset, or -1 when it does not fit into the segment."""
+    def append_many(
+        self, queue: QueueCursor, bodies: list[bytes], start: int = 0, properties: bytes = b""
+    ) -> int:
+        """The index of the first body that was not appended."""
+    def append_batch(
+        self,
+        queue: QueueCursor,
+        batch: Buffer,
+        count: int,
+        sys_flag: int = 0,
+        born_timestamp: int = 0,
+        born_host: bytes | None = None,
+        store_timestamp: int = 0,
+        reconsume_times: int = 0,
+    ) -> int:
+        """The first record's physical offset, or -1 when the batch does not fit."""
+
+# --- dispatch and gather ---
+
+@final
+class Dispatcher:
+    """Writes a ConsumeQueue entry for every record. Has one user, the dispatcher process."""
+
+    last_store_timestamp: int
+    def add_queue(
+        self, topic: str, queue_id: int, next_index: int, published: Any, published_at: int
+    ) -> int: ...
+    def attach(
+        self, slot_number: int, segment: Any, first_index: int, limit_index: int
+    ) -> None: ...
+    def detach(self, slot_number: int) -> None: ...
+    def next_index(self, slot_number: int) -> int: ...
+    def set_next_index(self, slot_number: int, next_index: int) -> None: ...
+    def find(self, topic: str, queue_id: int) -> int: ...
+    def put(
+        self, slot_number: int, index: int, physical_offset: int, size: int, tags_code: int
+    ) -> None: ...
+    def dispatch(
+        self, buffer: Any, segment_start: int, begin: int, end: int
+    ) -> tuple[int, int, int, int]:
+        """(reached, a DISPATCH_ reason, slot or -1, queue offset or index into REASONS)."""
+
+def units_end(units: Any, begin: int, end: int) -> int:
+    """The first ConsumeQueue entry in [begin, end) that is not valid; `end` if all are."""
+
+def fill_units(units: Any, begin: int, end: int) -> None:
+    """Write RocketMQ's fillers into the entries [begin, end)."""
+
+@final
+class LogView:
+    """The CommitLog's segments as one address space, mapped as they are needed."""
+
+    segment_bytes: int
+    starts: list[int]
+    def __init__(self, segment_bytes: int) -> None: ...
+    def set(self, segment_start: int, buffer: Any) -> None: ...
+    def drop(self, segment_start: int) -> None: ...
+    def clear(self) -> None: ...
+
+def gather(
+    log: LogView,
+    units: Any,
+    first_index: int,
+    begin: int,
+    end: int,
+    log_min: int,
+    log_max: int,
+    limits: tuple[int, int, int, int, int, int, int, int],
+    codes: Sequence[int] | None = None,
+    skip_removed: bool = True,
+) -> tuple[int, bytes | None, int, int, int, int, int]:
+    """(reason, payload, count, next index, unreadable entries, detail, last physical offset)."""
+
+# --- counters ---
+
+class ReadCell:
+    """Anyone's view of a counter in the control file."""
+
+    value: int  # acquire order
+    def __init__(self, memory: Any, at: int) -> None: ...
+
+class SleepCell(ReadCell):
+    """The view of a process that sleeps until the counter moves. Needs writable memory."""
+
+    def __init__(self, memory: Any, at: int, doorbell: int) -> None: ...
+    def arm(self) -> None: ...
+    def disarm(self) -> None: ...
+
+class OwnedCell(ReadCell):
+    """The writer's end. One process opens it."""
+
+    def __init__(self, memory: Any, at: int, doorbells: Sequence[int] = ()) -> None: ...
+    def advance(self, value: int) -> None: ...
+    def reset(self, value: int) -> None: ...
+
+# --- batches and messages ---
 
 class BatchFull(Exception):
     """The message does not fit into this batch any more."""
@@ -48,6 +224,9 @@ class BatchEncoder:
     def take(self) -> bytes:
         """The batch body; the encoder is empty again."""
 
+def decompress(body: bytes, sys_flag: int) -> bytes:
+    """The plain body of a compressed one; ValueError if it is damaged or its codec is missing."""
+
 def unique_id(batch: Buffer, index: int) -> str:
     """The UNIQ_KEY of the message of that index in a batch body, or "" if it has none."""
 
@@ -79,6 +258,7 @@ class Message:
     reconsume_times: int
     prepared_transaction_offset: int
     body_crc: int
+    tags_code: int
     size: int  # bytes of the record
     magic: int
     record: bytes  # the raw record
@@ -86,13 +266,22 @@ class Message:
 class RecordDamaged(Exception):
     """A record whose bytes contradict themselves; args: (reason, position in the buffer)."""
 
-def decode(
-    buffer: bytes, tags: Iterable[str] | None = None, check_crc: bool = True
-) -> list[Message]:
+def decode(buffer: Any, tags: Iterable[str] | None = None, check_crc: bool = True) -> list[Message]:
     """The messages in records that stand one after the other, as a pull answers them.
 
     With tags only messages whose tag is exactly one of them. Raises RecordDamaged.
     """
+
+def runs(messages: list[Message]) -> list[tuple[str, int, int, int, int]]:
+    """Messages as runs of one queue: (topic, queue_id, first offset, last offset, count) each."""
+
+def encode_properties(
+    tags: str | None = None, keys: str | None = None, properties: dict[str, str] | None = None
+) -> bytes:
+    """RocketMQ's property text of a message. Raises ValueError for 0x01 or 0x02 in it."""
+
+def offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """RocketMQ's offset message id."""
 
 def java_hash(text: str) -> int:
     """Java's String.hashCode over UTF-16 units, as a signed 32-bit number."""

@@ -101,7 +101,9 @@ class CommitLog:
         try:
             if self._memory is None:
                 self.open_segment()
-            while (done := self._appender.append_many(queue, bodies, done, properties)) < len(bodies):
+            while (done := self._appender.append_many(queue, bodies, done, properties)) < len(
+                bodies
+            ):
                 self._roll()
         except RecordTooLarge as error:
             raise refusal(error) from None

@@ -37,7 +37,7 @@ def queue_folder(store: Path, topic: str, queue_id: int) -> Path:
 
 
 def list_queues(store: Path) -> Iterator[tuple[str, int]]:
-    """Every queue that has a folder; what is not named like one is passed over, as RocketMQ does."""
+    """Every queue that has a folder; other names are passed over, as RocketMQ does."""
     root = store / CONSUME_QUEUE_DIR
     if not root.is_dir():
         return

@@ -66,7 +66,9 @@ def list_segments(folder: Path, segment_bytes: int) -> list[int]:
         if size != segment_bytes:
             raise StoreNotOurs(f"{path}: {size} bytes, segments here have {segment_bytes}")
         if not (name.isascii() and name.isdigit()) or int(name) % segment_bytes:
-            raise StoreNotOurs(f"{path}: not the start offset of a segment of {segment_bytes} bytes")
+            raise StoreNotOurs(
+                f"{path}: not the start offset of a segment of {segment_bytes} bytes"
+            )
         starts.append(int(name))
     return starts
 
@@ -172,9 +174,7 @@ def zero_tail(path: Path, start: int) -> int:
 
 def _zero(descriptor: int, start: int, count: int) -> None:
     for mode in (_ZERO_RANGE, _PUNCH_HOLE):
-        done = _libc.fallocate(
-            descriptor, mode, ctypes.c_longlong(start), ctypes.c_longlong(count)
-        )
+        done = _libc.fallocate(descriptor, mode, ctypes.c_longlong(start), ctypes.c_longlong(count))
         if done == 0:
             if mode == _PUNCH_HOLE:
                 os.posix_fallocate(descriptor, start, count)
@@ -186,8 +186,8 @@ def _zero(descriptor: int, start: int, count: int) -> None:
 class StoreLock:
     """RocketMQ's `lock`: an exclusive POSIX record lock on a byte of that file.
 
-    Byte 0 is the one RocketMQ takes; the commitlog process holds it, and the kernel releases it when
-    that process dies. Byte 1 is the family's: the supervisor holds it over a restart of the
+    Byte 0 is the one RocketMQ takes; the commitlog process holds it, and the kernel releases it
+    when that process dies. Byte 1 is the family's: the supervisor holds it over a restart of the
     commitlog process. The lock goes when any descriptor of the file in this process is closed.
     """
 
@@ -237,7 +237,9 @@ class Checkpoint:
         except FileNotFoundError:
             return
         if len(content) < CHECKPOINT.size:
-            raise StoreDamaged(f"{self.path}: {len(content)} bytes, {CHECKPOINT_FILE_BYTES} expected")
+            raise StoreDamaged(
+                f"{self.path}: {len(content)} bytes, {CHECKPOINT_FILE_BYTES} expected"
+            )
         self.words = CHECKPOINT.unpack(content)
 
     @property

@@ -12,7 +12,7 @@ MessageDecoder, ConsumeQueue, IndexFile and StoreCheckpoint.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Any, Final
 
 _WIDTHS: Final = {"u8": 1, "i8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
 _CODES: Final = {
@@ -45,7 +45,7 @@ class Layout:
     def pack(self, **values: int) -> bytes:
         return self._struct.pack(*(values[field] for field in self.fields))
 
-    def unpack(self, buffer: bytes | bytearray | memoryview, at: int = 0) -> dict[str, int]:
+    def unpack(self, buffer: Any, at: int = 0) -> dict[str, int]:
         return dict(zip(self.fields, self._struct.unpack_from(buffer, at), strict=True))
 
     def as_pxi(self) -> str:

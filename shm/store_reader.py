@@ -1,7 +1,7 @@
 """Reading a store: messages of a queue, searches by time, single records.
 
-One class serves the reader processes of a live broker and tools that open a closed store; they differ
-in where they learn how far log and queues reach (`Positions`).
+One class serves the reader processes of a live broker and tools that open a closed store; they
+differ in where they learn how far log and queues reach (`Positions`).
 """
 
 from __future__ import annotations
@@ -279,7 +279,11 @@ class StoreReader:
             raise nothing
         at = physical_offset - start
         (size,) = _I32.unpack_from(memory, at) if at + 4 <= len(memory) else (0,)
-        if not RECORD_HEAD.size <= size <= min(log_max, start + self._segment_bytes) - physical_offset:
+        if (
+            not RECORD_HEAD.size
+            <= size
+            <= min(log_max, start + self._segment_bytes) - physical_offset
+        ):
             raise nothing
         try:
             (message,) = _kernel.decode(memory[at : at + size])

@@ -14,9 +14,9 @@ import golden
 import pytest
 import reference
 
+from cometmq.shm._kernel import Message, QueueCursor, decode
 from cometmq.shm.commit_log import CommitLog
 from cometmq.shm.store_reader import GetStatus, StoreReader
-from cometmq.shm._kernel import Message, QueueCursor, decode
 
 BOUNDARY_UPPER = "upper"
 
@@ -210,9 +210,7 @@ def append_batch(log: CommitLog, queue: QueueCursor, group: list[reference.Recor
         properties = given_properties(record)
         size = 22 + len(record.body) + len(properties)
         head = struct.pack(">iiiii", size, 0, 0, record.flag, len(record.body))
-        elements.append(
-            head + record.body + struct.pack(">h", len(properties)) + properties
-        )
+        elements.append(head + record.body + struct.pack(">h", len(properties)) + properties)
     first = group[0]
     return log.append_batch(
         queue,

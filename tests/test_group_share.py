@@ -288,8 +288,8 @@ class SharingMachine(RuleBasedStateMachine):
         """Its work ends, but the group does not know."""
         self.workers.pop(member, None)
 
-    @rule(seconds=st.floats(0, 4))
-    def time_passes(self, seconds: float) -> None:
+    @rule(seconds=st.integers(0, 4))
+    def time_passes(self, seconds: int) -> None:
         self.now += seconds
         for member in list(self.workers):
             if self.now - self.workers[member].seen_at >= TIMEOUT_S:
