@@ -123,9 +123,10 @@ class ControlFile:
             memory = mmap.mmap(descriptor, 0, access=access)
         finally:
             os.close(descriptor)
-        if memory[: len(MAGIC)] != MAGIC:
+        magic = memory[: len(MAGIC)]
+        if magic != MAGIC:
             memory.close()
-            raise StoreError(f"{path}: begins with {memory[:8]!r}, not {MAGIC!r}")
+            raise StoreError(f"{path}: begins with {magic!r}, not {MAGIC!r}")
         return cls(path, memory, doorbells)
 
     @property
