@@ -89,6 +89,8 @@ class CommitLogActor(ServiceActor):
         self._timestamp = control.own(Counter.WROTE_TIMESTAMP)
         self._messages = control.own(Counter.MESSAGES)
         self._steps = control.own(Counter.STEPS)
+        # A step never spans more than the segments that are ready: the allocator wakes on it.
+        self._step_bytes = min(HOT_STEP_BYTES, family.settings.mapped_file_size_commit_log_bytes)
         self._phase = control.own(Counter.PHASE)
         self._allocated = control.read(Counter.ALLOCATED)
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
@@ -146,7 +148,7 @@ class CommitLogActor(ServiceActor):
         self._family.control.own(Counter.RECOVERED_FROM).reset(max(log_min, redo_from))
         self._timestamp.reset(end.last_store_timestamp)
         self._wrote.reset(end.physical_offset)
-        self._steps.reset(end.physical_offset // HOT_STEP_BYTES)
+        self._steps.reset(end.physical_offset // self._step_bytes)
         self._phase.advance(Phase.RECOVERED)
 
     def _load_queue_offsets(self) -> None:
@@ -174,6 +176,11 @@ class CommitLogActor(ServiceActor):
         end = start + self._segment_bytes
         if self._allocated.value >= end:
             return
+        if self._log.physical_offset > self._wrote.value:
+            # Or the allocator would not know how far we have come.
+            self._publish(self._log.physical_offset)
+            self._wrote.wake()
+            self._steps.advance(self._log.physical_offset // self._step_bytes)
         deadline = time.monotonic() + SEGMENT_TIMEOUT_S
         errno_cell = self._family.control.read(Counter.ALLOCATE_ERRNO)
         while True:
@@ -194,7 +201,10 @@ class CommitLogActor(ServiceActor):
     # --- commands ---
 
     def on_requests(self, requests: list[Request]) -> None:
-        """Append whatever was sent, then publish once, then answer."""
+        """Append whatever was sent, publish it once, answer, and then wake who waits for it.
+
+        In this order: the answer is on its way before a woken dispatcher takes the processor.
+        """
         answers: list[tuple[Request, SendResult, bool]] = []
         before = self._log.physical_offset
         for request in requests:
@@ -202,25 +212,26 @@ class CommitLogActor(ServiceActor):
                 answers.append(self._store(request, request.command))
             else:
                 self.handle(request)
-        if self._log.physical_offset > before:
-            self._publish()
         end = self._log.physical_offset
+        if end > before:
+            self._publish(end)
         for request, answer, wait in answers:
             if wait and self._sync:
                 deadline = time.monotonic() + self._settings.sync_flush_timeout_ms / 1000
                 self._unflushed.append(Unflushed(end, deadline, request, answer))
             elif not request.command.oneway:  # type: ignore[attr-defined]  # a SendMessages
                 request.reply(answer)
+        if end > before:
+            self._wrote.wake()
+            if end // self._step_bytes != self._steps.value:
+                self._steps.advance(end // self._step_bytes)
         if self._unflushed:
             self._release_flushed()
 
-    def _publish(self) -> None:
-        end = self._log.physical_offset
+    def _publish(self, end: int) -> None:
         self._timestamp.reset(self._log.last_store_timestamp)
-        self._messages.advance(self._stored)
-        self._wrote.advance(end)
-        if end // HOT_STEP_BYTES != self._steps.value:
-            self._steps.advance(end // HOT_STEP_BYTES)
+        self._messages.publish(self._stored)
+        self._wrote.publish(end)
 
     def _store(self, request: Request, command: SendMessages) -> tuple[Request, SendResult, bool]:
         """Append the sections of one command; whether its answer has to wait for the disk."""

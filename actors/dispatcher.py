@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cometmq.actors.family import Family
-from cometmq.actors.service import ServiceActor
+from cometmq.actors.service import ServiceActor, Timer
 from cometmq.conf import FlushDiskType
 from cometmq.shm import _kernel
 from cometmq.shm.consume_queue import UNIT, QueueFiles, WindowCache, list_queues
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 WINDOWS_MAX: Final = 4096
 ROUNDS_MAX: Final = 64  # before the inbox is looked at again
+NAP_S: Final = 0.002
 
 
 class DispatcherActor(ServiceActor):
@@ -29,7 +30,8 @@ class DispatcherActor(ServiceActor):
 
     Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp.
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
-    could take back.
+    could take back. While nobody waits for messages it naps between two looks, so that a stream of
+    single messages does not wake it for each; a reader that begins to wait rings it.
     Dies of: a record below `wrote` that is none. An entry's place is its record's queue offset, so
     the next process may write the last entries once more.
     """
@@ -50,6 +52,8 @@ class DispatcherActor(ServiceActor):
         self._dispatched = control.own(Counter.DISPATCHED)
         self._timestamp = control.own(Counter.DISPATCHED_TIMESTAMP)
         self._queues = control.own(Counter.QUEUES)
+        self._napping = control.own(Counter.NAPPING)
+        self._nap: Timer | None = None
         self._table = family.queue_table(writable=True)
         self._kernel = _kernel.Dispatcher()
         self._windows = WindowCache(self._kernel, WINDOWS_MAX)
@@ -131,17 +135,38 @@ class DispatcherActor(ServiceActor):
         self._work()
 
     def _work(self) -> None:
-        """Dispatch whatever is there; sleep only when nothing came meanwhile."""
+        """Dispatch whatever is there; then nap, or sleep when nothing came during a whole nap."""
+        self._end_nap()
+        worked = False
         for _ in range(ROUNDS_MAX):
-            self._limit.arm()
-            self._min.arm()
-            limit = self._limit.value
             if self._min.value > self._log_min:
                 self._follow_log_min()
-            if self._dispatched.value >= limit:
+            if self._dispatched.value < self._limit.value:
+                self._dispatch(self._limit.value)
+                worked = True
+                continue
+            if worked and self._begin_nap():
                 return
-            self._dispatch(limit)
+            self._limit.arm()
+            self._min.arm()
+            if self._dispatched.value >= self._limit.value:
+                return
         self.call_soon(self._work)
+
+    def _begin_nap(self) -> bool:
+        """False if somebody waits for messages: then every one of them counts."""
+        self._napping.reset(1)
+        if self._dispatched.has_sleepers():
+            self._napping.reset(0)
+            return False
+        self._nap = self.after(NAP_S, self._work)
+        return True
+
+    def _end_nap(self) -> None:
+        if self._nap is not None:
+            self._nap.cancel()
+            self._nap = None
+            self._napping.reset(0)
 
     def _dispatch(self, limit: int) -> None:
         """From `dispatched` to the limit or the end of the segment, whichever comes first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import ShuttingDown, SubscriptionIllegal
 from cometmq.protocol.tags import parse_tags
-from cometmq.shm.control import Counter, Phase
+from cometmq.shm.control import Counter, Doorbell, Phase
 from cometmq.shm.store_reader import GetResult, GetStatus, LivePositions, ReadLimits, StoreReader
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class ReaderActor(ServiceActor):
                 skip_removed=False,  # one unreadable entry hides no others
             ),
         )
+        self._napping = family.control.read(Counter.NAPPING)
         self._held: list[Held] = []
         self._answered = 0
 
@@ -148,9 +150,15 @@ class ReaderActor(ServiceActor):
     def _hold(self, held: Held) -> None:
         self._held.append(held)
         self.after(max(0.0, held.deadline - time.monotonic()), self._end_overdue)
-        self._dispatched.arm()
+        self._arm()
         if self._has_news(held):  # it came between looking and arming
             self._serve_held()
+
+    def _arm(self) -> None:
+        """Sleep on `dispatched`, and end the dispatcher's nap: from now on somebody waits."""
+        self._dispatched.arm()
+        if self._napping.value:
+            os.eventfd_write(self._family.doorbells[Doorbell.DISPATCHER], 1)
 
     def _has_news(self, held: Held) -> bool:
         found = self._store.positions.queue_range(held.command.topic, held.command.queue_id)
@@ -163,7 +171,7 @@ class ReaderActor(ServiceActor):
         """Answer who has something now, and sleep on the rest. Armed first: nothing is missed."""
         if not self._held:
             return
-        self._dispatched.arm()
+        self._arm()
         still = []
         for held in self._held:
             if self._has_news(held):

@@ -25,6 +25,7 @@ import zmq
 from pykka._envelope import Envelope
 
 from cometmq.protocol import frames
+from cometmq.protocol.channel import ZERO_COPY_BYTES
 from cometmq.protocol.commands import (
     Command,
     Done,
@@ -44,6 +45,8 @@ DRAIN_COUNT: Final = 256  # commands taken from the sockets before they are work
 DRAIN_BYTES: Final = 8 * 1_048_576
 BACKLOG: Final = 512
 MAILBOX_COUNT: Final = 10_000  # commands waiting in a socket before it stops reading
+
+_MORE: Final = zmq.NOBLOCK | zmq.SNDMORE
 
 Payload = Sequence[bytes | bytearray | memoryview]
 
@@ -71,9 +74,13 @@ class Request:
 
     def reply(self, answer: Command, payload: Payload = ()) -> None:
         """Send the answer. A sender that is gone or does not read loses it; that is all."""
-        parts: list[Any] = [self._identity, frames.pack(self.request_id, answer), *payload]
+        send, last = self._socket.send, len(payload)
         try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=not _is_large(payload))
+            send(self._identity, zmq.NOBLOCK | zmq.SNDMORE)
+            send(frames.pack(self.request_id, answer), _MORE if last else zmq.NOBLOCK)
+            for index, frame in enumerate(payload, 1):
+                copy = len(frame) < ZERO_COPY_BYTES
+                send(frame, _MORE if index < last else zmq.NOBLOCK, copy=copy)
         except zmq.ZMQError as error:
             log.debug("answer %s not sent: %s", type(answer).__name__, error)
 
@@ -84,10 +91,6 @@ class Request:
     def sender(self) -> bytes:
         """Who asked, for as long as the connection lasts."""
         return bytes(self._identity.buffer)
-
-
-def _is_large(payload: Payload) -> bool:
-    return any(len(frame) >= 65_536 for frame in payload)
 
 
 class Drained:
@@ -149,7 +152,7 @@ class SocketInbox:
     def __init__(self) -> None:
         self._local: deque[Envelope[Any]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._routers: list[tuple[zmq.Socket[bytes], bool]] = []
+        self._routers: dict[zmq.Socket[bytes], bool] = {}  # whether only the family may come
         self._others: dict[Any, object] = {}
         self._poll_list: list[tuple[Any, int]] = [(self._wake, zmq.POLLIN)]
         self.wake_at: float | None = None  # time.monotonic() of the next TimerDue
@@ -171,7 +174,7 @@ class SocketInbox:
         except zmq.ZMQError:
             socket.close(linger=0)
             raise
-        self._routers.append((socket, internal))
+        self._routers[socket] = internal
         self._poll_list.append((socket, zmq.POLLIN))
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
@@ -189,7 +192,7 @@ class SocketInbox:
         self._poll_list = [entry for entry in self._poll_list if entry[0] is not source]
 
     def close(self) -> None:
-        for socket, _ in self._routers:
+        for socket in self._routers:
             socket.close()
         self._routers.clear()
         self._poll_list = [(self._wake, zmq.POLLIN)]
@@ -223,8 +226,7 @@ class SocketInbox:
             return
         other = self._others.get(source)
         if other is None:
-            internal = next(inner for socket, inner in self._routers if socket is source)
-            requests = self._drain(source, internal)
+            requests = self._drain(source, self._routers[source])
             if requests:
                 self._local.append(Envelope(Drained(requests)))
             return
@@ -233,6 +235,7 @@ class SocketInbox:
         self._local.append(Envelope(other))
 
     def _drain(self, socket: zmq.Socket[bytes], internal: bool) -> list[Request]:
+        """What the socket holds; it has been polled, so there is at least one message."""
         requests: list[Request] = []
         taken_bytes = 0
         while len(requests) < DRAIN_COUNT and taken_bytes < DRAIN_BYTES:
@@ -243,7 +246,10 @@ class SocketInbox:
             request = _request_from(socket, parts, internal)
             if request is not None:
                 requests.append(request)
-                taken_bytes += sum(len(frame) for frame in request.payload)
+                taken_bytes += sum([len(frame) for frame in request.payload])
+            # Cheaper than to be told by an exception that there is no more.
+            if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                break
         return requests
 
 

@@ -1,1 +1,33 @@
-""""""
+"""Producers, consumers and administration.
+
+    with Producer("127.0.0.1:9876") as producer:
+        producer.send("orders", b"paid", tags="eu", keys="o-42")
+
+    with Consumer("127.0.0.1:9876", "billing", "orders", tags="eu") as consumer:
+        for message in consumer:
+            consumer.ack(message)
+
+Every class says in its docstring what may happen twice, what may be lost and when it blocks. What
+is not in `__all__` may change.
+"""
+
+from cometmq.client.admin import Admin
+from cometmq.client.aio import AsyncConsumer, AsyncProducer
+from cometmq.client.consumer import Consumer
+from cometmq.client.producer import Producer
+from cometmq.client.receipt import Receipt, Receipts
+from cometmq.client.subscription import ActorSubscription, subscribe_actor
+from cometmq.shm._kernel import Message
+
+__all__ = [
+    "ActorSubscription",
+    "Admin",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "Consumer",
+    "Message",
+    "Producer",
+    "Receipt",
+    "Receipts",
+    "subscribe_actor",
+]

@@ -212,37 +212,40 @@ class Consumer:
         What a loop that is left early has not seen comes with the next poll or loop.
         """
         self._check_open()
-        chunk: Chunk | None = None
+        while not self._closed:
+            yield from self._each(POLL_S)
+
+    def _each(self, timeout_s: float) -> Iterator[Message]:
+        """Messages one by one, until none came for so long.
+
+        A chunk stays in `ready` while it is read: whoever goes on, goes on at its position.
+        """
         while True:
             with self._poll_lock:
                 if self._closed:
                     return
-                if chunk is not None and chunk.position >= chunk.stop:
-                    self._puller.taken(chunk)
-                self._puller.pump(0 if self._puller.ready else POLL_S)
+                self._puller.pump(0 if self._next_chunk() else timeout_s)
                 chunk = self._next_chunk()
             if chunk is None:
-                continue
+                return
             messages = chunk.messages
-            try:
-                while chunk.position < chunk.stop:
-                    message = messages[chunk.position]
-                    chunk.position += 1
-                    yield message
-            finally:
-                if chunk.position < chunk.stop:  # the loop was left
-                    self._puller.ready.appendleft(chunk)
+            while chunk.position < chunk.stop:
+                message = messages[chunk.position]
+                chunk.position += 1
+                yield message
 
     def _next_chunk(self) -> Chunk | None:
         """The chunk that messages come from now, decoded and not used up."""
         self._check_failure()
         ready = self._puller.ready
         while ready:
-            chunk = ready.popleft()
+            chunk = ready[0]
             self._puller.open(chunk)
             if chunk.position < chunk.stop:
                 return chunk
+            ready.popleft()
             self._puller.taken(chunk)
+            self._pump_due = True
         return None
 
     def _take(self, max_count: int) -> list[Message]:
@@ -255,13 +258,26 @@ class Consumer:
             end = min(chunk.stop, begin + max_count - len(found))
             part = chunk.messages[begin:end]
             chunk.position = max(begin, end)
-            if end < chunk.stop:
-                self._puller.ready.appendleft(chunk)
-            else:
-                self._puller.taken(chunk)
-                self._pump_due = True
             found = found + part if found else part
         return found
+
+    # --- for the asyncio twin ---
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def available(self) -> Iterator[Message]:
+        """Messages one by one, as long as there are any; never waits."""
+        return self._each(0)
+
+    def descriptors(self) -> tuple[list[int], float]:
+        """What to watch until `poll` has something to do (empty: it has), and at most how long."""
+        with self._poll_lock:
+            if self._closed:
+                return [], 0.0
+            self._puller.begin()
+            return self._puller.descriptors(), self._puller.due_s()
 
     # --- progress ---
 

@@ -172,7 +172,7 @@ class Producer:
         target = Target(topic, sharding_key, queue_id)
         if not self._linger_s:
             return self._send_now(target, message)
-        return Receipt(*self._gather(target, message, remember=True))
+        return Receipt(*self.gather(target, message, remember=True))
 
     def send_many(
         self,
@@ -283,7 +283,7 @@ class Producer:
             batch.on_settled.append(lambda _: callbacks.put((future, callback, receipt)))
 
         message = Outgoing(body, tags, one_text(keys), checked(properties), flag, wait)
-        self._gather(Target(topic, sharding_key, queue_id), message, watch)
+        self.gather(Target(topic, sharding_key, queue_id), message, watch)
         return future
 
     def send_oneway(
@@ -316,9 +316,28 @@ class Producer:
         )
         self._routes.channel(lane.endpoint, f"broker {lane.broker}").tell(command, [batch.body])
 
+    # --- for the asyncio twin ---
+
+    def knows(self, topic: str) -> bool:
+        """Whether sending to it has to ask nobody first."""
+        return topic in self._topics
+
+    def learn(self, topic: str) -> None:
+        """Ask for the topic's route. Raises as `send` does."""
+        self._lanes(topic)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether less is on its way than `max_in_flight_bytes`."""
+        return self._delivery.has_room
+
+    def wait_for_room(self) -> None:
+        with self._lock:
+            self._delivery.wait_for_room()
+
     # --- messages that share batches ---
 
-    def _gather(
+    def gather(
         self,
         target: Target,
         message: Outgoing,
@@ -409,7 +428,7 @@ class Producer:
             lane = lane or lanes.next()
             busy = not lane.idle
         if busy:  # behind what is on its way already
-            batch, index = self._gather(target, message)
+            batch, index = self.gather(target, message)
             return Receipt(batch, index).wait()
         batch = self._alone(target.topic, message)
         batch.free = free

@@ -384,6 +384,8 @@ class Puller:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
+        for chunk in self.ready:
+            chunk.stop = 0
         self.ready.clear()
         os.close(self.wake_fd)
 

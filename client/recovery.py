@@ -30,7 +30,7 @@ def pause_s(failures: int) -> float:
 
 
 class Recovery:
-    """A thread that exists from the first failure on. It asks the name server, so others need not."""
+    """A thread that exists from the first failure on. It asks the name server."""
 
     def __init__(self, delivery: Delivery, routes: Routes) -> None:
         self._delivery = delivery

@@ -46,7 +46,7 @@ class Broker:
         port: int = 0,
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        given: dict[str, object] = {"logLevel": "WARN", **(settings or {})}
+        given: dict[str, object] = {"logLevel": "WARNING", **(settings or {})}
         given |= {"storePathRootDir": str(Path(store).absolute()), "port": port}
         self.settings = BrokerSettings.from_keys(given)
         self._closed = False

@@ -48,6 +48,7 @@ class Counter(IntEnum):
     STEPS = 12  # commitlog: `wrote` in steps of HOT_STEP_BYTES; wakes who works ahead or behind
     LOCKED_BYTES = 13  # allocator: bytes of the hot window that are locked in memory
     ALLOCATE_ERRNO = 14  # allocator: why the next segment cannot be had, 0 = it can
+    NAPPING = 15  # dispatcher: 1 while it naps and nothing but its doorbell wakes it
 
 
 HOT_STEP_BYTES: Final = 4 * 1_048_576

@@ -69,10 +69,18 @@ cdef class OwnedCell(ReadCell):
         for i in range(SLEEPERS_MAX):
             self._fds[i] = doorbells[i] if i < len(doorbells) else -1
 
-    def advance(self, uint64_t value):
-        """Publish a new value, release order, and ring for everyone who sleeps on it."""
+    def publish(self, uint64_t value):
+        """Publish a new value, release order. Sleepers go on sleeping until `wake`."""
         assert value >= load_relaxed64(self._word), (value, load_relaxed64(self._word))
         store_release64(self._word, value)
+
+    def wake(self):
+        """Ring for everyone who sleeps on it."""
+        self._wake()
+
+    def advance(self, uint64_t value):
+        """Publish a new value, and wake."""
+        self.publish(value)
         self._wake()
 
     def reset(self, uint64_t value):
@@ -80,12 +88,19 @@ cdef class OwnedCell(ReadCell):
         store_release64(self._word, value)
         self._wake()
 
+    def has_sleepers(self):
+        """Whether anybody has armed it since it last moved. A full barrier comes first."""
+        return self._asleep()
+
+    cdef bint _asleep(self) noexcept:
+        cdef uint64_t *words = <uint64_t *>self._flags
+        full_fence()  # stores before must be visible before the flags are looked at
+        return (words[0] | words[1] | words[2] | words[3]) != 0
+
     cdef int _wake(self) except -1:
         cdef uint64_t one = 1
-        cdef uint64_t *words = <uint64_t *>self._flags
         cdef int i
-        full_fence()  # the store above must be visible before the flags are looked at
-        if not (words[0] | words[1] | words[2] | words[3]):
+        if not self._asleep():
             return 0
         for i in range(SLEEPERS_MAX):
             if self._flags[i] and exchange8(&self._flags[i], 0) and self._fds[i] >= 0:

@@ -1,0 +1,266 @@
+"""The same for asyncio, without a thread between.
+
+Answers to sends come home by one `call_soon_threadsafe` a batch. Messages are read from the sockets
+in the event loop's own thread: it watches their descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from cometmq.client.consumer import POLL_S, Consumer, Position
+from cometmq.client.outgoing import Body, Keys, Outgoing, Target, checked, one_text
+from cometmq.client.producer import Producer
+from cometmq.client.receipt import Batch, Receipt, Receipts, again
+from cometmq.protocol.tags import ALL_TAGS
+from cometmq.shm._kernel import Message
+
+YIELD_COUNT: Final = 256  # messages of a loop between two turns of the event loop
+
+
+class AsyncProducer:
+    """`Producer` for asyncio: same arguments, same names, same guarantees.
+
+        async with AsyncProducer("127.0.0.1:9876", linger_ms=2) as producer:
+            receipts = await asyncio.gather(*(producer.send("t", body) for body in bodies))
+
+    `send` waits for the answer also with `linger_ms`: messages of tasks that send at the same time
+    share batches. A task that is cancelled no longer waits; its message is sent all the same.
+    To be used in one event loop.
+    """
+
+    def __init__(
+        self, name_server: str | Iterable[str] = "tcp://127.0.0.1:9876", **settings: Any
+    ) -> None:
+        self._producer = Producer(name_server, **settings)
+
+    async def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        tags: str | None = None,
+        keys: Keys = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        wait: bool = True,
+    ) -> Receipt:
+        """See `Producer.send`. The receipt is confirmed."""
+        message = Outgoing(body, tags, one_text(keys), checked(properties), flag, wait)
+        return await (await self._start(Target(topic, sharding_key, queue_id), message))
+
+    async def send_async(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        tags: str | None = None,
+        keys: Keys = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        wait: bool = True,
+    ) -> asyncio.Future[Receipt]:
+        """Send without waiting for the answer: the future gets it.
+
+        Waits only for room (`max_in_flight_bytes`) and for the route of a new topic.
+        """
+        message = Outgoing(body, tags, one_text(keys), checked(properties), flag, wait)
+        return await self._start(Target(topic, sharding_key, queue_id), message)
+
+    async def send_many(self, topic: str, bodies: Sequence[Body], **arguments: Any) -> Receipts:
+        """See `Producer.send_many`. Runs in a thread of its own; encoding is native anyway."""
+        return await asyncio.to_thread(self._producer.send_many, topic, bodies, **arguments)
+
+    async def send_oneway(self, topic: str, body: Body, **arguments: Any) -> None:
+        """See `Producer.send_oneway`."""
+        await self._prepare(topic)
+        self._producer.send_oneway(topic, body, **arguments)
+
+    async def flush(self) -> None:
+        """Send what lingers and wait for all answers. Errors went to those who sent."""
+        await asyncio.to_thread(self._producer.flush)
+
+    async def close(self) -> None:
+        """Flush and let go of all lines. May be called twice."""
+        await asyncio.to_thread(self._producer.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.shield(self.close())
+
+    async def _prepare(self, topic: str) -> None:
+        """Whatever could block, elsewhere: the route of a new topic, room for one more batch."""
+        producer = self._producer
+        if not producer.knows(topic):
+            await asyncio.to_thread(producer.learn, topic)
+        while not producer.has_room:
+            await asyncio.to_thread(producer.wait_for_room)
+
+    async def _start(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
+        await self._prepare(target.topic)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Receipt] = loop.create_future()
+
+        def watch(batch: Batch, index: int) -> None:
+            entry = (future, Receipt(batch, index))
+            if batch.waiters is None:
+                batch.waiters = [entry]
+                batch.on_settled.append(partial(_come_home, loop))
+            else:
+                batch.waiters.append(entry)
+
+        self._producer.gather(target, message, watch)
+        return future
+
+
+def _come_home(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
+    """In the thread that heard the answer."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_resolve, batch)
+
+
+def _resolve(batch: Batch) -> None:
+    waiters, batch.waiters = batch.waiters, None
+    for future, receipt in waiters or ():
+        if future.done():  # cancelled
+            continue
+        if batch.error is not None:
+            future.set_exception(again(batch.error))
+        else:
+            future.set_result(receipt)
+
+
+class AsyncConsumer:
+    """`Consumer` for asyncio: same arguments, same names, same guarantees.
+
+        async with AsyncConsumer("127.0.0.1:9876", "billing", "orders") as consumer:
+            async for message in consumer:
+                await work(message.body)
+                consumer.ack(message)
+
+    Its lines are opened by `async with`, or by the first call. `ack` and `assignment` never wait
+    and are plain. One task polls or iterates. A poll that is cancelled has taken nothing.
+    To be used in one event loop, which must be able to watch descriptors (`add_reader`).
+    """
+
+    def __init__(
+        self,
+        name_server: str | Iterable[str],
+        group: str,
+        topic: str | None = None,
+        tags: str = ALL_TAGS,
+        **settings: Any,
+    ) -> None:
+        self._consumer = Consumer(name_server, group, **settings)
+        self._first = None if topic is None else (topic, tags)
+        self._polling = False
+
+    async def subscribe(self, topic: str, tags: str = ALL_TAGS) -> None:
+        """See `Consumer.subscribe`."""
+        await asyncio.to_thread(self._consumer.subscribe, topic, tags)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """See `Consumer.unsubscribe`."""
+        self._consumer.unsubscribe(topic)
+
+    @property
+    def assignment(self) -> list[tuple[str, str, int]]:
+        """The queues this member owns now: (broker, topic, queue id)."""
+        return self._consumer.assignment
+
+    async def poll(self, max_count: int = 1024, timeout_s: float | None = POLL_S) -> list[Message]:
+        """See `Consumer.poll`."""
+        await self._begin()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            messages = self._consumer.poll(max_count, 0)
+            left_s = 3600.0 if deadline is None else deadline - time.monotonic()
+            if messages or left_s <= 0 or self._consumer.closed:
+                return messages
+            await self._readable(left_s)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages one by one, for ever; ends after `close`."""
+        await self._begin()
+        while not self._consumer.closed:
+            for count, message in enumerate(self._consumer.available(), 1):
+                yield message
+                if count % YIELD_COUNT == 0:
+                    await asyncio.sleep(0)  # let other tasks run
+            if not self._consumer.closed:
+                await self._readable(POLL_S)
+
+    def ack(self, messages: Message | Iterable[Message]) -> None:
+        """See `Consumer.ack`."""
+        self._consumer.ack(messages)
+
+    async def commit(self) -> None:
+        """See `Consumer.commit`."""
+        await asyncio.to_thread(self._consumer.commit)
+
+    async def seek(
+        self, position: Position, topic: str | None = None, queue_id: int | None = None
+    ) -> None:
+        """See `Consumer.seek`."""
+        await self._begin()
+        await asyncio.to_thread(self._consumer.seek, position, topic, queue_id)
+
+    async def close(self) -> None:
+        """See `Consumer.close`. A poll or loop that waits ends."""
+        await asyncio.to_thread(self._consumer.close)
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.shield(self.close())
+
+    async def _begin(self) -> None:
+        if self._first is not None:
+            first, self._first = self._first, None
+            await self.subscribe(*first)
+
+    async def _readable(self, timeout_s: float) -> None:
+        """Sleep until the consumer has something to do."""
+        descriptors, due_s = self._consumer.descriptors()
+        if not descriptors:
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, wake)
+        timer = loop.call_later(min(timeout_s, due_s), wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)

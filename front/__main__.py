@@ -1,0 +1,91 @@
+"""The command line: `cometmq`, or `python -m cometmq`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from cometmq.options import LazyGroup
+from cometmq.output import complain
+
+EXIT_FAILED: Final = 1
+EXIT_NOT_REACHABLE: Final = 3
+EXIT_INTERRUPTED: Final = 130  # as a shell has it for SIGINT
+EXIT_PIPE_CLOSED: Final = 141  # and for SIGPIPE
+
+_EPILOG: Final = """\
+\b
+Data goes to standard output, progress and hints to standard error.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nobody answers there,
+130 interrupted (Ctrl-C).
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    entries={
+        "broker": ("cometmq.cli_broker", "broker", "Run a broker, with a name server of its own."),
+        "namesrv": ("cometmq.cli_broker", "namesrv", "Run a name server alone."),
+        "stat": ("cometmq.stat", "stat", "Show what a running broker is doing."),
+        "topic": ("cometmq.cli_topics", "topic", "Create, list, describe and delete topics."),
+        "msg": ("cometmq.cli_messages", "msg", "Send, read and find messages."),
+        "group": ("cometmq.cli_groups", "group", "List, describe and reset consumer groups."),
+        "config": ("cometmq.cli_config", "config", "Show and explain settings."),
+        "demo": ("cometmq.demo", "demo", "See it work: real lines, two groups, and a kill -9."),
+    },
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="cometmq", message="%(package)s %(version)s")
+def cli() -> None:
+    """CometMQ: a durable message broker for Python, on Apache RocketMQ's own files.
+
+    \b
+    cometmq broker                        # in one terminal
+    cometmq msg send -t HDFS < HDFS.log   # in another: every line is a message
+    cometmq msg tail -t HDFS              # prints them
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one command line; its exit code. Errors are told as one line."""
+    try:
+        code = cli.main(args=arguments, prog_name="cometmq", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough of it. What is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
+    except Exception as error:
+        code = _code_of(error)
+        if code is None:
+            raise
+        complain("\n".join([str(error), *getattr(error, "__notes__", ())]))
+        return code
+
+
+def _code_of(error: Exception) -> int | None:
+    """The exit code of an error that people can understand; None: it is a fault of ours."""
+    from cometmq.errors import CometError, ConfigError, NotReachable
+
+    if isinstance(error, NotReachable):
+        return EXIT_NOT_REACHABLE
+    return EXIT_FAILED if isinstance(error, CometError | ConfigError | OSError) else None
+
+
+def main() -> None:
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

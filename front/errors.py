@@ -1,0 +1,65 @@
+"""Everything that CometMQ raises: `from cometmq.errors import DiskFull`.
+
+The tree, and when you get each of them, is in `cometmq.protocol.errors`; ConfigError, of settings
+that cannot be used, stands beside it.
+"""
+
+from cometmq.conf.option import ConfigError
+from cometmq.protocol.errors import (
+    BadRequest,
+    CometError,
+    DiskFull,
+    FlushDiskTimeout,
+    GroupNotExist,
+    MessageIllegal,
+    MessageNotFound,
+    MessageTooLarge,
+    NameIllegal,
+    NoPermission,
+    NotConfirmed,
+    NotOwner,
+    NotReachable,
+    OffsetIllegal,
+    Refused,
+    ServiceNotAvailable,
+    ShuttingDown,
+    StoreDamaged,
+    StoreError,
+    StoreLocked,
+    StoreNotOurs,
+    SubscriptionIllegal,
+    SystemBusy,
+    TopicNotExist,
+    UnknownCommand,
+    UnsupportedVersion,
+)
+
+__all__ = [
+    "BadRequest",
+    "CometError",
+    "ConfigError",
+    "DiskFull",
+    "FlushDiskTimeout",
+    "GroupNotExist",
+    "MessageIllegal",
+    "MessageNotFound",
+    "MessageTooLarge",
+    "NameIllegal",
+    "NoPermission",
+    "NotConfirmed",
+    "NotOwner",
+    "NotReachable",
+    "OffsetIllegal",
+    "Refused",
+    "ServiceNotAvailable",
+    "ShuttingDown",
+    "StoreDamaged",
+    "StoreError",
+    "StoreLocked",
+    "StoreNotOurs",
+    "SubscriptionIllegal",
+    "SystemBusy",
+    "TopicNotExist",
+    "UnknownCommand",
+    "UnsupportedVersion",
+]

@@ -1,0 +1,33 @@
+"""For all tests: what was skipped is said at the end, and no broker outlives the run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    family = sys.modules.get("family")
+    if family is None:
+        return
+    left = family.left_behind()
+    for process in left:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"ERROR: a broker's process is left: {process}", red=True)
+        process.kill()
+    if left:
+        psutil.wait_procs(left, 10)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    from interop import rocketmq
+
+    if rocketmq.SKIP_REASON:
+        terminalreporter.write_line(f"WARNING: {rocketmq.SKIP_REASON}", yellow=True, bold=True)
