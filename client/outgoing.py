@@ -65,7 +65,7 @@ def checked(properties: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def check_body(body: Body, bytes_max: int) -> None:
-    if not body:
+    if not body or isinstance(body, str) or not hasattr(body, "__len__"):
         raise no_body(body)
     if len(body) > bytes_max:
         raise MessageTooLarge(f"body of {len(body)} bytes, at most {bytes_max}")

@@ -97,6 +97,8 @@ class Producer:
         if timeout_s <= 0 or linger_ms < 0:
             raise ValueError(f"timeout_s={timeout_s}, linger_ms={linger_ms}: must be above 0")
         self._linger_s = linger_ms / 1000
+        # Into an open batch goes only what is smaller than a batch: no need to look at its size.
+        self._quick = linger_ms > 0 and batch_bytes <= max_message_bytes
         self._timeout_s = timeout_s
         self._retry_max = retry_max
         self._batch_bytes = batch_bytes
@@ -153,7 +155,7 @@ class Producer:
         if keys is not None and keys.__class__ is not str:
             keys = " ".join(keys)
         if (
-            self._linger_s
+            self._quick
             and body
             and wait
             and sharding_key is None
@@ -202,6 +204,8 @@ class Producer:
             raise TypeError(f"bodies are a sequence of bytes-like objects, not {type(bodies)}")
         if not all(bodies):
             raise no_body(next(body for body in bodies if not body))
+        if bodies and self._max_message_bytes < self._batch_bytes:
+            check_body(max(bodies, key=len), self._max_message_bytes)
         message = Outgoing(b"", tags, one_text(keys), checked(properties), flag, wait)
         target = Target(topic, sharding_key, queue_id)
         lanes = self._lanes(topic)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 Payload = Sequence[bytes | bytearray | memoryview]
 ZERO_COPY_BYTES: Final = 65_536  # below this a copy is cheaper than pyzmq's bookkeeping
+SLICE_S: Final = 0.05  # how long a caller sleeps in the socket before it looks up
 RECONNECT_MS: Final = 20
 RECONNECT_MS_MAX: Final = 500
 
@@ -86,6 +87,9 @@ class Pending:
         return frames.raise_if_failed(self.answer), self.payload
 
 
+Settled = tuple[Pending, Command | None, list[zmq.Frame], CometError | None]
+
+
 class Channel:
     """A DEALER to one endpoint.
 
@@ -105,6 +109,7 @@ class Channel:
         self._wants_pump = False
         self._closed = False
         self._pid = os.getpid()
+        self._slice_ms = -1
         self._open()
 
     # --- asking ---
@@ -141,7 +146,7 @@ class Channel:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
-            self._pump_once(pending, left_s)
+            self._receive_here(pending, left_s)
         if not pending.done and self._wants_pump:
             pending.event().wait(max(0.0, deadline - time.monotonic()))
         if not pending.done and not keep:
@@ -208,6 +213,7 @@ class Channel:
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = RECONNECT_MS_MAX
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._slice_ms = -1
         socket.connect(self.endpoint)
         self._socket = socket
         self._poll_list: list[tuple[Any, int]] = [
@@ -251,14 +257,37 @@ class Channel:
         finally:
             self._lock.release()
 
-    def _pump_once(self, wanted: Pending | None, timeout_s: float) -> None:
-        """Wait in the socket for a moment, and settle whatever has been answered."""
-        settled: list[tuple[Pending, Command | None, list[zmq.Frame], CometError | None]] = []
+    def _receive_here(self, wanted: Pending, timeout_s: float) -> None:
+        """Sleep in the socket itself, which is the shortest way from the answer to the asker.
+
+        In slices: another thread that comes, and a line that breaks, are noticed in between.
+        """
+        settled, lost = None, False
+        with self._lock:
+            if self._closed or wanted.done or self._wants_pump:
+                return
+            slice_ms = max(1, int(min(timeout_s, SLICE_S) * 1000))
+            if slice_ms != self._slice_ms:
+                self._socket.rcvtimeo = self._slice_ms = slice_ms
+            try:
+                settled = self._match(self._socket.recv_multipart(copy=False))
+            except zmq.Again:
+                lost = self._was_disconnected()
+                if lost:
+                    self._reopen()
+        if settled is not None:
+            settled[0].settle(*settled[1:])
+        if lost:
+            self._fail_all(f"the connection to {self.name} was lost before it answered")
+
+    def _pump_once(self) -> None:
+        """Settle whatever has been answered, without waiting."""
+        settled: list[Settled] = []
         lost = False
         with self._lock:
-            if self._closed or (wanted is not None and (wanted.done or self._wants_pump)):
+            if self._closed:
                 return
-            events = zmq.zmq_poll(self._poll_list, _poll_ms(timeout_s))
+            events = zmq.zmq_poll(self._poll_list, 0)
             for source, _ in events:
                 if source is self._socket:
                     self._receive_all(settled)
@@ -274,22 +303,25 @@ class Channel:
         if lost:
             self._fail_all(f"the connection to {self.name} was lost before it answered")
 
-    def _receive_all(
-        self, settled: list[tuple[Pending, Command | None, list[zmq.Frame], CometError | None]]
-    ) -> None:
+    def _receive_all(self, settled: list[Settled]) -> None:
         while True:
             try:
-                head, *payload = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                found = self._match(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
                 return
-            request_id = frames.request_id_of(head.buffer)
-            pending = self._pending.pop(request_id, None)
-            if pending is None:
-                continue  # timed out meanwhile, or told and not asked
-            try:
-                settled.append((pending, frames.unpack(head.buffer)[1], payload, None))
-            except CometError as error:
-                settled.append((pending, None, [], error))
+            if found is not None:
+                settled.append(found)
+
+    def _match(self, parts: list[zmq.Frame]) -> Settled | None:
+        """What an answer settles; None if it timed out meanwhile, or was told and not asked."""
+        head = parts[0].buffer
+        pending = self._pending.pop(frames.request_id_of(head), None)
+        if pending is None:
+            return None
+        try:
+            return pending, frames.unpack(head)[1], parts[1:], None
+        except CometError as error:
+            return pending, None, [], error
 
     def _notice_loss(self) -> None:
         """See a break of the line that nobody was waiting in, before something is sent on it.
@@ -323,7 +355,7 @@ class Channel:
         while not self._closed:
             self._wait_readable()
             if not self._closed:
-                self._pump_once(None, 0)
+                self._pump_once()
 
     def _wait_readable(self) -> None:
         """Sleep without the lock, so that others may send meanwhile."""
@@ -365,7 +397,7 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
         readable = zmq.zmq_poll(waiting, _poll_ms(timeout_s))
         ready.update(watched[fd] for fd, _ in readable if fd != wake_fd)
     for channel in ready:
-        channel._pump_once(None, 0)
+        channel._pump_once()
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:

@@ -146,7 +146,7 @@ class QueueRange(Command, frozen=True, tag=23):
 
 
 class SearchOffset(Command, frozen=True, tag=24):
-    """The first message stored at or after a time; `upper`: the last at or before. -> FoundOffset"""
+    """The first message stored at or after a time (`upper`: last at or before). -> FoundOffset"""
 
     topic: str
     queue_id: int

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pykka
 
@@ -38,6 +38,7 @@ from cometmq.protocol.commands import (
     SectionResult,
     SendMessages,
     SendResult,
+    Subscription,
     TopicInfo,
     TopicRoute,
 )
@@ -49,7 +50,7 @@ ANYWHERE = "tcp://127.0.0.1:*"
 STORE_HOST = bytes([127, 0, 0, 1]) + (10911).to_bytes(4, "big")
 SEGMENT_BYTES = 64 * 1024 * 1024
 
-Fault = Callable[[SendMessages], CometError | int | None]
+CommandT = TypeVar("CommandT", bound=Command)
 Key = tuple[str, int]
 
 
@@ -66,6 +67,7 @@ class FakeBroker(ServiceActor):
     ) -> None:
         super().__init__(bind=[(address, False)])
         self.me = self
+        self.heard = threading.Condition()  # notified after every command
         self.address = self.addresses[0]
         self.queues = queues
         self.create = create
@@ -83,6 +85,7 @@ class FakeBroker(ServiceActor):
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.share: list[QueueKey] | None = None  # None: everything that is subscribed
         self.share_version = 1
+        self.subscriptions: list[Subscription] = []
         self.joins: list[tuple[JoinGroup, Request]] = []
         self.commit_error: CometError | None = None
         self.moved_to: str | None = None  # the route names this address
@@ -91,8 +94,10 @@ class FakeBroker(ServiceActor):
         self._appender.attach(self._log, 0, 0)
 
     def handle(self, request: Request) -> None:
-        self.commands.append(request.command)
         super().handle(request)
+        with self.heard:
+            self.commands.append(request.command)
+            self.heard.notify_all()
 
     # --- routes ---
 
@@ -219,6 +224,9 @@ class FakeBroker(ServiceActor):
     # --- the group ---
 
     def on_join_group(self, command: JoinGroup, request: Request) -> Command | None:
+        if command.subscriptions != self.subscriptions:
+            self.subscriptions = command.subscriptions
+            self.share_version += 1
         if command.version == self.share_version and command.wait_ms:
             self.joins.append((command, request))
             return None
@@ -287,6 +295,15 @@ class Handle:
 
         self.broker.call_soon(run)
         assert done.wait(10)
+
+    def wait_for(self, predicate: Callable[[FakeBroker], Any]) -> None:
+        """Until it holds; looked at after every command."""
+        with self.broker.heard:
+            assert self.broker.heard.wait_for(lambda: predicate(self.broker), 10)
+
+    def asked(self, kind: type[CommandT]) -> list[CommandT]:
+        """The commands of that kind, in the order in which they were answered."""
+        return [command for command in self.broker.commands if isinstance(command, kind)]
 
     def stop(self) -> None:
         self.ref.stop(timeout=10)

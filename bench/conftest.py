@@ -1,0 +1,52 @@
+"""Two sizes of every benchmark: small with the tests, so that none rots, and `--full` for figures.
+
+    python -m pytest bench                small; says nothing about speed
+    python -m pytest bench --full         the sizes that docs/performance.md quotes
+
+Ratios are taken inside one run, since machines are noisy. Figures are printed at the end, a line
+each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks import Report
+
+from cometmq import Broker
+
+_LINES: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="benchmarks at their full size")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Report:
+    """Takes a figure: what, how much, unit."""
+
+    def add(what: str, value: float, unit: str) -> None:
+        _LINES.append(f"{request.node.name:<44} {what:<34} {value:>12,.2f} {unit}")
+
+    return add
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(Path(tmp_path_factory.mktemp("bench")) / "store") as running:
+        yield running
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _LINES:
+        terminalreporter.section("figures")
+        for line in _LINES:
+            terminalreporter.write_line(line)

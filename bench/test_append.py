@@ -1,0 +1,94 @@
+"""Embedded append: a writer in its own process, as the commitlog process is one.
+
+Canonical load: 128-byte bodies, one queue, page-cache durability, file space reserved before.
+The control is a memcpy of the same bytes into the same mapping.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks import Report
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from cometmq.shm._kernel import QueueCursor, scan
+from cometmq.shm.commit_log import CommitLog
+from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name
+
+SEGMENT = 1 << 30
+BODY = random.Random(7).randbytes(128)
+POPULATE_WRITE = 23
+
+
+@pytest.fixture
+def log(tmp_path: Path, full: bool) -> Iterator[CommitLog]:
+    (tmp_path / COMMITLOG_DIR).mkdir()
+    segment_bytes = SEGMENT if full else SEGMENT // 64
+    opened = CommitLog(
+        tmp_path,
+        segment_bytes=segment_bytes,
+        physical_offset=0,
+        store_host=bytes([127, 0, 0, 1, 0, 0, 42, 159]),
+        max_message_bytes=4 << 20,
+    )
+    opened.open_segment()
+    assert opened.segment is not None
+    opened.segment[0].madvise(POPULATE_WRITE)  # what the allocator does ahead of the tail
+    yield opened
+    end = opened.physical_offset
+    opened.close()
+    path = tmp_path / COMMITLOG_DIR / segment_name(0)
+    with map_segment(path, segment_bytes, writable=False) as memory:
+        reached, reason, count, _, _ = scan(memory, 0, 0, min(end, segment_bytes))
+    assert reason in (0, 1), "what was stored cannot be read back"
+    assert count
+    assert reached
+
+
+def test_append_one_call_a_message(
+    log: CommitLog, full: bool, benchmark: BenchmarkFixture, report: Report
+) -> None:
+    queue = QueueCursor("bench", 0)
+    count = 1_000_000 if full else 10_000
+
+    def run() -> None:
+        append = log.append
+        for _ in range(count):
+            append(queue, BODY)
+
+    benchmark.pedantic(run, rounds=3 if full else 1)
+    report("one call a message", count / benchmark.stats.stats.median / 1e6, "M messages/s")
+
+
+def test_append_many(
+    log: CommitLog, full: bool, benchmark: BenchmarkFixture, report: Report
+) -> None:
+    queue = QueueCursor("bench", 0)
+    bodies = [BODY] * 256
+    rounds = 4_000 if full else 100
+
+    def run() -> None:
+        for _ in range(rounds):
+            log.append_many(queue, bodies)
+
+    benchmark.pedantic(run, rounds=3 if full else 1)
+    median = benchmark.stats.stats.median
+    report("append_many(256)", rounds * 256 / median / 1e6, "M messages/s")
+    report("of a memcpy of the same records", memcpy_seconds(rounds) / median, "times its speed")
+
+
+def memcpy_seconds(rounds: int) -> float:
+    """What the bytes alone cost: 256 records of this load at a time, into resident memory."""
+    records = bytes(256 * (91 + len("bench") + len(BODY)))
+    with mmap.mmap(-1, len(records) * 64) as memory:
+        memory.madvise(POPULATE_WRITE)
+        began = time.perf_counter()
+        for number in range(rounds):
+            at = number % 64 * len(records)
+            memory[at : at + len(records)] = records
+        return time.perf_counter() - began
