@@ -49,6 +49,7 @@ class AllocatorActor(ServiceActor):
         self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
         control = family.control
         self._wrote = control.read(Counter.WROTE)
+        self._phase = control.read(Counter.PHASE)
         self._steps = control.sleep_on(Counter.STEPS, family.doorbell)
         self._allocated = control.own(Counter.ALLOCATED)
         self._errno = control.own(Counter.ALLOCATE_ERRNO)
@@ -105,9 +106,14 @@ class AllocatorActor(ServiceActor):
             os.close(descriptor)
 
     def settle(self) -> None:
-        """Remove what was never used, as RocketMQ does at an orderly end."""
+        """Remove what was never used, as RocketMQ does at an orderly end.
+
+        Not while the commitlog process goes on: it may be about to use it.
+        """
         folder = self._family.store / COMMITLOG_DIR
         self._hot.close()
+        if self._phase.value != Phase.STOPPED:
+            return
         wrote = self._wrote.value
         first = -(-wrote // self._segment_bytes) * self._segment_bytes
         for start in range(first, self._allocated.value, self._segment_bytes):

@@ -43,6 +43,10 @@ class CleanerActor(ServiceActor):
         self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
         self._folder = family.store / COMMITLOG_DIR
         self._wrote = family.control.read(Counter.WROTE)
+        # Nobody may still need what goes: not the flush process, not the dispatcher.
+        self._done_with = [
+            family.control.read(counter) for counter in (Counter.FLUSHED, Counter.DISPATCHED)
+        ]
         self._min = family.control.own(Counter.MIN_OFFSET)
         self._writable = True
         self._deleted = 0
@@ -77,13 +81,14 @@ class CleanerActor(ServiceActor):
         gone = 0
         for start in list_segments(self._folder, self._segment_bytes):
             path = self._folder / segment_name(start)
-            in_use = start + self._segment_bytes >= self._wrote.value
+            end = start + self._segment_bytes
+            in_use = end >= self._wrote.value or any(end > cell.value for cell in self._done_with)
             if in_use or gone >= self._settings.delete_file_batch_max:
                 break
             if not forced and path.stat().st_mtime > expired_before:
                 break
             # Readers are told first: nobody maps it any more when it goes.
-            self._min.advance(start + self._segment_bytes)
+            self._min.advance(end)
             path.unlink()
             log.info("deleted %s%s", path, " by force: the disk is too full" if forced else "")
             gone += 1

@@ -122,7 +122,7 @@ class CommitLogActor(ServiceActor):
         self._load_queue_offsets()
         self._log.open_segment()
         self._load_topics()
-        self._phase.advance(Phase.SERVING)
+        self._phase.reset(Phase.SERVING)  # lower after one that was told to stop
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
 
     @property

@@ -11,6 +11,7 @@ from typing import Final
 from cometmq.actors.family import Family
 from cometmq.actors.service import ServiceActor, Timer
 from cometmq.conf import FlushDiskType
+from cometmq.protocol.errors import DiskFull
 from cometmq.shm import _kernel
 from cometmq.shm.consume_queue import UNIT, QueueFiles, WindowCache, list_queues
 from cometmq.shm.control import Counter, Phase
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 WINDOWS_MAX: Final = 4096
 ROUNDS_MAX: Final = 64  # before the inbox is looked at again
 NAP_S: Final = 0.002
+RETRY_S: Final = 1
 
 
 class DispatcherActor(ServiceActor):
@@ -54,6 +56,7 @@ class DispatcherActor(ServiceActor):
         self._queues = control.own(Counter.QUEUES)
         self._napping = control.own(Counter.NAPPING)
         self._nap: Timer | None = None
+        self._retry: Timer | None = None  # when the disk is full
         self._table = family.queue_table(writable=True)
         self._kernel = _kernel.Dispatcher()
         self._windows = WindowCache(self._kernel, WINDOWS_MAX)
@@ -135,8 +138,18 @@ class DispatcherActor(ServiceActor):
         self._work()
 
     def _work(self) -> None:
-        """Dispatch whatever is there; then nap, or sleep when nothing came during a whole nap."""
         self._end_nap()
+        try:
+            self._dispatch_what_is_there()
+        except DiskFull as error:
+            if self._retry is None:
+                log.error("no room for ConsumeQueue entries: %s", error)
+            self._retry = self.after(RETRY_S, self._work)
+        else:
+            self._retry = None
+
+    def _dispatch_what_is_there(self) -> None:
+        """Then nap, or sleep when nothing came during a whole nap."""
         worked = False
         for _ in range(ROUNDS_MAX):
             if self._min.value > self._log_min:

@@ -26,7 +26,7 @@ from cometmq.conf import BrokerSettings
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import BrokerEndpoints, EndpointsChanged, Finish
 from cometmq.protocol.errors import BY_CODE, CometError, NotConfirmed, StoreError
-from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter, Doorbell
+from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter, Doorbell, Phase
 from cometmq.shm.files import (
     ABORT_FILE,
     STAGING_DIR,
@@ -36,7 +36,8 @@ from cometmq.shm.files import (
 )
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
 
-log = logging.getLogger(__name__)
+# Not __name__: an embedded broker runs this module as __main__.
+log = logging.getLogger("cometmq.actors.supervisor")
 
 # Starting: all at once, each waits for the counters it needs. Finishing: in this order, so that
 # each finds the work of those before it complete.
@@ -105,6 +106,7 @@ class BrokerActor(ServiceActor):
         )
         QueueTable.create(self._store / QUEUES_FILE, self._control.read(Counter.QUEUES))
         self.inbox.listen_to(self._zygote.report_fd)
+        self.inbox.listen_to(self._zygote.end_fd)
         for role in self._roles:
             self._start(role)
 
@@ -151,9 +153,12 @@ class BrokerActor(ServiceActor):
 
     # --- reports ---
 
-    def on_readable(self, _source: Any) -> None:
+    def on_readable(self, source: Any) -> None:
         for report in self._reports.read():
             self._take(report)
+        if source == self._zygote.end_fd:
+            self.inbox.forget(source)
+            self._fail(CometError("the zygote has ended: no process could be started again"))
 
     def _take(self, report: Report) -> None:
         match report:
@@ -258,6 +263,12 @@ class BrokerActor(ServiceActor):
             log.error("%s (process %d) ended %s: starting it again", role, pid, how)
             self.restarts += 1
             self._start(role)
+            self._ring_all()
+
+    def _ring_all(self) -> None:
+        """Have everybody look again: who died may have moved a counter and not woken its sleepers."""
+        for doorbell in self._doorbells:
+            os.eventfd_write(doorbell, 1)
 
     def _fail(self, error: CometError) -> None:
         """End without order: `abort` stays, and the next start recovers."""
@@ -266,6 +277,8 @@ class BrokerActor(ServiceActor):
         log.critical("%s", error)
         self.failure = error
         self._kill_children()
+        if self._clean and self._control.read(Counter.PHASE).value == Phase.STARTING:
+            self._remove_marks()  # nothing was touched: the last end is still the orderly one
         self.stop()
 
     def _kill_children(self) -> None:
@@ -281,6 +294,8 @@ class BrokerActor(ServiceActor):
 
     def settle(self) -> None:
         """Everything to its end, one after the other, and then the marks of a bad end removed."""
+        if self._finishing:
+            return  # asked twice, as by a signal and by the end of the lifeline
         self._finishing = True
         began = time.monotonic()
         order = sorted(self._pids, key=lambda role: FINISH_ORDER.index(kind_of(role)))

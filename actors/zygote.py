@@ -105,6 +105,7 @@ class Zygote:
             for descriptor in (self.report_fd, self._alive, self._orders):
                 os.close(descriptor)
             _run(orders, reports, self._lifeline)
+        self.end_fd = os.pidfd_open(self.pid)  # can be read once the zygote has ended
         os.close(orders)
         os.close(reports)
         os.close(self._lifeline)
@@ -119,6 +120,7 @@ class Zygote:
         os.close(self._orders)
         os.close(self._alive)
         os.waitpid(self.pid, 0)
+        os.close(self.end_fd)
 
 
 def _run(orders: int, reports: int, lifeline: int) -> None:

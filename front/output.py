@@ -122,7 +122,9 @@ def cell(value: object) -> Any:
 
 def _printable(text: str) -> str:
     """Without what would move the cursor or change the colours."""
-    return "".join(each if each.isprintable() or each == "\n" else "\N{SYMBOL FOR SUBSTITUTE}" for each in text)
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)
 
 
 def _is_number(value: object) -> bool:
@@ -138,11 +140,11 @@ def hint(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    _say("warning", "yellow", text)
+    _say("Warning", "yellow", text)
 
 
 def complain(text: str) -> None:
-    _say("error", "red", text)
+    _say("Error", "red", text)
 
 
 def _say(kind: str, colour: str, text: str) -> None:

@@ -1,1 +1,1 @@
-""""""
+"""The Spark pipeline: sources, sinks and jobs. Not there yet; nothing of it is imported."""

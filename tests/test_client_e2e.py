@@ -20,7 +20,7 @@ from client_children import consume_until_killed
 from cometmq.broker import Broker
 from cometmq.client import Admin, Consumer, Message, Receipt, subscribe_actor
 from cometmq.protocol import errors
-from cometmq.protocol.commands import GetStatistics, Statistics
+from cometmq.protocol.commands import Ping, Pong
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -162,13 +162,13 @@ def test_nothing_is_lost_or_doubled_while_members_come_and_go(broker: Broker) ->
 
 
 def pid_of(broker: Broker, role: str) -> int:
-    with_pid = broker.actor(role)
+    line = broker.actor(role)
     try:
-        answer = with_pid.ask(GetStatistics())
+        answer = line.ask(Ping())
     finally:
-        with_pid.stop()
-    assert isinstance(answer, Statistics)
-    return int(answer.values["pid"])
+        line.stop()
+    assert isinstance(answer, Pong)
+    return answer.pid
 
 
 def test_a_commitlog_that_is_killed_is_ridden_out(tmp_path: Path) -> None:
