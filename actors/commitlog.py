@@ -40,6 +40,7 @@ from cometmq.protocol.errors import (
     NoPermission,
     ServiceNotAvailable,
     ShuttingDown,
+    SystemBusy,
     TopicNotExist,
 )
 from cometmq.protocol.names import check_writable_topic
@@ -101,6 +102,7 @@ class CommitLogActor(ServiceActor):
         self._topics: dict[str, TopicInfo] = {}
         self._cursors: dict[tuple[str, int], QueueCursor] = {}
         self._unflushed: deque[Unflushed] = deque()
+        self._unflushed_bytes_max = family.settings.max_in_flight_send_bytes
         self._refusal: CometError | None = None
         self._stored = self._messages.value  # of this run, also after a restart of this process
         self._alarm: Timer | None = None
@@ -257,6 +259,11 @@ class CommitLogActor(ServiceActor):
     def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
         if self._refusal is not None:
             raise self._refusal
+        if self._unflushed and self._waiting_bytes() > self._unflushed_bytes_max:
+            raise SystemBusy(
+                f"{self._waiting_bytes()} bytes wait for the disk, at most "
+                f"{self._unflushed_bytes_max}: try again"
+            )
         queue = self._cursors.get((section.topic, section.queue_id))
         if queue is None or section.topic not in self._topics:
             queue = self._new_queue(section)
@@ -273,6 +280,10 @@ class CommitLogActor(ServiceActor):
         )
         self._stored += section.count
         return SectionResult(0, first, at)
+
+    def _waiting_bytes(self) -> int:
+        """Under SYNC_FLUSH: what was appended and is not confirmed by the disk."""
+        return self._log.physical_offset - self._flushed.value
 
     def _new_queue(self, section: Section) -> QueueCursor:
         """The cursor of a queue that nothing was sent to yet, if it may be sent to."""

@@ -50,7 +50,8 @@ class FlushActor(ServiceActor):
         self._queues = QueueFlusher(family)
         self._last_thorough = time.monotonic()
         self._timer_runs = False
-        self._physic_timestamp = 0  # store time of the last message that is on the disk
+        # Store time of the last message that is on the disk.
+        self._physic_timestamp = self._checkpoint.words["physic_msg_timestamp"]
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)

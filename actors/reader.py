@@ -23,7 +23,7 @@ from cometmq.protocol.commands import (
     QueueRange,
     SearchOffset,
 )
-from cometmq.protocol.errors import ShuttingDown, SubscriptionIllegal
+from cometmq.protocol.errors import ShuttingDown, SubscriptionIllegal, SystemBusy
 from cometmq.protocol.tags import parse_tags
 from cometmq.shm.control import Counter, Doorbell, Phase
 from cometmq.shm.store_reader import GetResult, GetStatus, LivePositions, ReadLimits, StoreReader
@@ -85,10 +85,12 @@ class ReaderActor(ServiceActor):
                 hot_count=COUNT_MAX,
                 cold_bytes=BYTES_MAX,
                 cold_count=COUNT_MAX,
+                scan_bytes=settings.max_filter_message_size,
                 skip_removed=False,  # one unreadable entry hides no others
             ),
         )
         self._napping = family.control.read(Counter.NAPPING)
+        self._wait_ms_max = SUSPEND_MS_MAX if settings.long_polling_enable else 0
         self._held: list[Held] = []
         self._answered = 0
 
@@ -103,8 +105,8 @@ class ReaderActor(ServiceActor):
         status, result = self._read(command, command.queue_offset)
         waits = status in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE)
         at_end = result.next_queue_offset >= result.max_queue_offset
-        if command.suspend_ms > 0 and waits and at_end and len(self._held) < HELD_MAX:
-            wait_s = min(command.suspend_ms, SUSPEND_MS_MAX) / 1000
+        if self._wait_ms_max and command.suspend_ms > 0 and waits and at_end:
+            wait_s = min(command.suspend_ms, self._wait_ms_max) / 1000
             self._hold(Held(request, command, result.next_queue_offset, time.monotonic() + wait_s))
             return None
         self._answer_pull(request, status, result)
@@ -148,6 +150,8 @@ class ReaderActor(ServiceActor):
     # --- held pulls ---
 
     def _hold(self, held: Held) -> None:
+        if len(self._held) >= HELD_MAX:
+            raise SystemBusy(f"{HELD_MAX} pulls are held already")
         self._held.append(held)
         self.after(max(0.0, held.deadline - time.monotonic()), self._end_overdue)
         self._arm()

@@ -44,7 +44,7 @@ VERSION: Final = "0.1.0"
 DRAIN_COUNT: Final = 256  # commands taken from the sockets before they are worked on
 DRAIN_BYTES: Final = 8 * 1_048_576
 BACKLOG: Final = 512
-MAILBOX_COUNT: Final = 10_000  # commands waiting in a socket before it stops reading
+MAILBOX_COUNT: Final = 1_000  # commands waiting in a socket before it stops reading
 
 _MORE: Final = zmq.NOBLOCK | zmq.SNDMORE
 

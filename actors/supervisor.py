@@ -29,6 +29,7 @@ from cometmq.protocol.errors import BY_CODE, CometError, NotConfirmed, StoreErro
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter, Doorbell, Phase
 from cometmq.shm.files import (
     ABORT_FILE,
+    COMMITLOG_DIR,
     STAGING_DIR,
     StoreLock,
     check_store_folder,
@@ -266,7 +267,7 @@ class BrokerActor(ServiceActor):
             self._ring_all()
 
     def _ring_all(self) -> None:
-        """Have everybody look again: who died may have moved a counter and not woken its sleepers."""
+        """Have everybody look again: who died may have moved a counter without waking sleepers."""
         for doorbell in self._doorbells:
             os.eventfd_write(doorbell, 1)
 
@@ -446,6 +447,11 @@ def run_broker(
     """
     settings = replace(settings, store_path_root_dir=settings.store_path_root_dir.absolute())
     settings.check_for_writing()
+    if settings.commit_log_dir != settings.store_path_root_dir / COMMITLOG_DIR:
+        raise StoreError(
+            f"storePathCommitLog = {settings.commit_log_dir}: the log lies in "
+            f"{settings.store_path_root_dir / COMMITLOG_DIR}, other places are not supported yet"
+        )
     check_store_folder(settings.store_path_root_dir)
     doorbells = [
         os.eventfd(0, os.EFD_NONBLOCK) for _ in range(Doorbell.READER + settings.reader_count)

@@ -77,6 +77,8 @@ class Delivery:
         self.lock = threading.Lock()
         self.in_flight_bytes = 0
         self.topics: dict[str, TopicLanes] = {}
+        # By topic: the open batch for any queue, and its encoder's `add`.
+        self.quick: dict[str, tuple[Batch, Callable[..., int]]] = {}
         self._routes = routes
         self._timeout_s = timeout_s
         self._attempts_max = attempts_max
@@ -144,6 +146,7 @@ class Delivery:
         topic = self.topics[batch.topic]
         if topic.free is batch:
             topic.free = None
+            self.quick.pop(batch.topic, None)
         batch.count = encoder.count
         batch.body = encoder.take()
         batch.encoder = None
@@ -447,6 +450,7 @@ class Delivery:
             self._closed = True
             left = list(self._unsettled)
             self._unsettled.clear()
+            self.quick.clear()
             for topic in self.topics.values():
                 topic.clear()
             self._room.notify_all()

@@ -97,8 +97,6 @@ class Producer:
         if timeout_s <= 0 or linger_ms < 0:
             raise ValueError(f"timeout_s={timeout_s}, linger_ms={linger_ms}: must be above 0")
         self._linger_s = linger_ms / 1000
-        # Into an open batch goes only what is smaller than a batch: no need to look at its size.
-        self._quick = linger_ms > 0 and batch_bytes <= max_message_bytes
         self._timeout_s = timeout_s
         self._retry_max = retry_max
         self._batch_bytes = batch_bytes
@@ -113,6 +111,9 @@ class Producer:
         )
         self._lock: Any = self._delivery.lock
         self._topics = self._delivery.topics
+        # Into an open batch goes only what is smaller than a batch: then its size need not be seen.
+        self._may_be_quick = linger_ms > 0 and batch_bytes <= max_message_bytes
+        self._quick = self._delivery.quick
         self._single: list[_kernel.BatchEncoder] = []  # encoders for messages that travel alone
         self._callbacks: Callbacks | None = None
         self._closed = False
@@ -154,20 +155,12 @@ class Producer:
         """
         if keys is not None and keys.__class__ is not str:
             keys = " ".join(keys)
-        if (
-            self._quick
-            and body
-            and wait
-            and sharding_key is None
-            and queue_id is None
-            and properties is None
-        ):
+        if sharding_key is None and queue_id is None and properties is None and wait:
             with self._lock:  # the quick way into the open batch, if there is one
-                lanes = self._topics.get(topic)
-                if lanes is not None and (batch := lanes.free) is not None and batch.wait:
+                entry = self._quick.get(topic)
+                if entry is not None and body:
                     try:
-                        encoder: Any = batch.encoder
-                        return Receipt(batch, encoder.add(body, tags, keys, None, flag))
+                        return Receipt(entry[0], entry[1](body, tags, keys, None, flag))
                     except (BatchFull, ValueError):
                         pass  # below is the way that knows what to do
         message = Outgoing(body, tags, keys, checked(properties), flag, wait)
@@ -363,7 +356,8 @@ class Producer:
             except (ValueError, TypeError) as error:
                 failure = error
             else:
-                batch.remembered = batch.remembered or remember
+                if remember:
+                    self._remember(batch)
                 if watch is not None:
                     watch(batch, index)
                 if not self._linger_s:
@@ -405,6 +399,12 @@ class Producer:
             batch.lane = lane
             lane.open = batch
         return batch, index
+
+    def _remember(self, batch: Batch) -> None:
+        """`flush` has to raise its error; more messages may come into it the quick way."""
+        batch.remembered = True
+        if batch.free and batch.wait and batch.encoder is not None and self._may_be_quick:
+            self._quick[batch.topic] = (batch, batch.encoder.add)
 
     def _close_if_idle(self, lanes: TopicLanes, lane: Lane | None) -> list[Lane]:
         """Without linger a batch waits only while its queue is busy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -25,8 +25,22 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nobody answers there,
 """
 
 
+class _TopGroup(LazyGroup):
+    """Ends quietly when whoever reads our output has enough of it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            # What is still buffered goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(EXIT_PIPE_CLOSED)
+
+
 @click.group(
-    cls=LazyGroup,
+    cls=_TopGroup,
     entries={
         "broker": ("cometmq.cli_broker", "broker", "Run a broker, with a name server of its own."),
         "namesrv": ("cometmq.cli_broker", "namesrv", "Run a name server alone."),
@@ -55,17 +69,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Carry out one command line; its exit code. Errors are told as one line."""
     try:
         code = cli.main(args=arguments, prog_name="cometmq", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has enough of it. What is still buffered goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE_CLOSED
     except Exception as error:
         code = _code_of(error)
         if code is None:

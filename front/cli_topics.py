@@ -77,13 +77,16 @@ def create(
 
 
 @click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="The brokers' own topics too.")
 @name_server_option
 @output_option
-def list_topics(name_server: str, output: str) -> None:
+def list_topics(everything: bool, name_server: str, output: str) -> None:
     """List topics and how much is in them."""
     rows = []
     with Admin(name_server) as admin:
         for name in admin.topics():
+            if names.is_system_topic(name) and not everything:
+                continue
             found = admin.describe_topic(name)
             rows.append(
                 {

@@ -88,6 +88,7 @@ class FakeBroker(ServiceActor):
         self.subscriptions: list[Subscription] = []
         self.joins: list[tuple[JoinGroup, Request]] = []
         self.commit_error: CometError | None = None
+        self.join_error: CometError | None = None
         self.moved_to: str | None = None  # the route names this address
         self._appender = LogAppender(STORE_HOST, 4 * 1_048_576)
         self._log = memoryview(bytearray(SEGMENT_BYTES))
@@ -224,6 +225,8 @@ class FakeBroker(ServiceActor):
     # --- the group ---
 
     def on_join_group(self, command: JoinGroup, request: Request) -> Command | None:
+        if self.join_error is not None:
+            raise self.join_error
         if command.subscriptions != self.subscriptions:
             self.subscriptions = command.subscriptions
             self.share_version += 1

@@ -68,6 +68,7 @@ SMALL: Mapping[str, object] = {
 #: In the environment of every process of every broker of this test run; see `left_behind`.
 MARK = "COMETMQ_TEST_RUN"
 RUN = f"{os.getpid()}-{time.time_ns()}"
+_numbers = itertools.count()
 
 START_TIMEOUT_S = 30
 RECOVER_TIMEOUT_S = 20
@@ -109,6 +110,7 @@ class RunningBroker:
         self.settings: dict[str, Any] = {**SMALL, **(settings or {})}
         keys = self.settings | {"storePathRootDir": str(store)}
         self.log_path = store.parent / f"{store.name}.log"
+        self._mark = f"{RUN}/{next(_numbers)}"
         self._channels: list[Channel] = []
         self._closed = False
         began = time.monotonic()
@@ -120,7 +122,7 @@ class RunningBroker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, MARK: f"{RUN}/{store}"},
+                env={**os.environ, MARK: self._mark},
             )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(keys) + b"\n")
@@ -256,7 +258,7 @@ class RunningBroker:
 
     def processes(self) -> list[psutil.Process]:
         """All that live: supervisor, zygote, children."""
-        return left_behind(self.store)
+        return left_behind(self._mark)
 
     def zygote_pid(self) -> int:
         (zygote,) = psutil.Process(self.pid).children()
@@ -297,7 +299,7 @@ class RunningBroker:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._let_go()
-        wait_gone(self.store)
+        self.wait_gone()
 
     def kill_supervisor(self) -> None:
         """Only that one; see `wait_ended` for the rest."""
@@ -310,9 +312,17 @@ class RunningBroker:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         status = self._process.wait(RECOVER_TIMEOUT_S)
-        wait_gone(self.store)
+        self.wait_gone()
         self._let_go()
         return status
+
+    def wait_gone(self, timeout_s: float = RECOVER_TIMEOUT_S) -> None:
+        """Until every process of it is gone."""
+        others = [process for process in self.processes() if process.pid != self.pid]
+        self._process.wait(timeout_s)  # psutil would take the exit status away
+        _, alive = psutil.wait_procs(others, timeout_s)
+        alive = [process for process in alive if process.is_running()]
+        assert not alive, f"still there: {[process.name() for process in alive]}"
 
     # --- end ---
 
@@ -353,25 +363,17 @@ class RunningBroker:
                 self.kill_all()
 
 
-def left_behind(store: Path | None = None) -> list[psutil.Process]:
-    """Processes of this test run's brokers, or of those on one store, that still live."""
+def left_behind(mark: str = RUN) -> list[psutil.Process]:
+    """Processes of this test run's brokers, or of one of them, that still live."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            mark = process.environ().get(MARK, "")
-            run, _, on = mark.partition("/")
-            if run != RUN or (store is not None and on != str(store)):
+            its = process.environ().get(MARK, "")
+            if its != mark and its.partition("/")[0] != mark:
                 continue
-            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            if process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def wait_gone(store: Path, timeout_s: float = RECOVER_TIMEOUT_S) -> None:
-    """Until every process of the broker on the store is gone."""
-    _, alive = psutil.wait_procs(left_behind(store), timeout_s)
-    alive = [process for process in alive if process.is_running()]
-    assert not alive, f"still there: {[process.name() for process in alive]}"
 
 
 # --- sending and reading, raw ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import reference
-from family import CHILDREN, Load, RunningBroker, pull, send_batch, wait_gone
+from family import CHILDREN, Load, RunningBroker, left_behind, pull, send_batch
 
 from cometmq.protocol.commands import (
     DiskState,
@@ -270,7 +270,7 @@ def test_the_supervisor_is_killed(store: Path) -> None:
         with Load(broker, "t", seed=5) as load:
             load.wait_for_more(1_000)
             broker.kill_supervisor()
-            wait_gone(store, 10)
+            broker.wait_gone(10)
         broker.wait_ended()
         assert broker.ready.token not in unix_sockets()
     with RunningBroker(store) as broker:
@@ -286,7 +286,7 @@ def test_the_zygote_is_killed(store: Path) -> None:
         with Load(broker, "t", seed=6) as load:
             load.wait_for_more(500)
             os.kill(broker.zygote_pid(), signal.SIGKILL)
-            wait_gone(store)
+            broker.wait_gone()
         assert broker.wait_ended() != 0
         assert "zygote" in broker.log
     with RunningBroker(store) as broker:
@@ -364,7 +364,7 @@ def refused(store: Path, error: type[CometError], settings: dict[str, object] | 
     """The text with which a start is refused. Nothing is left running."""
     with pytest.raises(error) as raised:
         RunningBroker(store, settings)
-    wait_gone(store)
+    assert left_behind() == []
     return str(raised.value)
 
 
@@ -372,6 +372,7 @@ def test_a_store_in_use_names_its_holder(broker: RunningBroker) -> None:
     broker.create_topic("t")
     with pytest.raises(StoreLocked, match=f"process {broker.pid} .*cometmq.actors.supervisor"):
         RunningBroker(broker.store)
+    assert len(left_behind()) == len(broker.processes())
     broker.assert_stored(broker.send("t", 0, [b"undisturbed"]))
     assert all(broker.pids().values())
 
