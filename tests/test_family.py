@@ -592,7 +592,9 @@ def test_async_flush_answers_at_once_and_flushes_soon(store: Path) -> None:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def held_pull(broker: RunningBroker, command: PullMessages) -> tuple[list[PullResult], threading.Thread]:
+def held_pull(
+    broker: RunningBroker, command: PullMessages
+) -> tuple[list[PullResult], threading.Thread]:
     """A pull in a thread; returns once the reader holds it."""
     answers: list[PullResult] = []
     with broker.control():
@@ -868,5 +870,3 @@ def test_nothing_is_deleted_that_others_still_need(role: str, small_disk: Path) 
         assert 0 < answer.next_queue_offset <= sent.queue_offset
         assert broker.close() == 0
     assert reference.check_store(small_disk / "store") == []
-
-
