@@ -126,7 +126,7 @@ def map_segment(path: Path, segment_bytes: int, *, writable: bool) -> mmap.mmap:
         os.close(descriptor)
 
 
-def _data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Where the file may hold something else than zeros."""
     at = start
     while at < end:
@@ -146,7 +146,7 @@ def count_dirty(descriptor: int, start: int, end: int) -> int:
     """Bytes from `start` up to the last one that is not zero."""
     last = start
     zeros = bytes(_CHUNK)
-    for begin, stop in _data_ranges(descriptor, start, end):
+    for begin, stop in data_ranges(descriptor, start, end):
         for at in range(begin, stop, _CHUNK):
             chunk = os.pread(descriptor, min(_CHUNK, stop - at), at)
             if chunk != zeros[: len(chunk)]:
