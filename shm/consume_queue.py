@@ -115,11 +115,8 @@ class QueueFiles:
                 middle = (low + high) // 2
                 # A filler says nothing of its place; the entry before it does.
                 real = _kernel.last_real(memory, low, middle + 1)
-                if real < 0:
-                    low = middle + 1
-                elif CONSUME_QUEUE_UNIT.unpack(memory, real * UNIT)["physical_offset"] < (
-                    physical_offset
-                ):
+                unit = CONSUME_QUEUE_UNIT.unpack(memory, real * UNIT) if real >= 0 else None
+                if unit is None or unit["physical_offset"] < physical_offset:
                     low = middle + 1
                 else:
                     high = real

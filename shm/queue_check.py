@@ -1,4 +1,4 @@
-"""Whether the ConsumeQueues fit the log: a look that costs the same for a small and a large store."""
+"""Whether the ConsumeQueues fit the log: a look whose cost hardly grows with the store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -82,7 +83,7 @@ def find_faults(
 def _broken_files(queue: QueueFiles) -> str:
     """Segments that do not follow each other, or unwritten stretches before the end."""
     starts = queue.starts()
-    for start, after in zip(starts, starts[1:], strict=False):
+    for start, after in pairwise(starts):
         if start + queue.segment_bytes != after:
             return f"the segment after {segment_name(start)} is missing"
     last_entries = queue.find_end().next_index * UNIT - starts[-1] if starts else 0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from cometmq.shm.files import ABORT_FILE
 from cometmq.shm.queue_builder import QueueBuilder, QueuesRecovered
-from cometmq.shm.queue_check import StoreFiles
-from cometmq.shm.queue_table import QueueTable
-from cometmq.shm.recovery import Damage, LogEnd, recover_log
+from cometmq.shm.queue_check import QueueFault, StoreFiles, find_faults
+from cometmq.shm.queue_table import QueueTable, queues_before
+from cometmq.shm.recovery import Damage, LogEnd, find_end, recover_log
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -71,3 +71,19 @@ def _merged(*found: tuple[Damage, ...] | list[Damage]) -> tuple[Damage, ...]:
     """Each once, in the order of the log."""
     by_place = {damage.physical_offset: damage for damages in found for damage in damages}
     return tuple(by_place[at] for at in sorted(by_place))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `recover_store` would do."""
+
+    log: LogEnd
+    faults: tuple[QueueFault, ...]
+
+
+def plan_repair(files: StoreFiles) -> Plan:
+    """Look only: where the log would end, and which queues cannot be trusted."""
+    clean = not (files.store / ABORT_FILE).exists()
+    end = find_end(files.store, files.segment_bytes, clean=clean)
+    faults = find_faults(files, queues_before(files.store), redo_offset(files, end, clean=clean))
+    return Plan(end, tuple(faults))
