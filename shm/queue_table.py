@@ -168,5 +168,6 @@ class QueueTable:
 
     def save_as_before(self, store: Path) -> None:
         """For the next start: which queues there are, and how far they reach."""
-        count = self._count.value
-        (store / QUEUES_BEFORE_FILE).write_bytes(self.memory[: count * SLOT_BYTES])
+        made = store / f"{QUEUES_BEFORE_FILE}.new"
+        made.write_bytes(self.memory[: self._count.value * SLOT_BYTES])
+        made.replace(store / QUEUES_BEFORE_FILE)

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _WHOLE: Final = 0  # indexes into _kernel.REASONS
 _BLANK: Final = 1
+READ_AHEAD_BYTES: Final = 16 << 20
 SEGMENT_MISSING: Final = "the segment is missing"
 LAST_SEGMENT_FULL: Final = "end of the last segment"
 
@@ -135,7 +136,7 @@ class _Walk:
     def _stretch(self, memory: mmap.mmap, descriptor: int, start: int, at: int) -> int:
         """Take the whole records from `at` on; where the next ones begin, -1 for nowhere."""
         stop = start + self.segment_bytes
-        reached, why, count, _, timestamp = _kernel.scan(memory, start, at, stop, self.check_crc)
+        reached, why, count, timestamp = self._scan(memory, descriptor, start, at)
         if count:
             if at != self.end:
                 self._add_damage(at)
@@ -151,6 +152,28 @@ class _Walk:
         # A stale record of an earlier life, at its old place, is older than what it lies behind.
         not_before = self.timestamp if start < self.end else 0
         return find_whole(memory, descriptor, start, reached + 1, stop, not_before)
+
+    def _scan(
+        self, memory: mmap.mmap, descriptor: int, start: int, at: int
+    ) -> tuple[int, int, int, int]:
+        """The kernel's scan to the segment's end, in steps that the disk is told of before."""
+        stop = start + self.segment_bytes
+        seen = timestamp = 0
+        while True:
+            ahead = at + READ_AHEAD_BYTES
+            os.posix_fadvise(descriptor, ahead - start, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+            limit = min(stop, ahead)
+            reached, why, count, _, last = _kernel.scan(memory, start, at, limit, self.check_crc)
+            seen, timestamp = seen + count, last if count else timestamp
+            if limit == stop:
+                return reached, why, seen, timestamp
+            if not count or why == _BLANK:
+                # Nothing whole within a step: a record that is larger, or none.
+                reached, why, count, _, last = _kernel.scan(
+                    memory, start, reached, stop, self.check_crc
+                )
+                return reached, why, seen + count, last if count else timestamp
+            at = reached
 
     def _add_damage(self, resumed_at: int) -> None:
         size = self.segment_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -126,7 +126,7 @@ def whole_records(files: StoreFiles, begin: int, end: int) -> Iterator[Message]:
                 at = _kernel.find_record(memory, start, min(reached + 1, stop), stop)
 
 
-def _stretch(memory: mmap.mmap, start: int, at: int, stop: int) -> Iterator[Message]:
+def _stretch(memory: mmap.mmap, start: int, at: int, stop: int) -> Generator[Message, None, int]:
     """The whole records from `at` on without a break; returns where they end."""
     while at < stop:
         limit = min(stop, at + DECODE_BYTES)
@@ -147,6 +147,7 @@ class _Entries:
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
         self._windows: dict[tuple[str, int, int], mmap.mmap | None] = {}
+        self._reported: set[tuple[str, int, int]] = set()
         self._next: dict[tuple[str, int], int] = {}  # one past the highest record seen
 
     def check(self, message: Message) -> Finding | None:
@@ -161,6 +162,9 @@ class _Entries:
         units = self._window(queue, key, start)
         expected = f"physical offset {message.physical_offset}, {message.size} bytes"
         if units is None:
+            if (*key, start) in self._reported:  # a file that is missing is one finding
+                return None
+            self._reported.add((*key, start))
             return Finding("missing", str(queue.path(start)), at, expected, "no such file")
         unit = CONSUME_QUEUE_UNIT.unpack(units, at)
         if unit["physical_offset"] == message.physical_offset and unit["size"] == message.size:
