@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 
-from cometmq.actors.group_share import ConsumerGroup, GroupRecord, parse_tags
+from cometmq.actors.group_share import ConsumerGroup, GroupRecord
 from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.protocol import names
 from cometmq.protocol.channel import Channel, Pending
@@ -64,6 +64,7 @@ from cometmq.protocol.errors import (
     SystemBusy,
     TopicNotExist,
 )
+from cometmq.protocol.tags import parse_tags
 from cometmq.shm.config_files import (
     ConfigFile,
     ConsumerOffsetTable,

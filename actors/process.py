@@ -27,7 +27,7 @@ from cometmq.actors.logs import set_up_logging
 from cometmq.actors.namesrv import NameServerActor
 from cometmq.actors.reader import ReaderActor
 from cometmq.actors.service import ServiceActor
-from cometmq.actors.zygote import Broken, Ready, write_report
+from cometmq.actors.zygote import END_SIGNALS, Broken, Ready, write_report
 from cometmq.protocol.commands import Finish
 from cometmq.protocol.errors import CometError
 
@@ -72,8 +72,9 @@ def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
     """Host one actor until it is told to finish; the exit status."""
     role = str(order["role"])
     woken_read, woken_write = os.pipe()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in END_SIGNALS:
         signal.signal(number, lambda *_: os.write(woken_write, b"t"))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)  # one may be waiting since the fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; see supervisor
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -86,8 +87,11 @@ def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
         reference = ACTORS[role.partition("-")[0]](family, bind)
     except Exception as error:
         return _report_broken(reports, role, error)
-    _report_when_started(reference, reports, role)
+    actor = actor_of(reference)
+    reporting = _report_when_started(reference, reports, role)
     _wait_for_the_end(reference, lifeline, woken_read)
+    if actor.started.is_set():
+        reporting.join()  # a start that failed is told before the process ends of it
     return 0
 
 
@@ -103,7 +107,9 @@ def actor_of(reference: pykka.ActorRef[Any]) -> ServiceActor:
     return actor
 
 
-def _report_when_started(reference: pykka.ActorRef[Any], reports: int, role: str) -> None:
+def _report_when_started(
+    reference: pykka.ActorRef[Any], reports: int, role: str
+) -> threading.Thread:
     """A thread, since the actor may take its time in `on_start` and must be stoppable meanwhile."""
 
     def watch() -> None:
@@ -116,7 +122,9 @@ def _report_when_started(reference: pykka.ActorRef[Any], reports: int, role: str
         address = actor.addresses[1] if len(actor.addresses) > 1 else ""
         write_report(reports, Ready(role, os.getpid(), address))
 
-    threading.Thread(target=watch, name="start", daemon=True).start()
+    thread = threading.Thread(target=watch, name="start", daemon=True)
+    thread.start()
+    return thread
 
 
 def _report_broken(reports: int, role: str, error: BaseException) -> int:
@@ -147,6 +155,8 @@ def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int, woken: int)
     if stopped_read not in ready:
         if lifeline in ready:
             log.warning("the supervisor is gone: finishing")
+        if not actor.started.is_set():
+            return  # it may wait for processes that end as well; nothing has begun yet
         reference.tell(Finish())
         actor.ended.wait(FINISH_TIMEOUT_S)
     # The last answers leave before the process does.

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 _LENGTH: Final = struct.Struct("<I")
+END_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Started(msgspec.Struct, tag=True):
@@ -127,6 +128,8 @@ def _run(orders: int, reports: int, lifeline: int) -> None:
     """The zygote's whole life. Never returns."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when it is over
+    # A child that is told to end before it listens to that hears of it then.
+    signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)

@@ -220,7 +220,13 @@ class RunningBroker:
         self.coordinator.ask(CreateTopic(TopicInfo(topic, queues, queues)), timeout_s=10)
 
     def send(
-        self, topic: str, queue_id: int, bodies: Sequence[bytes], *, timeout_s: float = 10, **kinds: Any
+        self,
+        topic: str,
+        queue_id: int,
+        bodies: Sequence[bytes],
+        *,
+        timeout_s: float = 10,
+        **kinds: Any,
     ) -> list[Sent]:
         """One attempt for one batch. Raises what was answered; `kinds`: tags, keys, properties."""
         return send_batch(self.commitlog, topic, queue_id, bodies, timeout_s=timeout_s, **kinds)
@@ -298,6 +304,7 @@ class RunningBroker:
         for process in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self._closed = True
         self._let_go()
         self.wait_gone()
 
@@ -308,12 +315,15 @@ class RunningBroker:
 
     def wait_ended(self) -> int:
         """Until no process of it is left; the supervisor's exit status."""
+        self._closed = True
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        status = self._process.wait(RECOVER_TIMEOUT_S)
-        self.wait_gone()
-        self._let_go()
+        try:
+            status = self._process.wait(RECOVER_TIMEOUT_S)
+            self.wait_gone()
+        finally:
+            self._let_go()
         return status
 
     def wait_gone(self, timeout_s: float = RECOVER_TIMEOUT_S) -> None:
@@ -328,11 +338,9 @@ class RunningBroker:
 
     def close(self) -> int:
         """The orderly end, by closing its lifeline; the exit status."""
-        self._closed = True
         return self.wait_ended()
 
     def _let_go(self) -> None:
-        self._closed = True
         for line in self._channels:
             line.close()
         self._channels.clear()
@@ -340,7 +348,6 @@ class RunningBroker:
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-        self._process.wait(RECOVER_TIMEOUT_S)
 
     def __enter__(self) -> RunningBroker:
         return self
@@ -359,8 +366,9 @@ class RunningBroker:
         else:
             try:
                 self.close()
-            finally:
+            except BaseException:
                 self.kill_all()
+                raise
 
 
 def left_behind(mark: str = RUN) -> list[psutil.Process]:
@@ -408,7 +416,9 @@ def send_batch(
     ]
 
 
-def pull(line: Channel, command: PullMessages, timeout_s: float = 70) -> tuple[PullResult, list[Message]]:
+def pull(
+    line: Channel, command: PullMessages, timeout_s: float = 70
+) -> tuple[PullResult, list[Message]]:
     answer, payload = line.ask(command, timeout_s=timeout_s)
     assert isinstance(answer, PullResult)
     messages = decode(payload[0].buffer) if payload else []
@@ -453,8 +463,8 @@ class Load:
     topic: str
     queues: int = 4
     threads: int = 2
-    batch_count: int = 8  # messages of a batch
-    body_bytes_max: int = 2_000
+    batch_count: int = 4  # messages of a batch
+    body_bytes_max: int = 12_000
     seed: int = 0
     acknowledged: list[Sent] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
@@ -499,7 +509,9 @@ class Load:
             at, before = 0, -1
             while at < len(messages):
                 number = int(messages[at].body.split(b" ")[0])
-                batch = [message.body.split(b" ") for message in messages[at : at + self.batch_count]]
+                batch = [
+                    message.body.split(b" ") for message in messages[at : at + self.batch_count]
+                ]
                 numbers = [(int(body[0]), int(body[1])) for body in batch]
                 wanted = [(number, index) for index in range(self.batch_count)]
                 assert numbers == wanted, (key, at, numbers)
@@ -521,7 +533,9 @@ class Load:
         mine = range(number, self.queues, self.threads)
         line = Channel(endpoint)
         try:
-            for batch, queue_id in ((batch, queue) for batch in itertools.count() for queue in mine):
+            for batch, queue_id in (
+                (batch, queue) for batch in itertools.count() for queue in mine
+            ):
                 bodies = [
                     b"%d %d " % (batch, index) + padding[: chance.randrange(self.body_bytes_max)]
                     for index in range(self.batch_count)

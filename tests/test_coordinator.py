@@ -611,6 +611,20 @@ def test_kill_right_after_the_answer(tmp_path: Path) -> None:
         child.kill()
 
 
+def test_the_last_member_that_left_is_no_obstacle_after_a_restart(tmp_path: Path) -> None:
+    """It is gone from the list that outlives the coordinator, though nobody is left to be told."""
+    with running(commitlog := FakeCommitlog.start()):
+        child = Child(tmp_path, address_of(commitlog))
+        child.line.ask(CreateTopic(TopicInfo("t", 2, 2)))
+        join(child.line, "a")
+        child.line.ask(LeaveGroup("g", "a"))
+        child.kill()
+
+        child = Child(tmp_path, address_of(commitlog))
+        assert queue_ids(join(child.line, "b")) == [0, 1]
+        child.kill()
+
+
 # --- hostile input ---
 
 
