@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _WHOLE: Final = 0  # indexes into _kernel.REASONS
 _BLANK: Final = 1
-READ_AHEAD_BYTES: Final = 16 << 20
+STEP_BYTES: Final = 4 << 20
 SEGMENT_MISSING: Final = "the segment is missing"
 LAST_SEGMENT_FULL: Final = "end of the last segment"
 
@@ -115,6 +115,7 @@ class _Walk:
     timestamp: int = 0
     records: int = 0
     damages: list[Damage] = field(default_factory=list)
+    buffer: bytearray = field(default_factory=lambda: bytearray(STEP_BYTES))
 
     def segment(self, start: int) -> bool:
         """Walk one segment; False if nothing behind it can count any more."""
@@ -156,22 +157,22 @@ class _Walk:
     def _scan(
         self, memory: mmap.mmap, descriptor: int, start: int, at: int
     ) -> tuple[int, int, int, int]:
-        """The kernel's scan to the segment's end, in steps that the disk is told of before."""
+        """The kernel's scan to the segment's end: (reached, reason, records, last store time).
+
+        Read in steps into one buffer: the system reads ahead for that, and less so for a mapping.
+        """
         stop = start + self.segment_bytes
         seen = timestamp = 0
         while True:
-            ahead = at + READ_AHEAD_BYTES
-            os.posix_fadvise(descriptor, ahead - start, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-            limit = min(stop, ahead)
-            reached, why, count, _, last = _kernel.scan(memory, start, at, limit, self.check_crc)
+            read = os.preadv(descriptor, [self.buffer], at - start)
+            view = memoryview(self.buffer)[:read]
+            reached, why, count, _, last = _kernel.scan(view, at, at, at + read, self.check_crc)
             seen, timestamp = seen + count, last if count else timestamp
-            if limit == stop:
+            if at + read >= stop or why == _BLANK:
                 return reached, why, seen, timestamp
-            if not count or why == _BLANK:
-                # Nothing whole within a step: a record that is larger, or none.
-                reached, why, count, _, last = _kernel.scan(
-                    memory, start, reached, stop, self.check_crc
-                )
+            if not count:
+                # Larger than a step, or none.
+                reached, why, count, _, last = _kernel.scan(memory, start, at, stop, self.check_crc)
                 return reached, why, seen + count, last if count else timestamp
             at = reached
 
