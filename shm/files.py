@@ -142,15 +142,21 @@ def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, in
         yield begin, at
 
 
-def count_dirty(descriptor: int, start: int, end: int) -> int:
-    """Bytes from `start` up to the last one that is not zero."""
-    last = start
+def dirty_chunks(descriptor: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """(position, bytes) of each chunk in [start, end) that is not all zeros."""
     zeros = bytes(_CHUNK)
     for begin, stop in data_ranges(descriptor, start, end):
         for at in range(begin, stop, _CHUNK):
             chunk = os.pread(descriptor, min(_CHUNK, stop - at), at)
             if chunk != zeros[: len(chunk)]:
-                last = at + len(chunk.rstrip(b"\0"))
+                yield at, chunk
+
+
+def count_dirty(descriptor: int, start: int, end: int) -> int:
+    """Bytes from `start` up to the last one that is not zero."""
+    last = start
+    for at, chunk in dirty_chunks(descriptor, start, end):
+        last = at + len(chunk.rstrip(b"\0"))
     return last - start
 
 

@@ -24,7 +24,7 @@ from cometmq.shm.files import (
     COMMITLOG_DIR,
     Checkpoint,
     count_dirty,
-    data_ranges,
+    dirty_chunks,
     list_segments,
     map_segment,
     segment_name,
@@ -186,9 +186,11 @@ class _Walk:
 def find_whole(
     memory: mmap.mmap, descriptor: int, start: int, begin: int, end: int, not_before: int
 ) -> int:
-    """The first whole record in [begin, end) of a segment, or -1. Holes are not read."""
-    for low, high in data_ranges(descriptor, begin - start, end - start):
-        found = _kernel.find_record(memory, start, start + low, start + high, not_before)
+    """The first whole record in [begin, end) of a segment, or -1. Zeros are passed over."""
+    for at, chunk in dirty_chunks(descriptor, begin - start, end - start):
+        # A record's first bytes may be zeros at the end of the chunk before.
+        low, high = max(start + at - 8, begin), min(start + at + len(chunk), end)
+        found = _kernel.find_record(memory, start, low, high, not_before)
         if found >= 0:
             return found
     return -1
