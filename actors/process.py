@@ -27,7 +27,7 @@ from cometmq.actors.logs import set_up_logging
 from cometmq.actors.namesrv import NameServerActor
 from cometmq.actors.reader import ReaderActor
 from cometmq.actors.service import ServiceActor
-from cometmq.actors.zygote import END_SIGNALS, Broken, Ready, write_report
+from cometmq.actors.zygote import Broken, Ready, write_report
 from cometmq.protocol.commands import Finish
 from cometmq.protocol.errors import CometError
 
@@ -71,11 +71,6 @@ ACTORS: Final[dict[str, Callable[[Family, list[tuple[str, bool]]], Any]]] = {
 def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
     """Host one actor until it is told to finish; the exit status."""
     role = str(order["role"])
-    woken_read, woken_write = os.pipe()
-    for number in END_SIGNALS:
-        signal.signal(number, lambda *_: os.write(woken_write, b"t"))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)  # one may be waiting since the fork
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; see supervisor
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         family = Family.from_message(order)
@@ -89,7 +84,7 @@ def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
         return _report_broken(reports, role, error)
     actor = actor_of(reference)
     reporting = _report_when_started(reference, reports, role)
-    _wait_for_the_end(reference, lifeline, woken_read)
+    _wait_for_the_end(reference, lifeline)
     if actor.started.is_set():
         reporting.join()  # a start that failed is told before the process ends of it
     return 0
@@ -137,8 +132,8 @@ def _report_broken(reports: int, role: str, error: BaseException) -> int:
     return EXIT_REFUSED
 
 
-def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int, woken: int) -> None:
-    """Until the actor has stopped, or a signal or the supervisor's end makes us stop it."""
+def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int) -> None:
+    """Until the actor has stopped, or the supervisor's end makes us stop it."""
     stopped_read, stopped_write = os.pipe()
 
     actor = actor_of(reference)
@@ -149,12 +144,11 @@ def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int, woken: int)
 
     threading.Thread(target=watch, name="stopped", daemon=True).start()
     poll = select.poll()
-    for descriptor in (lifeline, woken, stopped_read):
+    for descriptor in (lifeline, stopped_read):
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
     ready = {descriptor for descriptor, _ in poll.poll()}
     if stopped_read not in ready:
-        if lifeline in ready:
-            log.warning("the supervisor is gone: finishing")
+        log.warning("the supervisor is gone: finishing")
         if not actor.started.is_set():
             return  # it may wait for processes that end as well; nothing has begun yet
         reference.tell(Finish())

@@ -19,7 +19,6 @@ from typing import Any, Final
 import msgspec
 
 _LENGTH: Final = struct.Struct("<I")
-END_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Started(msgspec.Struct, tag=True):
@@ -126,10 +125,10 @@ class Zygote:
 
 def _run(orders: int, reports: int, lifeline: int) -> None:
     """The zygote's whole life. Never returns."""
+    # A signal to the whole group (Ctrl-C, a service manager) is the supervisor's to act on: it ends
+    # its children in order, and they inherit this. Its own end is the end of the lifeline.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when it is over
-    # A child that is told to end before it listens to that hears of it then.
-    signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+        signal.signal(number, signal.SIG_IGN)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)

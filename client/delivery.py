@@ -9,10 +9,11 @@ has waited too long. What failed is sent again by the recovery, a fourth.
 from __future__ import annotations
 
 import functools
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from cometmq.client.lanes import Lane, TopicLanes
@@ -48,13 +49,34 @@ class Flight:
         self.batches: list[Batch] = []
 
     def command(self) -> SendMessages:
-        return SendMessages(
-            [section(batch) for batch in self.batches], born_timestamp_ms=int(time.time() * 1000)
-        )
+        return send_command(self.endpoint, self.batches)
 
 
-def section(batch: Batch) -> Section:
-    return Section(batch.topic, batch.queue_id, batch.count, 0, batch.wait)
+def send_command(endpoint: str, batches: Sequence[Batch], *, oneway: bool = False) -> SendMessages:
+    """What goes to the commitlog process at `endpoint` in front of the batch bodies."""
+    return SendMessages(
+        [Section(batch.topic, batch.queue_id, batch.count, 0, batch.wait) for batch in batches],
+        int(time.time() * 1000),
+        born_host(endpoint),
+        oneway,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def born_host(endpoint: str) -> str:
+    """This machine's address as the broker at `endpoint` would see it; "" if there is none.
+
+    The port is 0: ZeroMQ does not tell which one a connection has.
+    """
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing: it only chooses the way
+            address = probe.getsockname()[0]
+    except OSError:
+        return ""
+    return f"[{address}]:0" if family == socket.AF_INET6 else f"{address}:0"
 
 
 class Delivery:

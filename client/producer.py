@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cometmq.client.callbacks import Callback, Callbacks
-from cometmq.client.delivery import CHECK_S, Delivery, outcomes_of, section
+from cometmq.client.delivery import CHECK_S, Delivery, outcomes_of, send_command
 from cometmq.client.lanes import Lane, TopicLanes
 from cometmq.client.outgoing import (
     Body,
@@ -29,7 +29,7 @@ from cometmq.client.outgoing import (
 from cometmq.client.receipt import Batch, Forked, Receipt, Receipts, again
 from cometmq.client.recovery import pause_s
 from cometmq.client.routes import Routes
-from cometmq.protocol.commands import SendMessages, SendResult
+from cometmq.protocol.commands import SendResult
 from cometmq.protocol.errors import CometError, NotConfirmed
 from cometmq.protocol.names import check_writable_topic
 from cometmq.shm import _kernel
@@ -308,9 +308,7 @@ class Producer:
             self._check_open()
             lane = self._lane_for(lanes, target) or lanes.next()
         batch.queue_id = lane.queue_id
-        command = SendMessages(
-            [section(batch)], born_timestamp_ms=int(time.time() * 1000), oneway=True
-        )
+        command = send_command(lane.endpoint, [batch], oneway=True)
         self._routes.channel(lane.endpoint, f"broker {lane.broker}").tell(command, [batch.body])
 
     # --- for the asyncio twin ---
@@ -476,7 +474,7 @@ class Producer:
 
     def _attempt(self, lane: Lane, endpoint: str, batch: Batch) -> None:
         channel = self._routes.channel(endpoint, f"broker {lane.broker}")
-        command = SendMessages([section(batch)], born_timestamp_ms=int(time.time() * 1000))
+        command = send_command(endpoint, [batch])
         pending = channel.request(command, [batch.body])
         while not channel.wait(pending, CHECK_S, keep=True):
             if time.monotonic() >= batch.deadline:

@@ -169,8 +169,8 @@ class RunningBroker:
         with Channel(self.address(role), role) as line:
             return line.ask(command, timeout_s=timeout_s)[0]
 
-    def statistics(self, role: str = "broker") -> dict[str, Any]:
-        answer = self.ask(role, GetStatistics())
+    def statistics(self, role: str = "broker", timeout_s: float = 10) -> dict[str, Any]:
+        answer = self.ask(role, GetStatistics(), timeout_s)
         assert isinstance(answer, Statistics)
         return answer.values
 

@@ -571,7 +571,9 @@ class Child:
     def __init__(self, store_dir: Path, commitlog: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._ready, ready = context.Pipe(duplex=False)
-        self._process = context.Process(target=coordinate, args=(store_dir, commitlog, ready))
+        self._process = context.Process(
+            target=coordinate, args=(store_dir, commitlog, ready), daemon=True
+        )
         self._process.start()
         ready.close()
         assert self._ready.poll(30), "the coordinator did not start"
