@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,16 +10,13 @@ from cometmq.actors.family import Family
 from cometmq.actors.service import ServiceActor, Timer
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.errors import DiskFull
-from cometmq.shm import _kernel
-from cometmq.shm.consume_queue import UNIT, QueueFiles, WindowCache, list_queues
+from cometmq.shm.consume_queue import UNIT
 from cometmq.shm.control import Counter, Phase
-from cometmq.shm.delay import delay_tags_code
-from cometmq.shm.files import COMMITLOG_DIR, list_segments, map_segment, segment_name
-from cometmq.shm.queue_table import QueueRange
+from cometmq.shm.queue_builder import QueueBuilder
+from cometmq.shm.queue_check import StoreFiles
 
 log = logging.getLogger(__name__)
 
-WINDOWS_MAX: Final = 4096
 ROUNDS_MAX: Final = 64  # before the inbox is looked at again
 NAP_S: Final = 0.002
 RETRY_S: Final = 1
@@ -34,8 +29,8 @@ class DispatcherActor(ServiceActor):
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
     could take back. While nobody waits for messages it naps between two looks, so that a stream of
     single messages does not wake it for each; a reader that begins to wait rings it.
-    Dies of: a record below `wrote` that is none. An entry's place is its record's queue offset, so
-    the next process may write the last entries once more.
+    An entry's place is its record's queue offset, so the next process may write the last entries
+    once more. A record that is none is reported and passed over.
     """
 
     role = "dispatcher"
@@ -58,79 +53,37 @@ class DispatcherActor(ServiceActor):
         self._nap: Timer | None = None
         self._retry: Timer | None = None  # when the disk is full
         self._table = family.queue_table(writable=True)
-        self._kernel = _kernel.Dispatcher()
-        self._windows = WindowCache(self._kernel, WINDOWS_MAX)
-        self._files: list[QueueFiles] = []  # by the kernel's slot number, which is the table's
-        self._log_map: tuple[int, mmap.mmap] | None = None
-        self._log_min = 0
-        self._rebuilding = False
+        files = StoreFiles(family.store, self._segment_bytes, self._queue_bytes)
+        self._builder = QueueBuilder(files, self._table, self._queues)
 
     # --- start ---
 
     def on_start(self) -> None:
-        control = self._family.control
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
-        if self._queues.value or control.read(Counter.DISPATCHED).value:
-            self._take_over()
+        if self._dispatched.value:
+            self._builder.take_over(self._min.value)
+            log.info(
+                "going on at %d with %d queues", self._dispatched.value, len(self._builder.files)
+            )
         else:
             self._recover()
         self._run_until_caught_up()
+        self._builder.finish_recovery()
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         self._work()
 
-    def _take_over(self) -> None:
-        """Go on where the process before this one stopped: the table has outlived it."""
-        for topic, queue_id in self._table.queues():
-            found = self._table.range_of(topic, queue_id)
-            assert found is not None
-            self._register(topic, queue_id, found)
-        self._log_min = self._min.value
-        log.info("going on at %d with %d queues", self._dispatched.value, len(self._files))
-
     def _recover(self) -> None:
-        """Cut the queues to the log, and find where dispatching has to begin."""
-        began = time.monotonic()
-        starts = list_segments(self._family.store / COMMITLOG_DIR, self._segment_bytes)
-        self._log_min = starts[0] if starts else 0
-        redo_from = self._family.control.read(Counter.RECOVERED_FROM).value
-        end = self._wrote.value
-        begin = -1
-        for topic, queue_id in list_queues(self._family.store):
-            files = self._queue_files(topic, queue_id)
-            queue_end = files.cut(min(end, redo_from))
-            begin = max(begin, queue_end.max_physical_offset)
-            low = files.first_index_from(self._log_min, queue_end.next_index)
-            self._register(topic, queue_id, QueueRange(low, queue_end.next_index))
-        if not self._family.clean:
-            begin = min(begin, redo_from)
-        begin = max(begin, self._log_min)
-        self._rebuilding = begin == self._log_min
-        self._dispatched.reset(begin)
-        log.info(
-            "%d queues recovered, dispatching from %d to %d; %.0f ms",
-            len(self._files), begin, end, (time.monotonic() - began) * 1000,
-        )  # fmt: skip
+        recovered = self._builder.recover(
+            clean=self._family.clean,
+            redo_from=self._family.control.read(Counter.RECOVERED_FROM).value,
+            end=self._wrote.value,
+        )
+        self._dispatched.reset(recovered.begin)
 
     def _run_until_caught_up(self) -> None:
         """Everything that is stored gets its entry before the broker serves."""
         while self._dispatched.value < self._wrote.value:
             self._dispatch(self._wrote.value)
-
-    def _queue_files(self, topic: str, queue_id: int) -> QueueFiles:
-        return QueueFiles(self._family.store, topic, queue_id, self._queue_bytes)
-
-    def _register(self, topic: str, queue_id: int, found: QueueRange) -> int:
-        slot = len(self._files)
-        if slot >= self._queues.value:
-            self._table.fill_slot(slot, topic, queue_id, found)
-        number = self._kernel.add_queue(
-            topic, queue_id, found.max_queue_offset, self._table.memory, self._table.max_at(slot)
-        )
-        assert number == slot
-        self._files.append(self._queue_files(topic, queue_id))
-        if slot >= self._queues.value:
-            self._queues.advance(slot + 1)
-        return slot
 
     # --- the loop ---
 
@@ -152,8 +105,8 @@ class DispatcherActor(ServiceActor):
         """Then nap, or sleep when nothing came during a whole nap."""
         worked = False
         for _ in range(ROUNDS_MAX):
-            if self._min.value > self._log_min:
-                self._follow_log_min()
+            if self._min.value > self._builder.log_min:
+                self._builder.follow_log_min(self._min.value)
             if self._dispatched.value < self._limit.value:
                 self._dispatch(self._limit.value)
                 worked = True
@@ -184,101 +137,18 @@ class DispatcherActor(ServiceActor):
     def _dispatch(self, limit: int) -> None:
         """From `dispatched` to the limit or the end of the segment, whichever comes first."""
         begin = self._dispatched.value
-        start = begin // self._segment_bytes * self._segment_bytes
-        end = min(limit, start + self._segment_bytes)
-        memory = self._segment(start)
-        while begin < end:
-            begin, reason, slot, index = self._kernel.dispatch(memory, start, begin, end)
-            if reason == _kernel.DISPATCH_BLANK:
-                begin = start + self._segment_bytes
-                break
-            if reason != _kernel.DISPATCH_DONE:
-                restart = self._settle_reason(reason, slot, index, memory, begin, start)
-                if restart is not None:
-                    self._dispatched.reset(restart)
-                    return
-                if reason == _kernel.DISPATCH_SPECIAL:
-                    begin += self._put_special(memory, begin - start, slot, index)
-        self._timestamp.reset(self._kernel.last_store_timestamp)
-        self._dispatched.advance(begin)
-
-    def _segment(self, start: int) -> mmap.mmap:
-        if self._log_map is None or self._log_map[0] != start:
-            path = self._family.store / COMMITLOG_DIR / segment_name(start)
-            memory = map_segment(path, self._segment_bytes, writable=False)
-            if self._log_map is not None:
-                self._log_map[1].close()
-            self._log_map = start, memory
-        return self._log_map[1]
-
-    def _settle_reason(
-        self, reason: int, slot: int, index: int, memory: mmap.mmap, at: int, start: int
-    ) -> int | None:
-        """Do what the kernel stopped for. An offset: dispatching begins there anew."""
-        if reason == _kernel.DISPATCH_NEW_QUEUE:
-            message = self._message(memory, at - start)
-            self._register(message.topic, message.queue_id, QueueRange(0, 0))
-        elif reason == _kernel.DISPATCH_NEED_ROOM:
-            self._windows.make_room(slot, self._files[slot], index, self._family.store)
-        elif reason == _kernel.DISPATCH_GAP:
-            return self._settle_gap(slot, index)
-        elif reason == _kernel.DISPATCH_BAD:
-            raise AssertionError(
-                f"physical offset {at} below `wrote` {self._wrote.value}: {_kernel.REASONS[index]}"
-            )
-        return None
-
-    def _settle_gap(self, slot: int, index: int) -> int | None:
-        """Entries are missing before this one: build them from the log, once.
-
-        Where the log itself does not hold them any more, RocketMQ's fillers stand for them.
-        """
-        files = self._files[slot]
-        if not self._rebuilding:
-            log.warning(
-                "%s lacks entries before %d: building all queues from the log's beginning",
-                files.folder, index,
-            )  # fmt: skip
-            self._rebuilding = True
-            return self._log_min
-        have = self._kernel.next_index(slot)
-        first_of_segment = index // files.per_segment * files.per_segment
-        self._windows.make_room(slot, files, index, self._family.store)
-        _kernel.fill_units(
-            self._windows.window(slot), max(have - first_of_segment, 0), index - first_of_segment
-        )
-        if have == 0:
-            at = self._table.min_at(slot)
-            self._table.memory[at : at + 8] = index.to_bytes(8, "little")
-        self._kernel.set_next_index(slot, index)
-        return None
-
-    def _put_special(self, memory: mmap.mmap, at: int, slot: int, index: int) -> int:
-        """The delay topic's tagsCode is a time; the record's size."""
-        message = self._message(memory, at)
-        self._kernel.put(
-            slot, index, message.physical_offset, message.size, delay_tags_code(message)
-        )
-        return message.size
-
-    def _message(self, memory: mmap.mmap, at: int) -> _kernel.Message:
-        size = int.from_bytes(memory[at : at + 4], "big")
-        (message,) = _kernel.decode(memory[at : at + size], None, False)
-        return message
-
-    def _follow_log_min(self) -> None:
-        """The cleaner has removed segments: the queues begin later now."""
-        self._log_min = self._min.value
-        for slot, files in enumerate(self._files):
-            low = files.first_index_from(self._log_min, self._kernel.next_index(slot))
-            at = self._table.min_at(slot)
-            self._table.memory[at : at + 8] = low.to_bytes(8, "little")
+        reached = self._builder.dispatch(begin, limit)
+        self._timestamp.reset(self._builder.last_store_timestamp)
+        if reached < begin:
+            self._dispatched.reset(reached)
+        else:
+            self._dispatched.advance(reached)
 
     def settle(self) -> None:
         """Dispatch all that was written, flushed or not: nothing more will come."""
         self._run_until_caught_up()
-        self._windows.close()
+        self._builder.close()
 
     def statistics(self) -> dict[str, int | float | str]:
         behind = self._wrote.value - self._dispatched.value
-        return {"queues": len(self._files), "behind_bytes": behind, "entry_bytes": UNIT}
+        return {"queues": len(self._builder.files), "behind_bytes": behind, "entry_bytes": UNIT}

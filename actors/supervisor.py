@@ -35,7 +35,7 @@ from cometmq.shm.files import (
     check_store_folder,
     sync_folder,
 )
-from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
+from cometmq.shm.queue_table import QUEUES_FILE, QueueTable, keep_as_before
 
 # Not __name__: an embedded broker runs this module as __main__.
 log = logging.getLogger("cometmq.actors.supervisor")
@@ -344,8 +344,8 @@ class BrokerActor(ServiceActor):
             for left in staging.iterdir():
                 left.unlink()
             staging.rmdir()
-        for name in (QUEUES_FILE, CONTROL_FILE):
-            (store / name).unlink(missing_ok=True)
+        (store / CONTROL_FILE).unlink(missing_ok=True)
+        keep_as_before(store)
         sync_folder(store)
         (store / ABORT_FILE).unlink()
         sync_folder(store)

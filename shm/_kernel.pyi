@@ -13,6 +13,7 @@ DISPATCH_NEED_ROOM: Final[int]
 DISPATCH_BAD: Final[int]
 DISPATCH_SPECIAL: Final[int]
 DISPATCH_GAP: Final[int]
+DISPATCH_TAKEN: Final[int]
 GATHER_DONE: Final[int]
 GATHER_UNMAPPED: Final[int]
 COUNTER_BYTES: Final[int]
@@ -29,6 +30,9 @@ def layout_sizes() -> dict[str, int]:
     """Sizes as the kernel was compiled with them."""
 
 # --- records ---
+
+def find_record(buffer: Any, segment_start: int, begin: int, end: int, not_before: int = 0) -> int:
+    """The first whole record that begins in [begin, end) and says that it lies there; or -1."""
 
 def scan(
     buffer: Any,
@@ -126,6 +130,12 @@ class Dispatcher:
     ) -> tuple[int, int, int, int]:
         """(reached, a DISPATCH_ reason, slot or -1, queue offset or index into REASONS)."""
 
+def fillers_end(units: Any, begin: int, end: int) -> int:
+    """The first entry in [begin, end) that is no filler; `end` if all are."""
+
+def last_real(units: Any, begin: int, end: int) -> int:
+    """The last entry in [begin, end) that is no filler; -1 if all are."""
+
 def units_end(units: Any, begin: int, end: int) -> int:
     """The first ConsumeQueue entry in [begin, end) that is not valid; `end` if all are."""
 
@@ -154,8 +164,10 @@ def gather(
     limits: tuple[int, int, int, int, int, int, int, int],
     codes: Sequence[int] | None = None,
     skip_removed: bool = True,
-) -> tuple[int, bytes | None, int, int, int, int, int]:
-    """(reason, payload, count, next index, unreadable entries, detail, last physical offset)."""
+    check_crc: bool = True,
+) -> tuple[int, bytes | None, int, int, int, int, int, list[int] | None]:
+    """(reason, payload, count, next index, unreadable entries, detail, last physical offset,
+    physical offsets of damaged records or None)."""
 
 # --- counters ---
 

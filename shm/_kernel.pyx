@@ -308,6 +308,55 @@ def scan(
     return segment_start + at, reason, count, last, last_timestamp
 
 
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <string.h>
+    extern void *memmem(const void *, size_t, const void *, size_t);
+    """
+    void *memmem(const void *text, size_t count, const void *wanted, size_t wanted_bytes) nogil
+
+
+def find_record(
+    buffer, int64_t segment_start, int64_t begin, int64_t end, int64_t not_before=0,
+):
+    """The first whole record that begins in [begin, end) and says that it lies there; or -1.
+
+    For the way out of a damaged stretch: magic, fields, stored position and CRC must all hold,
+    and its store time must not be before `not_before`. The record may reach behind `end`.
+    """
+    cdef const uint8_t[::1] view = buffer
+    cdef int64_t size = view.shape[0], at = begin - segment_start, stop = end - segment_start
+    cdef int64_t found = -1
+    cdef Record record
+    cdef const uint8_t *base
+    cdef const uint8_t *hit
+    if not 0 <= at <= stop <= size:
+        raise ValueError(f"[{begin}, {end}) is not inside the segment at {segment_start}")
+    if at == stop or size - at < RECORD_MIN:
+        return -1
+    base = &view[0]
+    with nogil:
+        while at < stop and size - at >= RECORD_MIN:
+            # Both magics begin with these three bytes.
+            hit = <const uint8_t *>memmem(
+                base + at + RECORD_HEAD_MAGIC, size - at - RECORD_HEAD_MAGIC, b"\xda\xa3\x20", 3)
+            if hit == NULL:
+                break
+            at = hit - base - RECORD_HEAD_MAGIC
+            if at >= stop:
+                break
+            if (parse_record(base + at, size - at, True, &record) == REC_OK
+                    and record.physical_offset == segment_start + at
+                    and record.store_timestamp >= not_before):
+                found = segment_start + at
+                break
+            at += 1
+    return found
+
+
 cdef void write_digits_reversed(uint8_t *at, uint32_t value) noexcept nogil:
     """Ten decimal digits, the least significant first (RocketMQ's appended CRC)."""
     cdef int i

@@ -55,6 +55,15 @@ class QueueEnd:
     max_physical_offset: int  # end of the last entry's record; -1 without an entry
 
 
+def last_end(units: mmap.mmap, count: int) -> int:
+    """The end of the record of the last of the first `count` entries; -1 without one."""
+    real = _kernel.last_real(units, 0, count)
+    if real < 0:
+        return -1
+    last = CONSUME_QUEUE_UNIT.unpack(units, real * UNIT)
+    return int(last["physical_offset"] + last["size"])
+
+
 class QueueFiles:
     """The segments of one queue."""
 
@@ -76,9 +85,7 @@ class QueueFiles:
         for start in starts[-3:]:
             with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
                 found = _kernel.units_end(memory, 0, self.per_segment)
-                if found:
-                    last = CONSUME_QUEUE_UNIT.unpack(memory, (found - 1) * UNIT)
-                    max_physical = last["physical_offset"] + last["size"]
+                max_physical = max(max_physical, last_end(memory, found))
                 index = start // UNIT + found
             if found < self.per_segment:
                 break
@@ -106,24 +113,38 @@ class QueueFiles:
         with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
             while low < high:
                 middle = (low + high) // 2
-                unit = CONSUME_QUEUE_UNIT.unpack(memory, middle * UNIT)
-                if unit["physical_offset"] < physical_offset:
+                # A filler says nothing of its place; the entry before it does.
+                real = _kernel.last_real(memory, low, middle + 1)
+                unit = CONSUME_QUEUE_UNIT.unpack(memory, real * UNIT) if real >= 0 else None
+                if unit is None or unit["physical_offset"] < physical_offset:
                     low = middle + 1
                 else:
-                    high = middle
+                    high = real
         return low
 
     def _end_after(self, start: int, kept: int) -> QueueEnd:
         if not kept:
             return QueueEnd(start // UNIT, -1)
         with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
-            last = CONSUME_QUEUE_UNIT.unpack(memory, (kept - 1) * UNIT)
-        return QueueEnd(start // UNIT + kept, last["physical_offset"] + last["size"])
+            return QueueEnd(start // UNIT + kept, last_end(memory, kept))
 
-    def first_index_from(self, log_min: int, next_index: int) -> int:
+    def entry(self, index: int) -> dict[str, int] | None:
+        """The entry at an index; None where no file holds it, or nothing was written."""
+        start = index // self.per_segment * self.segment_bytes
+        try:
+            with self.path(start).open("rb") as segment:
+                segment.seek(index * UNIT - start)
+                raw = segment.read(UNIT)
+        except FileNotFoundError:
+            return None
+        unit = CONSUME_QUEUE_UNIT.unpack(raw) if len(raw) == UNIT else None
+        return unit if unit and unit["size"] > 0 else None
+
+    def first_index_from(self, log_min: int, next_index: int, *, skip_fillers: bool = True) -> int:
         """The queue's minimum: the first entry whose record is not below the log (RocketMQ).
 
         `next_index` where all records are gone: the queue is empty, but keeps its place.
+        RocketMQ counts fillers at the queue's beginning as messages: `skip_fillers=False`.
         """
         starts = self.starts()
         for start in starts:
@@ -131,6 +152,8 @@ class QueueFiles:
             if count <= 0:
                 break
             below = self._kept_in(start, next_index, log_min)
+            if not skip_fillers and log_min == 0:
+                below = 0
             if below < count:
                 return start // UNIT + below
         return next_index

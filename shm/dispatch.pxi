@@ -18,6 +18,7 @@ DISPATCH_NEED_ROOM = 3  # the entry lies outside the slot's window: attach anoth
 DISPATCH_BAD = 4  # not a record: args has the reason
 DISPATCH_SPECIAL = 5  # a tagsCode that Python has to compute (delay topic)
 DISPATCH_GAP = 6  # entries of this queue are missing before this one
+DISPATCH_TAKEN = 7  # another, earlier record has this place in the queue
 
 cdef enum:
     D_DONE = 0
@@ -27,6 +28,7 @@ cdef enum:
     D_BAD = 4
     D_SPECIAL = 5
     D_GAP = 6
+    D_TAKEN = 7
 
 
 cdef inline void write_unit(
@@ -35,6 +37,18 @@ cdef inline void write_unit(
     store_be64(unit + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET, <uint64_t>physical_offset)
     store_be32(unit + CONSUME_QUEUE_UNIT_SIZE, <uint32_t>size)
     store_be64(unit + CONSUME_QUEUE_UNIT_TAGS_CODE, <uint64_t>tags_code)
+
+
+cdef inline bint is_filler(const uint8_t *unit) noexcept nogil:
+    """RocketMQ's entry that stands for nothing."""
+    return (load_be32(unit + CONSUME_QUEUE_UNIT_SIZE) == 0x7FFFFFFF
+            and load_be64(unit + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET) == 0)
+
+
+cdef inline bint is_taken(const uint8_t *unit, int64_t physical_offset) noexcept nogil:
+    """An entry of an earlier record: the first one keeps the place (RocketMQ)."""
+    return (load_be32(unit + CONSUME_QUEUE_UNIT_SIZE) != 0 and not is_filler(unit)
+            and <int64_t>load_be64(unit + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET) < physical_offset)
 
 
 cdef class Dispatcher:
@@ -154,11 +168,11 @@ cdef class Dispatcher:
         if at == stop:
             return begin, D_DONE, -1, -1
         with nogil:
-            reason = self._run(&view[0], &at, stop, &slot_number, &index)
+            reason = self._run(&view[0], segment_start, &at, stop, &slot_number, &index)
         return segment_start + at, reason, slot_number, index
 
-    cdef int _run(self, const uint8_t *base, int64_t *at, int64_t stop, int32_t *slot_number,
-                  int64_t *index) noexcept nogil:
+    cdef int _run(self, const uint8_t *base, int64_t segment_start, int64_t *at, int64_t stop,
+                  int32_t *slot_number, int64_t *index) noexcept nogil:
         cdef Record record
         cdef QueueSlot *slot
         cdef int why, transaction
@@ -167,6 +181,8 @@ cdef class Dispatcher:
             why = parse_record(base + at[0], stop - at[0], False, &record)
             if why == REC_BLANK:
                 return D_BLANK
+            if why == REC_OK and record.physical_offset != segment_start + at[0]:
+                why = REC_BAD_POSITION
             if why != REC_OK:
                 index[0] = why
                 return D_BAD
@@ -185,6 +201,10 @@ cdef class Dispatcher:
                 return D_GAP
             if not slot.first_index <= record.queue_offset < slot.limit_index:
                 return D_NEED_ROOM
+            if record.queue_offset < slot.next_index and is_taken(
+                    slot.units + (record.queue_offset - slot.first_index)
+                    * CONSUME_QUEUE_UNIT_BYTES, record.physical_offset):
+                return D_TAKEN
             if record.topic_length == 19 and memcmp(record.topic, b"SCHEDULE_TOPIC_XXXX", 19) == 0:
                 return D_SPECIAL
             self._put(slot, record.queue_offset, record.physical_offset, record.total_size,
@@ -277,3 +297,23 @@ def fill_units(uint8_t[::1] units not None, int64_t begin, int64_t end):
         raise ValueError(f"entries [{begin}, {end}) are not in {units.shape[0]} bytes")
     for index in range(begin, end):
         write_unit(&units[index * CONSUME_QUEUE_UNIT_BYTES], 0, 0x7FFFFFFF, 0)
+
+
+def fillers_end(const uint8_t[::1] units not None, int64_t begin, int64_t end):
+    """The first entry in [begin, end) that is no filler; `end` if all are."""
+    cdef int64_t index = begin
+    if not 0 <= begin <= end or end * CONSUME_QUEUE_UNIT_BYTES > units.shape[0]:
+        raise ValueError(f"entries [{begin}, {end}) are not in {units.shape[0]} bytes")
+    while index < end and is_filler(&units[index * CONSUME_QUEUE_UNIT_BYTES]):
+        index += 1
+    return index
+
+
+def last_real(const uint8_t[::1] units not None, int64_t begin, int64_t end):
+    """The last entry in [begin, end) that is no filler; -1 if all are."""
+    cdef int64_t index = end - 1
+    if not 0 <= begin <= end or end * CONSUME_QUEUE_UNIT_BYTES > units.shape[0]:
+        raise ValueError(f"entries [{begin}, {end}) are not in {units.shape[0]} bytes")
+    while index >= begin and is_filler(&units[index * CONSUME_QUEUE_UNIT_BYTES]):
+        index -= 1
+    return index if index >= begin else -1

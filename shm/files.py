@@ -126,7 +126,7 @@ def map_segment(path: Path, segment_bytes: int, *, writable: bool) -> mmap.mmap:
         os.close(descriptor)
 
 
-def _data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Where the file may hold something else than zeros."""
     at = start
     while at < end:
@@ -142,15 +142,21 @@ def _data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, i
         yield begin, at
 
 
-def count_dirty(descriptor: int, start: int, end: int) -> int:
-    """Bytes from `start` up to the last one that is not zero."""
-    last = start
+def dirty_chunks(descriptor: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """(position, bytes) of each chunk in [start, end) that is not all zeros."""
     zeros = bytes(_CHUNK)
-    for begin, stop in _data_ranges(descriptor, start, end):
+    for begin, stop in data_ranges(descriptor, start, end):
         for at in range(begin, stop, _CHUNK):
             chunk = os.pread(descriptor, min(_CHUNK, stop - at), at)
             if chunk != zeros[: len(chunk)]:
-                last = at + len(chunk.rstrip(b"\0"))
+                yield at, chunk
+
+
+def count_dirty(descriptor: int, start: int, end: int) -> int:
+    """Bytes from `start` up to the last one that is not zero."""
+    last = start
+    for at, chunk in dirty_chunks(descriptor, start, end):
+        last = at + len(chunk.rstrip(b"\0"))
     return last - start
 
 
@@ -224,15 +230,34 @@ class StoreLock:
             os.fsync(self._descriptor)
 
     def _holder(self, byte: int) -> str:
-        layout = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
-        wanted = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        pid = struct.unpack(layout, fcntl.fcntl(self._descriptor, fcntl.F_GETLK, wanted))[4]
-        return describe_process(pid)
+        return describe_process(_lock_holder(self._descriptor, byte, 1) or 0)
 
     def release(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _lock_holder(descriptor: int, byte: int, count: int) -> int | None:
+    """The process that holds a lock on one of these bytes."""
+    layout = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
+    wanted = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
+    kind, _, _, _, pid = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def check_not_in_use(store: Path) -> None:
+    """Look at the store's lock without taking it. Raises StoreLocked."""
+    try:
+        descriptor = os.open(store / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        pid = _lock_holder(descriptor, 0, 2)
+    finally:
+        os.close(descriptor)
+    if pid is not None:
+        raise StoreLocked(f"{store / LOCK_FILE} is held by {describe_process(pid)}")
 
 
 def describe_process(pid: int) -> str:

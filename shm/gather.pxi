@@ -106,7 +106,7 @@ cdef struct Slice:
 def gather(
     LogView log not None, const uint8_t[::1] units not None, int64_t first_index, int64_t begin,
     int64_t end, int64_t log_min, int64_t log_max, tuple limits not None, codes=None,
-    bint skip_removed=True,
+    bint skip_removed=True, bint check_crc=True,
 ):
     """Collect the records of the ConsumeQueue entries [begin, end) into one buffer.
 
@@ -117,9 +117,11 @@ def gather(
             cold_count), RocketMQ's rules for what one answer may hold.
         codes: tags codes wanted, None = all.
         skip_removed: as RocketMQ, pass over what lies in the segment of an unreadable entry.
+        check_crc: pass over records whose fields or body CRC do not hold.
 
-    Returns (reason, payload, count, next_index, unreadable, detail, last_physical_offset): payload
-    is bytes or None; `unreadable` counts entries whose record is not there or is another's.
+    Returns (reason, payload, count, next_index, unreadable, detail, last_physical_offset, damaged):
+    payload is bytes or None; `unreadable` counts entries whose record is not there or is another's;
+    `damaged` lists the physical offsets of records that were passed over, None without one.
     """
     cdef Limits l
     cdef int64_t index = begin, position, phys, code, last_phys = -1
@@ -134,6 +136,8 @@ def gather(
     cdef Slice *slices
     cdef bytes payload = None
     cdef char *to
+    cdef Record record
+    cdef list damaged = None
     (l.count_max, l.bytes_max, l.scan_max, l.memory_bytes, l.hot_bytes, l.hot_count, l.cold_bytes,
      l.cold_count) = limits
     if not any_code:
@@ -145,7 +149,7 @@ def gather(
     if begin < first_index or (end - first_index) * CONSUME_QUEUE_UNIT_BYTES > units.shape[0]:
         raise ValueError(f"entries [{begin}, {end}) are not in the segment from {first_index}")
     if begin >= end:
-        return G_DONE, None, 0, begin, 0, -1, -1
+        return G_DONE, None, 0, begin, 0, -1, -1, None
     room = min(end - begin, max(1, min(l.count_max, max(l.hot_count, l.cold_count))))
     slices = <Slice *>PyMem_Malloc(room * sizeof(Slice))
     if slices == NULL:
@@ -193,6 +197,12 @@ def gather(
                     skip_below = phys - phys % log.segment_bytes + log.segment_bytes
                 index += 1
                 continue
+            if check_crc and parse_record(at, size, True, &record) != REC_OK:
+                if damaged is None:
+                    damaged = []
+                damaged.append(phys)
+                index += 1
+                continue
             slices[count].at = at
             slices[count].size = size
             count += 1
@@ -206,4 +216,4 @@ def gather(
                 to += slices[i].size
     finally:
         PyMem_Free(slices)
-    return reason, payload, count, index, unreadable, detail, last_phys
+    return reason, payload, count, index, unreadable, detail, last_phys, damaged

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cometmq.protocol.errors import StoreError, SystemBusy
-from cometmq.shm._kernel import ReadCell
+from cometmq.shm import _kernel
+from cometmq.shm._kernel import OwnedCell, ReadCell
 from cometmq.shm.layout import Layout
 
 QUEUES_FILE: Final = "cometmq.queues"
+# The table of the run before: recovery learns from it which queues there were.
+QUEUES_BEFORE_FILE: Final = "cometmq.queues.before"
 SLOTS_MAX: Final = 131_072
 SLOT_BYTES: Final = 320
 _TOPIC_MAX: Final = 255
@@ -41,6 +44,37 @@ class QueueRange(NamedTuple):
     max_queue_offset: int
 
 
+def keep_as_before(store: Path) -> None:
+    """Put the table of the last run aside; what an unfinished start has left goes.
+
+    The table of before goes only when recovery is done, so that a start that is killed and begun
+    anew still has it.
+    """
+    path, before = store / QUEUES_FILE, store / QUEUES_BEFORE_FILE
+    if before.exists():
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        path.rename(before)
+
+
+def queues_before(store: Path) -> dict[tuple[str, int], int]:
+    """Every queue of the run before with its maximum then; empty if that is not known."""
+    found: dict[tuple[str, int], int] = {}
+    try:
+        with (store / QUEUES_BEFORE_FILE).open("rb") as table:
+            while len(raw := table.read(SLOT_BYTES)) == SLOT_BYTES:
+                fields = SLOT.unpack(raw)
+                name = raw[_TOPIC_AT : _TOPIC_AT + fields["topic_bytes"]]
+                if not 0 < fields["topic_bytes"] <= _TOPIC_MAX:
+                    break
+                found[name.decode(errors="replace"), fields["queue_id"]] = fields[
+                    "max_queue_offset"
+                ]
+    except FileNotFoundError:
+        pass
+    return found
+
+
 class QueueTable:
     """A mapping of the table. Readers see the slots that QUEUES covers."""
 
@@ -53,13 +87,19 @@ class QueueTable:
 
     @classmethod
     def create(cls, path: Path, count: ReadCell) -> QueueTable:
-        path.unlink(missing_ok=True)
+        keep_as_before(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(descriptor, SLOTS_MAX * SLOT_BYTES)  # sparse: only used slots take space
             return cls(path, mmap.mmap(descriptor, SLOTS_MAX * SLOT_BYTES), count)
         finally:
             os.close(descriptor)
+
+    @classmethod
+    def private(cls) -> tuple[QueueTable, OwnedCell]:
+        """A table and its counter that nobody else sees: for tools."""
+        count = OwnedCell(mmap.mmap(-1, _kernel.COUNTER_BYTES), 0, ())
+        return cls(Path(QUEUES_FILE), mmap.mmap(-1, SLOTS_MAX * SLOT_BYTES), count), count
 
     @classmethod
     def open(cls, path: Path, count: ReadCell, *, writable: bool = False) -> QueueTable:
@@ -121,3 +161,13 @@ class QueueTable:
 
     def min_at(self, slot: int) -> int:
         return slot * SLOT_BYTES + SLOT.at["min_queue_offset"]
+
+    def set_min(self, slot: int, min_queue_offset: int) -> None:
+        at = self.min_at(slot)
+        self.memory[at : at + 8] = min_queue_offset.to_bytes(8, "little")
+
+    def save_as_before(self, store: Path) -> None:
+        """For the next start: which queues there are, and how far they reach."""
+        made = store / f"{QUEUES_BEFORE_FILE}.new"
+        made.write_bytes(self.memory[: self._count.value * SLOT_BYTES])
+        made.replace(store / QUEUES_BEFORE_FILE)

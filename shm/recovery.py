@@ -2,21 +2,29 @@
 
 Read first, then act: `find_end` only reads; `cut` may be repeated, so a kill between any two lines
 of it leaves a store that the next start brings to the same end.
+
+Behind a record that does not hold there may be whole ones. The log ends behind the last whole
+record, not before the first damaged one: what lies between is a `Damage`, which is reported and
+passed over.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from cometmq.shm import _kernel
 from cometmq.shm.files import (
     COMMITLOG_DIR,
     Checkpoint,
     count_dirty,
+    dirty_chunks,
     list_segments,
     map_segment,
     segment_name,
@@ -26,7 +34,27 @@ from cometmq.shm.files import (
 
 log = logging.getLogger(__name__)
 
-_BLANK = 1  # index into _kernel.REASONS
+_WHOLE: Final = 0  # indexes into _kernel.REASONS
+_BLANK: Final = 1
+STEP_BYTES: Final = 4 << 20
+SEGMENT_MISSING: Final = "the segment is missing"
+LAST_SEGMENT_FULL: Final = "end of the last segment"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A stretch of the log that holds no whole record, with whole ones behind it."""
+
+    physical_offset: int
+    size_bytes: int
+    reason: str  # what is wrong with the record at its beginning
+    file: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.file}: damaged at physical offset {self.physical_offset}: {self.reason}; "
+            f"{self.size_bytes} bytes are passed over"
+        )
 
 
 @dataclass(frozen=True)
@@ -38,37 +66,134 @@ class LogEnd:
     reason: str  # one of _kernel.REASONS, or "end of the last segment"
     last_store_timestamp: int  # of the last whole record, 0 without one
     records: int  # seen by the scan
+    damages: tuple[Damage, ...] = ()
 
 
-def find_end(store: Path, segment_bytes: int, *, clean: bool, check_crc: bool = True) -> LogEnd:
-    """Walk the records and stop at the first that does not hold. Reads only.
+def find_end(
+    store: Path,
+    segment_bytes: int,
+    *,
+    clean: bool,
+    check_crc: bool = True,
+    cut_at_damage: bool = False,
+    whole_log: bool = False,
+) -> LogEnd:
+    """Walk the records to the end of the last one that holds. Reads only.
 
     After an orderly end the last written segment is enough; else the walk begins where the
     checkpoint says that everything older is safely on the disk (RocketMQ 7.4).
+
+    Args:
+        cut_at_damage: RocketMQ's way: the log ends at the first record that does not hold.
+        whole_log: begin with the first segment, whatever the checkpoint says.
     """
     folder = store / COMMITLOG_DIR
     starts = list_segments(folder, segment_bytes)
     if not starts:
         return LogEnd(0, 0, "the log is empty", 0, 0)
     oldest_unsafe = None if clean else Checkpoint(store).min_timestamp
-    first = _first_to_scan(folder, starts, segment_bytes, oldest_unsafe)
-    at, records, timestamp = starts[first], 0, 0
-    reason = "end of the last segment"
+    first = 0 if whole_log else _first_to_scan(folder, starts, segment_bytes, oldest_unsafe)
+    walk = _Walk(folder, segment_bytes, check_crc, cut_at_damage, starts[first])
     for start in starts[first:]:
-        if start != at:
-            reason = f"segment {segment_name(at)} is missing"
+        if not walk.segment(start):
             break
-        with map_segment(folder / segment_name(start), segment_bytes, writable=False) as memory:
-            at, why, count, last, last_timestamp = _kernel.scan(
-                memory, start, start, start + segment_bytes, check_crc
-            )
-        records += count
-        timestamp = last_timestamp if last >= 0 else timestamp
-        if why != _BLANK:
-            reason = _kernel.REASONS[why]
-            break
-        at = start + segment_bytes
-    return LogEnd(starts[first], at, reason, timestamp, records)
+    return LogEnd(
+        starts[first], walk.end, walk.reason, walk.timestamp, walk.records, tuple(walk.damages)
+    )
+
+
+@dataclass
+class _Walk:
+    """A walk over the log that goes on behind damage."""
+
+    folder: Path
+    segment_bytes: int
+    check_crc: bool
+    cut_at_damage: bool
+    end: int  # of the last whole record, or of the blank behind it
+    reason: str = LAST_SEGMENT_FULL  # why it ended there
+    timestamp: int = 0
+    records: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    buffer: bytearray = field(default_factory=lambda: bytearray(STEP_BYTES))
+
+    def segment(self, start: int) -> bool:
+        """Walk one segment; False if nothing behind it can count any more."""
+        if start != self.end and self.reason == LAST_SEGMENT_FULL:
+            self.reason = SEGMENT_MISSING
+            if self.cut_at_damage:
+                return False
+        path = self.folder / segment_name(start)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with map_segment(path, self.segment_bytes, writable=False) as memory:
+                at = start
+                while at >= 0:
+                    at = self._stretch(memory, descriptor, start, at)
+        finally:
+            os.close(descriptor)
+        return self.reason == LAST_SEGMENT_FULL or not self.cut_at_damage
+
+    def _stretch(self, memory: mmap.mmap, descriptor: int, start: int, at: int) -> int:
+        """Take the whole records from `at` on; where the next ones begin, -1 for nowhere."""
+        stop = start + self.segment_bytes
+        reached, why, count, timestamp = self._scan(memory, descriptor, start, at)
+        if count:
+            if at != self.end:
+                self._add_damage(at)
+            self.end, self.timestamp = reached, timestamp
+            self.records += count
+        if self.end == reached and why in (_WHOLE, _BLANK):
+            self.end, self.reason = stop, LAST_SEGMENT_FULL
+            return -1
+        if self.end == reached:
+            self.reason = _kernel.REASONS[why]
+        if self.cut_at_damage:
+            return -1
+        # A stale record of an earlier life, at its old place, is older than what it lies behind.
+        not_before = self.timestamp if start < self.end else 0
+        return find_whole(memory, descriptor, start, reached + 1, stop, not_before)
+
+    def _scan(
+        self, memory: mmap.mmap, descriptor: int, start: int, at: int
+    ) -> tuple[int, int, int, int]:
+        """The kernel's scan to the segment's end: (reached, reason, records, last store time).
+
+        Read in steps into one buffer: the system reads ahead for that, and less so for a mapping.
+        """
+        stop = start + self.segment_bytes
+        seen = timestamp = 0
+        while True:
+            read = os.preadv(descriptor, [self.buffer], at - start)
+            view = memoryview(self.buffer)[:read]
+            reached, why, count, _, last = _kernel.scan(view, at, at, at + read, self.check_crc)
+            seen, timestamp = seen + count, last if count else timestamp
+            if at + read >= stop or why == _BLANK:
+                return reached, why, seen, timestamp
+            if not count:
+                # Larger than a step, or none.
+                reached, why, count, _, last = _kernel.scan(memory, start, at, stop, self.check_crc)
+                return reached, why, seen + count, last if count else timestamp
+            at = reached
+
+    def _add_damage(self, resumed_at: int) -> None:
+        size = self.segment_bytes
+        file = str(self.folder / segment_name(self.end // size * size))
+        damage = Damage(self.end, resumed_at - self.end, self.reason, file)
+        self.damages.append(damage)
+
+
+def find_whole(
+    memory: mmap.mmap, descriptor: int, start: int, begin: int, end: int, not_before: int
+) -> int:
+    """The first whole record in [begin, end) of a segment, or -1. Zeros are passed over."""
+    for at, chunk in dirty_chunks(descriptor, begin - start, end - start):
+        # A record's first bytes may be zeros at the end of the chunk before.
+        low, high = max(start + at - 8, begin), min(start + at + len(chunk), end)
+        found = _kernel.find_record(memory, start, low, high, not_before)
+        if found >= 0:
+            return found
+    return -1
 
 
 def _first_to_scan(
@@ -121,20 +246,37 @@ def zero_behind(store: Path, segment_bytes: int, physical_offset: int) -> int:
     )
 
 
-def recover_log(store: Path, segment_bytes: int, *, clean: bool, check_crc: bool = True) -> LogEnd:
+def recover_log(
+    store: Path,
+    segment_bytes: int,
+    *,
+    clean: bool,
+    check_crc: bool = True,
+    cut_at_damage: bool = False,
+) -> LogEnd:
     """Bring the CommitLog to the end of its last whole record, and say so in one line."""
     began = time.monotonic()
-    end = find_end(store, segment_bytes, clean=clean, check_crc=check_crc)
+    end = find_end(
+        store, segment_bytes, clean=clean, check_crc=check_crc, cut_at_damage=cut_at_damage
+    )
     dirty = cut(store, segment_bytes, end.physical_offset)
+    report(end.damages)
     log.info(
         "commitlog recovered after %s end: scanned %d..%d, %d records, stopped at: %s; "
-        "cut %d bytes; %.0f ms",
+        "%d damaged stretches; cut %d bytes; %.0f ms",
         "an orderly" if clean else "a bad",
         end.scanned_from,
         end.physical_offset,
         end.records,
         end.reason,
+        len(end.damages),
         dirty,
         (time.monotonic() - began) * 1000,
     )
     return end
+
+
+def report(damages: Sequence[Damage]) -> None:
+    """A line for each: nothing that is passed over is passed over in silence."""
+    for damage in damages:
+        log.error("%s", damage)

@@ -6,6 +6,7 @@ differ in where they learn how far log and queues reach (`Positions`).
 
 from __future__ import annotations
 
+import logging
 import mmap
 import struct
 from collections import OrderedDict
@@ -26,6 +27,8 @@ from cometmq.shm.files import COMMITLOG_DIR, list_segments, map_segment, segment
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD, SYS_BORN_HOST_V6
 from cometmq.shm.queue_table import QueueRange, QueueTable
 from cometmq.shm.recovery import find_end
+
+log = logging.getLogger(__name__)
 
 _I64: Final = struct.Struct(">q")
 _I32: Final = struct.Struct(">i")
@@ -68,6 +71,8 @@ class ReadLimits:
     memory_ratio: int = 40  # accessMessageInMemoryMaxRatio, per cent of the machine's memory
     # RocketMQ passes over the rest of a segment when an entry's record cannot be read.
     skip_removed: bool = True
+    # RocketMQ hands out a record whose body has changed; its clients find that out.
+    check_crc: bool = True
 
 
 class Positions(Protocol):
@@ -93,9 +98,16 @@ class LivePositions:
 
 
 class ScannedPositions:
-    """Of a store that nobody writes to, found as RocketMQ finds them after an orderly end."""
+    """Of a store that nobody writes to, found as RocketMQ finds them after an orderly end.
 
-    def __init__(self, store: Path, segment_bytes: int, queue_segment_bytes: int) -> None:
+    Args:
+        real_minimum: a queue that begins above 0 begins with its first message. RocketMQ counts
+            the fillers before it.
+    """
+
+    def __init__(
+        self, store: Path, segment_bytes: int, queue_segment_bytes: int, *, real_minimum: bool
+    ) -> None:
         starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
         self._log_min = starts[0] if starts else 0
         self._log_max = find_end(store, segment_bytes, clean=True).physical_offset
@@ -104,7 +116,7 @@ class ScannedPositions:
             files = QueueFiles(store, topic, queue_id, queue_segment_bytes)
             end = files.find_end().next_index
             self._queues[topic, queue_id] = QueueRange(
-                files.first_index_from(self._log_min, end), end
+                files.first_index_from(self._log_min, end, skip_fillers=real_minimum), end
             )
 
     def log_range(self) -> tuple[int, int]:
@@ -147,18 +159,26 @@ class StoreReader:
         self._queue_segment_bytes = queue_segment_bytes
         self._memory_bytes = psutil.virtual_memory().total * self.limits.memory_ratio // 100
         self._log = _kernel.LogView(segment_bytes)
+        self.damaged: set[int] = set()  # physical offsets of records that were not delivered
         self._segments: dict[int, mmap.mmap] = {}
         self._windows: OrderedDict[tuple[str, int, int], mmap.mmap] = OrderedDict()
 
     @classmethod
-    def open_closed(cls, store: Path, limits: ReadLimits | None = None) -> StoreReader:
-        """A store that no broker has open, with the segment sizes that its files have."""
+    def open_closed(
+        cls, store: Path, limits: ReadLimits | None = None, *, real_minimum: bool = False
+    ) -> StoreReader:
+        """A store that no broker has open, with the segment sizes that its files have.
+
+        Limits and minima are RocketMQ's; see docs/recovery.md for where a live broker differs.
+        """
         segment_bytes, queue_segment_bytes = file_sizes(store)
         return cls(
             store,
             segment_bytes=segment_bytes,
             queue_segment_bytes=queue_segment_bytes,
-            positions=ScannedPositions(store, segment_bytes, queue_segment_bytes),
+            positions=ScannedPositions(
+                store, segment_bytes, queue_segment_bytes, real_minimum=real_minimum
+            ),
             limits=limits,
         )
 
@@ -208,18 +228,32 @@ class StoreReader:
         limits = self.limits
         while True:
             log_min, log_max = self.positions.log_range()
-            reason, payload, count, next_index, unreadable, detail, _ = _kernel.gather(
+            reason, payload, count, next_index, unreadable, detail, _, damaged = _kernel.gather(
                 self._log, units, first_index, begin, end, log_min, log_max,
                 (max_count, max_bytes, max(limits.scan_bytes, max_count * UNIT) // UNIT,
                  self._memory_bytes, limits.hot_bytes, limits.hot_count, limits.cold_bytes,
                  limits.cold_count),
-                codes, limits.skip_removed,
+                codes, limits.skip_removed, limits.check_crc,
             )  # fmt: skip
+            if damaged is not None:
+                self._report(damaged)
+                unreadable += len(damaged)
             if reason != _kernel.GATHER_UNMAPPED:
                 return payload, count, next_index, unreadable
             if self._map(detail) is None:
                 # Deleted between looking and mapping: the log begins later now.
                 return None, 0, begin, 1
+
+    def _report(self, damaged: list[int]) -> None:
+        """A line for each damaged record, once."""
+        for physical_offset in damaged:
+            if physical_offset not in self.damaged:
+                self.damaged.add(physical_offset)
+                file = segment_name(physical_offset // self._segment_bytes * self._segment_bytes)
+                log.error(
+                    "%s: the record at physical offset %d is damaged and is not delivered",
+                    self.store / COMMITLOG_DIR / file, physical_offset,
+                )  # fmt: skip
 
     def _window(self, topic: str, queue_id: int, index: int) -> tuple[mmap.mmap, int] | None:
         """The mapped segment that holds an entry, and the index of its first entry."""
@@ -330,7 +364,9 @@ class StoreReader:
             middle = (low + high) // 2
             stored = self._store_time(topic, queue_id, middle)
             if stored is None:
-                return found.min_queue_offset  # as RocketMQ: a record that is not there ends it
+                if self.limits.skip_removed:
+                    return found.min_queue_offset  # as RocketMQ: one that is not there ends it
+                stored = self._store_time_before(topic, queue_id, middle, low)
             if stored < timestamp_ms or (upper and stored == timestamp_ms):
                 low = middle + 1
             else:
@@ -359,6 +395,14 @@ class StoreReader:
         born_host_bytes = 20 if sys_flag & SYS_BORN_HOST_V6 else 8
         (timestamp,) = _I64.unpack_from(memory, at + RECORD_HEAD.size + born_host_bytes)
         return int(timestamp)
+
+    def _store_time_before(self, topic: str, queue_id: int, index: int, low: int) -> int:
+        """What a place without a record counts as: the time of the one before it, or very old."""
+        for before in range(index - 1, low - 1, -1):
+            stored = self._store_time(topic, queue_id, before)
+            if stored is not None:
+                return stored
+        return -1
 
     def close(self) -> None:
         self._log.clear()
