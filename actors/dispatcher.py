@@ -1,4 +1,4 @@
-"""From the CommitLog to the ConsumeQueues."""
+"""From the CommitLog to the ConsumeQueues, and to the index."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import logging
 import mmap
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from cometmq.actors.family import Family
-from cometmq.actors.service import ServiceActor, Timer
+from cometmq.actors.indexing import Indexing
+from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.conf import FlushDiskType
+from cometmq.protocol.commands import Command, Done, Finish, RebuildIndex
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm import _kernel
 from cometmq.shm.consume_queue import UNIT, QueueFiles, WindowCache, list_queues
@@ -30,7 +32,8 @@ RETRY_S: Final = 1
 class DispatcherActor(ServiceActor):
     """Writes a ConsumeQueue entry for every record, and tells how far it has come.
 
-    Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp.
+    Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp; index/
+    and its counters (`Indexing`).
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
     could take back. While nobody waits for messages it naps between two looks, so that a stream of
     single messages does not wake it for each; a reader that begins to wait rings it.
@@ -39,6 +42,7 @@ class DispatcherActor(ServiceActor):
     """
 
     role = "dispatcher"
+    internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish, RebuildIndex)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__(bind=bind)
@@ -64,17 +68,20 @@ class DispatcherActor(ServiceActor):
         self._log_map: tuple[int, mmap.mmap] | None = None
         self._log_min = 0
         self._rebuilding = False
+        self._index = Indexing(family)
 
     # --- start ---
 
     def on_start(self) -> None:
         control = self._family.control
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
-        if self._queues.value or control.read(Counter.DISPATCHED).value:
+        took_over = bool(self._queues.value or control.read(Counter.DISPATCHED).value)
+        if took_over:
             self._take_over()
         else:
             self._recover()
         self._run_until_caught_up()
+        self._index.start(self._log_min, self._wrote.value, took_over=took_over)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         self._work()
 
@@ -154,8 +161,7 @@ class DispatcherActor(ServiceActor):
         for _ in range(ROUNDS_MAX):
             if self._min.value > self._log_min:
                 self._follow_log_min()
-            if self._dispatched.value < self._limit.value:
-                self._dispatch(self._limit.value)
+            if self._work_once():
                 worked = True
                 continue
             if worked and self._begin_nap():
@@ -165,6 +171,30 @@ class DispatcherActor(ServiceActor):
             if self._dispatched.value >= self._limit.value:
                 return
         self.call_soon(self._work)
+
+    def _work_once(self) -> bool:
+        """Messages first, then their keys. False if there was nothing to do."""
+        worked = False
+        if self._dispatched.value < self._limit.value:
+            self._dispatch(self._limit.value)
+            worked = True
+        if self._index.is_behind(self._dispatched.value):
+            self._index_once()
+            worked = True
+        return worked
+
+    def _index_once(self) -> None:
+        """Without room for index files messages are dispatched all the same."""
+        try:
+            self._index.step(self._dispatched.value)
+        except DiskFull as error:
+            log.error("no room for index entries: %s", error)
+            self._index.paused = True
+            self.after(RETRY_S, self._resume_index)
+
+    def _resume_index(self) -> None:
+        self._index.paused = False
+        self._work()
 
     def _begin_nap(self) -> bool:
         """False if somebody waits for messages: then every one of them counts."""
@@ -274,11 +304,18 @@ class DispatcherActor(ServiceActor):
             at = self._table.min_at(slot)
             self._table.memory[at : at + 8] = low.to_bytes(8, "little")
 
+    def on_rebuild_index(self, command: RebuildIndex, _request: Request) -> Command:
+        self._index.rebuild(command.file, self._dispatched.value)
+        self.call_soon(self._work)
+        return Done()
+
     def settle(self) -> None:
         """Dispatch all that was written, flushed or not: nothing more will come."""
         self._run_until_caught_up()
         self._windows.close()
+        self._index.settle(self._dispatched.value)
 
     def statistics(self) -> dict[str, int | float | str]:
         behind = self._wrote.value - self._dispatched.value
-        return {"queues": len(self._files), "behind_bytes": behind, "entry_bytes": UNIT}
+        found = self._index.statistics(self._dispatched.value)
+        return {"queues": len(self._files), "behind_bytes": behind, "entry_bytes": UNIT} | found
