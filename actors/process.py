@@ -147,6 +147,8 @@ def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int, woken: int)
     if stopped_read not in ready:
         if lifeline in ready:
             log.warning("the supervisor is gone: finishing")
+        if not actor.started.is_set():
+            return  # it may wait for processes that end as well; nothing has begun yet
         reference.tell(Finish())
         actor.ended.wait(FINISH_TIMEOUT_S)
     # The last answers leave before the process does.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -38,6 +38,7 @@ class AsyncProducer:
         self, name_server: str | Iterable[str] = "tcp://127.0.0.1:9876", **settings: Any
     ) -> None:
         self._producer = Producer(name_server, **settings)
+        self._running: dict[str, asyncio.Task[None]] = {}
 
     async def send(
         self,
@@ -108,9 +109,18 @@ class AsyncProducer:
         """Whatever could block, elsewhere: the route of a new topic, room for one more batch."""
         producer = self._producer
         if not producer.knows(topic):
-            await asyncio.to_thread(producer.learn, topic)
+            await self._elsewhere(f"learn {topic}", producer.learn, topic)
         while not producer.has_room:
-            await asyncio.to_thread(producer.wait_for_room)
+            await self._elsewhere("room", producer.wait_for_room)
+
+    async def _elsewhere(self, what: str, call: Callable[..., None], *arguments: str) -> None:
+        """Run it in a thread, once for all who want it now; they go on in the order they came."""
+        task = self._running.get(what)
+        if task is None:
+            task = asyncio.create_task(asyncio.to_thread(call, *arguments))
+            self._running[what] = task
+            task.add_done_callback(lambda _: self._running.pop(what, None))
+        await asyncio.shield(task)  # whoever is cancelled leaves it to the others
 
     async def _start(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
         await self._prepare(target.topic)

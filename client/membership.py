@@ -68,6 +68,7 @@ class Membership:
         self._channel = Channel(endpoints.coordinator, self._name(endpoints))
         self._wake = threading.Condition()
         self._owned: set[QueueKey] = set()
+        self._disowned: set[QueueKey] = set()  # a commit was refused: another member has them
         self._version = -1
         self._session_ms = SESSION_MS
         self._join: Pending | None = None
@@ -145,12 +146,8 @@ class Membership:
                     self._commit([each])
                 return
             log.warning("group %s: %s", group, error)
-            lost = [QueueKey(offsets[0].topic, offsets[0].queue_id)]
-            self._owner.give_up(self, lost, wait=False)
-            self._owner.forget(self, lost)
-            with self._wake:
-                self._owned -= set(lost)
-                self._version = -1
+            with self._wake:  # the thread sees to it
+                self._disowned.add(QueueKey(offsets[0].topic, offsets[0].queue_id))
                 self._stirred = True
                 self._wake.notify()
         else:
@@ -186,6 +183,13 @@ class Membership:
 
     def _await_join(self, wake_at: float) -> Pending | None:
         """See that a JoinGroup is under way; it, when it is answered, or None when time is up."""
+        with self._wake:
+            disowned, self._disowned = list(self._disowned), set()
+        if disowned:
+            self._owner.give_up(self, disowned, wait=False)
+            self._owner.forget(self, disowned)
+            self._owned.difference_update(disowned)
+            self._version = -1  # hear the whole share anew
         with self._wake:
             if self._stirred or self._join is None or time.monotonic() > self._join_until:
                 self._stirred = False

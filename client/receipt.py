@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SEND_OK: Final = "SEND_OK"
 FLUSH_DISK_TIMEOUT: Final = "FLUSH_DISK_TIMEOUT"
+SMALL_BYTES: Final = 4096  # a body that may as well stay
 STORED_CODES: Final = frozenset({0, 10})  # 10 = stored, but not yet on the disk
 
 
@@ -104,7 +105,7 @@ class Batch:
         Ids end in a clock and a counter. When the last one is `count - 1` after the first, nothing
         else can stand between.
         """
-        if self.count:
+        if self.count > 1 or len(self.body) > SMALL_BYTES:
             first = _kernel.unique_id(self.body, 0)
             if _id_after(first, self.count - 1) == _kernel.unique_id(self.body, self.count - 1):
                 self.first_id = first

@@ -12,7 +12,7 @@ from cometmq import positions
 from cometmq.client import Admin
 from cometmq.options import LazyGroup, name_server_option, output_option
 from cometmq.output import JSON, print_json, print_record, print_rows, warn
-from cometmq.positions import Offset, Position, PositionType
+from cometmq.positions import Offset, Position, position
 
 _HERE: Final = "cometmq.cli_groups"
 
@@ -82,7 +82,7 @@ def describe(name: str, name_server: str, output: str) -> None:
 @click.command()
 @click.argument("name", metavar="GROUP")
 @click.option("-t", "--topic", required=True)
-@click.option("--to", required=True, type=PositionType(), help=positions.HELP)
+@click.option("--to", required=True, type=position, help=positions.HELP)
 @click.option("--queue", type=click.IntRange(0), help="That queue only; an offset needs it.")
 @click.option("--force", is_flag=True, help="Although the group has members.")
 @name_server_option

@@ -10,7 +10,7 @@ import click
 from cometmq import positions
 from cometmq.options import LazyGroup, name_server_option, output_option
 from cometmq.output import JSON, print_json
-from cometmq.positions import Position, PositionType
+from cometmq.positions import position
 
 _HERE: Final = "cometmq.cli_messages"
 
@@ -65,7 +65,7 @@ def send(topic: str, files: tuple[str, ...], output: str, **options: object) -> 
     """
     from cometmq.sending import LineSource, Sender, SendOptions
 
-    if options["tags"] and options["tags_from"] or options["keys"] and options["keys_from"]:
+    if (options["tags"] and options["tags_from"]) or (options["keys"] and options["keys_from"]):
         raise click.UsageError("a value for all and one out of each line: choose one of them")
     if options["queue"] is not None and options["key_sharding"]:
         raise click.UsageError("--queue and --key-sharding both say which queue: choose one")
@@ -78,7 +78,7 @@ def send(topic: str, files: tuple[str, ...], output: str, **options: object) -> 
 @click.option(
     "--from",
     "start",
-    type=PositionType(),
+    type=position,
     help=f"Where to begin: {positions.HELP} [begin; with -g: where the group is]",
 )
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many messages.")
@@ -142,6 +142,3 @@ def get(offset_msg_id: str, template: str | None, name_server: str, output: str)
         print_json(record)
     else:
         print_record(record, output)
-
-
-__all__ = ["Position", "get", "msg", "send", "tail"]

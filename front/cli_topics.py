@@ -10,9 +10,12 @@ import click
 from cometmq.client import Admin
 from cometmq.options import LazyGroup, name_server_option, output_option
 from cometmq.output import JSON, hint, print_json, print_record, print_rows
+from cometmq.protocol.names import SYSTEM_TOPICS
 
 _HERE: Final = "cometmq.cli_topics"
 READ, WRITE = 4, 2
+# The topic that new ones are made after. RocketMQ AUTO_CREATE_TOPIC_KEY_TOPIC.
+BROKERS_OWN: Final = SYSTEM_TOPICS | {"TBW102"}
 
 
 @click.group(
@@ -85,7 +88,7 @@ def list_topics(everything: bool, name_server: str, output: str) -> None:
     rows = []
     with Admin(name_server) as admin:
         for name in admin.topics():
-            if names.is_system_topic(name) and not everything:
+            if name in BROKERS_OWN and not everything:
                 continue
             found = admin.describe_topic(name)
             rows.append(
@@ -97,7 +100,9 @@ def list_topics(everything: bool, name_server: str, output: str) -> None:
                     "brokers": sorted({queue.broker for queue in found.queues}),
                 }
             )
-    print_rows(rows, output, columns=("topic", "read_queues", "write_queues", "messages", "brokers"))
+    print_rows(
+        rows, output, columns=("topic", "read_queues", "write_queues", "messages", "brokers")
+    )
 
 
 @click.command()

@@ -116,7 +116,7 @@ def cell(value: object) -> Any:
     if _is_number(value):
         return Text(f"{value:,}")
     if value is None:
-        return Text("-")
+        return Text("-", style="dim")
     return Text(_printable(_plain(value) if isinstance(value, bool) else str(value)))
 
 
@@ -152,12 +152,3 @@ def _say(kind: str, colour: str, text: str) -> None:
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         prefix = click.style(prefix, fg=colour, bold=True)
     click.echo(f"{prefix} {text}", err=True)
-
-
-def readable_bytes(count: float) -> str:
-    """1536 -> `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")

@@ -27,23 +27,14 @@ HELP = (
 )
 
 
-class PositionType(click.ParamType):
-    """See HELP."""
-
-    name = "position"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Position:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]  # a default, or converted before
-        try:
-            return parse(value.strip())
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is none of: {HELP}", param, ctx)
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "POSITION"
+def position(value: Any) -> Position:
+    """An option's type; see HELP."""
+    if not isinstance(value, str):
+        return value  # type: ignore[no-any-return]  # converted before
+    try:
+        return parse(value.strip())
+    except (ValueError, OverflowError):
+        raise click.BadParameter(f"{value!r} is none of: {HELP}") from None
 
 
 def parse(text: str) -> Position:

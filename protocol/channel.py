@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 Payload = Sequence[bytes | bytearray | memoryview]
 ZERO_COPY_BYTES: Final = 65_536  # below this a copy is cheaper than pyzmq's bookkeeping
+EVENTS: Final = int(zmq.EVENTS)  # plain numbers: pyzmq's enumerations take their time
+POLLIN: Final = int(zmq.POLLIN)
 SLICE_S: Final = 0.05  # how long a caller sleeps in the socket before it looks up
 RECONNECT_MS: Final = 20
 RECONNECT_MS_MAX: Final = 500
@@ -216,6 +218,7 @@ class Channel:
         self._slice_ms = -1
         socket.connect(self.endpoint)
         self._socket = socket
+        self._descriptors = (socket.fileno(), self._monitor.fileno(), self._wake)
         self._poll_list: list[tuple[Any, int]] = [
             (socket, zmq.POLLIN),
             (self._monitor, zmq.POLLIN),
@@ -372,7 +375,7 @@ class Channel:
         with self._lock:
             if self._closed or _readable(self._socket):
                 return ()
-            return self._socket.fileno(), self._monitor.fileno(), self._wake
+            return self._descriptors
 
     def _ring(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -393,7 +396,7 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
         else:
             ready.add(channel)
     if not ready:
-        waiting = [(fd, zmq.POLLIN) for fd in (wake_fd, *watched)]
+        waiting = [(fd, POLLIN) for fd in (wake_fd, *watched)]
         readable = zmq.zmq_poll(waiting, _poll_ms(timeout_s))
         ready.update(watched[fd] for fd, _ in readable if fd != wake_fd)
     for channel in ready:
@@ -401,7 +404,7 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(socket.getsockopt(EVENTS)) & POLLIN)
 
 
 def _poll_ms(timeout_s: float) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pykka
+import zmq
 
 from cometmq.actors.service import Request, ServiceActor
 from cometmq.protocol.commands import (
@@ -47,7 +49,7 @@ from cometmq.protocol.tags import parse_tags
 from cometmq.shm._kernel import LogAppender, QueueCursor, decode
 
 ANYWHERE = "tcp://127.0.0.1:*"
-STORE_HOST = bytes([127, 0, 0, 1]) + (10911).to_bytes(4, "big")
+LOCALHOST = bytes([127, 0, 0, 1])
 SEGMENT_BYTES = 64 * 1024 * 1024
 
 CommandT = TypeVar("CommandT", bound=Command)
@@ -63,7 +65,13 @@ class FakeBroker(ServiceActor):
     role = "fake"
 
     def __init__(
-        self, address: str = ANYWHERE, *, queues: int = 4, create: bool = True, name: str = "b"
+        self,
+        address: str = ANYWHERE,
+        *,
+        queues: int = 4,
+        create: bool = True,
+        name: str = "b",
+        port: int = 10911,
     ) -> None:
         super().__init__(bind=[(address, False)])
         self.me = self
@@ -90,7 +98,8 @@ class FakeBroker(ServiceActor):
         self.commit_error: CometError | None = None
         self.join_error: CometError | None = None
         self.moved_to: str | None = None  # the route names this address
-        self._appender = LogAppender(STORE_HOST, 4 * 1_048_576)
+        self.peers: list[FakeBroker] = []  # other brokers that this one, as name server, knows
+        self._appender = LogAppender(LOCALHOST + port.to_bytes(4, "big"), 4 * 1_048_576)
         self._log = memoryview(bytearray(SEGMENT_BYTES))
         self._appender.attach(self._log, 0, 0)
 
@@ -108,13 +117,17 @@ class FakeBroker(ServiceActor):
         return BrokerEndpoints("c", self.name, 0, at, [at], at)
 
     def on_list_brokers(self, _command: ListBrokers, _request: Request) -> Command:
-        return BrokerList([self.endpoints])
+        return BrokerList([each.endpoints for each in (self, *self.peers)])
 
     def on_get_route(self, command: GetRoute, _request: Request) -> Command:
-        info = self.topics.get(command.topic)
-        if info is None:
+        routes = [
+            BrokerRoute(each.endpoints, each.topics[command.topic])
+            for each in (self, *self.peers)
+            if command.topic in each.topics
+        ]
+        if not routes:
             raise TopicNotExist(f"topic {command.topic} is unknown")
-        return TopicRoute(command.topic, [BrokerRoute(self.endpoints, info)])
+        return TopicRoute(command.topic, routes)
 
     def on_ensure_topic(self, command: EnsureTopic, request: Request) -> Command:
         if command.topic not in self.topics:
@@ -313,7 +326,15 @@ class Handle:
 
 
 def start_broker(address: str = ANYWHERE, **options: Any) -> Handle:
-    return Handle(FakeBroker.start(address, **options))
+    """At an address that another has just left, it may take a moment until it is free."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return Handle(FakeBroker.start(address, **options))
+        except zmq.ZMQError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 @contextmanager

@@ -298,6 +298,7 @@ class RunningBroker:
         for process in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self._closed = True
         self._let_go()
         self.wait_gone()
 
@@ -308,12 +309,15 @@ class RunningBroker:
 
     def wait_ended(self) -> int:
         """Until no process of it is left; the supervisor's exit status."""
+        self._closed = True
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        status = self._process.wait(RECOVER_TIMEOUT_S)
-        self.wait_gone()
-        self._let_go()
+        try:
+            status = self._process.wait(RECOVER_TIMEOUT_S)
+            self.wait_gone()
+        finally:
+            self._let_go()
         return status
 
     def wait_gone(self, timeout_s: float = RECOVER_TIMEOUT_S) -> None:
@@ -328,11 +332,9 @@ class RunningBroker:
 
     def close(self) -> int:
         """The orderly end, by closing its lifeline; the exit status."""
-        self._closed = True
         return self.wait_ended()
 
     def _let_go(self) -> None:
-        self._closed = True
         for line in self._channels:
             line.close()
         self._channels.clear()
@@ -340,7 +342,6 @@ class RunningBroker:
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-        self._process.wait(RECOVER_TIMEOUT_S)
 
     def __enter__(self) -> RunningBroker:
         return self
@@ -359,8 +360,9 @@ class RunningBroker:
         else:
             try:
                 self.close()
-            finally:
+            except BaseException:
                 self.kill_all()
+                raise
 
 
 def left_behind(mark: str = RUN) -> list[psutil.Process]:
@@ -453,8 +455,8 @@ class Load:
     topic: str
     queues: int = 4
     threads: int = 2
-    batch_count: int = 8  # messages of a batch
-    body_bytes_max: int = 2_000
+    batch_count: int = 4  # messages of a batch
+    body_bytes_max: int = 12_000
     seed: int = 0
     acknowledged: list[Sent] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)

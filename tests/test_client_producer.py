@@ -75,7 +75,7 @@ def test_wait_and_oneway_reach_the_broker(broker: Handle) -> None:
     with Producer(broker.address) as producer:
         producer.send("t", b"x", wait=False)
         producer.send_oneway("t", b"y", queue_id=1)
-        broker.wait_for(lambda fake: fake.bodies("t", 1) == [b"y"])
+        broker.wait_for(lambda fake: b"y" in fake.bodies("t", 1))
     first, second = broker.asked(SendMessages)
     assert not first.sections[0].wait
     assert second.oneway

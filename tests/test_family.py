@@ -185,7 +185,7 @@ def kill_under_load(
     assert reference.check_store(store) == []
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [pytest.param(1, id="seed1")])
 @pytest.mark.parametrize("role", CHILDREN)
 def test_a_child_is_killed_under_load(role: str, seed: int, store: Path) -> None:
     kill_under_load(store, [role] * 3, seed, signal.SIGKILL)
@@ -198,15 +198,18 @@ def test_children_are_killed_in_any_order(seed: int, store: Path) -> None:
     kill_under_load(store, roles, seed, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("role", ["commitlog", "flush", "dispatcher"])
-def test_a_child_is_killed_under_load_with_sync_flush(role: str, store: Path) -> None:
-    kill_under_load(store, [role] * 3, 3, signal.SIGKILL, flushDiskType="SYNC_FLUSH")
+@pytest.mark.parametrize("seed", [pytest.param(3, id="seed3")])
+def test_children_are_killed_under_load_with_sync_flush(seed: int, store: Path) -> None:
+    roles = ["commitlog", "flush", "dispatcher"] * 2
+    kill_under_load(store, roles, seed, signal.SIGKILL, flushDiskType="SYNC_FLUSH")
 
 
-@pytest.mark.parametrize("role", CHILDREN)
-def test_a_child_is_terminated_under_load(role: str, store: Path) -> None:
+@pytest.mark.parametrize("seed", [pytest.param(4, id="seed4")])
+def test_children_are_terminated_under_load(seed: int, store: Path) -> None:
     """SIGTERM to a single child: it ends in order, and is started again all the same."""
-    kill_under_load(store, [role] * 2, 4, signal.SIGTERM)
+    roles = list(CHILDREN) * 2
+    random.Random(seed).shuffle(roles)
+    kill_under_load(store, roles, seed, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -228,14 +231,14 @@ def test_several_children_are_killed_at_once(seed: int, store: Path) -> None:
         load.check()
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, id=f"seed{seed}") for seed in range(1, 5)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, id=f"seed{seed}") for seed in range(1, 4)])
 def test_all_are_killed_at_once(seed: int, store: Path) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     with RunningBroker(store) as broker:
         broker.create_topic("t")
         with Load(broker, "t", seed=seed) as load:
-            load.wait_for_more(chance.randrange(1, 3_000))
+            load.wait_for_more(chance.randrange(1, 1_500))
             broker.kill_all()
     assert (store / ABORT_FILE).exists()
     with RunningBroker(store) as broker:
