@@ -89,6 +89,8 @@ cdef class Indexer:
     cdef int64_t _again  # the record whose keys may be there already, -1: none
     cdef int64_t _partial  # the record whose first `_partial_keys` keys are in the file before
     cdef int32_t _partial_keys
+    cdef int64_t _split  # the record whose keys up to `_split_hash` are in the file before
+    cdef int32_t _split_hash
     cdef readonly int64_t end_physical_offset
     cdef readonly int64_t end_timestamp
     cdef readonly int32_t count  # the next entry's number
@@ -97,11 +99,14 @@ cdef class Indexer:
 
     def __cinit__(self):
         self._base = NULL
-        self._again = self._partial = -1
+        self._again = self._partial = self._split = -1
         self.end_physical_offset = -1
 
-    def attach(self, memory, uint32_t slots, int32_t entries, int32_t limit):
-        """Go on in this file, of which entries below `limit` have space."""
+    def attach(self, memory, uint32_t slots, int32_t entries, int32_t limit, bint split=False):
+        """Go on in this file, of which entries below `limit` have space.
+
+        With `split` the first keys of the file's first record are in the file before.
+        """
         cdef uint8_t[::1] view = memory
         if slots < 1 or entries < 2 or limit > entries or view.shape[0] != (
                 INDEX_HEADER_BYTES + 4 * <int64_t>slots + INDEX_ENTRY_BYTES * <int64_t>entries):
@@ -120,8 +125,12 @@ cdef class Indexer:
             self.detach()
             raise ValueError(f"entry {self.count} is the next of {entries}, {limit} have space")
         self._again = self.end_physical_offset if self.count > 1 else -1
+        self._split = -1
         if self.count > 1:
             self._finish_put()
+            if split:
+                self._split = <int64_t>load_be64(self._base + INDEX_HEADER_BEGIN_PHYSICAL_OFFSET)
+                self._split_hash = <int32_t>load_be32(self._entry(1) + INDEX_ENTRY_KEY_HASH)
 
     def set_limit(self, int32_t limit):
         """More file space was taken."""
@@ -217,6 +226,10 @@ cdef class Indexer:
         cdef int why
         if record.physical_offset == self._partial and number < self._partial_keys:
             return I_DONE
+        if record.physical_offset == self._split:
+            if index_hash_of(h) != self._split_hash:
+                return I_DONE
+            self._split = -1
         if self._waiting == PENDING_MAX:
             why = self._put_pending()
             if why != I_DONE:
@@ -253,15 +266,17 @@ cdef class Indexer:
         cdef uint8_t *entry
         cdef int32_t previous
         cdef int64_t seconds
-        if self._base == NULL or self.count >= self._entries:
+        if self._base == NULL:
             return I_FULL
-        if self.count >= self._limit:
-            return I_NEED_ROOM
         slot = self._slot_of(pending.hash)
         previous = self._head(slot)
         if pending.physical_offset == self._again and pending.physical_offset != self._partial:
             if self._is_there(previous, pending):
                 return I_DONE
+        if self.count >= self._entries:
+            return I_FULL
+        if self.count >= self._limit:
+            return I_NEED_ROOM
         seconds = 0
         if self._begin_timestamp > 0:
             seconds = (pending.timestamp - self._begin_timestamp) // 1000
@@ -299,7 +314,7 @@ cdef class Indexer:
         overwritten: its predecessor is the head.
         """
         cdef int32_t number = <int32_t>load_be32(slot)
-        if number == self.count:
+        if number == self.count and number < self._limit:
             number = <int32_t>load_be32(self._entry(number) + INDEX_ENTRY_PREVIOUS)
         return number if 0 < number < self.count else 0
 

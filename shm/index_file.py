@@ -108,10 +108,21 @@ class IndexFiles:
 
     def open_newest(self) -> None:
         """Go on in the newest file. What it holds must have been checked."""
-        names = list_index_files(self.folder.parent)
-        if names:
-            path = self.folder / names[-1]
-            self._attach(path, map_segment(path, self.shape.file_bytes, writable=True))
+        headers = [
+            (self.folder / name, read_header(self.folder / name))
+            for name in list_index_files(self.folder.parent)[-3:]
+        ]
+        while headers and (headers[-1][1] is None or headers[-1][1].index_count <= 1):
+            headers.pop()[0].unlink()  # made, but never used
+        if not headers:
+            return
+        path, header = headers[-1]
+        before = headers[-2][1] if len(headers) > 1 else None
+        split = before is not None and header is not None and (
+            before.end_physical_offset == header.begin_physical_offset
+        )  # fmt: skip
+        memory = map_segment(path, self.shape.file_bytes, writable=True)
+        self._attach(path, memory, split=split)
 
     def index(
         self, memory: mmap.mmap, segment_start: int, begin: int, end: int, count_max: int
@@ -129,12 +140,12 @@ class IndexFiles:
             else:
                 return begin, reason
 
-    def _attach(self, path: Path, memory: mmap.mmap) -> None:
+    def _attach(self, path: Path, memory: mmap.mmap, *, split: bool = False) -> None:
         count = max(1, IndexHeader.of(memory).index_count)
         self._open = path, memory
         self._reserved = 0
         self._reserve(count)
-        self._kernel.attach(memory, self.shape.slots, self.shape.entries, self._limit)
+        self._kernel.attach(memory, self.shape.slots, self.shape.entries, self._limit, split)
 
     @property
     def _limit(self) -> int:
