@@ -115,6 +115,7 @@ class Indexing:
             return  # done already
         log.error("index file %s is damaged: building it again from the log", name)
         self._files.close()
+        self._indexed.reset(0)  # who takes over after a kill in between looks at the files
         for later in reversed(names[names.index(name) :]):
             (self._store / INDEX_DIR / later).unlink(missing_ok=True)
         self._files = IndexFiles(self._store, self._shape)

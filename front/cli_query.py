@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
+from typing import Any
 
 import click
 
 from cometmq.options import name_server_option, output_option
 from cometmq.output import JSON, print_json, print_rows
-from cometmq.positions import Offset, Position, PositionType
+from cometmq.positions import position
 
-_TIME = "begin, end, a time (2026-11-21T08:00, local unless it names a zone), or how long ago (2h)."
+_TIME = "a time (2026-11-21T08:00, local unless it names a zone), or how long ago (10min, 2h)."
 
 
-def _time(_ctx: click.Context, _param: click.Parameter, value: Position | None) -> datetime | None:
-    """A position in time; an offset is none."""
-    if isinstance(value, Offset):
-        raise click.BadParameter(f"an offset is no time: {_TIME}")
-    return value if isinstance(value, datetime) else None
+def _time(value: Any) -> datetime:
+    """An option's type: a position in time."""
+    found = position(value)
+    if not isinstance(found, datetime):
+        raise click.BadParameter(f"{value!r} is none of: {_TIME}")
+    return found
 
 
 @click.command()
 @click.option("-t", "--topic", required=True)
-@click.option(
-    "-k", "--key", required=True, help="One of the keys they were sent with."
-)
+@click.option("-k", "--key", required=True, help="One of the keys they were sent with.")
 @click.option("--unique", is_flag=True, help="The key is the id that the producer gave a message.")
-@click.option("--from", "begin", type=PositionType(), callback=_time, help=f"Stored since: {_TIME}")
-@click.option("--to", "end", type=PositionType(), callback=_time, help="Stored until.")
+@click.option("--from", "begin", type=_time, help=f"Stored since: {_TIME}")
+@click.option("--to", "end", type=_time, help="Stored until.")
 @click.option(
     "-n",
     "--count",
