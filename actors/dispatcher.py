@@ -69,6 +69,7 @@ class DispatcherActor(ServiceActor):
         self._log_min = 0
         self._rebuilding = False
         self._index = Indexing(family)
+        self._index_refused = False  # the disk was full when it was last tried
 
     # --- start ---
 
@@ -187,9 +188,11 @@ class DispatcherActor(ServiceActor):
         """Without room for index files messages are dispatched all the same."""
         try:
             self._index.step(self._dispatched.value)
+            self._index_refused = False
         except DiskFull as error:
-            log.error("no room for index entries: %s", error)
-            self._index.paused = True
+            if not self._index_refused:
+                log.error("no room for index entries: %s", error)
+            self._index_refused = self._index.paused = True
             self.after(RETRY_S, self._resume_index)
 
     def _resume_index(self) -> None:

@@ -8,6 +8,7 @@ import time
 from typing import Final
 
 from cometmq.actors.family import Family
+from cometmq.protocol.errors import DiskFull
 from cometmq.shm import _kernel
 from cometmq.shm.control import Counter
 from cometmq.shm.files import COMMITLOG_DIR, INDEX_DIR, map_segment, segment_name
@@ -43,6 +44,7 @@ class Indexing:
         self._indexed = family.control.own(Counter.INDEXED)
         self._full = family.control.own(Counter.INDEX_FILES_FULL)
         self._files = IndexFiles(self._store, self._shape)
+        self._is_open = False  # the newest file is opened when there is something to put
         self._log_map: tuple[int, mmap.mmap] | None = None
         self._log_min = 0
         self._rebuild_until = 0  # what lies below was there at the start, or has been lost
@@ -54,10 +56,8 @@ class Indexing:
         self._log_min = log_min
         if not self.enabled:
             return
-        if took_over and self._indexed.value:
-            self._files.open_newest()
-            return
-        self._recover(log_end, clean=self._clean)
+        if not (took_over and self._indexed.value):
+            self._recover(log_end, clean=self._clean)
 
     def _recover(self, log_end: int, *, clean: bool) -> None:
         began = time.monotonic()
@@ -65,7 +65,6 @@ class Indexing:
         begin = recover_index(
             self._store, self._shape, scan, log_min=self._log_min, log_end=log_end, clean=clean
         )
-        self._files.open_newest()
         self._indexed.reset(begin)
         self._rebuild_until = log_end
         log.info(
@@ -84,6 +83,9 @@ class Indexing:
         if begin >= limit:
             self._indexed.advance(limit)
             return
+        if not self._is_open:
+            self._files.open_newest()
+            self._is_open = True
         start = begin // self._segment_bytes * self._segment_bytes
         end = min(limit, start + self._segment_bytes)
         try:
@@ -119,14 +121,19 @@ class Indexing:
         for later in reversed(names[names.index(name) :]):
             (self._store / INDEX_DIR / later).unlink(missing_ok=True)
         self._files = IndexFiles(self._store, self._shape)
+        self._is_open = False
         self._log_min = self._min.value
         self._recover(dispatched, clean=True)
 
     def settle(self, limit: int) -> None:
         """Index the rest, for a bounded time: the next start goes on where this one stopped."""
         gone_by = time.monotonic() + SETTLE_S
-        while self.is_behind(limit) and time.monotonic() < gone_by:
-            self.step(limit)
+        self.paused = False
+        try:
+            while self.is_behind(limit) and time.monotonic() < gone_by:
+                self.step(limit)
+        except DiskFull as error:
+            log.error("no room for index entries: %s", error)
         if self.is_behind(limit):
             log.warning("the index ends at %d, the log at %d", self._indexed.value, limit)
         self._files.close()

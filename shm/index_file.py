@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cometmq.protocol.errors import StoreNotOurs
+from cometmq.protocol.errors import DiskFull, StoreNotOurs
 from cometmq.shm import _kernel
 from cometmq.shm.files import INDEX_DIR, STAGING_DIR, map_segment, reserve, sync_folder
 from cometmq.shm.layout import INDEX_ENTRY, INDEX_HEADER
@@ -107,7 +107,7 @@ class IndexFiles:
         return self._kernel.end_physical_offset
 
     def open_newest(self) -> None:
-        """Go on in the newest file. What it holds must have been checked."""
+        """Go on in the newest file. What it holds must have been checked. Raises DiskFull."""
         headers = [
             (self.folder / name, read_header(self.folder / name))
             for name in list_index_files(self.folder.parent)[-3:]
@@ -164,6 +164,8 @@ class IndexFiles:
         wanted = min(self.shape.file_bytes, max(wanted, self._reserved + RESERVE_STEP_BYTES))
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            has = max(self._reserved, os.fstat(descriptor).st_blocks * 512)
+            check_room(path, wanted - has)
             reserve(descriptor, self._reserved, wanted - self._reserved, path)
         finally:
             os.close(descriptor)
@@ -198,6 +200,7 @@ class IndexFiles:
         descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(descriptor, self.shape.file_bytes)
+            check_room(made, self.shape.entries_at)
             reserve(descriptor, 0, self.shape.entries_at, made)
             os.pwrite(descriptor, header, 0)
             self.folder.mkdir(exist_ok=True)
@@ -214,6 +217,16 @@ class IndexFiles:
         if self._open is not None:
             self._open[1].close()
             self._open = None
+
+
+def check_room(path: Path, count: int) -> None:
+    """Refuse before anything is taken: an attempt that fails would take others' room meanwhile.
+
+    Raises DiskFull.
+    """
+    disk = os.statvfs(path)
+    if disk.f_bavail * disk.f_frsize < count:
+        raise DiskFull(f"{path}: no room for {count} bytes more on the disk")
 
 
 # --- reading --------------------------------------------------------------------------------------

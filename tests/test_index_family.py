@@ -219,7 +219,8 @@ def test_off(tmp_path: Path) -> None:
 
 def test_sizes_of_the_default(tmp_path: Path) -> None:
     """RocketMQ's file size; of the disk only what is needed."""
-    with RunningBroker(tmp_path / "store") as broker:
+    default = {"maxHashSlotNum": 5_000_000, "maxIndexNum": 20_000_000}
+    with RunningBroker(tmp_path / "store", default) as broker:
         assert list_index_files(broker.store) == []
         sent = Sent(broker)
         sent.send(broker.commitlog, 3)
