@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections import defaultdict
@@ -329,3 +330,23 @@ def check_command_line(server: str, newest: Message) -> None:
     asked = ("msg", "get", "--name-server", server, newest.msg_id)
     assert cli_process.output_of(*asked, "-t", "t", "-f", "%s") == newest.body
     assert b"say in which topic" in cli_process.run(*asked).stderr
+
+
+def test_without_room_for_a_file(tmp_path: Path) -> None:
+    """A disk that an index file does not fit on: messages go on, and the end is in order."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "cometmq-test", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("NOT CHECKED WITH A FULL DISK, which needs a mount")
+    try:
+        default = {"maxHashSlotNum": 5_000_000, "maxIndexNum": 20_000_000}
+        with RunningBroker(folder / "store", default) as broker:
+            broker.create_topic("t", 1)
+            sent = broker.send("t", 0, [b"x"] * 10)
+            broker.assert_stored(sent)
+            assert list_index_files(broker.store) == []
+            assert "no room for index entries" in broker.log
+            assert broker.close() == 0
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
