@@ -47,7 +47,13 @@ from cometmq.protocol.names import check_writable_topic
 from cometmq.shm._kernel import QueueCursor
 from cometmq.shm.commit_log import CommitLog
 from cometmq.shm.control import HOT_STEP_BYTES, Counter, Phase
-from cometmq.shm.files import COMMITLOG_DIR, StoreLock, list_segments
+from cometmq.shm.files import (
+    COMMITLOG_DIR,
+    StoreLock,
+    forget_tail,
+    list_segments,
+    segment_name,
+)
 from cometmq.shm.recovery import recover_log, zero_behind
 
 log = logging.getLogger(__name__)
@@ -270,14 +276,17 @@ class CommitLogActor(ServiceActor):
         if not self._topics[section.topic].perm & PERM_WRITE:
             raise NoPermission(f"topic {section.topic} is not writable")
         first = queue.next_offset
-        at = self._log.append_batch(
-            queue,
-            batch,
-            section.count,
-            sys_flag=section.sys_flag,
-            born_timestamp_ms=command.born_timestamp_ms,
-            born_host=host_bytes(command.born_host),
-        )
+        try:
+            at = self._log.append_batch(
+                queue,
+                batch,
+                section.count,
+                sys_flag=section.sys_flag,
+                born_timestamp_ms=command.born_timestamp_ms,
+                born_host=host_bytes(command.born_host),
+            )
+        except OverflowError as error:
+            raise BadRequest(f"a number does not fit its field: {error}") from None
         self._stored += section.count
         return SectionResult(0, first, at)
 
@@ -369,7 +378,11 @@ class CommitLogActor(ServiceActor):
                 continue
             self._release_flushed()
         self._phase.advance(Phase.STOPPED)
+        segment = self._log.segment
         self._log.close()
+        if segment is not None:
+            path = self._family.store / COMMITLOG_DIR / segment_name(segment[1])
+            forget_tail(path, self._wrote.value - segment[1])
 
     def statistics(self) -> dict[str, int | float | str]:
         return {

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 
-from cometmq.actors.group_share import ConsumerGroup, GroupRecord, parse_tags
+from cometmq.actors.group_share import ConsumerGroup, GroupRecord
 from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.protocol import names
 from cometmq.protocol.channel import Channel, Pending
@@ -64,6 +64,7 @@ from cometmq.protocol.errors import (
     SystemBusy,
     TopicNotExist,
 )
+from cometmq.protocol.tags import parse_tags
 from cometmq.shm.config_files import (
     ConfigFile,
     ConsumerOffsetTable,
@@ -351,6 +352,7 @@ class CoordinatorActor(ServiceActor):
         CommitOffsets,
         CreateTopic,
         DeleteTopic,
+        EndpointsChanged,
         EnsureTopic,
         JoinGroup,
     )
@@ -380,6 +382,8 @@ class CoordinatorActor(ServiceActor):
         self._confirm_timeout_s = confirm_timeout_s
         self._session_timeout_s = settings.consumer_session_timeout_ms / 1000
         self._endpoints: BrokerEndpoints | None = None
+        self._registered: BrokerEndpoints | None = None  # as a name server has confirmed them
+        self._moved: list[tuple[Request, Timer]] = []  # EndpointsChanged that wait for that
         self._settled = False
 
         self._version = FIRST_VERSION  # of the topics
@@ -588,11 +592,20 @@ class CoordinatorActor(ServiceActor):
 
     # --- what the other processes must know before a topic is announced ---
 
-    def on_endpoints_changed(self, command: EndpointsChanged, _request: Request) -> Command:
+    def on_endpoints_changed(self, command: EndpointsChanged, request: Request) -> None:
+        """Answered when clients can find the broker; after a while also without a name server."""
         self._endpoints = command.endpoints
+        self._registered = None
+
+        def give_up() -> None:
+            self._moved.remove((request, timer))
+            request.reply(Done())
+
+        timer = self.after(self._confirm_timeout_s, give_up)
+        self._moved.append((request, timer))
         self._register()
+        self._answer_moved()
         self._answer_waiting()
-        return Done()
 
     def _register(self) -> None:
         for line in self._name_servers:
@@ -627,8 +640,22 @@ class CoordinatorActor(ServiceActor):
             endpoint,
             timeout_s=self._confirm_timeout_s * LINE_TIMEOUT_SHARE,
             news=self._news_for_name_server,
-            heard=lambda _version, _command: self._answer_waiting(),
+            heard=self._on_name_server_heard,
         )
+
+    def _on_name_server_heard(self, _version: int, command: Command | None) -> None:
+        if isinstance(command, RegisterBroker):
+            self._registered = command.endpoints
+            self._answer_moved()
+        self._answer_waiting()
+
+    def _answer_moved(self) -> None:
+        """Answer who said where the processes listen, once a name server has confirmed it."""
+        if self._registered == self._endpoints or not self._name_servers:
+            for request, timer in self._moved:
+                timer.cancel()
+                request.reply(Done())
+            self._moved.clear()
 
     def _news_for_commitlog(self) -> tuple[int, Command] | None:
         return self._version, TopicsChanged(self._topic_infos())

@@ -16,38 +16,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 import msgspec
 
 from cometmq.protocol.commands import GroupShare, QueueKey, Subscription
-from cometmq.protocol.errors import SubscriptionIllegal
+from cometmq.protocol.tags import parse_tags
 
 log = logging.getLogger(__name__)
-
-ALL_TAGS: Final = "*"
-TAG_SEPARATOR: Final = "||"
-
-
-def parse_tags(expression: str) -> frozenset[str] | None:
-    """The tags that an expression names, None for all of them. RocketMQ FilterAPI.
-
-    Raises SubscriptionIllegal unless it is "*" (or empty), or tags joined by "||".
-    """
-    if expression.strip() in ("", ALL_TAGS):
-        return None
-    tags = frozenset(tag.strip() for tag in expression.split(TAG_SEPARATOR)) - {""}
-    shown = repr(expression[:100])
-    if not tags:
-        raise SubscriptionIllegal(f"tag expression {shown} names no tag")
-    for tag in tags:
-        if tag == ALL_TAGS:
-            raise SubscriptionIllegal(f'tag expression {shown}: "*" stands alone, or not at all')
-        if "|" in tag:
-            raise SubscriptionIllegal(f'tag expression {shown}: tags are joined by "||"')
-        if not tag.isprintable():
-            raise SubscriptionIllegal(f"tag expression {shown}: unprintable characters")
-    return tags
 
 
 def allocate_average(queue_count: int, members: Sequence[str]) -> dict[int, str]:
@@ -292,6 +267,7 @@ class ConsumerGroup:
         gone = {name for name in names if self._members.pop(name, None) is not None}
         if not gone:
             return False
+        self.version += 1  # also where nobody is left to be told: the record has changed
         for queue in [queue for queue, owner in self._owners.items() if owner in gone]:
             del self._owners[queue]
             self._revoked.pop(queue, None)

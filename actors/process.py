@@ -71,10 +71,6 @@ ACTORS: Final[dict[str, Callable[[Family, list[tuple[str, bool]]], Any]]] = {
 def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
     """Host one actor until it is told to finish; the exit status."""
     role = str(order["role"])
-    woken_read, woken_write = os.pipe()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: os.write(woken_write, b"t"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; see supervisor
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         family = Family.from_message(order)
@@ -86,8 +82,11 @@ def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
         reference = ACTORS[role.partition("-")[0]](family, bind)
     except Exception as error:
         return _report_broken(reports, role, error)
-    _report_when_started(reference, reports, role)
-    _wait_for_the_end(reference, lifeline, woken_read)
+    actor = actor_of(reference)
+    reporting = _report_when_started(reference, reports, role)
+    _wait_for_the_end(reference, lifeline)
+    if actor.started.is_set():
+        reporting.join()  # a start that failed is told before the process ends of it
     return 0
 
 
@@ -103,7 +102,9 @@ def actor_of(reference: pykka.ActorRef[Any]) -> ServiceActor:
     return actor
 
 
-def _report_when_started(reference: pykka.ActorRef[Any], reports: int, role: str) -> None:
+def _report_when_started(
+    reference: pykka.ActorRef[Any], reports: int, role: str
+) -> threading.Thread:
     """A thread, since the actor may take its time in `on_start` and must be stoppable meanwhile."""
 
     def watch() -> None:
@@ -116,7 +117,9 @@ def _report_when_started(reference: pykka.ActorRef[Any], reports: int, role: str
         address = actor.addresses[1] if len(actor.addresses) > 1 else ""
         write_report(reports, Ready(role, os.getpid(), address))
 
-    threading.Thread(target=watch, name="start", daemon=True).start()
+    thread = threading.Thread(target=watch, name="start", daemon=True)
+    thread.start()
+    return thread
 
 
 def _report_broken(reports: int, role: str, error: BaseException) -> int:
@@ -129,8 +132,8 @@ def _report_broken(reports: int, role: str, error: BaseException) -> int:
     return EXIT_REFUSED
 
 
-def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int, woken: int) -> None:
-    """Until the actor has stopped, or a signal or the supervisor's end makes us stop it."""
+def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int) -> None:
+    """Until the actor has stopped, or the supervisor's end makes us stop it."""
     stopped_read, stopped_write = os.pipe()
 
     actor = actor_of(reference)
@@ -141,12 +144,11 @@ def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int, woken: int)
 
     threading.Thread(target=watch, name="stopped", daemon=True).start()
     poll = select.poll()
-    for descriptor in (lifeline, woken, stopped_read):
+    for descriptor in (lifeline, stopped_read):
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
     ready = {descriptor for descriptor, _ in poll.poll()}
     if stopped_read not in ready:
-        if lifeline in ready:
-            log.warning("the supervisor is gone: finishing")
+        log.warning("the supervisor is gone: finishing")
         if not actor.started.is_set():
             return  # it may wait for processes that end as well; nothing has begun yet
         reference.tell(Finish())

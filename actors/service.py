@@ -248,7 +248,7 @@ class SocketInbox:
                 requests.append(request)
                 taken_bytes += sum([len(frame) for frame in request.payload])
             # Cheaper than to be told by an exception that there is no more.
-            if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
         return requests
 
@@ -464,6 +464,11 @@ class ServiceActor(pykka.ThreadingActor):
 
     def on_stop(self) -> None:
         """pykka's hook, in the actor's thread, after the last message."""
+        self.inbox.close()
+
+    def on_failure(self, kind: Any, error: Any, trace: Any) -> None:
+        """pykka's hook: an exception that nobody was there to be told of ends the actor."""
+        log.critical("%s dies of an exception", self.role, exc_info=(kind, error, trace))
         self.inbox.close()
 
 

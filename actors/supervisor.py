@@ -25,7 +25,7 @@ from cometmq.actors.zygote import Broken, Ended, Ready, Report, ReportReader, St
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import BrokerEndpoints, EndpointsChanged, Finish
-from cometmq.protocol.errors import BY_CODE, CometError, NotConfirmed, StoreError
+from cometmq.protocol.errors import BY_CODE, CometError, StoreError
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter, Doorbell, Phase
 from cometmq.shm.files import (
     ABORT_FILE,
@@ -46,6 +46,7 @@ FINISH_ORDER: Final = (
     "commitlog", "dispatcher", "flush", "allocator", "cleaner", "reader", "coordinator", "namesrv",
 )  # fmt: skip
 FINISH_TIMEOUT_S: Final = 60
+KILL_TIMEOUT_S: Final = 5
 DEATHS_MAX: Final = 5
 DEATHS_WITHIN_S: Final = 10
 # Ports behind the name server's, when they are fixed.
@@ -283,20 +284,18 @@ class BrokerActor(ServiceActor):
         self.stop()
 
     def _kill_children(self) -> None:
+        """At once: a store is to be recovered from any moment, so there is nothing to wait for."""
         for pid in self._pids.values():
-            _signal(pid, signal.SIGTERM)
-        gone_by = time.monotonic() + 5
+            _signal(pid, signal.SIGKILL)
         for process in _processes(self._pids.values()):
-            _wait(process, gone_by - time.monotonic())
-            if process.is_running():
-                process.kill()
+            _wait(process, KILL_TIMEOUT_S)
 
     # --- end ---
 
     def settle(self) -> None:
         """Everything to its end, one after the other, and then the marks of a bad end removed."""
-        if self._finishing:
-            return  # asked twice, as by a signal and by the end of the lifeline
+        if self._finishing or self.failure is not None:
+            return  # asked twice, as by a signal and by the end of the lifeline; or too late
         self._finishing = True
         began = time.monotonic()
         order = sorted(self._pids, key=lambda role: FINISH_ORDER.index(kind_of(role)))
@@ -321,18 +320,22 @@ class BrokerActor(ServiceActor):
     def _finish(self, role: str) -> bool:
         """Ask one child to end, and see it gone."""
         pid = self._pids[role]
-        try:
-            with Channel(address_of(self._token, role), role) as channel:
-                channel.ask(Finish(), timeout_s=FINISH_TIMEOUT_S)
-        except CometError as error:
-            if psutil.pid_exists(pid):
-                log.error("%s did not finish: %s", role, error)
-                _signal(pid, signal.SIGKILL)
-            if not isinstance(error, NotConfirmed) or kind_of(role) in FINISH_ORDER[:3]:
-                return False
+        deadline = time.monotonic() + FINISH_TIMEOUT_S
+        with Channel(address_of(self._token, role), role) as channel:
+            pending = channel.request(Finish())
+            while not channel.wait(pending, 0.2, keep=True):
+                if not psutil.pid_exists(pid):
+                    log.error("%s (process %d) is gone, and did not finish", role, pid)
+                    return False
+                if time.monotonic() > deadline:
+                    log.error("%s did not finish within %d s", role, FINISH_TIMEOUT_S)
+                    _signal(pid, signal.SIGKILL)
+                    return False
+        if pending.error is not None:
+            log.error("%s did not finish: %s", role, pending.error)
         for process in _processes([pid]):
-            _wait(process, FINISH_TIMEOUT_S)
-        return True
+            _wait(process, deadline - time.monotonic())
+        return pending.error is None
 
     def _remove_marks(self) -> None:
         store = self._store

@@ -125,8 +125,10 @@ class Zygote:
 
 def _run(orders: int, reports: int, lifeline: int) -> None:
     """The zygote's whole life. Never returns."""
+    # A signal to the whole group (Ctrl-C, a service manager) is the supervisor's to act on: it ends
+    # its children in order, and they inherit this. Its own end is the end of the lifeline.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when it is over
+        signal.signal(number, signal.SIG_IGN)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)

@@ -35,6 +35,7 @@ PULL_COUNT: Final = 8_192
 CHECK_S: Final = 1.0
 RECORD_BYTES_MIN: Final = 91  # RocketMQ: a record without topic, body and properties
 MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
+_NOTHING: Final = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.NO_NEW_MESSAGE)
 
 
 class Queue:
@@ -299,7 +300,7 @@ class Puller:
                 queue.chunks.add(chunk)
                 queue.buffered_bytes += chunk.size
             self.ready.append(chunk)
-        elif answer.status == PullStatus.NO_MATCHED_MESSAGE and end > start:
+        elif answer.status in _NOTHING and end > start:  # looked through: none of it is ours
             queue.next_offset = end
             with self._lock:
                 queue.progress.arrived(start, end, ())

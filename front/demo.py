@@ -25,6 +25,7 @@ from cometmq.broker import Broker
 from cometmq.client import Admin, Producer, Receipt
 from cometmq.demo_reader import percentile
 from cometmq.demo_text import Text, collect
+from cometmq.interrupts import CtrlC
 from cometmq.options import output_option
 from cometmq.output import JSON, console, hint, print_json, print_rows
 from cometmq.protocol.commands import GetStatistics, Statistics
@@ -350,24 +351,25 @@ class Demo:
 
     def _send(self, broker: Broker, stream: Stream, display: Display) -> None:
         """Until there is enough, or Ctrl-C; and wait for all answers."""
-        hint("sending; two groups read along")
         began = time.monotonic()
         try:
-            while stream.sent < self._count:
-                elapsed_s = time.monotonic() - began
-                share = max(elapsed_s / self._seconds if self._seconds else 0.0,
-                            stream.sent / self._count)  # fmt: skip
-                if share >= 1:
-                    break
-                if self._kill and share >= 0.5 and self._outcome.killed_pid is None:
-                    self._kill_commitlog(broker, stream)
-                stream.send_chunk(min(CHUNK, self._count - stream.sent))
-                display.show(stream.sent, share)
+            with CtrlC() as ctrl_c, ctrl_c.held():
+                hint("sending; two groups read along")
+                while not ctrl_c.asked and (share := self._share(stream, began)) < 1:
+                    if self._kill and share >= 0.5 and self._outcome.killed_pid is None:
+                        self._kill_commitlog(broker, stream)
+                    stream.send_chunk(min(CHUNK, self._count - stream.sent))
+                    display.show(stream.sent, share)
         except KeyboardInterrupt:
             self._outcome.interrupted = True
             hint("interrupted: counting what was sent")
         stream.finish()
         self._sending_s = time.monotonic() - began
+
+    def _share(self, stream: Stream, began: float) -> float:
+        """How much of the sending is done: 1 = all."""
+        by_time = (time.monotonic() - began) / self._seconds if self._seconds else 0.0
+        return max(by_time, stream.sent / self._count)
 
     def _kill_commitlog(self, broker: Broker, stream: Stream) -> None:
         pid = int(_statistics(broker)["pid.commitlog"])

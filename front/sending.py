@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cometmq.client import Producer, Receipt
+from cometmq.interrupts import CtrlC
 from cometmq.output import JSON, console, hint, print_record
 
 if TYPE_CHECKING:
@@ -185,13 +186,16 @@ class Sender:
         options = self._options
         try:
             with (
+                CtrlC() as ctrl_c,
                 Producer(
                     options.name_server, linger_ms=LINGER_MS, timeout_s=options.timeout_s
                 ) as producer,
                 _progress(source.total_bytes()) as progress,
             ):
                 for lines in source:
-                    if self._take(producer, lines):
+                    with ctrl_c.held():
+                        is_enough = self._take(producer, lines)
+                    if is_enough:
                         break
                     _advance(progress, source.read_bytes, self._counts.acknowledged)
         except BrokenPipeError:

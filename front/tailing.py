@@ -18,17 +18,19 @@ from cometmq.client import Admin, Consumer, Message
 from cometmq.client.pulling import Chunk, Puller, Queue
 from cometmq.client.routes import Routes, broker_routes
 from cometmq.formatting import Render, as_record, compile_format
+from cometmq.interrupts import CtrlC
 from cometmq.output import JSON, hint
 from cometmq.positions import Offset, Position
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.errors import CometError, TopicNotExist
-from cometmq.protocol.tags import parse_tags
+from cometmq.protocol.tags import ALL_TAGS, parse_tags
 
 PULL_BYTES: Final = 1_048_576
 PREFETCH_BYTES: Final = 16 * 1_048_576
 PULL_COUNT: Final = 8_192
 POLL_COUNT: Final = 1_024
 WAIT_S: Final = 1.0
+CTRL_C_S: Final = 0.2  # the longest that Ctrl-C waits for a poll to end
 DEFAULT_FORMAT: Final = r"%s\n"
 _START_NAMES: Final = {None: "earliest", "begin": "earliest", "end": "latest"}
 
@@ -105,6 +107,8 @@ class Printer:
         self.count = 0
 
     def print(self, messages: Sequence[Message]) -> None:
+        if not messages:
+            return
         sys.stdout.buffer.write(b"".join(map(self._render, messages)))
         sys.stdout.buffer.flush()
         self.count += len(messages)
@@ -122,16 +126,19 @@ def print_as_member(options: TailOptions, group: str, printer: Printer) -> None:
     with Admin(options.name_server) as admin:
         admin.describe_topic(options.topic)  # a consumer would create it
     start: Any = options.start
-    with Consumer(
-        options.name_server,
-        group,
-        options.topic,
-        options.tags,
-        start=_START_NAMES.get(start, start),
-    ) as consumer:
+    with (
+        CtrlC() as ctrl_c,
+        Consumer(
+            options.name_server,
+            group,
+            options.topic,
+            options.tags,
+            start=_START_NAMES.get(start, start),
+        ) as consumer,
+    ):
         while (left := (options.count or sys.maxsize) - printer.count) > 0:
-            batch = consumer.poll(min(POLL_COUNT, left), timeout_s=WAIT_S)
-            if batch:
+            with ctrl_c.held():
+                batch = consumer.poll(min(POLL_COUNT, left), timeout_s=CTRL_C_S)
                 printer.print(batch)
                 consumer.ack(batch)
 
@@ -212,13 +219,21 @@ class TopicReader:
                 start = self._start(admin, each.broker, each.queue_id, found)
                 if options.until_end and start >= found.stop:
                     continue
-                queue = Queue(
-                    lambda name=each.broker: self._brokers[name],  # type: ignore[misc]
-                    each.broker, options.topic, each.queue_id, options.tags, start,
-                )  # fmt: skip
+                queue = self._queue(each.broker, each.queue_id, start)
                 self._sources[queue] = Source(queue, found.stop)
         if options.queue_id is not None and not self._sources and not options.until_end:
             raise TopicNotExist(f"topic {options.topic} has no queue {options.queue_id}")
+
+    def _queue(self, broker: str, queue_id: int, start: int) -> Queue:
+        options = self._options
+        # A reader tells nothing of messages that it passes over, but keeps the pull. So that we
+        # learn where the queue ends, what is there already is filtered here.
+        expression = options.tags if options.start == "end" else ALL_TAGS
+        queue = Queue(
+            lambda: self._brokers[broker], broker, options.topic, queue_id, expression, start
+        )
+        queue.tags = parse_tags(options.tags)
+        return queue
 
     def _start(self, admin: Admin, broker: str, queue_id: int, found: range) -> int:
         """The first queue offset to read."""

@@ -173,6 +173,23 @@ def zero_tail(path: Path, start: int) -> int:
         os.close(descriptor)
 
 
+def forget_tail(path: Path, start: int) -> None:
+    """Turn reserved space that was faulted in ahead, and never used, back into space that is only
+    reserved: nobody has to write its zeros to the disk, or to read them at the next start.
+
+    Where the file system cannot do that, nothing happens.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        count = os.fstat(descriptor).st_size - start
+        if count > 0:
+            _libc.fallocate(
+                descriptor, _ZERO_RANGE, ctypes.c_longlong(start), ctypes.c_longlong(count)
+            )
+    finally:
+        os.close(descriptor)
+
+
 def _zero(descriptor: int, start: int, count: int) -> None:
     for mode in (_ZERO_RANGE, _PUNCH_HOLE):
         done = _libc.fallocate(descriptor, mode, ctypes.c_longlong(start), ctypes.c_longlong(count))

@@ -171,8 +171,8 @@ class RunningBroker:
         with Channel(self.address(role), role) as line:
             return line.ask(command, timeout_s=timeout_s)[0]
 
-    def statistics(self, role: str = "broker") -> dict[str, Any]:
-        answer = self.ask(role, GetStatistics())
+    def statistics(self, role: str = "broker", timeout_s: float = 10) -> dict[str, Any]:
+        answer = self.ask(role, GetStatistics(), timeout_s)
         assert isinstance(answer, Statistics)
         return answer.values
 
@@ -222,7 +222,13 @@ class RunningBroker:
         self.coordinator.ask(CreateTopic(TopicInfo(topic, queues, queues)), timeout_s=10)
 
     def send(
-        self, topic: str, queue_id: int, bodies: Sequence[bytes], *, timeout_s: float = 10, **kinds: Any
+        self,
+        topic: str,
+        queue_id: int,
+        bodies: Sequence[bytes],
+        *,
+        timeout_s: float = 10,
+        **kinds: Any,
     ) -> list[Sent]:
         """One attempt for one batch. Raises what was answered; `kinds`: tags, keys, properties."""
         return send_batch(self.commitlog, topic, queue_id, bodies, timeout_s=timeout_s, **kinds)
@@ -412,7 +418,9 @@ def send_batch(
     ]
 
 
-def pull(line: Channel, command: PullMessages, timeout_s: float = 70) -> tuple[PullResult, list[Message]]:
+def pull(
+    line: Channel, command: PullMessages, timeout_s: float = 70
+) -> tuple[PullResult, list[Message]]:
     answer, payload = line.ask(command, timeout_s=timeout_s)
     assert isinstance(answer, PullResult)
     messages = decode(payload[0].buffer) if payload else []
@@ -503,7 +511,9 @@ class Load:
             at, before = 0, -1
             while at < len(messages):
                 number = int(messages[at].body.split(b" ")[0])
-                batch = [message.body.split(b" ") for message in messages[at : at + self.batch_count]]
+                batch = [
+                    message.body.split(b" ") for message in messages[at : at + self.batch_count]
+                ]
                 numbers = [(int(body[0]), int(body[1])) for body in batch]
                 wanted = [(number, index) for index in range(self.batch_count)]
                 assert numbers == wanted, (key, at, numbers)
@@ -525,7 +535,9 @@ class Load:
         mine = range(number, self.queues, self.threads)
         line = Channel(endpoint)
         try:
-            for batch, queue_id in ((batch, queue) for batch in itertools.count() for queue in mine):
+            for batch, queue_id in (
+                (batch, queue) for batch in itertools.count() for queue in mine
+            ):
                 bodies = [
                     b"%d %d " % (batch, index) + padding[: chance.randrange(self.body_bytes_max)]
                     for index in range(self.batch_count)

@@ -571,7 +571,9 @@ class Child:
     def __init__(self, store_dir: Path, commitlog: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._ready, ready = context.Pipe(duplex=False)
-        self._process = context.Process(target=coordinate, args=(store_dir, commitlog, ready))
+        self._process = context.Process(
+            target=coordinate, args=(store_dir, commitlog, ready), daemon=True
+        )
         self._process.start()
         ready.close()
         assert self._ready.poll(30), "the coordinator did not start"
@@ -608,6 +610,20 @@ def test_kill_right_after_the_answer(tmp_path: Path) -> None:
         assert queue_ids(share) == [0]
         join(child.line, "a", owned=share.queues, version=share.version)
         assert queue_ids(join(child.line, "b")) == [1]
+        child.kill()
+
+
+def test_the_last_member_that_left_is_no_obstacle_after_a_restart(tmp_path: Path) -> None:
+    """It is gone from the list that outlives the coordinator, though nobody is left to be told."""
+    with running(commitlog := FakeCommitlog.start()):
+        child = Child(tmp_path, address_of(commitlog))
+        child.line.ask(CreateTopic(TopicInfo("t", 2, 2)))
+        join(child.line, "a")
+        child.line.ask(LeaveGroup("g", "a"))
+        child.kill()
+
+        child = Child(tmp_path, address_of(commitlog))
+        assert queue_ids(join(child.line, "b")) == [0, 1]
         child.kill()
 
 

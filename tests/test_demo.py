@@ -35,8 +35,10 @@ def test_ctrl_c_ends_the_sending_and_counts(tmp_path: Path) -> None:
     demo = start("demo", str(data_path("loghub")), "--seconds", "60", TMPDIR=str(tmp_path))
     with demo:
         assert demo.stderr is not None
-        while b"sending" not in demo.stderr.readline():
-            pass
+        said = []
+        while not said or b"sending" not in said[-1]:
+            said.append(demo.stderr.readline())
+            assert said[-1], said
         code, out, err = interrupt(demo)
     assert code == 130
     assert out.startswith(b"who\ttags\tsent\t")

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cometmq.actors.group_share import ConsumerGroup, allocate_average, parse_tags
+from cometmq.actors.group_share import ConsumerGroup, allocate_average
 from cometmq.protocol.commands import QueueKey, Subscription
 from cometmq.protocol.errors import SubscriptionIllegal
+from cometmq.protocol.tags import parse_tags
 
 TIMEOUT_S = 10.0
 TOPICS = ("t1", "t2")

@@ -172,9 +172,7 @@ def test_append_batch(groups: list[Batch], crc: bool) -> None:
                 store_timestamp_ms=stored,
                 reconsume_times=first.reconsume_times,
             )
-            common = {
-                name: getattr(first, name) for name in ("topic", "queue_id", "born_host")
-            } | {
+            common = {name: getattr(first, name) for name in ("topic", "queue_id", "born_host")} | {
                 "born_timestamp": born,
                 "store_timestamp": stored,
                 "reconsume_times": first.reconsume_times,
@@ -238,9 +236,7 @@ def test_append_many(calls: list[tuple[list[bytes], str, dict[str, str]]]) -> No
         log.close()
         walk = reference.walk_log(store)
         found = [unit for unit in walk if isinstance(unit, reference.Record)]
-        assert [
-            (one.topic, one.queue_offset, one.body, one.properties) for one in found
-        ] == wanted
+        assert [(one.topic, one.queue_offset, one.body, one.properties) for one in found] == wanted
         times = [one.store_timestamp for one in found]
         assert times == sorted(times)
         for one in found:
