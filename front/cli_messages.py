@@ -21,7 +21,11 @@ _HERE: Final = "cometmq.cli_messages"
         "send": (_HERE, "send", "Send every line of files, or of standard input, as a message."),
         "tail": (_HERE, "tail", "Print the messages of a topic, and those to come."),
         "get": (_HERE, "get", "Print the message of an id."),
-        "query": ("cometmq.cli_query", "query", "Print the messages of a topic that have a key, oldest first."),
+        "query": (
+            "cometmq.cli_query",
+            "query",
+            "Print the messages of a topic that have a key, oldest first.",
+        ),
     },
 )
 def msg() -> None:
