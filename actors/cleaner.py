@@ -16,6 +16,7 @@ from cometmq.protocol.commands import Command, DeleteSegments, DiskState, Finish
 from cometmq.shm.consume_queue import UNIT, QueueFiles, list_queues
 from cometmq.shm.control import Counter, Phase
 from cometmq.shm.files import COMMITLOG_DIR, list_segments, segment_name
+from cometmq.shm.index_file import delete_expired
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class CleanerActor(ServiceActor):
             gone += 1
         if gone:
             self._delete_queue_segments()
+            delete_expired(self._family.store, self._min.value)
         self._deleted += gone
         return gone
 

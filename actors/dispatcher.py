@@ -1,14 +1,16 @@
-"""From the CommitLog to the ConsumeQueues."""
+"""From the CommitLog to the ConsumeQueues, and to the index."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from cometmq.actors.family import Family
-from cometmq.actors.service import ServiceActor, Timer
+from cometmq.actors.indexing import Indexing
+from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.conf import FlushDiskType
+from cometmq.protocol.commands import Command, Done, Finish, RebuildIndex
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.consume_queue import UNIT
 from cometmq.shm.control import Counter, Phase
@@ -25,7 +27,8 @@ RETRY_S: Final = 1
 class DispatcherActor(ServiceActor):
     """Writes a ConsumeQueue entry for every record, and tells how far it has come.
 
-    Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp.
+    Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp; index/
+    and its counters (`Indexing`).
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
     could take back. While nobody waits for messages it naps between two looks, so that a stream of
     single messages does not wake it for each; a reader that begins to wait rings it.
@@ -34,6 +37,7 @@ class DispatcherActor(ServiceActor):
     """
 
     role = "dispatcher"
+    internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish, RebuildIndex)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__(bind=bind)
@@ -55,12 +59,15 @@ class DispatcherActor(ServiceActor):
         self._table = family.queue_table(writable=True)
         files = StoreFiles(family.store, self._segment_bytes, self._queue_bytes)
         self._builder = QueueBuilder(files, self._table, self._queues)
+        self._index = Indexing(family)
+        self._index_refused = False  # the disk was full when it was last tried
 
     # --- start ---
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
-        if self._dispatched.value:
+        took_over = bool(self._dispatched.value)
+        if took_over:
             self._builder.take_over(self._min.value)
             log.info(
                 "going on at %d with %d queues", self._dispatched.value, len(self._builder.files)
@@ -69,6 +76,7 @@ class DispatcherActor(ServiceActor):
             self._recover()
         self._run_until_caught_up()
         self._builder.finish_recovery()
+        self._index.start(self._builder.log_min, self._wrote.value, took_over=took_over)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         self._work()
 
@@ -107,8 +115,7 @@ class DispatcherActor(ServiceActor):
         for _ in range(ROUNDS_MAX):
             if self._min.value > self._builder.log_min:
                 self._builder.follow_log_min(self._min.value)
-            if self._dispatched.value < self._limit.value:
-                self._dispatch(self._limit.value)
+            if self._work_once():
                 worked = True
                 continue
             if worked and self._begin_nap():
@@ -118,6 +125,32 @@ class DispatcherActor(ServiceActor):
             if self._dispatched.value >= self._limit.value:
                 return
         self.call_soon(self._work)
+
+    def _work_once(self) -> bool:
+        """Messages first, then their keys. False if there was nothing to do."""
+        worked = False
+        if self._dispatched.value < self._limit.value:
+            self._dispatch(self._limit.value)
+            worked = True
+        if self._index.is_behind(self._dispatched.value):
+            self._index_once()
+            worked = True
+        return worked
+
+    def _index_once(self) -> None:
+        """Without room for index files messages are dispatched all the same."""
+        try:
+            self._index.step(self._dispatched.value)
+            self._index_refused = False
+        except DiskFull as error:
+            if not self._index_refused:
+                log.error("no room for index entries: %s", error)
+            self._index_refused = self._index.paused = True
+            self.after(RETRY_S, self._resume_index)
+
+    def _resume_index(self) -> None:
+        self._index.paused = False
+        self._work()
 
     def _begin_nap(self) -> bool:
         """False if somebody waits for messages: then every one of them counts."""
@@ -144,11 +177,19 @@ class DispatcherActor(ServiceActor):
         else:
             self._dispatched.advance(reached)
 
+    def on_rebuild_index(self, command: RebuildIndex, _request: Request) -> Command:
+        self._index.rebuild(command.file, self._dispatched.value)
+        self.call_soon(self._work)
+        return Done()
+
     def settle(self) -> None:
         """Dispatch all that was written, flushed or not: nothing more will come."""
         self._run_until_caught_up()
         self._builder.close()
+        self._index.settle(self._dispatched.value)
 
     def statistics(self) -> dict[str, int | float | str]:
         behind = self._wrote.value - self._dispatched.value
-        return {"queues": len(self._builder.files), "behind_bytes": behind, "entry_bytes": UNIT}
+        found = self._index.statistics(self._dispatched.value)
+        queues = len(self._builder.files)
+        return {"queues": queues, "behind_bytes": behind, "entry_bytes": UNIT} | found

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from cometmq.actors.family import EXIT_FATAL, Family
+from cometmq.actors.indexing import index_shape
 from cometmq.actors.service import ServiceActor
 from cometmq.conf import FlushDiskType
 from cometmq.shm.consume_queue import UNIT, queue_folder
 from cometmq.shm.control import Counter, Phase
 from cometmq.shm.files import COMMITLOG_DIR, Checkpoint, segment_name
+from cometmq.shm.index_file import IndexFlusher
 from cometmq.shm.queue_table import QueueTable
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,9 @@ class FlushActor(ServiceActor):
         self._descriptors: dict[int, int] = {}  # segment start -> descriptor
         self._checkpoint = Checkpoint(family.store)
         self._queues = QueueFlusher(family)
+        self._index = IndexFlusher(family.store, index_shape(family))
+        self._index_files_full = control.read(Counter.INDEX_FILES_FULL)
+        self._index_files_flushed = 0  # value of the counter when they were flushed
         self._last_thorough = time.monotonic()
         self._timer_runs = False
         # Store time of the last message that is on the disk.
@@ -98,6 +103,8 @@ class FlushActor(ServiceActor):
             self._flush(self._flushed.value)
         if thorough or self._queues.dirty_pages() >= settings.flush_consume_queue_least_pages:
             self._flush_queues(thorough)
+        if self._index_files_full.value != self._index_files_flushed:
+            self._flush_index()
         if thorough:
             self._last_thorough = now
         if self._wrote.value != self._flushed.value or self._queues.dirty_pages():
@@ -137,6 +144,17 @@ class FlushActor(ServiceActor):
         except OSError as error:
             fatal(f"ConsumeQueues or checkpoint could not be flushed: {error}")
 
+    def _flush_index(self) -> None:
+        """Index files that are full, and the checkpoint that says so (RocketMQ 4.3)."""
+        full = self._index_files_full.value
+        try:
+            timestamp = self._index.flush_full()
+            if timestamp:
+                self._checkpoint.store(index_msg_timestamp=timestamp)
+        except OSError as error:
+            fatal(f"index files or checkpoint could not be flushed: {error}")
+        self._index_files_flushed = full
+
     def _store_checkpoint(self, logics: int) -> None:
         self._checkpoint.store(
             physic_msg_timestamp=self._physic_timestamp,
@@ -147,6 +165,11 @@ class FlushActor(ServiceActor):
     def settle(self) -> None:
         """All of it, whatever the intervals say."""
         self._flush(self._flushed.value)
+        self._flush_index()
+        try:
+            self._index.flush_all()
+        except OSError as error:
+            fatal(f"index files could not be flushed: {error}")
         self._flush_queues(thorough=True)
 
     def statistics(self) -> dict[str, int | float | str]:

@@ -8,10 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 from cometmq.actors.family import Family
+from cometmq.actors.indexing import index_shape
 from cometmq.actors.service import Request, ServiceActor
+from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import (
     Command,
     FoundOffset,
@@ -20,12 +23,22 @@ from cometmq.protocol.commands import (
     PullMessages,
     PullResult,
     PullStatus,
+    QueryMessages,
+    QueryResult,
     QueueRange,
+    RebuildIndex,
     SearchOffset,
 )
-from cometmq.protocol.errors import ShuttingDown, SubscriptionIllegal, SystemBusy
+from cometmq.protocol.errors import (
+    MessageNotFound,
+    NoPermission,
+    ShuttingDown,
+    SubscriptionIllegal,
+    SystemBusy,
+)
 from cometmq.protocol.tags import parse_tags
 from cometmq.shm.control import Counter, Doorbell, Phase
+from cometmq.shm.index_file import IndexReader, carries
 from cometmq.shm.store_reader import GetResult, GetStatus, LivePositions, ReadLimits, StoreReader
 
 log = logging.getLogger(__name__)
@@ -36,6 +49,8 @@ SUSPEND_MS_MAX: Final = 60_000
 ROUNDS_MAX: Final = 64  # stretches of a queue looked through for one filtered pull
 HELD_MAX: Final = 100_000
 TAGS_MAX: Final = 32  # as many as the kernel compares
+QUERY_COUNT_MAX: Final = 1024
+QUERY_LOOKED_AT_MAX: Final = 65_536  # entries of one hash, for one query
 
 _STATUS: Final = {
     GetStatus.FOUND: PullStatus.FOUND,
@@ -67,7 +82,11 @@ class ReaderActor(ServiceActor):
     """
 
     role = "reader"
-    answered_later: ClassVar[tuple[type[Command], ...]] = (PullMessages, GetMessageAt)
+    answered_later: ClassVar[tuple[type[Command], ...]] = (
+        PullMessages,
+        GetMessageAt,
+        QueryMessages,
+    )
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__(bind=bind)
@@ -89,6 +108,9 @@ class ReaderActor(ServiceActor):
                 skip_removed=False,  # one unreadable entry hides no others
             ),
         )
+        self._index = IndexReader(family.store, index_shape(family))
+        self._indexed = family.control.read(Counter.INDEXED)
+        self._dispatcher = Channel(family.addresses["dispatcher"], "dispatcher")
         self._napping = family.control.read(Counter.NAPPING)
         self._wait_ms_max = SUSPEND_MS_MAX if settings.long_polling_enable else 0
         self._held: list[Held] = []
@@ -218,11 +240,64 @@ class ReaderActor(ServiceActor):
         request.reply(answer, (message.record,))
         return None
 
+    # --- queries by key ---
+
+    def on_query_messages(self, command: QueryMessages, request: Request) -> Command | None:
+        if not self._family.settings.message_index_enable:
+            raise NoPermission("messageIndexEnable is off: messages cannot be found by key")
+        indexed = self._indexed.value  # before looking: what is said to be indexed was seen
+        records = self._find(command)
+        self._report_damage()
+        answer = QueryResult(len(records), indexed, self._store.positions.log_range()[1])
+        request.reply(answer, (b"".join(reversed(records)),) if records else ())
+        return None
+
+    def _find(self, command: QueryMessages) -> list[bytes]:
+        """Records with the key, the newest first, as many as one answer may hold."""
+        wanted = min(max(command.max_count, 1), QUERY_COUNT_MAX)
+        found: dict[int, bytes] = {}
+        total_bytes = 0
+        offsets = self._index.offsets(
+            command.topic, command.key, command.begin_ms, command.end_ms, exact=True
+        )
+        for offset in islice(offsets, QUERY_LOOKED_AT_MAX):
+            if len(found) == wanted:
+                break
+            if offset in found:
+                continue
+            record = self._matching(offset, command)
+            if record is None:
+                continue
+            total_bytes += len(record)
+            if found and total_bytes > BYTES_MAX:
+                break
+            found[offset] = record
+        return [found[offset] for offset in sorted(found, reverse=True)]
+
+    def _matching(self, offset: int, command: QueryMessages) -> bytes | None:
+        """The record, unless it is gone, has another key of the same hash, or another time."""
+        try:
+            message = self._store.record_at(offset)
+        except MessageNotFound:
+            return None
+        if not command.begin_ms <= message.store_timestamp_ms <= command.end_ms:
+            return None
+        same = carries(message, command.topic, command.key, unique=command.unique)
+        return message.record if same else None
+
+    def _report_damage(self) -> None:
+        """The dispatcher builds damaged index files again."""
+        while self._index.damaged:
+            name = self._index.damaged.pop()
+            log.error("index file %s is damaged", name)
+            self._dispatcher.tell(RebuildIndex(name))
+
     def settle(self) -> None:
         """Let go of held pulls: their clients are told to come again."""
         for held in self._held:
             held.request.fail(ShuttingDown("the broker is shutting down"))
         self._held.clear()
+        self._dispatcher.close()
 
     def statistics(self) -> dict[str, Any]:
         return {"held_pulls": len(self._held), "messages_out": self._answered}

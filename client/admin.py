@@ -27,6 +27,8 @@ from cometmq.protocol.commands import (
     ListGroups,
     ListTopics,
     PullResult,
+    QueryMessages,
+    QueryResult,
     QueueKey,
     QueueOffset,
     QueueRange,
@@ -38,6 +40,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import GroupNotExist, MessageNotFound, TopicNotExist
 from cometmq.protocol.names import check_group, check_topic, check_writable_topic
 from cometmq.shm._kernel import Message, decode
+from cometmq.shm.index_file import TIME_MAX, carries
 
 Position = str | int | datetime
 
@@ -280,14 +283,40 @@ class Admin:
         """All brokers that the name server knows, and where their processes listen."""
         return self._routes.brokers(self._timeout_s)
 
-    def get_message(self, offset_msg_id: str, *, broker: str | None = None) -> Message:
-        """The message of an offset message id: RocketMQ's hex of host, port and physical offset.
+    def get_message(
+        self, message_id: str, *, topic: str | None = None, broker: str | None = None
+    ) -> Message:
+        """The message of an id.
 
-        The host in it is what the broker calls itself; among several brokers each is asked until
-        one has the very message. Raises MessageNotFound, ValueError for what is no such id.
+        Args:
+            message_id: an offset message id, RocketMQ's hex of host, port and physical offset (the
+                host in it is what the broker calls itself; among several brokers each is asked
+                until one has the very message); with `topic` also a `msg_id`, the UNIQ_KEY that
+                its producer gave it.
+            topic: of the message.
+
+        Raises MessageNotFound, ValueError for what can be no id.
         """
-        wanted = offset_msg_id.upper()
-        _, physical_offset = parse_offset_msg_id(wanted)
+        try:
+            _, physical_offset = parse_offset_msg_id(message_id)
+        except ValueError:
+            if topic is None:
+                raise
+        else:
+            message = self._message_at(message_id.upper(), physical_offset, broker)
+            if message is not None:
+                return message
+        if topic is None:
+            raise MessageNotFound(
+                f"no broker has a message {message_id}; if its producer made that id, say in which "
+                "topic it is"
+            )
+        found = self.query_messages(topic, message_id, unique=True, max_count=1, broker=broker)
+        if not found:
+            raise MessageNotFound(f"topic {topic} has no message {message_id}")
+        return found[0]
+
+    def _message_at(self, wanted: str, physical_offset: int, broker: str | None) -> Message | None:
         for master in self._masters(broker):
             channel = self._routes.channel(master.readers[0], f"a reader of {master.broker}")
             try:
@@ -300,7 +329,55 @@ class Admin:
                 for message in decode(payload[0].bytes):
                     if message.offset_msg_id == wanted:
                         return message
-        raise MessageNotFound(f"no broker has a message {offset_msg_id}")
+        return None
+
+    def query_messages(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin: datetime | int | None = None,
+        end: datetime | int | None = None,
+        max_count: int = 64,
+        unique: bool = False,
+        broker: str | None = None,
+    ) -> list[Message]:
+        """The newest messages of a topic that have a key, oldest first.
+
+        What was sent a moment ago may not be found yet: keys are indexed behind the messages.
+
+        Args:
+            key: one of the message's keys.
+            begin, end: store times, both inclusive: datetimes or milliseconds. None: any.
+            max_count: of all brokers; one broker's answer holds at most 1,024, or 4 MiB of them.
+            unique: `key` is the message's UNIQ_KEY, which its producer gave it.
+            broker: only there; None = on all that have the topic.
+        """
+        command = QueryMessages(
+            topic,
+            key,
+            max_count,
+            0 if begin is None else _milliseconds(begin),
+            TIME_MAX if end is None else _milliseconds(end),
+            unique,
+        )
+        found: list[Message] = []
+        for each in broker_routes(self._routes.find(topic, self._timeout_s)):
+            if broker in (None, each.endpoints.broker):
+                found += self._query(each.endpoints, command)
+        found.sort(key=lambda message: message.store_timestamp_ms)  # stable: of one broker's order
+        return found[-max_count:] if max_count > 0 else []
+
+    def _query(self, endpoints: BrokerEndpoints, command: QueryMessages) -> list[Message]:
+        channel = self._routes.channel(endpoints.readers[0], f"a reader of {endpoints.broker}")
+        answer, payload = channel.ask(command, timeout_s=self._timeout_s)
+        if not isinstance(answer, QueryResult) or not payload:
+            return []
+        return [
+            message
+            for message in decode(payload[0].bytes)
+            if carries(message, command.topic, command.key, unique=command.unique)
+        ]
 
     # --- helpers ---
 

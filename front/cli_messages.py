@@ -20,7 +20,12 @@ _HERE: Final = "cometmq.cli_messages"
     entries={
         "send": (_HERE, "send", "Send every line of files, or of standard input, as a message."),
         "tail": (_HERE, "tail", "Print the messages of a topic, and those to come."),
-        "get": (_HERE, "get", "Print the message of an offset message id."),
+        "get": (_HERE, "get", "Print the message of an id."),
+        "query": (
+            "cometmq.cli_query",
+            "query",
+            "Print the messages of a topic that have a key, oldest first.",
+        ),
     },
 )
 def msg() -> None:
@@ -115,15 +120,19 @@ def tail(topic: str, output: str, **options: object) -> None:
 
 
 @click.command()
-@click.argument("offset_msg_id", metavar="ID")
+@click.argument("message_id", metavar="ID")
+@click.option("-t", "--topic", help="Its topic: then ID may be the one that its producer made.")
 @click.option("-f", "--format", "template", metavar="FORMAT", help="As for `msg tail`.")
 @name_server_option
 @output_option
-def get(offset_msg_id: str, template: str | None, name_server: str, output: str) -> None:
-    """Print the message of an offset message id.
+def get(
+    message_id: str, topic: str | None, template: str | None, name_server: str, output: str
+) -> None:
+    """Print the message of an id.
 
-    32 hexadecimal digits of host, port and physical offset (56 with IPv6), as `msg tail -f %I`
-    prints them and RocketMQ's tools do.
+    ID is an offset message id: 32 hexadecimal digits of host, port and physical offset (56 with
+    IPv6), as `msg tail -f %I` prints them and RocketMQ's tools do. With -t it may also be the
+    message id that its producer made (%i).
     """
     from cometmq.client import Admin
     from cometmq.formatting import as_record, compile_format
@@ -131,7 +140,7 @@ def get(offset_msg_id: str, template: str | None, name_server: str, output: str)
 
     try:
         with Admin(name_server) as admin:
-            message = admin.get_message(offset_msg_id)
+            message = admin.get_message(message_id, topic=topic)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if template is not None and output != JSON:

@@ -164,6 +164,28 @@ class GetMessageAt(Command, frozen=True, tag=26):
     physical_offset: int
 
 
+class QueryMessages(Command, frozen=True, tag=27):
+    """Messages of a topic that have a key, and were stored in a range of time. -> QueryResult.
+
+    Of those the newest, oldest first. RocketMQ QUERY_MESSAGE; times are exact here.
+    """
+
+    topic: str
+    key: str
+    max_count: int = 64
+    begin_ms: int = 0  # store time, inclusive
+    end_ms: int = (1 << 63) - 1  # inclusive
+    unique: bool = False  # the key is the message's UNIQ_KEY; else one of its KEYS
+
+
+class QueryResult(Command, frozen=True, tag=28):
+    """The payload frame holds `count` records as they lie in the CommitLog; none with 0."""
+
+    count: int
+    indexed_physical_offset: int  # what lies behind it cannot be found yet
+    end_physical_offset: int  # the log's end
+
+
 # --- topics, groups, offsets: the coordinator -----------------------------------------------------
 
 
@@ -389,6 +411,12 @@ class DeleteSegments(Command, frozen=True, tag=73):
     """Supervisor or admin to cleaner: delete expired segments now. -> Statistics"""
 
 
+class RebuildIndex(Command, frozen=True, tag=74):
+    """Reader to dispatcher: that index file is damaged. -> Done"""
+
+    file: str
+
+
 ANSWERS: Final = (
     Failed,
     Done,
@@ -398,6 +426,7 @@ ANSWERS: Final = (
     PullResult,
     QueueRange,
     FoundOffset,
+    QueryResult,
     TopicRoute,
     TopicList,
     GroupShare,

@@ -14,6 +14,13 @@ DISPATCH_BAD: Final[int]
 DISPATCH_SPECIAL: Final[int]
 DISPATCH_GAP: Final[int]
 DISPATCH_TAKEN: Final[int]
+INDEX_DONE: Final[int]
+INDEX_BLANK: Final[int]
+INDEX_FULL: Final[int]
+INDEX_NEED_ROOM: Final[int]
+INDEX_BAD: Final[int]
+INDEX_ENOUGH: Final[int]
+INDEX_FOUND: Final[int]
 GATHER_DONE: Final[int]
 GATHER_UNMAPPED: Final[int]
 COUNTER_BYTES: Final[int]
@@ -141,6 +148,49 @@ def units_end(units: Any, begin: int, end: int) -> int:
 
 def fill_units(units: Any, begin: int, end: int) -> None:
     """Write RocketMQ's fillers into the entries [begin, end)."""
+
+# --- index files ---
+
+@final
+class Indexer:
+    """Puts the keys of records into one index file. Has one user, the dispatcher process."""
+
+    end_physical_offset: int  # of the last record that was put; -1 before the first file
+    end_timestamp: int
+    count: int  # the next entry's number
+    def attach(
+        self, memory: Any, slots: int, entries: int, limit: int, split: bool = False
+    ) -> None: ...
+    def set_limit(self, limit: int) -> None: ...
+    def detach(self) -> None: ...
+    def index(
+        self, buffer: Any, segment_start: int, begin: int, end: int, count_max: int
+    ) -> tuple[int, int]:
+        """(reached, an INDEX_ reason)."""
+
+def index_hash(topic: str, key: str) -> int:
+    """The hash that an entry of the key has."""
+
+def first_keyed(
+    buffer: Any, segment_start: int, begin: int, end: int, above: int = -1
+) -> tuple[int, int]:
+    """The first record that belongs into the index: (reached, INDEX_FOUND or why there is none)."""
+
+def index_chain(
+    memory: Any,
+    slots: int,
+    entries: int,
+    key_hash: int,
+    begin_ms: int,
+    end_ms: int,
+    count_max: int,
+    start: int = -1,
+    exact: bool = False,
+) -> tuple[list[int], int, bool]:
+    """(physical offsets, the newest first; where to go on or 0; whether the chain holds)."""
+
+def index_is_whole(memory: Any, slots: int, entries: int) -> bool:
+    """Whether all slots and chains are what putting these entries one by one makes of them."""
 
 @final
 class LogView:

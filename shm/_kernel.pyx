@@ -32,6 +32,11 @@ cdef extern from "kernel.h" nogil:
     void crc_prepare()
     void crc_detect()
     uint32_t crc_of(uint32_t crc, const uint8_t *p, size_t count)
+    uint32_t load_acquire_be32(const uint8_t *p)
+    void store_release_be32(uint8_t *p, uint32_t value)
+    bint is_ascii8(const uint8_t *p)
+    uint32_t hash_ascii8(uint32_t h, const uint8_t *p)
+    void prefetch_to_write(const uint8_t *p)
 
 crc_prepare()
 crc_detect()
@@ -60,18 +65,27 @@ def layout_sizes():
         "RECORD_MIDDLE": RECORD_MIDDLE_BYTES,
         "BATCH_ELEMENT": BATCH_ELEMENT_BYTES,
         "CONSUME_QUEUE_UNIT": CONSUME_QUEUE_UNIT_BYTES,
+        "INDEX_HEADER": INDEX_HEADER_BYTES,
+        "INDEX_ENTRY": INDEX_ENTRY_BYTES,
     }
 
 
 # --- text: hashes and properties ------------------------------------------------------------------
 
 
-cdef int32_t hash_utf8(const uint8_t *text, Py_ssize_t count) noexcept nogil:
-    """Java's String.hashCode over UTF-16 units; bytes that are no UTF-8 count as U+FFFD."""
-    cdef uint32_t h = 0, point
+cdef uint32_t hash_on(uint32_t h, const uint8_t *text, Py_ssize_t count) noexcept nogil:
+    """Java's String.hashCode over UTF-16 units, going on from the hash of what stands before.
+
+    Bytes that are no UTF-8 count as U+FFFD.
+    """
+    cdef uint32_t point
     cdef Py_ssize_t at = 0
     cdef int more, i
     while at < count:
+        if count - at >= 8 and is_ascii8(text + at):
+            h = hash_ascii8(h, text + at)
+            at += 8
+            continue
         point = text[at]
         at += 1
         if point < 0x80:
@@ -101,7 +115,12 @@ cdef int32_t hash_utf8(const uint8_t *text, Py_ssize_t count) noexcept nogil:
             h = 31 * h + (0xDC00 + (point & 0x3FF))
         else:
             h = 31 * h + point
-    return <int32_t>h
+    return h
+
+
+cdef int32_t hash_utf8(const uint8_t *text, Py_ssize_t count) noexcept nogil:
+    """Java's String.hashCode."""
+    return <int32_t>hash_on(0, text, count)
 
 
 def java_hash(str text not None):
@@ -732,6 +751,7 @@ cdef class LogAppender:
 
 
 include "dispatch.pxi"
+include "index.pxi"
 include "gather.pxi"
 include "messages.pxi"
 include "counters.pxi"

@@ -49,6 +49,8 @@ class Counter(IntEnum):
     LOCKED_BYTES = 13  # allocator: bytes of the hot window that are locked in memory
     ALLOCATE_ERRNO = 14  # allocator: why the next segment cannot be had, 0 = it can
     NAPPING = 15  # dispatcher: 1 while it naps and nothing but its doorbell wakes it
+    INDEXED = 16  # dispatcher: every record below this can be found by its keys
+    INDEX_FILES_FULL = 17  # dispatcher: index files that it has filled in this run
 
 
 HOT_STEP_BYTES: Final = 4 * 1_048_576

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 COMMITLOG_DIR: Final = "commitlog"
 CONSUME_QUEUE_DIR: Final = "consumequeue"
 CONFIG_DIR: Final = "config"
+INDEX_DIR: Final = "index"
 STAGING_DIR: Final = "cometmq.tmp"  # segments in the making; never in the strict directories
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
@@ -310,7 +311,7 @@ def check_store_folder(store: Path) -> None:
     """
     known = {
         COMMITLOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR, STAGING_DIR, LOCK_FILE, ABORT_FILE,
-        CHECKPOINT_FILE, "abort.bak", "index", "consumequeue_ext", "batchconsumequeue",
+        CHECKPOINT_FILE, INDEX_DIR, "abort.bak", "consumequeue_ext", "batchconsumequeue",
         "timerwheel", "timerlog", "compaction", "epochFileCheckpoint", "brokerIdentity", "kvStore",
     }  # fmt: skip
     if store.exists() and not store.is_dir():

@@ -24,6 +24,27 @@ static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline uint8_t exchange8(uint8_t *p, uint8_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
 static inline uint64_t load_relaxed64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 
+/* Aligned words of a file; one that is torn would name an entry that is none. */
+static inline uint32_t load_acquire_be32(const uint8_t *p) {
+    return __builtin_bswap32(__atomic_load_n((const uint32_t *)p, __ATOMIC_ACQUIRE));
+}
+static inline void store_release_be32(uint8_t *p, uint32_t v) {
+    __atomic_store_n((uint32_t *)p, __builtin_bswap32(v), __ATOMIC_RELEASE);
+}
+static inline void prefetch_to_write(const uint8_t *p) { __builtin_prefetch(p, 1); }
+
+/* Java's String.hashCode, eight characters a step: h * 31^8 + c0 * 31^7 + ... + c7. */
+static inline int is_ascii8(const uint8_t *p) {
+    uint64_t word;
+    memcpy(&word, p, 8);
+    return (word & 0x8080808080808080u) == 0;
+}
+static inline uint32_t hash_ascii8(uint32_t h, const uint8_t *p) {
+    uint32_t high = ((p[0] * 31u + p[1]) * 31u + p[2]) * 31u + p[3];
+    uint32_t low = ((p[4] * 31u + p[5]) * 31u + p[6]) * 31u + p[7];
+    return h * 2487512833u + high * 923521u + low;
+}
+
 static inline int64_t now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

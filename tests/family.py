@@ -61,6 +61,8 @@ SMALL: Mapping[str, object] = {
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 2_000,
     "maxMessageSize": 256 << 10,
+    "maxHashSlotNum": 10_000,
+    "maxIndexNum": 40_000,
     "mlockEnable": False,
     "cleanResourceInterval": 600_000,  # a test asks for it, or sets it
     "diskMaxUsedSpaceRatio": 95,
