@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+
+# A shell that starts us in the background has Ctrl-C ignored, and our children would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -38,6 +38,7 @@ from cometmq.protocol.commands import (
     BrokerList,
     Command,
     CreateTopic,
+    Finish,
     GetStatistics,
     ListBrokers,
     Ping,
@@ -276,6 +277,15 @@ class RunningBroker:
         """End one child and wait until the one that takes its place serves; its pid."""
         old = self.pids()[role]
         self.end(old, number)
+        return self.wait_serves(role, not_pid=old)
+
+    def finish(self, role: str) -> int:
+        """Have one child end in order, and wait until another serves in its place; its pid."""
+        old = self.pids()[role]
+        process = psutil.Process(old)
+        with contextlib.suppress(NotConfirmed):  # it may be gone before its answer is
+            self.ask(role, Finish())
+        process.wait(RECOVER_TIMEOUT_S)
         return self.wait_serves(role, not_pid=old)
 
     def end(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:

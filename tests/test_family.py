@@ -163,8 +163,12 @@ def test_a_second_start_goes_on(store: Path) -> None:
 # --- kills under load -----------------------------------------------------------------------------
 
 
-def kill_under_load(
-    store: Path, roles: list[str], seed: int, number: signal.Signals, **settings: object
+def end_under_load(
+    store: Path,
+    roles: list[str],
+    seed: int,
+    end: Callable[[RunningBroker, str], int] = RunningBroker.kill,
+    **settings: object,
 ) -> None:
     """Each role in turn ends at a random moment; the others go on, and nothing is lost."""
     print(f"seed {seed}")
@@ -175,7 +179,7 @@ def kill_under_load(
             for role in roles:
                 load.wait_for_more(chance.randrange(1, 800))
                 before = broker.pids()
-                replaced = broker.kill(role, number)
+                replaced = end(broker, role)
                 after = broker.pids()
                 assert after[role] == replaced
                 assert {**before, role: replaced} == after, "others have ended as well"
@@ -189,20 +193,35 @@ def kill_under_load(
 @pytest.mark.parametrize("seed", [pytest.param(1, id="seed1")])
 @pytest.mark.parametrize("role", CHILDREN)
 def test_a_child_is_killed_under_load(role: str, seed: int, store: Path) -> None:
-    kill_under_load(store, [role] * 3, seed, signal.SIGKILL)
+    end_under_load(store, [role] * 3, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_children_are_killed_in_any_order(seed: int, store: Path) -> None:
     roles = list(CHILDREN) * 2
     random.Random(seed).shuffle(roles)
-    kill_under_load(store, roles, seed, signal.SIGKILL)
+    end_under_load(store, roles, seed)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(3, id="seed3")])
 def test_children_are_killed_under_load_with_sync_flush(seed: int, store: Path) -> None:
     roles = ["commitlog", "flush", "dispatcher"] * 2
-    kill_under_load(store, roles, seed, signal.SIGKILL, flushDiskType="SYNC_FLUSH")
+    end_under_load(store, roles, seed, flushDiskType="SYNC_FLUSH")
+
+
+@pytest.mark.parametrize("seed", [pytest.param(4, id="seed4")])
+def test_children_that_finish_under_load_are_started_again(seed: int, store: Path) -> None:
+    """An orderly end of one child alone takes nothing away that the others go on with."""
+    roles = list(CHILDREN) * 2
+    random.Random(seed).shuffle(roles)
+    end_under_load(store, roles, seed, RunningBroker.finish)
+
+
+def test_a_signal_to_the_whole_group_ends_it_in_order(store: Path) -> None:
+    with RunningBroker(store) as broker:
+        os.killpg(broker.pid, signal.SIGTERM)
+        assert broker.wait_ended() == 0
+    assert marks(store) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -21,7 +21,7 @@ SEGMENT_BYTES = 16_384
 MAX_MESSAGE_BYTES = 6_000
 STORE_HOST = (reference.NO_HOST[0], 10911)
 
-RANDOM = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RANDOM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)
