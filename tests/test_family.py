@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import reference
-from family import CHILDREN, Load, RunningBroker, left_behind, pull, send_batch
+from family import CHILDREN, Load, RunningBroker, Sent, left_behind, pull, send_batch
 
 from cometmq.protocol.commands import (
     DiskState,
@@ -205,12 +205,18 @@ def test_children_are_killed_under_load_with_sync_flush(seed: int, store: Path) 
     kill_under_load(store, roles, seed, signal.SIGKILL, flushDiskType="SYNC_FLUSH")
 
 
-@pytest.mark.parametrize("seed", [pytest.param(4, id="seed4")])
-def test_children_are_terminated_under_load(seed: int, store: Path) -> None:
-    """SIGTERM to a single child: it ends in order, and is started again all the same."""
-    roles = list(CHILDREN) * 2
-    random.Random(seed).shuffle(roles)
-    kill_under_load(store, roles, seed, signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_a_child_is_the_supervisors_business(number: int, store: Path) -> None:
+    """It may have gone to the whole group; the family ends in order when the supervisor says so."""
+    with RunningBroker(store) as broker:
+        before = broker.pids()
+        broker.create_topic("t")
+        with Load(broker, "t", seed=4) as load:
+            for role in CHILDREN:
+                os.kill(before[role], number)
+            load.wait_for_more(200)
+        load.check()
+        assert broker.pids() == before
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -526,14 +532,11 @@ def test_settings_that_cannot_work(store: Path) -> None:
 def test_sync_flush_answers_when_it_is_on_the_disk(store: Path) -> None:
     with RunningBroker(store, {"flushDiskType": "SYNC_FLUSH"}) as broker:
         broker.create_topic("t")
-        broker.create_topic("t")
         with broker.control() as control:
             flushed = control.read(Counter.FLUSHED)
             for number in range(200):
                 (sent,) = broker.send("t", number % 4, [b"x" * number])
                 assert flushed.value > sent.physical_offset + number
-        with Load(broker, "t2", queues=8, threads=8) as load:
-            pass
         broker.create_topic("t2", 8)
         before = broker.counter(Counter.FLUSHES)
         with Load(broker, "t2", queues=8, threads=8) as load:
@@ -794,6 +797,11 @@ def fill(disk: Path, leave_bytes: int) -> Path:
     return filler
 
 
+def send_until_refused(broker: RunningBroker, sent: list[Sent]) -> None:
+    for _ in range(100):
+        sent += broker.send("t", 0, [b"y" * 50_000] * 4)
+
+
 @pytest.mark.parametrize("left_bytes", [700 << 10, 64 << 10, 0])
 def test_a_disk_that_is_full(left_bytes: int, small_disk: Path) -> None:
     """Writes are refused with DiskFull, reads go on, writes are taken again once there is room."""
@@ -804,8 +812,7 @@ def test_a_disk_that_is_full(left_bytes: int, small_disk: Path) -> None:
         broker.assert_stored(sent)
         filler = fill(small_disk, left_bytes)
         with pytest.raises(DiskFull):
-            for _ in range(100):
-                sent += broker.send("t", 0, [b"y" * 50_000] * 4)
+            send_until_refused(broker, sent)
         assert len(sent) > 20  # what was reserved could be used
         first = broker.read_queue("t", 0)
         assert [message.queue_offset for message in first] == list(range(len(first)))
@@ -837,7 +844,7 @@ def test_a_disk_too_full_to_start(small_disk: Path) -> None:
 
 @pytest.mark.parametrize("role", ["dispatcher", "flush"])
 def test_nothing_is_deleted_that_others_still_need(role: str, small_disk: Path) -> None:
-    """Over the forced ratio the oldest segments go, but not before they are flushed and dispatched."""
+    """Over the forced ratio the oldest segments go, but not before others are done with them."""
     settings = {
         "cleanResourceInterval": 50,
         "diskSpaceCleanForciblyRatio": 30,

@@ -219,7 +219,7 @@ def batch_of(
     )
 )
 def test_append_many(calls: list[tuple[list[bytes], str, dict[str, str]]]) -> None:
-    """Each body its own message, with the clock's time and the broker's own address as born host."""
+    """Each body its own message; time and born host are the broker's own."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder)
         log = open_log(store)
