@@ -130,7 +130,7 @@ def _stretch(memory: mmap.mmap, start: int, at: int, stop: int) -> Generator[Mes
     """The whole records from `at` on without a break; returns where they end."""
     while at < stop:
         limit = min(stop, at + DECODE_BYTES)
-        reached, _, count, last, _ = _kernel.scan(memory, start, at, limit)
+        reached, _, count, _, _ = _kernel.scan(memory, start, at, limit)
         if not count:
             # Nothing whole, or a record larger than one step.
             reached, _, count, _, _ = _kernel.scan(memory, start, at, stop, True, True, 1)

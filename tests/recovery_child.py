@@ -1,4 +1,4 @@
-"""What a child does in test_recovery_killed: recover a store, and die or fail at some point."""
+"""What a child of test_recovery_killed does: recover a store, and die or fail somewhere."""
 
 from __future__ import annotations
 
