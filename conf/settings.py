@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from cometmq.conf.option import ConfigError, Option, Unit, as_text, option, options_of
+from cometmq.conf.option import ConfigError, Option, as_text, option, options_of
 
 # RocketMQ MessageExtEncoder: what a record may hold beyond its body.
 RECORD_OVERHEAD_MAX_BYTES: Final = 65_536
@@ -345,13 +345,6 @@ class SendSettings:
         help="How much may wait to be stored or acknowledged. Beyond it producers are told that "
         "the broker is busy.",
     )
-    os_page_cache_busy_time_out_ms: int = option(
-        1_000,
-        key="osPageCacheBusyTimeOutMills",
-        at_least=1,
-        help="An append that takes longer than this means a machine short of memory or a slow "
-        "disk; meanwhile producers are told that the broker is busy.",
-    )
     hot_window_bytes: int = option(
         67_108_864,
         key="hotWindowBytes",
@@ -378,41 +371,6 @@ class ReadSettings:
         at_least=1,
         at_most=16,
         help="The number of processes that answer pulls and queries.",
-    )
-    max_transfer_bytes_on_message_in_memory: int = option(
-        262_144,
-        key="maxTransferBytesOnMessageInMemory",
-        unit=Unit.BYTES,
-        at_least=1,
-        help="How much one pull returns at most, when it is in memory. The first message always "
-        "goes.",
-    )
-    max_transfer_count_on_message_in_memory: int = option(
-        32,
-        key="maxTransferCountOnMessageInMemory",
-        at_least=1,
-        help="How many messages one pull returns at most, when they are in memory.",
-    )
-    max_transfer_bytes_on_message_in_disk: int = option(
-        65_536,
-        key="maxTransferBytesOnMessageInDisk",
-        unit=Unit.BYTES,
-        at_least=1,
-        help="How much one pull returns at most, when it has to be read from the disk. The first "
-        "message always goes.",
-    )
-    max_transfer_count_on_message_in_disk: int = option(
-        8,
-        key="maxTransferCountOnMessageInDisk",
-        at_least=1,
-        help="How many messages one pull returns at most, when they have to be read from the disk.",
-    )
-    access_message_in_memory_max_ratio_percent: int = option(
-        40,
-        key="accessMessageInMemoryMaxRatio",
-        at_least=0,
-        at_most=100,
-        help="The share of the machine's memory that the newest messages are taken to be in.",
     )
     max_filter_message_size: int = option(
         16_000,
@@ -508,24 +466,11 @@ class CleaningSettings:
         at_least=1,
         help="The pause between two looks for something to delete.",
     )
-    delete_commit_log_files_interval_ms: int = option(
-        100,
-        key="deleteCommitLogFilesInterval",
-        at_least=0,
-        help="The pause between two segments that are deleted, so that the disk can keep up.",
-    )
     delete_file_batch_max: int = option(
         10,
         key="deleteFileBatchMax",
         at_least=1,
         help="How many segments are deleted at a time.",
-    )
-    destroy_mapped_file_interval_forcibly_ms: int = option(
-        120_000,
-        key="destroyMapedFileIntervalForcibly",  # RocketMQ's spelling
-        aliases=("destroyMappedFileIntervalForcibly",),
-        at_least=0,
-        help="How long the deletion of a segment waits for those who still read it.",
     )
 
     @property

@@ -223,6 +223,10 @@ def _shown(key: str) -> str:
 # Keys of RocketMQ's MessageStoreConfig, BrokerConfig and Netty configurations, of 4.x and 5.x,
 # that a broker.conf may hold and that have no effect here.
 _ROCKETMQ_KEYS: Final = """
+    osPageCacheBusyTimeOutMills maxTransferBytesOnMessageInMemory
+    maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInDisk
+    maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio deleteCommitLogFilesInterval
+    destroyMapedFileIntervalForcibly destroyMappedFileIntervalForcibly
     storePathConsumeQueue storePathIndex storeCheckpoint abortFile storePathEpochFile
     storePathBrokerIdentity storePathDLedgerCommitLog readOnlyCommitLogStorePaths storeType
     mapperFileSizeBatchConsumeQueue enableConsumeQueueExt mappedFileSizeConsumeQueueExt

@@ -54,21 +54,13 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "flushConsumeQueueLeastPages": 2,
     "flushConsumeQueueThoroughInterval": 60_000,
     "syncFlushTimeout": 5_000,
-    "osPageCacheBusyTimeOutMills": 1_000,
     "checkCRCOnRecover": True,
     "enabledAppendPropCRC": False,
     "autoMessageVersionOnTopicLen": True,
-    "maxTransferBytesOnMessageInMemory": 262_144,
-    "maxTransferCountOnMessageInMemory": 32,
-    "maxTransferBytesOnMessageInDisk": 65_536,
-    "maxTransferCountOnMessageInDisk": 8,
-    "accessMessageInMemoryMaxRatio": 40,
     "maxFilterMessageSize": 16_000,
     "deleteWhen": "04",
     "fileReservedTime": 72,
     "cleanResourceInterval": 10_000,
-    "deleteCommitLogFilesInterval": 100,
-    "destroyMapedFileIntervalForcibly": 120_000,
     "deleteFileBatchMax": 10,
     "diskMaxUsedSpaceRatio": 75,
     "diskSpaceCleanForciblyRatio": 85,
@@ -418,10 +410,10 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
     assert settings.listen_port == 20_911
     assert settings.mapped_file_size_commit_log_bytes == 268_435_456
     assert settings.mapped_file_size_consume_queue_bytes == 300_020
-    assert settings.destroy_mapped_file_interval_forcibly_ms == 60_000
     assert settings.store_path_root_dir == Path("/data/消息/store")
     assert settings.commit_log_dir == Path("/data/commit log")
     assert warnings == (
+        "broker.conf, line 19: destroyMapedFileIntervalForcibly: RocketMQ key, not used by CometMQ",
         "broker.conf, line 24: sendMessageThreadPoolNums: RocketMQ key, not used by CometMQ",
         "broker.conf, line 25: transientStorePoolEnable: RocketMQ key, not used by CometMQ",
         'broker.conf, line 26: unknown key "flushIntervalComitLog", ignored; '
@@ -557,9 +549,7 @@ def test_an_overruled_value_need_not_be_good(tmp_path: Path) -> None:
 
 
 def test_aliases(tmp_path: Path) -> None:
-    text = "destroyMappedFileIntervalForcibly=1\nlistenHost=10.0.0.1"
-    settings = load(text, tmp_path).settings
-    assert settings.destroy_mapped_file_interval_forcibly_ms == 1
+    settings = load("listenHost=10.0.0.1", tmp_path).settings
     assert settings.advertised_address == "10.0.0.1"
     loaded = load("mapedFileSizeCommitLog=1GiB\nmappedFileSizeCommitLog=2000000000", tmp_path)
     assert loaded.settings.mapped_file_size_commit_log_bytes == 2_000_000_000
