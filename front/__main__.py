@@ -48,7 +48,7 @@ class _TopGroup(LazyGroup):
         "topic": ("cometmq.cli_topics", "topic", "Create, list, describe and delete topics."),
         "msg": ("cometmq.cli_messages", "msg", "Send, read and find messages."),
         "group": ("cometmq.cli_groups", "group", "List, describe and reset consumer groups."),
-        "store": ("cometmq.cli_store", "store", "Check, mend and print a store's files."),
+        "store": ("cometmq.cli_store", "store", "Look at the files of a store, and mend them."),
         "config": ("cometmq.cli_config", "config", "Show and explain settings."),
         "demo": ("cometmq.demo", "demo", "See it work: real lines, two groups, and a kill -9."),
     },

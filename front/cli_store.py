@@ -139,7 +139,7 @@ def repair(store: Path, dry_run: bool, cut_at_damage: bool, output: str) -> None
 def dump(
     store: Path, begin: int | None, end: int | None, topics: tuple[str, ...], body: str
 ) -> None:
-    """Print the records of the log as JSON lines, in the order of the log.
+    """Print the records of the log as JSON lines.
 
     What is damaged is passed over, with a line on standard error.
     """
