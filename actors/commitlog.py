@@ -64,6 +64,9 @@ TOPICS_TIMEOUT_S = 10
 FLUSHED_LATE = FlushDiskTimeout.code
 
 
+Send = tuple[Request, SendMessages]
+
+
 @dataclass(slots=True)
 class Unflushed:
     """An answer that waits for the disk."""
@@ -209,25 +212,33 @@ class CommitLogActor(ServiceActor):
     # --- commands ---
 
     def on_requests(self, requests: list[Request]) -> None:
+        """All sends as one group; but what comes before another command is settled before it."""
+        sends: list[Send] = []
+        for request in requests:
+            command = request.command
+            if isinstance(command, SendMessages):
+                sends.append((request, command))
+            else:
+                self._store_all(sends)
+                sends = []
+                self.handle(request)
+        self._store_all(sends)
+
+    def _store_all(self, sends: list[Send]) -> None:
         """Append whatever was sent, publish it once, answer, and then wake who waits for it.
 
         In this order: the answer is on its way before a woken dispatcher takes the processor.
         """
-        answers: list[tuple[Request, SendResult, bool]] = []
         before = self._log.physical_offset
-        for request in requests:
-            if type(request.command) is SendMessages:
-                answers.append(self._store(request, request.command))
-            else:
-                self.handle(request)
+        answers = [self._store(request, command) for request, command in sends]
         end = self._log.physical_offset
         if end > before:
             self._publish(end)
-        for request, answer, wait in answers:
+        for (request, command), (answer, wait) in zip(sends, answers, strict=True):
             if wait and self._sync:
                 deadline = time.monotonic() + self._settings.sync_flush_timeout_ms / 1000
                 self._unflushed.append(Unflushed(end, deadline, request, answer))
-            elif not request.command.oneway:  # type: ignore[attr-defined]  # a SendMessages
+            elif not command.oneway:
                 request.reply(answer)
         if end > before:
             self._wrote.wake()
@@ -241,7 +252,7 @@ class CommitLogActor(ServiceActor):
         self._messages.publish(self._stored)
         self._wrote.publish(end)
 
-    def _store(self, request: Request, command: SendMessages) -> tuple[Request, SendResult, bool]:
+    def _store(self, request: Request, command: SendMessages) -> tuple[SendResult, bool]:
         """Append the sections of one command; whether its answer has to wait for the disk."""
         results = []
         wait = False
@@ -260,7 +271,7 @@ class CommitLogActor(ServiceActor):
         answer = SendResult(
             results, self._log.last_store_timestamp, self._settings.advertised_address
         )
-        return request, answer, wait
+        return answer, wait
 
     def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
         if self._refusal is not None:
@@ -316,6 +327,8 @@ class CommitLogActor(ServiceActor):
 
     def on_disk_state(self, command: DiskState, _request: Request) -> Command:
         was = self._refusal
+        if isinstance(was, ShuttingDown):
+            return Done()
         self._refusal = None if command.writable else DiskFull(command.reason)
         if (was is None) != (self._refusal is None):
             log.warning("writes are %s %s", "taken" if was else "refused:", command.reason)

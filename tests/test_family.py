@@ -17,10 +17,20 @@ from pathlib import Path
 import psutil
 import pytest
 import reference
-from family import CHILDREN, Load, RunningBroker, Sent, left_behind, pull, send_batch
+from family import (
+    CHILDREN,
+    Load,
+    RunningBroker,
+    Sent,
+    encode_batch,
+    left_behind,
+    pull,
+    send_batch,
+)
 
 from cometmq.protocol.commands import (
     DiskState,
+    Finish,
     FoundOffset,
     GetMessageAt,
     GetQueueRange,
@@ -29,6 +39,9 @@ from cometmq.protocol.commands import (
     PullStatus,
     QueueRange,
     SearchOffset,
+    Section,
+    SendMessages,
+    SendResult,
 )
 from cometmq.protocol.errors import (
     CometError,
@@ -236,6 +249,27 @@ def test_a_signal_to_a_child_is_the_supervisors_business(number: int, store: Pat
             load.wait_for_more(200)
         load.check()
         assert broker.pids() == before
+
+
+def test_what_was_sent_in_front_of_the_end_is_kept(store: Path) -> None:
+    """Messages and the order to finish, found in the socket together."""
+    with RunningBroker(store) as broker:
+        broker.create_topic("t")
+        before = broker.pids()["commitlog"]
+        line = broker.channel(broker.address("commitlog"))
+        os.kill(before, signal.SIGSTOP)
+        sent = line.request(
+            SendMessages([Section("t", 0, 1)], 1_700_000_000_000), [encode_batch([b"last words"])]
+        )
+        line.tell(Finish())
+        os.kill(before, signal.SIGCONT)
+        assert line.wait(sent, 10)
+        answer, _ = sent.result()
+        assert isinstance(answer, SendResult)
+        assert [result.code for result in answer.results] == [0]
+        broker.wait_serves("commitlog", not_pid=before)
+        (message,) = broker.read_queue("t", 0, 1)
+        assert message.body == b"last words"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
