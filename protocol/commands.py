@@ -77,7 +77,8 @@ class Section(Part, frozen=True):
 class SendMessages(Command, frozen=True, tag=10):
     """Store batches, one payload frame a section, in RocketMQ's batch body layout.
 
-    -> SendResult, one entry a section. A section is stored whole or not at all.
+    -> SendResult, one entry a section. A section is stored whole or not at all; but when the whole
+    broker is killed before the answer, the first messages of a section may be found stored.
     """
 
     sections: list[Section]
