@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import mmap
 import os
@@ -70,7 +71,7 @@ class AllocatorActor(ServiceActor):
         except DiskFull as error:
             if not self._errno.value:
                 log.error("no segment ahead: %s", error)
-            self._errno.reset(28)  # ENOSPC, which the writer turns into a refusal
+            self._errno.reset(errno.ENOSPC)  # which the writer turns into a refusal
             self.after(RETRY_S, self._work)
         else:
             if self._errno.value:
