@@ -54,7 +54,7 @@ from cometmq.shm.files import (
     list_segments,
     segment_name,
 )
-from cometmq.shm.recovery import recover_log, zero_behind
+from cometmq.shm.recovery import LAST_RUN_ENDED, recover_log, zero_behind
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,9 @@ class CommitLogActor(ServiceActor):
         """Find the end of the log: by scanning at the start of a run, else `wrote` says it."""
         store = self._family.store
         if self._phase.value != Phase.STARTING:
-            dirty = zero_behind(store, self._segment_bytes, self._wrote.value)
+            dirty = zero_behind(
+                store, self._segment_bytes, self._wrote.value, self._settings.max_message_size
+            )
             log.info("going on at %d, %d unfinished bytes zeroed", self._wrote.value, dirty)
             return
         end = recover_log(
@@ -152,10 +154,14 @@ class CommitLogActor(ServiceActor):
             self._segment_bytes,
             clean=self._family.clean,
             check_crc=self._settings.check_crc_on_recover,
+            last_run=self._family.last_run,
         )
         starts = list_segments(store / COMMITLOG_DIR, self._segment_bytes)
         log_min = starts[0] if starts else 0
         redo_from = end.physical_offset if self._family.clean else end.scanned_from
+        if self._family.last_run is not None and end.reason == LAST_RUN_ENDED:
+            redo_from = self._family.last_run.redo_from
+            self._family.control.own(Counter.CONTINUED).reset(1)
         self._family.control.own(Counter.RECOVERED_FROM).reset(max(log_min, redo_from))
         self._timestamp.reset(end.last_store_timestamp)
         self._wrote.reset(end.physical_offset)

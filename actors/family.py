@@ -13,6 +13,7 @@ from typing import Any, Final
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import ServiceNotAvailable
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
+from cometmq.shm.last_run import LastRun
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
 
 EXIT_FATAL: Final = 71  # the store must not be used further; nothing is restarted
@@ -38,6 +39,7 @@ class Family:
     name_servers: Sequence[str] = ()
     bind: str | None = None
     clean: bool = True  # the last run ended in order
+    last_run: LastRun | None = None  # it was killed, and these were its counters
     control: ControlFile = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,9 +86,12 @@ class Family:
             "name_servers": list(self.name_servers),
             "bind": self.bind,
             "clean": self.clean,
+            "last_run": self.last_run and self.last_run.as_message(),
         }
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Family:
         settings = BrokerSettings.from_keys(message.pop("settings"))
-        return cls(settings=settings, store=Path(message.pop("store")), **message)
+        last_run = LastRun.from_message(message.pop("last_run"))
+        store = Path(message.pop("store"))
+        return cls(settings=settings, store=store, last_run=last_run, **message)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from cometmq.actors.family import EXIT_FATAL, Family
 from cometmq.actors.indexing import index_shape
@@ -47,6 +48,7 @@ class FlushActor(ServiceActor):
         self._dispatched_timestamp = control.read(Counter.DISPATCHED_TIMESTAMP)
         self._flushed = control.own(Counter.FLUSHED)
         self._flushes = control.own(Counter.FLUSHES)
+        self._errno = control.own(Counter.FLUSH_ERRNO)
         self._descriptors: dict[int, int] = {}  # segment start -> descriptor
         self._checkpoint = Checkpoint(family.store)
         self._queues = QueueFlusher(family)
@@ -132,7 +134,7 @@ class FlushActor(ServiceActor):
                 self._descriptors[start] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             os.fdatasync(self._descriptors[start])
         except OSError as error:
-            fatal(f"{path} could not be flushed: {error.strerror}")
+            self._fail(f"{path} could not be flushed", error)
 
     def _flush_queues(self, thorough: bool) -> None:
         """The ConsumeQueues, and then the checkpoint that says so."""
@@ -142,7 +144,7 @@ class FlushActor(ServiceActor):
             if thorough:
                 self._store_checkpoint(logics)
         except OSError as error:
-            fatal(f"ConsumeQueues or checkpoint could not be flushed: {error}")
+            self._fail("ConsumeQueues or checkpoint could not be flushed", error)
 
     def _flush_index(self) -> None:
         """Index files that are full, and the checkpoint that says so (RocketMQ 4.3)."""
@@ -152,7 +154,7 @@ class FlushActor(ServiceActor):
             if timestamp:
                 self._checkpoint.store(index_msg_timestamp=timestamp)
         except OSError as error:
-            fatal(f"index files or checkpoint could not be flushed: {error}")
+            self._fail("index files or checkpoint could not be flushed", error)
         self._index_files_flushed = full
 
     def _store_checkpoint(self, logics: int) -> None:
@@ -162,6 +164,13 @@ class FlushActor(ServiceActor):
             confirm_physical_offset=0,
         )
 
+    def _fail(self, text: str, error: OSError) -> NoReturn:
+        """End this process so that the supervisor ends the broker; nothing is retried."""
+        self._errno.reset(error.errno or errno.EIO)
+        log.critical("%s: %s: the store is taken out of service", text, error)
+        logging.shutdown()
+        os._exit(EXIT_FATAL)
+
     def settle(self) -> None:
         """All of it, whatever the intervals say."""
         self._flush(self._flushed.value)
@@ -169,7 +178,7 @@ class FlushActor(ServiceActor):
         try:
             self._index.flush_all()
         except OSError as error:
-            fatal(f"index files could not be flushed: {error}")
+            self._fail("index files could not be flushed", error)
         self._flush_queues(thorough=True)
 
     def statistics(self) -> dict[str, int | float | str]:
@@ -220,10 +229,3 @@ def _fdatasync_if_there(path: Path) -> None:
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def fatal(text: str) -> None:
-    """End this process so that the supervisor ends the broker; nothing is retried."""
-    log.critical("%s: the store is taken out of service", text)
-    logging.shutdown()
-    os._exit(EXIT_FATAL)

@@ -38,6 +38,7 @@ class Indexing:
         self.paused = False  # the disk is full
         self._store = family.store
         self._clean = family.clean
+        self._continued = family.control.read(Counter.CONTINUED)
         self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
         self._shape = index_shape(family)
         self._min = family.control.read(Counter.MIN_OFFSET)
@@ -56,8 +57,10 @@ class Indexing:
         self._log_min = log_min
         if not self.enabled:
             return
-        if not (took_over and self._indexed.value):
-            self._recover(log_end, clean=self._clean)
+        if took_over and self._indexed.value:
+            return
+        # What a killed run has left is whole: it need not be read like after a power cut.
+        self._recover(log_end, clean=self._clean or bool(self._continued.value))
 
     def _recover(self, log_end: int, *, clean: bool) -> None:
         began = time.monotonic()

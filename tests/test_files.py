@@ -166,7 +166,7 @@ def test_unfinished_bytes_of_a_dead_writer_are_zeroed(tmp_path: Path) -> None:
     records = write_store(tmp_path, 1000)
     keep = records[700].lies_at
     before = {path.name: path.read_bytes() for path in (tmp_path / "commitlog").iterdir()}
-    assert recovery.zero_behind(tmp_path, SEGMENT, keep) > 0
+    assert recovery.zero_behind(tmp_path, SEGMENT, keep, 4096) > 0
     for path in (tmp_path / "commitlog").iterdir():
         start = int(path.name)
         kept = max(0, min(SEGMENT, keep - start))
