@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from cometmq.actors.admission import Admission
 from cometmq.actors.family import Family
 from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.conf import FlushDiskType
@@ -40,7 +41,6 @@ from cometmq.protocol.errors import (
     NoPermission,
     ServiceNotAvailable,
     ShuttingDown,
-    SystemBusy,
     TopicNotExist,
 )
 from cometmq.protocol.names import check_writable_topic
@@ -72,7 +72,7 @@ class Unflushed:
     """An answer that waits for the disk."""
 
     end: int  # physical offset that has to be flushed
-    deadline: float  # time.monotonic()
+    since: float  # time.monotonic()
     request: Request
     answer: SendResult
 
@@ -104,6 +104,7 @@ class CommitLogActor(ServiceActor):
         self._phase = control.own(Counter.PHASE)
         self._allocated = control.read(Counter.ALLOCATED)
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
+        self._flush_timeout_s = family.settings.sync_flush_timeout_ms / 1000
         self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._store_host = host_bytes(
             f"{family.settings.advertised_address}:{family.settings.listen_port}"
@@ -111,8 +112,7 @@ class CommitLogActor(ServiceActor):
         self._topics: dict[str, TopicInfo] = {}
         self._cursors: dict[tuple[str, int], QueueCursor] = {}
         self._unflushed: deque[Unflushed] = deque()
-        self._unflushed_bytes_max = family.settings.max_in_flight_send_bytes
-        self._refusal: CometError | None = None
+        self._admission = Admission(family.settings)
         self._stored = self._messages.value  # of this run, also after a restart of this process
         self._alarm: Timer | None = None
 
@@ -236,14 +236,16 @@ class CommitLogActor(ServiceActor):
         In this order: the answer is on its way before a woken dispatcher takes the processor.
         """
         before = self._log.physical_offset
+        began = time.monotonic()
+        self._admission.begin_group(began, self._unflushed[0].since if self._unflushed else None)
         answers = [self._store(request, command) for request, command in sends]
+        self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
         if end > before:
             self._publish(end)
         for (request, command), (answer, wait) in zip(sends, answers, strict=True):
             if wait and self._sync:
-                deadline = time.monotonic() + self._settings.sync_flush_timeout_ms / 1000
-                self._unflushed.append(Unflushed(end, deadline, request, answer))
+                self._unflushed.append(Unflushed(end, began, request, answer))
             elif not command.oneway:
                 request.reply(answer)
         if end > before:
@@ -280,13 +282,7 @@ class CommitLogActor(ServiceActor):
         return answer, wait
 
     def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
-        if self._refusal is not None:
-            raise self._refusal
-        if self._unflushed and self._waiting_bytes() > self._unflushed_bytes_max:
-            raise SystemBusy(
-                f"{self._waiting_bytes()} bytes wait for the disk, at most "
-                f"{self._unflushed_bytes_max}: try again"
-            )
+        self._admission.check(self._waiting_bytes() if self._unflushed else 0)
         queue = self._cursors.get((section.topic, section.queue_id))
         if queue is None or section.topic not in self._topics:
             queue = self._new_queue(section)
@@ -332,12 +328,10 @@ class CommitLogActor(ServiceActor):
         return Done()
 
     def on_disk_state(self, command: DiskState, _request: Request) -> Command:
-        was = self._refusal
-        if isinstance(was, ShuttingDown):
-            return Done()
-        self._refusal = None if command.writable else DiskFull(command.reason)
-        if (was is None) != (self._refusal is None):
-            log.warning("writes are %s %s", "taken" if was else "refused:", command.reason)
+        if command.writable:
+            self._admission.open()
+        else:
+            self._admission.close(DiskFull(command.reason))
         return Done()
 
     # --- answers that wait for the disk ---
@@ -355,14 +349,15 @@ class CommitLogActor(ServiceActor):
                 self._answer_flushed(waiting)
             if not self._unflushed:
                 return
-            if time.monotonic() < self._unflushed[0].deadline:
+            if time.monotonic() < self._unflushed[0].since + self._flush_timeout_s:
                 self._set_flush_alarm()
                 return
             self._answer_late(self._unflushed.popleft())
 
     def _set_flush_alarm(self) -> None:
         if self._alarm is None:
-            delay = max(0.0, self._unflushed[0].deadline - time.monotonic())
+            due = self._unflushed[0].since + self._flush_timeout_s
+            delay = max(0.0, due - time.monotonic())
             self._alarm = self.after(delay, self._flush_alarm)
 
     def _flush_alarm(self) -> None:
@@ -388,8 +383,8 @@ class CommitLogActor(ServiceActor):
 
     def settle(self) -> None:
         """Take nothing more, and let the flush process confirm what is still unanswered."""
-        self._refusal = ShuttingDown("the broker is shutting down")
-        deadline = time.monotonic() + self._settings.sync_flush_timeout_ms / 1000
+        self._admission.close(ShuttingDown("the broker is shutting down"))
+        deadline = time.monotonic() + self._flush_timeout_s
         while self._unflushed and time.monotonic() < deadline:
             try:
                 self._family.wait_for(Counter.FLUSHED, self._unflushed[0].end, 1)

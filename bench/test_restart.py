@@ -46,7 +46,9 @@ def test_restart_after_kill(gib: int, tmp_path: Path, full: bool, report: Report
     report("size of the log", end / GIB, "GiB")
     report("start of an empty store", statistics.median(empty), "s")
     report("start after kill -9", statistics.median(ours), "s")
-    report("what the store costs", 1000 * (statistics.median(ours) - statistics.median(empty)), "ms")
+    report(
+        "what the store costs", 1000 * (statistics.median(ours) - statistics.median(empty)), "ms"
+    )
 
 
 def start_and_kill(store: Path, settings: Mapping[str, object]) -> float:
