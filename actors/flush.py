@@ -15,8 +15,8 @@ from cometmq.actors.indexing import index_shape
 from cometmq.actors.service import ServiceActor
 from cometmq.conf import FlushDiskType
 from cometmq.shm.consume_queue import UNIT, queue_folder
-from cometmq.shm.control import Counter, Phase
-from cometmq.shm.files import COMMITLOG_DIR, Checkpoint, segment_name
+from cometmq.shm.control import HOT_STEP_BYTES, Counter, Phase
+from cometmq.shm.files import COMMITLOG_DIR, Checkpoint, begin_writing, segment_name
 from cometmq.shm.index_file import IndexFlusher
 from cometmq.shm.queue_table import QueueTable
 
@@ -29,7 +29,8 @@ class FlushActor(ServiceActor):
     """Makes what was written durable: many messages, one fdatasync.
 
     Writes, alone: the counters `flushed` and `flushes`, the checkpoint.
-    Wakes on: `wrote`; under ASYNC_FLUSH the intervals of RocketMQ's settings from there on.
+    Wakes on: `wrote`; under ASYNC_FLUSH the intervals of RocketMQ's settings from there on, and
+    `steps`, to have the system begin writing, so that dirty pages do not pile up until then.
     A failed fdatasync ends the process, and the broker: the system may have dropped the dirty
     pages, and a second call could report success for lost bytes.
     """
@@ -49,6 +50,9 @@ class FlushActor(ServiceActor):
         self._flushed = control.own(Counter.FLUSHED)
         self._flushes = control.own(Counter.FLUSHES)
         self._errno = control.own(Counter.FLUSH_ERRNO)
+        self._steps = control.sleep_on(Counter.STEPS, family.doorbell)
+        self._writes_behind = not self._sync
+        self._begun = 0  # physical offset: the system has been told to write what lies below
         self._descriptors: dict[int, int] = {}  # segment start -> descriptor
         self._checkpoint = Checkpoint(family.store)
         self._queues = QueueFlusher(family)
@@ -69,7 +73,31 @@ class FlushActor(ServiceActor):
         self._work()
 
     def on_doorbell(self) -> None:
+        if self._writes_behind:
+            self._write_behind()
         self._work()
+
+    def _write_behind(self) -> None:
+        """Only whole steps, so that the pages being filled are not written twice."""
+        self._steps.arm()
+        end = self._wrote.value // HOT_STEP_BYTES * HOT_STEP_BYTES
+        begin = max(self._begun, self._flushed.value)
+        size = self._segment_bytes
+        while begin < end:
+            start = begin // size * size
+            stop = min(end, start + size)
+            try:
+                begin_writing(self._descriptor(start), begin - start, stop - begin)
+            except FileNotFoundError:
+                pass  # cleaned meanwhile
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE):
+                    self._fail(f"{self._path(start)} could not be written", error)
+                self._writes_behind = False
+                log.warning("pages are written at flushes only: %s", error)
+                return
+            begin = stop
+        self._begun = end
 
     def _work(self) -> None:
         """Under SYNC_FLUSH flush at once; else begin to count the interval."""
@@ -128,13 +156,18 @@ class FlushActor(ServiceActor):
         self._flushes.advance(self._flushes.value + 1)
 
     def _fdatasync(self, start: int) -> None:
-        path = self._family.store / COMMITLOG_DIR / segment_name(start)
         try:
-            if start not in self._descriptors:
-                self._descriptors[start] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            os.fdatasync(self._descriptors[start])
+            os.fdatasync(self._descriptor(start))
         except OSError as error:
-            self._fail(f"{path} could not be flushed", error)
+            self._fail(f"{self._path(start)} could not be flushed", error)
+
+    def _descriptor(self, start: int) -> int:
+        if start not in self._descriptors:
+            self._descriptors[start] = os.open(self._path(start), os.O_RDWR | os.O_CLOEXEC)
+        return self._descriptors[start]
+
+    def _path(self, start: int) -> Path:
+        return self._family.store / COMMITLOG_DIR / segment_name(start)
 
     def _flush_queues(self, thorough: bool) -> None:
         """The ConsumeQueues, and then the checkpoint that says so."""

@@ -32,6 +32,7 @@ CHECKPOINT_FILE: Final = "checkpoint"
 
 _ZERO_RANGE: Final = 0x10 | 0x01  # FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE
 _PUNCH_HOLE: Final = 0x02 | 0x01
+_WRITE_RANGE: Final = 2  # SYNC_FILE_RANGE_WRITE
 _CHUNK: Final = 1_048_576
 _FLOCK: Final = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length, pid
 _OFD_SETLKW: Final = 38
@@ -219,6 +220,16 @@ def _zero(descriptor: int, start: int, count: int) -> None:
             return
     for at in range(start, start + count, _CHUNK):
         os.pwrite(descriptor, bytes(min(_CHUNK, start + count - at)), at)
+
+
+def begin_writing(descriptor: int, start: int, count: int) -> None:
+    """Have the system write these pages to the disk, without waiting for it: not durable."""
+    done = _libc.sync_file_range(
+        descriptor, ctypes.c_longlong(start), ctypes.c_longlong(count), _WRITE_RANGE
+    )
+    if done != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 class StoreLock:
