@@ -154,6 +154,7 @@ class CommitLogActor(ServiceActor):
             self._segment_bytes,
             clean=self._family.clean,
             check_crc=self._settings.check_crc_on_recover,
+            cut_at_damage=self._settings.cut_log_at_damage,
             last_run=self._family.last_run,
         )
         starts = list_segments(store / COMMITLOG_DIR, self._segment_bytes)

@@ -266,6 +266,12 @@ class StoreSettings:
         key="checkCRCOnRecover",
         help="Whether recovery compares each message's body with its checksum.",
     )
+    cut_log_at_damage: bool = option(
+        False,
+        key="cutLogAtDamage",
+        help="RocketMQ's way: after a bad end the log ends at the first damaged record, and whole "
+        "messages behind it are lost. Otherwise it is passed over.",
+    )
 
     @property
     def commit_log_dir(self) -> Path:

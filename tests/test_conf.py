@@ -86,6 +86,7 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "storePathCommitLog": "",
     "maxInFlightSendBytes": 256 * 2**20,
     "waitTimeMillsInSendQueue": 1_000,
+    "cutLogAtDamage": False,
     "hotWindowBytes": 64 * 2**20,
     "mlockEnable": True,
     "readerCount": 1,
