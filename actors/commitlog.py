@@ -195,8 +195,11 @@ class CommitLogActor(ServiceActor):
         deadline = time.monotonic() + SEGMENT_TIMEOUT_S
         errno_cell = self._family.control.read(Counter.ALLOCATE_ERRNO)
         while True:
-            if errno_cell.value in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(f"no room on the disk for the segment at {start}")
+            code = errno_cell.value
+            if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise DiskFull(f"no room for the segment at {start}: {os.strerror(code)}")
+            if code:
+                raise ServiceNotAvailable(f"no segment at {start}: {os.strerror(code)}")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise ServiceNotAvailable(

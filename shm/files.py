@@ -109,7 +109,7 @@ def reserve(descriptor: int, start: int, count: int, path: Path) -> None:
         os.posix_fallocate(descriptor, start, count)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"{path}: no room for {count} bytes more on the disk") from None
+            raise DiskFull(f"{path}: no room for {count} bytes more on the disk") from error
         raise
 
 
