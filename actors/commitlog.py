@@ -128,6 +128,7 @@ class CommitLogActor(ServiceActor):
             store_host=self._store_host,
             max_message_bytes=self._settings.max_message_size,
             crc_property=self._settings.enabled_append_prop_crc,
+            small_pages=self._sync,
             ready=self._wait_for_segment,
         )
         self._load_queue_offsets()

@@ -25,6 +25,7 @@ CONSUME_QUEUE_DIR: Final = "consumequeue"
 CONFIG_DIR: Final = "config"
 INDEX_DIR: Final = "index"
 STAGING_DIR: Final = "cometmq.tmp"  # segments in the making; never in the strict directories
+RETIRED_DIR: Final = "cometmq.retired"  # segments that have left the log; see shm/retired.py
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"

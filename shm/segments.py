@@ -21,6 +21,7 @@ from typing import Final
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.files import (
     COMMITLOG_DIR,
+    RETIRED_DIR,
     STAGING_DIR,
     reserve,
     segment_name,
@@ -28,7 +29,6 @@ from cometmq.shm.files import (
 
 log = logging.getLogger(__name__)
 
-RETIRED_DIR: Final = "cometmq.retired"  # plain names there are held by nobody and free to take
 STEP_BYTES: Final = 8 * 1_048_576
 PAGE: Final = 4096
 _WRITE_BYTES: Final = 1_048_576
