@@ -87,6 +87,8 @@ class AllocatorActor(ServiceActor):
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
         self._maker.begin()
+        if not self._maker.reserves():
+            self._say("reserve", "segments are filled by writing: the file system lacks fallocate")
         self._work()
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
 
@@ -107,9 +109,11 @@ class AllocatorActor(ServiceActor):
     def _heat(self) -> float | None:
         """Move the hot window on; when to come back."""
         try:
-            return None if self._hot.follow(self._wrote.value) else 0
+            is_there = self._hot.follow(self._wrote.value)
         except OSError as error:
             fatal(f"{self._folder}: {error.strerror}, ahead of the log's end")
+            raise
+        return None if is_there else 0
 
     def _make_segments(self) -> float | None:
         """Make what is needed next; when to come back."""
@@ -137,6 +141,7 @@ class AllocatorActor(ServiceActor):
         if not self._maker.step():
             return PACE_S if self._wrote.value - current < size // 2 else 0
         self._maker.publish(self._allocated.value)
+        self._hot.written.add(self._allocated.value)
         self._announce(self._allocated.value + size)
         return 0
 

@@ -14,7 +14,8 @@ from typing import Final
 from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name
 from cometmq.shm.segments import write_out
 
-POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
+POPULATE_READ: Final = 22  # MADV_POPULATE_READ, Linux 5.14
+POPULATE_WRITE: Final = 23
 LARGE_STEP_BYTES: Final = 4 * 1_048_576
 # Under SYNC_FLUSH a commit that meets a step on its way to the disk waits for it.
 SMALL_STEP_BYTES: Final = 1_048_576
@@ -78,6 +79,7 @@ class HotWindow:
         self._say = say
         self._on_locked = on_locked
         self._step_bytes = SMALL_STEP_BYTES if durable else LARGE_STEP_BYTES
+        self.written: set[int] = set()  # segments whose space is written already: used again
         self._segments: dict[int, _Segment] = {}
         self._ready = 0  # physical offset
         self._locked: list[tuple[int, int]] = []  # physical ranges
@@ -142,9 +144,10 @@ class HotWindow:
     def _prepare(self, segment: _Segment, start: int, at: int, stop: int) -> None:
         begin = (at - start) // PAGE * PAGE
         count = stop - start - begin
+        written = start in self.written
         if self._populates:
             try:
-                segment.memory.madvise(POPULATE_WRITE, begin, count)
+                segment.memory.madvise(POPULATE_READ if written else POPULATE_WRITE, begin, count)
             except OSError as error:
                 self._populates = self._writes_out = False
                 self._say(
@@ -154,7 +157,7 @@ class HotWindow:
                 )
         if not self._populates:
             segment.memory[begin : begin + count : PAGE]  # a byte of each
-        if self._writes_out:
+        if self._writes_out and not written:
             self._write_out(segment, begin, count)
 
     def _write_out(self, segment: _Segment, begin: int, count: int) -> None:
@@ -201,6 +204,7 @@ class HotWindow:
         self._locked = kept
         for start in [s for s in self._segments if s + self._segment_bytes <= tail]:
             self._segments.pop(start).close()
+            self.written.discard(start)
 
     def close(self) -> None:
         for segment in self._segments.values():

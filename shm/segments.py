@@ -70,6 +70,18 @@ class SegmentMaker:
         self._staging.mkdir(exist_ok=True)
         self._fresh_path.unlink(missing_ok=True)
 
+    def reserves(self) -> bool:
+        """Whether the file system has fallocate; else space is taken by writing, which is slow."""
+        made = self._fresh_path
+        descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            nothing, count = ctypes.c_longlong(0), ctypes.c_longlong(PAGE)
+            failed = _libc.fallocate(descriptor, 0, nothing, count)
+            return not failed or ctypes.get_errno() != errno.EOPNOTSUPP
+        finally:
+            os.close(descriptor)
+            made.unlink()
+
     # --- fresh ---
 
     def make(self, start: int) -> None:
