@@ -248,6 +248,7 @@ class CommitLogActor(ServiceActor):
             self._wrote.wake()
             if end // self._step_bytes != self._steps.value:
                 self._steps.advance(end // self._step_bytes)
+                self._log.tidy()
         if self._unflushed:
             self._release_flushed()
 

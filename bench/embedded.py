@@ -87,6 +87,7 @@ class Embedded:
         self.wrote.advance(end)
         if end // self._step_bytes != self.steps.value:
             self.steps.advance(end // self._step_bytes)
+            self.log.tidy()
 
     def wait_flushed(self, end: int) -> None:
         while True:

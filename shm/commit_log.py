@@ -16,6 +16,8 @@ from cometmq.shm.files import (
 )
 from cometmq.shm.segment_maps import SegmentMaps
 
+LEFT_MAX = 2  # full segments that stay mapped with a writer that never calls `tidy`
+
 
 class CommitLog:
     """Appends records, one segment after the other. Has one user, the holder of the put lock.
@@ -45,6 +47,7 @@ class CommitLog:
         self._ready = ready or self._make_segment
         self._appender = LogAppender(store_host, max_message_bytes, crc_property)
         self._maps = SegmentMaps(self.folder, segment_bytes, small_pages=small_pages)
+        self._left: list[mmap.mmap] = []  # mappings of segments that are full
         self._memory: mmap.mmap | None = None
         self._physical_offset = physical_offset
         # The kernel's own methods, for those who append one message a call.
@@ -148,7 +151,16 @@ class CommitLog:
         memory = self._maps.map(start)
         self._appender.attach(memory, start, self._physical_offset)
         self._memory = memory
-        self._maps.map_ahead(start + self.segment_bytes)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Have the next segment mapped, and unmapped what a roll has left behind.
+
+        For the moments when nobody waits: it wakes a thread.
+        """
+        while self._left:
+            self._maps.let_go(self._left.pop())
+        self._maps.map_ahead(self._appender.segment_start + self.segment_bytes)
 
     def _roll(self) -> None:
         """Close the segment with a blank and go on in the next.
@@ -164,8 +176,9 @@ class CommitLog:
         self._appender.attach(memory, start, start)
         old, self._memory = self._memory, memory
         if old is not None:
-            self._maps.let_go(old)
-        self._maps.map_ahead(start + self.segment_bytes)
+            self._left.append(old)
+        if len(self._left) > LEFT_MAX:
+            self.tidy()
 
     def _make_segment(self, start: int) -> None:
         if not (self.folder / segment_name(start)).exists():
@@ -181,8 +194,11 @@ class CommitLog:
         self._physical_offset = self.physical_offset
         self._appender.detach()
         if self._memory is not None:
-            self._memory.close()
+            self._left.append(self._memory)
             self._memory = None
+        for memory in self._left:
+            memory.close()
+        self._left.clear()
         self._maps.close()
 
 

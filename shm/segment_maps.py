@@ -49,13 +49,15 @@ class SegmentMaps:
 
     def map_ahead(self, start: int) -> None:
         """Map a segment soon, if it is there; it may not be ready yet."""
-        self._order(lambda: self._map_ahead(start))
+        if start not in self._ahead:
+            self._order(lambda: self._map_ahead(start))
 
     def _map_ahead(self, start: int) -> None:
         for passed in [s for s in list(self._ahead) if s < start]:
             self._ahead.pop(passed).close()  # the writer was faster
         try:
-            self._ahead[start] = self.map(start)
+            memory = self.map(start)
+            self._ahead[start] = memory
         except OSError:
             return  # the writer maps it itself, or learns why it cannot
 
