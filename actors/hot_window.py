@@ -86,6 +86,7 @@ class HotWindow:
         self._locked_to = 0  # physical offset
         self._lock_max = ahead_bytes if lock else 0
         self._populates = True
+        self._reads = False  # instead, with an old kernel
         self._writes_out = durable
 
     @property
@@ -97,7 +98,8 @@ class HotWindow:
         """In words, for statistics."""
         mib = 1_048_576
         words = [f"{self._ahead_bytes / mib:g} MiB ahead"]
-        words.append("populated" if self._populates else "read ahead")
+        if self._populates or self._reads:
+            words.append("populated" if self._populates else "read ahead")
         if self._writes_out:
             words.append("written as single pages")
         words.append(f"{self.locked_bytes / mib:g} MiB locked")
@@ -126,39 +128,46 @@ class HotWindow:
 
     def _segment(self, start: int) -> _Segment | None:
         if start not in self._segments:
-            path = self._folder / segment_name(start)
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                self._segments[start] = self._open(self._folder / segment_name(start))
             except FileNotFoundError:
                 return None
-            try:
-                memory = map_segment(path, self._segment_bytes, writable=True)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            if self._durable:
-                memory.madvise(mmap.MADV_RANDOM)
-            self._segments[start] = _Segment(memory, descriptor)
+            except OSError as error:
+                self._say("window", f"pages ahead of the tail are not got ready: {error}")
+                return None
         return self._segments[start]
+
+    def _open(self, path: Path) -> _Segment:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            memory = map_segment(path, self._segment_bytes, writable=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if self._durable:
+            memory.madvise(mmap.MADV_RANDOM)
+        return _Segment(memory, descriptor)
 
     def _prepare(self, segment: _Segment, start: int, at: int, stop: int) -> None:
         begin = (at - start) // PAGE * PAGE
         count = stop - start - begin
         written = start in self.written
         if self._populates:
+            advice = POPULATE_READ if written else POPULATE_WRITE
             try:
-                segment.memory.madvise(POPULATE_READ if written else POPULATE_WRITE, begin, count)
+                segment.memory.madvise(advice, begin, count)
             except OSError as error:
-                self._populates = self._writes_out = False
-                self._say(
-                    "populate",
-                    f"pages ahead of the tail are only read, not made writable: {error.strerror} "
-                    "(MADV_POPULATE_WRITE needs Linux 5.14)",
-                )
-        if not self._populates:
+                self._cannot_populate(error)
+        if self._reads:
             segment.memory[begin : begin + count : PAGE]  # a byte of each
         if self._writes_out and not written:
             self._write_out(segment, begin, count)
+
+    def _cannot_populate(self, error: OSError) -> None:
+        self._populates = self._writes_out = False
+        self._reads = error.errno == errno.EINVAL
+        old = " (MADV_POPULATE_WRITE needs Linux 5.14)" if self._reads else ""
+        self._say("populate", f"pages ahead of the tail are not populated: {error.strerror}{old}")
 
     def _write_out(self, segment: _Segment, begin: int, count: int) -> None:
         """Raises OSError when the disk fails: a page that the writer had filled may be lost."""
