@@ -128,6 +128,7 @@ class CommitLogActor(ServiceActor):
             store_host=self._store_host,
             max_message_bytes=self._settings.max_message_size,
             crc_property=self._settings.enabled_append_prop_crc,
+            small_pages=self._sync,
             ready=self._wait_for_segment,
         )
         self._load_queue_offsets()
@@ -202,8 +203,11 @@ class CommitLogActor(ServiceActor):
         deadline = time.monotonic() + SEGMENT_TIMEOUT_S
         errno_cell = self._family.control.read(Counter.ALLOCATE_ERRNO)
         while True:
-            if errno_cell.value in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(f"no room on the disk for the segment at {start}")
+            code = errno_cell.value
+            if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise DiskFull(f"no room for the segment at {start}: {os.strerror(code)}")
+            if code:
+                raise ServiceNotAvailable(f"no segment at {start}: {os.strerror(code)}")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise ServiceNotAvailable(
@@ -253,6 +257,7 @@ class CommitLogActor(ServiceActor):
             self._wrote.wake()
             if end // self._step_bytes != self._steps.value:
                 self._steps.advance(end // self._step_bytes)
+                self._log.tidy()
         if self._unflushed:
             self._release_flushed()
 

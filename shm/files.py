@@ -26,6 +26,7 @@ CONSUME_QUEUE_DIR: Final = "consumequeue"
 CONFIG_DIR: Final = "config"
 INDEX_DIR: Final = "index"
 STAGING_DIR: Final = "cometmq.tmp"  # segments in the making; never in the strict directories
+RETIRED_DIR: Final = "cometmq.retired"  # segments that have left the log; see shm/retired.py
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
@@ -113,7 +114,7 @@ def reserve(descriptor: int, start: int, count: int, path: Path) -> None:
         os.posix_fallocate(descriptor, start, count)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"{path}: no room for {count} bytes more on the disk") from None
+            raise DiskFull(f"{path}: no room for {count} bytes more on the disk") from error
         raise
 
 
