@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from cometmq.actors.family import Family
-from cometmq.actors.flush import fatal
+from cometmq.actors.family import Family, out_of_service
 from cometmq.actors.hot_window import HotWindow
 from cometmq.actors.service import ServiceActor, Timer
 from cometmq.conf import FlushDiskType
@@ -111,8 +110,7 @@ class AllocatorActor(ServiceActor):
         try:
             is_there = self._hot.follow(self._wrote.value)
         except OSError as error:
-            fatal(f"{self._folder}: {error.strerror}, ahead of the log's end")
-            raise
+            out_of_service(f"{self._folder} could not be written", error, self._errno)
         return None if is_there else 0
 
     def _make_segments(self) -> float | None:

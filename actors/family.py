@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import select
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import ServiceNotAvailable
+from cometmq.shm._kernel import OwnedCell
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.last_run import LastRun
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
 
+log = logging.getLogger(__name__)
+
 EXIT_FATAL: Final = 71  # the store must not be used further; nothing is restarted
+
+
+def out_of_service(text: str, error: OSError, cell: OwnedCell) -> NoReturn:
+    """End this process so that the supervisor ends the broker: the system may have dropped pages
+    that it could not write. Nothing is retried.
+
+    Args:
+        cell: this process's errno counter, for the next start, which must not rely on the others.
+    """
+    cell.reset(error.errno or errno.EIO)
+    log.critical("%s: %s: the store is taken out of service", text, error.strerror)
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
-from cometmq.actors.family import EXIT_FATAL, Family
+from cometmq.actors.family import Family, out_of_service
 from cometmq.actors.indexing import index_shape
 from cometmq.actors.service import ServiceActor
 from cometmq.conf import FlushDiskType
@@ -92,9 +92,9 @@ class FlushActor(ServiceActor):
                 pass  # cleaned meanwhile
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE):
-                    self._fail(f"{self._path(start)} could not be written", error)
+                    out_of_service(f"{self._path(start)} could not be written", error, self._errno)
                 self._writes_behind = False
-                log.warning("pages are written at flushes only: %s", error)
+                log.warning("pages are written at flushes only: %s", error, self._errno)
                 return
             begin = stop
         self._begun = end
@@ -159,7 +159,7 @@ class FlushActor(ServiceActor):
         try:
             os.fdatasync(self._descriptor(start))
         except OSError as error:
-            self._fail(f"{self._path(start)} could not be flushed", error)
+            out_of_service(f"{self._path(start)} could not be flushed", error, self._errno)
 
     def _descriptor(self, start: int) -> int:
         if start not in self._descriptors:
@@ -177,7 +177,7 @@ class FlushActor(ServiceActor):
             if thorough:
                 self._store_checkpoint(logics)
         except OSError as error:
-            self._fail("ConsumeQueues or checkpoint could not be flushed", error)
+            out_of_service("ConsumeQueues or checkpoint could not be flushed", error, self._errno)
 
     def _flush_index(self) -> None:
         """Index files that are full, and the checkpoint that says so (RocketMQ 4.3)."""
@@ -187,7 +187,7 @@ class FlushActor(ServiceActor):
             if timestamp:
                 self._checkpoint.store(index_msg_timestamp=timestamp)
         except OSError as error:
-            self._fail("index files or checkpoint could not be flushed", error)
+            out_of_service("index files or checkpoint could not be flushed", error, self._errno)
         self._index_files_flushed = full
 
     def _store_checkpoint(self, logics: int) -> None:
@@ -197,13 +197,6 @@ class FlushActor(ServiceActor):
             confirm_physical_offset=0,
         )
 
-    def _fail(self, text: str, error: OSError) -> NoReturn:
-        """End this process so that the supervisor ends the broker; nothing is retried."""
-        self._errno.reset(error.errno or errno.EIO)
-        log.critical("%s: %s: the store is taken out of service", text, error)
-        logging.shutdown()
-        os._exit(EXIT_FATAL)
-
     def settle(self) -> None:
         """All of it, whatever the intervals say."""
         self._flush(self._flushed.value)
@@ -211,7 +204,7 @@ class FlushActor(ServiceActor):
         try:
             self._index.flush_all()
         except OSError as error:
-            self._fail("index files could not be flushed", error)
+            out_of_service("index files could not be flushed", error, self._errno)
         self._flush_queues(thorough=True)
 
     def statistics(self) -> dict[str, int | float | str]:

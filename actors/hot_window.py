@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name
-from cometmq.shm.segments import write_out
+from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name, write_out
 
 POPULATE_READ: Final = 22  # MADV_POPULATE_READ, Linux 5.14
 POPULATE_WRITE: Final = 23

@@ -34,6 +34,7 @@ CHECKPOINT_FILE: Final = "checkpoint"
 _ZERO_RANGE: Final = 0x10 | 0x01  # FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE
 _PUNCH_HOLE: Final = 0x02 | 0x01
 _WRITE_RANGE: Final = 2  # SYNC_FILE_RANGE_WRITE
+_WRITE_RANGE_AND_WAIT: Final = 1 | 2 | 4  # ..._WAIT_BEFORE, ..._WRITE, ..._WAIT_AFTER
 _CHUNK: Final = 1_048_576
 _FLOCK: Final = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length, pid
 _OFD_SETLKW: Final = 38
@@ -224,13 +225,25 @@ def _zero(descriptor: int, start: int, count: int) -> None:
 
 
 def begin_writing(descriptor: int, start: int, count: int) -> None:
-    """Have the system write these pages to the disk, without waiting for it: not durable."""
-    done = _libc.sync_file_range(
-        descriptor, ctypes.c_longlong(start), ctypes.c_longlong(count), _WRITE_RANGE
+    """Have the system begin to write a range's dirty pages. Raises OSError."""
+    _sync_file_range(descriptor, start, count, _WRITE_RANGE)
+
+
+def write_out(descriptor: int, start: int, count: int) -> None:
+    """Write a range's dirty pages and wait for it. Raises OSError.
+
+    No promise for a power cut: the device is not told to flush.
+    """
+    _sync_file_range(descriptor, start, count, _WRITE_RANGE_AND_WAIT)
+
+
+def _sync_file_range(descriptor: int, start: int, count: int, flags: int) -> None:
+    failed = _libc.sync_file_range(
+        descriptor, ctypes.c_longlong(start), ctypes.c_longlong(count), ctypes.c_uint(flags)
     )
-    if done != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    if failed:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 class StoreLock:

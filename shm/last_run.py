@@ -9,6 +9,7 @@ it is believed, and recovery begins at the checkpoint.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import struct
@@ -67,7 +68,11 @@ class LastRun:
         except (KeyError, TypeError, ValueError):
             return None
         began = values[Counter.PHASE.name.lower()] >= Phase.RECOVERED
-        failed = values[Counter.FLUSH_ERRNO.name.lower()]  # nobody knows what the system dropped
+        # Where the disk failed nobody knows what the system has dropped.
+        failed = (
+            values[Counter.FLUSH_ERRNO.name.lower()]
+            or values[Counter.ALLOCATE_ERRNO.name.lower()] == errno.EIO
+        )
         if not began or failed or max(found.flushed, found.dispatched) > found.wrote:
             return None
         return found

@@ -25,6 +25,7 @@ from cometmq.shm.files import (
     STAGING_DIR,
     reserve,
     segment_name,
+    write_out,
 )
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 STEP_BYTES: Final = 8 * 1_048_576
 PAGE: Final = 4096
 _WRITE_BYTES: Final = 1_048_576
-_WRITE_AND_WAIT: Final = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE | WRITE | WAIT_AFTER
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -214,16 +214,3 @@ class SegmentMaker:
 
 def _is_plain(name: str) -> bool:
     return len(name) == 20 and name.isascii() and name.isdigit()
-
-
-def write_out(descriptor: int, at: int, count: int) -> None:
-    """Write a range's dirty pages and wait for it. No promise for a power cut: no device flush.
-
-    Raises OSError.
-    """
-    failed: int = _libc.sync_file_range(
-        descriptor, ctypes.c_longlong(at), ctypes.c_longlong(count), ctypes.c_uint(_WRITE_AND_WAIT)
-    )
-    if failed:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
