@@ -200,7 +200,7 @@ def _number_of(error: DiskFull | OSError) -> int:
 def memory_limit_bytes(groups: Path = Path("/proc/self/cgroup")) -> int | None:
     """What this process's control group and those above it may use; None for no limit."""
     found = []
-    for line in groups.read_text().splitlines():
+    for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
             root, name = CGROUP / "memory", "memory.limit_in_bytes"
