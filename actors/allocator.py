@@ -130,22 +130,23 @@ class AllocatorActor(ServiceActor):
         """The segment in use, the next, and the one behind it."""
         size = self._segment_bytes
         current = self._wrote.value // size * size
-        self._make_until(current + AHEAD * size)
-        if self._allocated.value >= current + (AHEAD + 1) * size:
+        last = current + AHEAD * size
+        if self._allocated.value > last:
             return None
-        if not self._may_recycle():
-            self._make_until(current + (AHEAD + 1) * size)
+        if not self._may_recycle(last):
+            self._make_until(last + size)
             return None
+        self._make_until(last)
         if not self._maker.step():
             return PACE_S if self._wrote.value - current < size // 2 else 0
-        self._maker.publish(self._allocated.value)
-        self._hot.written.add(self._allocated.value)
-        self._announce(self._allocated.value + size)
+        self._maker.publish(last)
+        self._hot.written.add(last)
+        self._announce(last + size)
         return 0
 
-    def _may_recycle(self) -> bool:
+    def _may_recycle(self, start: int) -> bool:
         """Not where the file is there: one that was killed here may have come so far."""
-        if (self._folder / segment_name(self._allocated.value)).exists():
+        if (self._folder / segment_name(start)).exists():
             return False
         return self._maker.is_recycling or self._maker.take_retired()
 
@@ -197,7 +198,7 @@ def _number_of(error: DiskFull | OSError) -> int:
 def memory_limit_bytes(groups: Path = Path("/proc/self/cgroup")) -> int | None:
     """What this process's control group and those above it may use; None for no limit."""
     found = []
-    for line in groups.read_text().splitlines():
+    for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
             root, name = CGROUP / "memory", "memory.limit_in_bytes"
