@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +17,13 @@ from cometmq.actors.service import ServiceActor
 from cometmq.conf import FlushDiskType
 from cometmq.shm.consume_queue import UNIT, queue_folder
 from cometmq.shm.control import HOT_STEP_BYTES, Counter, Phase
-from cometmq.shm.files import COMMITLOG_DIR, Checkpoint, begin_writing, segment_name
+from cometmq.shm.files import (
+    COMMITLOG_DIR,
+    Checkpoint,
+    begin_writing,
+    map_segment,
+    segment_name,
+)
 from cometmq.shm.index_file import IndexFlusher
 from cometmq.shm.queue_table import QueueTable
 
@@ -26,12 +33,12 @@ PAGE: Final = 4096  # RocketMQ's, whatever the system's is
 
 
 class FlushActor(ServiceActor):
-    """Makes what was written durable: many messages, one fdatasync.
+    """Makes what was written durable: many messages, one msync.
 
     Writes, alone: the counters `flushed` and `flushes`, the checkpoint.
     Wakes on: `wrote`; under ASYNC_FLUSH the intervals of RocketMQ's settings from there on, and
     `steps`, to have the system begin writing, so that dirty pages do not pile up until then.
-    A failed fdatasync ends the process, and the broker: the system may have dropped the dirty
+    A failed sync ends the process, and the broker: the system may have dropped the dirty
     pages, and a second call could report success for lost bytes.
     """
 
@@ -53,7 +60,7 @@ class FlushActor(ServiceActor):
         self._steps = control.sleep_on(Counter.STEPS, family.doorbell)
         self._writes_behind = not self._sync
         self._begun = 0  # physical offset: the system has been told to write what lies below
-        self._descriptors: dict[int, int] = {}  # segment start -> descriptor
+        self._segments: dict[int, SegmentFile] = {}  # by their start
         self._checkpoint = Checkpoint(family.store)
         self._queues = QueueFlusher(family)
         self._index = IndexFlusher(family.store, index_shape(family))
@@ -87,7 +94,7 @@ class FlushActor(ServiceActor):
             start = begin // size * size
             stop = min(end, start + size)
             try:
-                begin_writing(self._descriptor(start), begin - start, stop - begin)
+                self._segment(start).begin_writing(begin - start, stop - start)
             except FileNotFoundError:
                 pass  # cleaned meanwhile
             except OSError as error:
@@ -144,27 +151,27 @@ class FlushActor(ServiceActor):
             self._work()
 
     def _flush(self, begin: int) -> None:
-        """fdatasync every segment from `begin` to what is written now."""
+        """Make everything durable from `begin` to what is written now."""
         timestamp, end = self._wrote_timestamp.value, self._wrote.value
         size = self._segment_bytes
         for start in range(begin // size * size, end, size):
-            self._fdatasync(start)
-        for start in [s for s in self._descriptors if s + size <= end]:
-            os.close(self._descriptors.pop(start))
+            self._make_durable(start, max(begin, start), min(end, start + size))
+        for start in [s for s in self._segments if s + size <= end]:
+            self._segments.pop(start).close()
         self._physic_timestamp = timestamp
         self._flushed.advance(end)
         self._flushes.advance(self._flushes.value + 1)
 
-    def _fdatasync(self, start: int) -> None:
+    def _make_durable(self, start: int, begin: int, end: int) -> None:
         try:
-            os.fdatasync(self._descriptor(start))
+            self._segment(start).sync(begin - start, end - start)
         except OSError as error:
             out_of_service(f"{self._path(start)} could not be flushed", error, self._errno)
 
-    def _descriptor(self, start: int) -> int:
-        if start not in self._descriptors:
-            self._descriptors[start] = os.open(self._path(start), os.O_RDWR | os.O_CLOEXEC)
-        return self._descriptors[start]
+    def _segment(self, start: int) -> SegmentFile:
+        if start not in self._segments:
+            self._segments[start] = SegmentFile(self._path(start), self._segment_bytes)
+        return self._segments[start]
 
     def _path(self, start: int) -> Path:
         return self._family.store / COMMITLOG_DIR / segment_name(start)
@@ -212,6 +219,31 @@ class FlushActor(ServiceActor):
             "flushes": self._flushes.value,
             "behind_bytes": self._wrote.value - self._flushed.value,
         }
+
+
+class SegmentFile:
+    """A segment as the flush process has it. Positions are bytes from its beginning."""
+
+    def __init__(self, path: Path, segment_bytes: int) -> None:
+        # Never written to, but msync passes over a mapping that nobody could have written through.
+        self._memory = map_segment(path, segment_bytes, writable=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def sync(self, begin: int, end: int) -> None:
+        """Make a range durable. Raises OSError.
+
+        msync where fdatasync would do as well, but also write the pages ahead of the tail, which
+        are made ready by dirtying them.
+        """
+        begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        self._memory.flush(begin, end - begin)
+
+    def begin_writing(self, begin: int, end: int) -> None:
+        begin_writing(self._descriptor, begin, end - begin)
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self._descriptor)
 
 
 class QueueFlusher:

@@ -53,3 +53,14 @@ def test_pages_are_written_before_the_interval_is_over(tmp_path: Path) -> None:
             waited.wait(0.05)
         assert found >= 24 << 20
         assert broker.statistics("flush")["behind_bytes"] > 24 << 20
+
+
+def test_pages_made_ready_are_not_written_by_a_flush(tmp_path: Path) -> None:
+    """They are dirty, and most will soon be written with messages in them."""
+    settings = {"mappedFileSizeCommitLog": 64 << 20, "flushIntervalCommitLog": 10}
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        broker.create_topic("t")
+        broker.send("t", 0, [bytes(100_000)] * 10)
+        while broker.statistics("flush")["behind_bytes"]:
+            pass
+        assert 1_000_000 <= written_bytes(broker.store / "commitlog" / f"{0:020d}") < 8 << 20
