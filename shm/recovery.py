@@ -38,8 +38,12 @@ log = logging.getLogger(__name__)
 _WHOLE: Final = 0  # indexes into _kernel.REASONS
 _BLANK: Final = 1
 STEP_BYTES: Final = 4 << 20
+PAGE: Final = mmap.PAGESIZE
+PAGE_END_BYTES: Final = 4
+FLUSH_SLACK_MS: Final = 1000  # a message beside the last that was flushed may have its store time
 SEGMENT_MISSING: Final = "the segment is missing"
 LAST_SEGMENT_FULL: Final = "end of the last segment"
+PAGES_LOST: Final = "pages behind it were never written to the disk"
 LAST_RUN_ENDED: Final = "the killed run had come to here"
 RECORD_OVERHEAD_BYTES: Final = 128 << 10  # what a record has beside its body, at most
 
@@ -94,9 +98,12 @@ def find_end(
     starts = list_segments(folder, segment_bytes)
     if not starts:
         return LogEnd(0, 0, "the log is empty", 0, 0)
-    oldest_unsafe = None if clean else Checkpoint(store).min_timestamp
+    checkpoint = None if clean else Checkpoint(store)
+    oldest_unsafe = None if checkpoint is None else checkpoint.min_timestamp
     first = 0 if whole_log else _first_to_scan(folder, starts, segment_bytes, oldest_unsafe)
     walk = _Walk(folder, segment_bytes, check_crc, cut_at_damage, starts[first])
+    if checkpoint is not None:
+        walk.unflushed_from_ms = checkpoint.words["physic_msg_timestamp"] - FLUSH_SLACK_MS
     for start in starts[first:]:
         if not walk.segment(start):
             break
@@ -115,6 +122,7 @@ class _Walk:
     cut_at_damage: bool
     end: int  # of the last whole record, or of the blank behind it
     reason: str = LAST_SEGMENT_FULL  # why it ended there
+    unflushed_from_ms: int | None = None  # store time; None: everything was flushed
     timestamp: int = 0
     records: int = 0
     damages: list[Damage] = field(default_factory=list)
@@ -135,7 +143,9 @@ class _Walk:
                     at = self._stretch(memory, descriptor, start, at)
         finally:
             os.close(descriptor)
-        return self.reason == LAST_SEGMENT_FULL or not self.cut_at_damage
+        return self.reason == LAST_SEGMENT_FULL or not (
+            self.cut_at_damage or self.reason == PAGES_LOST
+        )
 
     def _stretch(self, memory: mmap.mmap, descriptor: int, start: int, at: int) -> int:
         """Take the whole records from `at` on; where the next ones begin, -1 for nowhere."""
@@ -143,6 +153,9 @@ class _Walk:
         reached, why, count, timestamp = self._scan(memory, descriptor, start, at)
         if count:
             if at != self.end:
+                if self._has_lost_pages(at):
+                    self.reason = PAGES_LOST
+                    return -1
                 self._add_damage(at)
             self.end, self.timestamp = reached, timestamp
             self.records += count
@@ -179,11 +192,43 @@ class _Walk:
                 return reached, why, seen + count, last if count else timestamp
             at = reached
 
+    def _has_lost_pages(self, resumed_at: int) -> bool:
+        """Whether what follows the log's end so far may not have been flushed, and was not.
+
+        A power cut leaves those pages that the system happened to have written, in any order. A
+        page that is lost has zeros to its end, as it had when it was made ready. Whole records
+        behind one are younger than what is missing: with them the log would have a hole.
+        """
+        if self.unflushed_from_ms is None or self.timestamp < self.unflushed_from_ms:
+            return False
+        size = self.segment_bytes
+        for start in range(self.end // size * size, resumed_at, size):
+            begin, end = max(self.end, start), min(resumed_at, start + size)
+            try:
+                if _ends_pages_with_zeros(
+                    self.folder / segment_name(start), begin - start, end - start
+                ):
+                    return True
+            except FileNotFoundError:
+                continue
+        return False
+
     def _add_damage(self, resumed_at: int) -> None:
         size = self.segment_bytes
         file = str(self.folder / segment_name(self.end // size * size))
         damage = Damage(self.end, resumed_at - self.end, self.reason, file)
         self.damages.append(damage)
+
+
+def _ends_pages_with_zeros(path: Path, begin: int, end: int) -> bool:
+    """Whether a page in that range of a segment has nothing but zeros at its end."""
+    with path.open("rb") as segment:
+        for page_end in range(-(-(begin + 1) // PAGE) * PAGE, end + 1, PAGE):
+            count = min(PAGE_END_BYTES, page_end - begin)
+            segment.seek(page_end - count)
+            if not any(segment.read(count)):
+                return True
+    return False
 
 
 def find_whole(
