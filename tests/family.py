@@ -102,17 +102,25 @@ class RunningBroker:
     Args:
         settings: over those of SMALL, by RocketMQ's keys.
         wait: False returns before it serves; call `wait_ready`.
+        log_path: where its log goes if not beside the store.
+        environ: further variables for its processes.
 
     Raises what the broker says that is wrong, as front/broker.py does, or EndedEarly.
     """
 
     def __init__(
-        self, store: Path, settings: Mapping[str, object] | None = None, *, wait: bool = True
+        self,
+        store: Path,
+        settings: Mapping[str, object] | None = None,
+        *,
+        wait: bool = True,
+        log_path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.store = store
         self.settings: dict[str, Any] = {**SMALL, **(settings or {})}
         keys = self.settings | {"storePathRootDir": str(store)}
-        self.log_path = store.parent / f"{store.name}.log"
+        self.log_path = log_path or store.parent / f"{store.name}.log"
         self._mark = f"{RUN}/{next(_numbers)}"
         self._channels: list[Channel] = []
         self._closed = False
@@ -125,7 +133,7 @@ class RunningBroker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, MARK: self._mark},
+                env={**os.environ, **(environ or {}), MARK: self._mark},
             )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(keys) + b"\n")
