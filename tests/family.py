@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -348,11 +349,10 @@ class RunningBroker:
 
     def wait_gone(self, timeout_s: float = RECOVER_TIMEOUT_S) -> None:
         """Until every process of it is gone."""
-        others = [process for process in self.processes() if process.pid != self.pid]
+        deadline = time.monotonic() + timeout_s
+        alive = [process.pid for process in self.processes() if not has_ended(process.pid, deadline)]
         self._process.wait(timeout_s)  # psutil would take the exit status away
-        _, alive = psutil.wait_procs(others, timeout_s)
-        alive = [process for process in alive if process.is_running()]
-        assert not alive, f"still there: {[process.name() for process in alive]}"
+        assert not alive, f"still there: {alive}"
 
     # --- end ---
 
@@ -389,6 +389,20 @@ class RunningBroker:
             except BaseException:
                 self.kill_all()
                 raise
+
+
+def has_ended(pid: int, deadline: float) -> bool:
+    """Wait for the end of any process. Its parent may take a second more to notice it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(max(0, deadline - time.monotonic()) * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def left_behind(mark: str = RUN) -> list[psutil.Process]:
