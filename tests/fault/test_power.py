@@ -1,0 +1,80 @@
+"""Power cuts of a running broker. Campaigns of any length: python -m tests.fault --power-cuts N"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cometmq.protocol.commands import (
+    CommitOffsets,
+    FetchOffsets,
+    GroupOffsets,
+    QueueKey,
+    QueueOffset,
+)
+from cometmq.shm.control import Counter
+from family import RunningBroker
+from fault.disk import Disk, need
+from fault.power import cut_power
+
+SEED = 20_261_121
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("kind", "sync", "cuts"),
+    [("ext4", True, 4), ("ext4", False, 3), ("xfs", True, 3), ("xfs", False, 3)],
+)
+def test_power_cuts_under_load(kind: str, sync: bool, cuts: int, tmp_path: Path) -> None:
+    need(kind, "power cuts of a broker")
+    done = cut_power(tmp_path, kind, sync=sync, cuts=cuts, seed=SEED)
+    print(f"{done.moments}: {done.acknowledged} acknowledged, {done.lost} lost, {done.holes} holes")
+    assert done.acknowledged > 100
+    if sync:
+        assert not done.lost
+
+
+def test_who_came_further_than_the_log_is_put_back(tmp_path: Path) -> None:
+    """Under ASYNC_FLUSH a cut may take messages that a group has consumed. What is stored in their
+    places afterwards is new to the group, and has to reach it."""
+    need("ext4", "offsets behind the log's end")
+    settings = {"flushIntervalCommitLog": 600_000, "flushConsumerOffsetInterval": 50}
+    with Disk(tmp_path, "ext4") as disk:
+        store, log_path = disk.folder / "store", tmp_path / "broker.log"
+        with RunningBroker(store, settings, log_path=log_path) as broker:
+            broker.create_topic("orders", 1)
+            broker.send("orders", 0, [b"kept"] * 10)
+        with RunningBroker(store, settings, log_path=log_path) as broker:
+            assert broker.counter(Counter.FLUSHED) == broker.counter(Counter.WROTE)
+            broker.send("orders", 0, [b"lost"] * 10)
+            commit(broker, 20)
+            before = broker.statistics("coordinator")["offset_file_writes"]
+            commit(broker, 19)
+            while broker.statistics("coordinator")["offset_file_writes"] < before + 3:
+                pass  # the third is the timer's, which waits for the disk
+            disk.cut()
+            broker.kill_all()
+            disk.power_on()
+        with RunningBroker(store, settings, log_path=log_path) as broker:
+            assert len(broker.read_queue("orders", 0)) == 10
+            assert committed(broker) == 10
+            assert "queue 0 ends at 10, 19 was committed" in broker.log
+            broker.send("orders", 0, [b"new"] * 10)
+        with RunningBroker(store, settings, log_path=log_path) as broker:
+            commit(broker, 15)
+            broker.kill_all()
+        with RunningBroker(store, settings, log_path=log_path) as broker:
+            assert committed(broker) == 15  # who has not gone too far stays
+
+
+def commit(broker: RunningBroker, queue_offset: int) -> None:
+    offsets = [QueueOffset("orders", 0, queue_offset)]
+    broker.coordinator.ask(CommitOffsets("readers", offsets), timeout_s=10)
+
+
+def committed(broker: RunningBroker) -> int:
+    command = FetchOffsets("readers", [QueueKey("orders", 0)])
+    answer, _ = broker.coordinator.ask(command, timeout_s=10)
+    assert isinstance(answer, GroupOffsets)
+    return answer.offsets[0].queue_offset
