@@ -406,7 +406,7 @@ class PowerCuts:
         assert isinstance(answer, GroupOffsets)
         oldest = self._cut_at - OFFSETS_MS / 1000 - SLACK_S
         for book, kept in zip(self.books, answer.offsets, strict=True):
-            due = max((offset for when, offset in book.commits if when < oldest), default=0)
+            due = max((offset for when, offset in book.commits if when < oldest), default=-1)
             where = f"queue {kept.queue_id}: committed {kept.queue_offset}"
             if kept.queue_offset < min(due, book.checked):
                 raise Violation(f"{where}, {due} was long synced")
@@ -417,7 +417,7 @@ class PowerCuts:
                     f"{where}, but the queue ends at {book.checked}: what comes next is skipped"
                 )
             book.committing = max(0, kept.queue_offset)
-            book.commits = [(0.0, book.committing)]
+            book.commits = [(0.0, kept.queue_offset)]
 
 
 # --- reading --------------------------------------------------------------------------------------
