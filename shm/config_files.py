@@ -592,8 +592,9 @@ class ConfigFile(Generic[StructT]):
 
         Survives a kill of the process at any line. Survives the loss of power if `durable`, which
         waits for the disk; otherwise the last durable content may return. The first `store` is
-        durable in any case, so that there is one. Raises OSError (the old content stays, or the new one if it was only the
-        folder that could not be synced), ValueError for what could not be read again.
+        durable in any case, so that there is one. Raises OSError (the old content stays, or the
+        new one if it was only the folder that could not be synced), ValueError for what could not
+        be read again.
         """
         content = dumps(value).encode()
         if len(content) > FILE_BYTES_MAX:

@@ -29,6 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from family import EndedEarly, RunningBroker, Sent
+from fault.disk import Disk
+
 from cometmq.protocol.commands import (
     CommitOffsets,
     FetchOffsets,
@@ -38,8 +41,6 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError
 from cometmq.shm.verify import verify_store
-from family import EndedEarly, RunningBroker, Sent
-from fault.disk import Disk
 
 SOURCE: Final = Path(__file__).with_name("syscalls.c")
 CALLS: Final = (

@@ -16,10 +16,11 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from family import EndedEarly, RunningBroker, pull
 
 from cometmq.protocol.commands import PullMessages, PullStatus, QueryMessages, QueryResult
 from cometmq.protocol.errors import CometError
@@ -27,8 +28,7 @@ from cometmq.shm._kernel import Message, decode
 from cometmq.shm.files import ABORT_FILE, COMMITLOG_DIR, CONSUME_QUEUE_DIR, INDEX_DIR
 from cometmq.shm.repair import recover_store
 from cometmq.shm.store_reader import GetStatus, ReadLimits, StoreReader, file_sizes
-from cometmq.shm.verify import store_files, verify_store, whole_records
-from family import EndedEarly, RunningBroker, pull
+from cometmq.shm.verify import verify_store
 
 PAGE: Final = 4096
 KINDS: Final = ("bit", "page", "cut")
@@ -233,7 +233,9 @@ class Victim:
 
     def _query(self, verdict: Judgement, broker: RunningBroker) -> None:
         """Whatever a key finds has that key."""
-        keyed = [m for m in self.messages.values() if m.keys and not self._was_hit(m, verdict.damage)]
+        keyed = [
+            m for m in self.messages.values() if m.keys and not self._was_hit(m, verdict.damage)
+        ]
         for message in keyed[:: max(1, len(keyed) // 10)]:
             answer, payload = broker.reader.ask(QueryMessages(message.topic, message.keys))
             assert isinstance(answer, QueryResult)
@@ -311,7 +313,9 @@ def make_store(store: Path, *, clean: bool, seed: int) -> dict[str, object]:
             broker.create_topic(topic, 2)
         for number in range(150):
             topic, queue_id = chance.choice(["flips-a", "flips-b"]), chance.randrange(2)
-            bodies = [chance.randbytes(chance.randrange(2_000)) for _ in range(chance.randint(1, 3))]
+            bodies = [
+                chance.randbytes(chance.randrange(2_000)) for _ in range(chance.randint(1, 3))
+            ]
             broker.send(topic, queue_id, bodies, keys=f"k{number}", tags=f"t{number % 3}")
         if not clean:
             broker.kill_all()
@@ -324,8 +328,3 @@ def flip(victim: Victim, chance: random.Random, *, served: bool, target: str = "
     copy, damage = victim.damaged_copy(chance, target or None)
     judge = victim.judge_served if served else victim.judge_closed
     return judge(copy, damage)
-
-
-def all_records(store: Path) -> Iterator[Message]:
-    files = store_files(store)
-    return whole_records(files, files.log_starts()[0], 1 << 62)

@@ -35,11 +35,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from family import RunningBroker, pull, send_batch
+from fault.disk import Disk
+
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import (
     BrokerEndpoints,
     CommitOffsets,
-    CreateTopic,
     FetchOffsets,
     GroupOffsets,
     ListTopics,
@@ -49,15 +51,12 @@ from cometmq.protocol.commands import (
     QueryResult,
     QueueKey,
     QueueOffset,
-    TopicInfo,
     TopicList,
 )
 from cometmq.protocol.errors import CometError, StoreError
 from cometmq.shm._kernel import Message, decode
 from cometmq.shm.control import Counter
 from cometmq.shm.verify import verify_store
-from family import RunningBroker, pull, send_batch
-from fault.disk import Disk
 
 TOPIC: Final = "power"
 GROUP: Final = "watchers"

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from fault.calls import Fault, Outcome, Scenario
 from fault.disk import Disk, need, skipped
 
@@ -23,13 +22,14 @@ def compiler() -> None:
 
 
 def run_every(scenario: Scenario, fault: Fault, step: int) -> list[Outcome]:
-    """A prime's stride more than the step each time would be no better: the calls have no period."""
     count = scenario.count(fault)
     outcomes = [scenario.run(fault, n) for n in range(step // 2, count, step)]
     bad = [f"{outcome}: {outcome.complaints}" for outcome in outcomes if outcome.complaints]
     assert not bad, "\n".join(bad)
     hit = [outcome for outcome in outcomes if outcome.what]
-    print(f"{fault}: {count} calls, {len(hit)} hit, of {len({o.what.split()[0] for o in hit})} kinds")
+    print(
+        f"{fault}: {count} calls, {len(hit)} hit, of {len({o.what.split()[0] for o in hit})} kinds"
+    )
     assert len(hit) >= len(outcomes) - 3
     return outcomes
 

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+from fault.disk import FILE_SYSTEMS, Disk, need
 
 from cometmq.shm.files import sync_folder
-from fault.disk import FILE_SYSTEMS, Disk, need
 
 WORDS = 4096
 PAGE = mmap.PAGESIZE

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import golden
 import pytest
-
 from fault.flips import TARGETS, Judgement, Victim, flip, make_store
 
 SEED = 20_261_121

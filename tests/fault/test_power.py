@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from family import RunningBroker
+from fault.disk import Disk, need
+from fault.power import cut_power
 
 from cometmq.protocol.commands import (
     CommitOffsets,
@@ -14,9 +18,7 @@ from cometmq.protocol.commands import (
     QueueOffset,
 )
 from cometmq.shm.control import Counter
-from family import RunningBroker
-from fault.disk import Disk, need
-from fault.power import cut_power
+from cometmq.shm.files import COMMITLOG_DIR, segment_name
 
 SEED = 20_261_121
 
@@ -64,6 +66,40 @@ def test_who_came_further_than_the_log_is_put_back(tmp_path: Path) -> None:
             broker.kill_all()
         with RunningBroker(store, settings, log_path=log_path) as broker:
             assert committed(broker) == 15  # who has not gone too far stays
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="recovery takes whole records behind lost pages for good: the log gets a hole, where it "
+    "should end in front of the first page that was not flushed and is not there",
+)
+def test_pages_that_reach_the_disk_out_of_order_leave_no_hole(tmp_path: Path) -> None:
+    """The kernel writes what is not flushed in any order: here the last segment goes first."""
+    need("ext4", "writing out of order")
+    settings = {
+        "mappedFileSizeCommitLog": 96 << 10,
+        "maxMessageSize": 16 << 10,
+        "flushIntervalCommitLog": 600_000,
+    }
+    with Disk(tmp_path, "ext4") as disk:
+        store, log_path = disk.folder / "store", tmp_path / "broker.log"
+        with RunningBroker(store, settings, log_path=log_path) as broker:
+            broker.create_topic("orders", 1)
+            broker.send("orders", 0, [b"kept"])
+        with RunningBroker(store, settings, log_path=log_path) as broker:
+            for _ in range(40):
+                sent = broker.send("orders", 0, [b"x" * 10_000])
+            last = sent[0].physical_offset // (96 << 10) * (96 << 10)
+            descriptor = os.open(store / COMMITLOG_DIR / segment_name(last), os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+            disk.cut()
+            broker.kill_all()
+            disk.power_on()
+        with RunningBroker(store, settings, log_path=log_path) as broker:
+            offsets = [message.queue_offset for message in broker.read_queue("orders", 0)]
+            assert offsets == list(range(len(offsets)))
+            assert offsets
 
 
 def commit(broker: RunningBroker, queue_offset: int) -> None:
