@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from family import RunningBroker
 from fault.disk import Disk, need
-from fault.power import cut_power
+from fault.power import PowerCuts, Violation, cut_power
 
 from cometmq.protocol.commands import (
     CommitOffsets,
@@ -35,6 +35,17 @@ def test_power_cuts_under_load(kind: str, sync: bool, cuts: int, tmp_path: Path)
     assert done.acknowledged > 100
     if sync:
         assert not done.lost
+
+
+def test_a_broker_that_answers_before_it_flushes_is_noticed(tmp_path: Path) -> None:
+    """The judge itself."""
+    need("ext4", "power cuts of a broker")
+    with Disk(tmp_path, "ext4") as disk:
+        campaign = PowerCuts(disk, sync=True, seed=SEED, logs=tmp_path)
+        campaign._settings["flushDiskType"] = "ASYNC_FLUSH"
+        with pytest.raises(Violation, match="is lost with"):
+            for _ in range(8):
+                campaign.cycle()
 
 
 def test_who_came_further_than_the_log_is_put_back(tmp_path: Path) -> None:
