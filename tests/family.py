@@ -105,6 +105,7 @@ class RunningBroker:
         wait: False returns before it serves; call `wait_ready`.
         log_path: where its log goes if not beside the store.
         environ: further variables for its processes.
+        module: what runs the supervisor; see fault/launcher.py.
 
     Raises what the broker says that is wrong, as front/broker.py does, or EndedEarly.
     """
@@ -117,6 +118,7 @@ class RunningBroker:
         wait: bool = True,
         log_path: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        module: str = "cometmq.actors.supervisor",
     ) -> None:
         self.store = store
         self.settings: dict[str, Any] = {**SMALL, **(settings or {})}
@@ -129,7 +131,7 @@ class RunningBroker:
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cometmq.actors.supervisor"],
+                [sys.executable, "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -350,7 +352,9 @@ class RunningBroker:
     def wait_gone(self, timeout_s: float = RECOVER_TIMEOUT_S) -> None:
         """Until every process of it is gone."""
         deadline = time.monotonic() + timeout_s
-        alive = [process.pid for process in self.processes() if not has_ended(process.pid, deadline)]
+        alive = [
+            process.pid for process in self.processes() if not has_ended(process.pid, deadline)
+        ]
         self._process.wait(timeout_s)  # psutil would take the exit status away
         assert not alive, f"still there: {alive}"
 

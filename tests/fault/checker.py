@@ -79,6 +79,9 @@ class Verdict:
     """`findings` by kind, the first ones in words; `counts` of everything that was looked at."""
 
     findings: Counter[Kind] = field(default_factory=Counter)
+    acknowledged_ns: list[int] = field(default_factory=list)  # when each was, in this order
+    lost_ns: list[int] = field(default_factory=list)  # those that are lost, likewise
+    duplicate_ns: list[int] = field(default_factory=list)  # further copies, by when sent
     texts: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -118,13 +121,14 @@ def stored_in(store: Path) -> list[Stored]:
     """All of a stopped store, in the order of the log, read by the independent decoder."""
     return [
         Stored(
-            record.topic,
-            record.queue_id,
-            record.queue_offset,
-            value_of(record.body),
-            record.properties.get("UNIQ_KEY", ""),
+            unit.topic,
+            unit.queue_id,
+            unit.queue_offset,
+            value_of(unit.body),
+            unit.properties.get("UNIQ_KEY", ""),
         )
-        for record in reference.records(store)
+        for unit in reference.walk_log(store)
+        if isinstance(unit, reference.Record)
     ]
 
 
@@ -172,6 +176,7 @@ class _Checker:
         names = {"ok": "acknowledged", "fail": "refused", "info": "unknown"}
         for send in self.sends.values():
             self.verdict.counts[names[send.outcome]] += 1
+        self.verdict.acknowledged_ns = sorted(send.ended_ns for send in self._acknowledged)
 
     def _collect_stored(self) -> None:
         for one in self.stored:
@@ -206,6 +211,7 @@ class _Checker:
             else:
                 missing.append(send)
         for send in self._not_excused(missing):
+            self.verdict.lost_ns.append(send.ended_ns)
             there = self.at.get(send.place, "nothing")
             self.verdict.add(Kind.LOST, f"{send}: there is {there}")
 
@@ -260,6 +266,7 @@ class _Checker:
                 self.verdict.add(Kind.REFUSED_APPEARS, f"{send.value} of {send.p}: {places[0]}")
             if len(places) > 1:
                 self.verdict.counts["duplicates"] += len(places) - 1
+                self.verdict.duplicate_ns += [send.invoked_ns] * (len(places) - 1)
                 ids = {each.msg_id for each in places}
                 if len(ids) > 1 or "" in ids or len({each[:2] for each in places}) > 1:
                     self.verdict.add(Kind.DOUBLED, f"{places}")

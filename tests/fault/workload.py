@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 from fault.history import BODY_BYTES_MIN, History, Op, make_body, now_ns, value_of
 
-from cometmq.client import Admin, Consumer, Producer
+from cometmq.client import Admin, Consumer, Message, Producer
 from cometmq.client.receipt import Receipt
 from cometmq.protocol.errors import CometError, Refused
 
@@ -185,18 +185,25 @@ class Workload:
 
     def replace(self, child: Child) -> Child:
         """kill -9 of a client; another takes its place under a name of its own."""
+        kind = "consumer" if child in self.consumers else "producer"
+        self.fault("kill", f"{kind} {child.spec.p}")
         self.children.remove(child)
-        self.fault("kill", child.spec.p)
         child.kill()
         new = self._start(child.spec.kind, child.spec.group)
         self.children.append(new)
         return new
 
-    def fault(self, what: str, target: str, f: str = "fault") -> int:
-        """Write it down, before it is done; its time."""
-        op = self.history.op("ok", f, value=f"{what} {target}")
-        self.history.write([op])
-        return op.t_ns
+    def fault(self, what: str, target: str, point: str = "", *, f: str = "fault") -> None:
+        """Write it down, before it is done."""
+        self.history.end("ok", f, value=f"{what} {target}", note=point)
+
+    def read(self, topic: str, queue: int, messages: Sequence[Message]) -> None:
+        """The harness has read these itself."""
+        t_ns = now_ns()
+        self.history.write(
+            Op("harness", "ok", "read", t_ns, topic, queue, each.queue_offset, value_of(each.body))
+            for each in messages
+        )
 
     def check_alive(self) -> None:
         for child in self.children:
@@ -367,6 +374,8 @@ def send_lingering(spec: Spec, history: History, stop: Stop) -> None:
                     sender.failed([op], error, refused=isinstance(error, Refused))
             settle(len(under_way) - before)
         settle(0)
+        with contextlib.suppress(CometError):
+            producer.flush()  # it raises again what was written down above
 
 
 def send_batches(spec: Spec, history: History, stop: Stop) -> None:
