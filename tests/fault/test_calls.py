@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,18 @@ def test_a_flush_that_fails_takes_the_store_out_of_service(tmp_path: Path, n: in
     assert not outcome.complaints
     (text,) = [text for text in outcome.logs if "taken out of service" in text]
     assert "could not be flushed" in text
+
+
+@pytest.mark.timeout(200)
+def test_an_end_that_cannot_be_settled_ends_all_the_same(tmp_path: Path) -> None:
+    """A segment that was never used cannot be removed: the end is not in order, and not late."""
+    scenario = Scenario(tmp_path)
+    for n in range(15, 40):
+        began = time.monotonic()
+        outcome = scenario.run(Fault(errno.EIO, ("unlink",)), n)
+        if outcome.what.startswith("unlink /commitlog/"):
+            break
+    assert outcome.what.startswith("unlink /commitlog/")
+    assert not outcome.complaints
+    assert time.monotonic() - began < 15
+    assert any("abort stays" in text for text in outcome.logs)
