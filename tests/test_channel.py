@@ -22,13 +22,18 @@ def port() -> int:
 
 
 def take_and_die(port: int) -> None:
-    """What a process does that takes one request and ends without an answer."""
-    server: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-    server.linger = 0
-    server.bind(f"tcp://127.0.0.1:{port}")
-    assert server.poll(WAIT_S * 1000)
-    server.recv_multipart()
-    server.close()
+    """What a process does that takes one request and ends without an answer.
+
+    A context of its own, whose end is awaited: nobody reaches a listener that is about to go.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        server = context.socket(zmq.ROUTER)
+        server.bind(f"tcp://127.0.0.1:{port}")
+        assert server.poll(WAIT_S * 1000)
+        server.recv_multipart()
+    finally:
+        context.destroy(linger=0)
 
 
 def test_every_loss_is_noticed_by_the_pump(port: int) -> None:
