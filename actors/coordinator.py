@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, Protocol, TypeVar
@@ -166,6 +166,20 @@ class OffsetBook:
 
     def topics_of_groups(self) -> dict[str, tuple[str, ...]]:
         return self._table.group_topic_map()
+
+    def put_back(self, ends: Mapping[tuple[str, int], int]) -> int:
+        """Move what lies behind the end of its queue back to that end; how many there were."""
+        behind = [
+            (key, queue_id, ends.get((key.partition("@")[0], queue_id), 0))
+            for key, offsets in self._table.offset_table.items()
+            for queue_id, offset in offsets.items()
+            if offset > ends.get((key.partition("@")[0], queue_id), 0)
+        ]
+        for key, queue_id, end in behind:
+            before = self._set(key, queue_id, end)
+            self._undo.append((key, queue_id, before))
+            log.warning("%s: queue %d ends at %d, %s was committed", key, queue_id, end, before)
+        return len(behind)
 
     def save(self) -> None:
         """From here on, what was put survives a kill of this process. See `sync`."""
@@ -342,6 +356,7 @@ class CoordinatorActor(ServiceActor):
     Args:
         store_dir: must exist; `config` is made in it.
         commitlog_endpoint: where the commitlog process takes TopicsChanged.
+        queue_ends: waits for the recovery after a bad end, and returns where the queues end now.
         name_server_endpoints: all of them are told. With none, routes are only had from here.
         confirm_timeout_s: how long a topic may be unknown to them before the client hears of it.
     """
@@ -365,6 +380,7 @@ class CoordinatorActor(ServiceActor):
         commitlog_endpoint: str,
         name_server_endpoints: Sequence[str],
         confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
+        queue_ends: Callable[[], Mapping[tuple[str, int], int]] | None = None,
         bind: Sequence[tuple[str, bool]] = (),
     ) -> None:
         config_dir = store_dir / "config"
@@ -380,6 +396,7 @@ class CoordinatorActor(ServiceActor):
         super().__init__(bind=bind)
         self._settings = settings
         self._confirm_timeout_s = confirm_timeout_s
+        self._queue_ends = queue_ends
         self._session_timeout_s = settings.consumer_session_timeout_ms / 1000
         self._endpoints: BrokerEndpoints | None = None
         self._registered: BrokerEndpoints | None = None  # as a name server has confirmed them
@@ -408,6 +425,9 @@ class CoordinatorActor(ServiceActor):
 
     def on_start(self) -> None:
         """pykka's hook, in the actor's thread, before the first message."""
+        if self._queue_ends is not None and self._offsets.put_back(self._queue_ends()):
+            # Or what takes the places of lost messages would never reach these groups.
+            self._offsets.sync()
         self._commitlog.send()
         self.every(REGISTER_INTERVAL_S, self._register)
         self.every(self._settings.flush_consumer_offset_interval_ms / 1000, self._flush)

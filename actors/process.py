@@ -30,6 +30,7 @@ from cometmq.actors.service import ServiceActor
 from cometmq.actors.zygote import Broken, Ready, write_report
 from cometmq.protocol.commands import Finish
 from cometmq.protocol.errors import CometError
+from cometmq.shm.control import Counter, Phase
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,25 @@ def _coordinator(family: Family, bind: list[tuple[str, bool]]) -> type[ServiceAc
         family.store,
         commitlog_endpoint=family.addresses["commitlog"],
         name_server_endpoints=list(family.name_servers),
+        queue_ends=_queue_ends(family),
         bind=bind,
     )
+
+
+def _queue_ends(family: Family) -> Callable[[], dict[tuple[str, int], int]] | None:
+    """Where the queues end once they are recovered; None where no power cut can have cut them."""
+    control = family.control
+    if family.clean or control.read(Counter.PHASE).value >= Phase.SERVING:
+        return None
+
+    def ends() -> dict[tuple[str, int], int]:
+        family.wait_for(Counter.PHASE, Phase.RECOVERED)
+        family.wait_for(Counter.DISPATCHED, control.read(Counter.WROTE).value)
+        table = family.queue_table()
+        ranges = {key: table.range_of(*key) for key in table.queues()}
+        return {key: found.max_queue_offset for key, found in ranges.items() if found is not None}
+
+    return ends
 
 
 def _name_server(_family: Family, bind: list[tuple[str, bool]]) -> Any:

@@ -408,8 +408,6 @@ class ServiceActor(pykka.ThreadingActor):
         else:
             if answer is not None:
                 request.reply(answer)
-                if isinstance(request.command, Finish):
-                    self.stop()
 
     def _answer(self, command: Command, request: Request | None) -> Command | None:
         kind = type(command)
@@ -459,7 +457,10 @@ class ServiceActor(pykka.ThreadingActor):
         return Statistics(self.role, self.statistics())
 
     def on_finish(self, _command: Finish, _request: Request) -> Command:
-        self.settle()
+        try:
+            self.settle()
+        finally:
+            self.stop()  # also when it could not be settled: nobody waits for a second try
         return Done()
 
     def on_stop(self) -> None:

@@ -342,11 +342,16 @@ class BrokerActor(ServiceActor):
                     log.error("%s did not finish within %d s", role, FINISH_TIMEOUT_S)
                     _signal(pid, signal.SIGKILL)
                     return False
-        if pending.error is not None:
-            log.error("%s did not finish: %s", role, pending.error)
+        try:
+            pending.result()
+        except CometError as error:
+            log.error("%s did not finish: %s", role, error)
+            complete = False
+        else:
+            complete = True
         for process in _processes([pid]):
             _wait(process, deadline - time.monotonic())
-        return pending.error is None
+        return complete
 
     def _remove_marks(self) -> None:
         store = self._store

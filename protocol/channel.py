@@ -215,6 +215,7 @@ class Channel:
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = RECONNECT_MS_MAX
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        _readable(self._monitor)  # until it is first looked at, its descriptor tells nothing
         self._slice_ms = -1
         socket.connect(self.endpoint)
         self._socket = socket

@@ -541,10 +541,11 @@ def _write_list(parts: list[str], items: list[object], depth: int) -> None:
 
 
 class ConfigFile(Generic[StructT]):
-    """One file of config/, with its previous content beside it in `<file>.bak`.
+    """One file of config/, with a previous content beside it in `<file>.bak`.
 
     Has one writer at a time, who keeps the object; anyone may `load`. Whatever instant a process
-    is killed at, the next `load` finds the content before or after the `store`, whole.
+    is killed at, the next `load` finds the content before or after the `store`, whole. Only what
+    is on the disk becomes the `.bak`: a loss of power may leave a file of zeros of what was not.
     """
 
     def __init__(self, path: Path, kind: type[StructT]) -> None:
@@ -552,6 +553,7 @@ class ConfigFile(Generic[StructT]):
         self.bak_path = path.with_name(path.name + ".bak")
         self._kind = kind
         self._main_is_whole: bool | None = None  # None: nobody has looked
+        self._main_is_synced: bool | None = None  # None: nobody knows what was done before us
 
     def load(self) -> StructT | None:
         """The file's content, else that of its `.bak`, None if neither holds anything.
@@ -586,12 +588,13 @@ class ConfigFile(Generic[StructT]):
             return damaged
 
     def store(self, value: StructT, *, durable: bool) -> None:
-        """Replaces the content; what stood there before becomes the `.bak`.
+        """Replaces the content; what stood there before becomes the `.bak`, if it was durable.
 
         Survives a kill of the process at any line. Survives the loss of power if `durable`, which
-        waits for the disk; otherwise the old content may return, and on some file systems an
-        empty file. Raises OSError (the old content stays, or the new one if it was only the
-        folder that could not be synced), ValueError for what could not be read again.
+        waits for the disk; otherwise the last durable content may return. The first `store` is
+        durable in any case, so that there is one. Raises OSError (the old content stays, or the
+        new one if it was only the folder that could not be synced), ValueError for what could not
+        be read again.
         """
         content = dumps(value).encode()
         if len(content) > FILE_BYTES_MAX:
@@ -599,14 +602,15 @@ class ConfigFile(Generic[StructT]):
             raise ValueError(reason)
         if self._main_is_whole is None:
             self._main_is_whole = isinstance(self._read(self.path), self._kind)
+        durable = durable or self._main_is_synced is None
         self._make_folder(durable)
         new_path = self.path.with_name(self.path.name + ".tmp")
         _write_file(new_path, content, durable)
         # A damaged file must not push out the whole one that stands in .bak.
-        if self._main_is_whole:
+        if self._main_is_whole and (durable or self._main_is_synced):
             self._keep_previous(durable)
         os.replace(new_path, self.path)
-        self._main_is_whole = True
+        self._main_is_whole, self._main_is_synced = True, durable
         if durable:
             _sync_folder(self.path.parent)
 
@@ -619,6 +623,8 @@ class ConfigFile(Generic[StructT]):
 
     def _keep_previous(self, durable: bool) -> None:
         """Makes `.bak` a second name of the present content, in one step; both names stay whole."""
+        if not self._main_is_synced:
+            _sync_file(self.path)
         link_path = self.bak_path.with_name(self.bak_path.name + ".tmp")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(link_path)  # of a writer that was killed
@@ -651,6 +657,15 @@ def _write_file(path: Path, content: bytes, durable: bool) -> None:
         raise
     finally:
         os.close(file)
+
+
+def _sync_file(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -36,3 +36,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
     if rocketmq.SKIP_REASON:
         terminalreporter.write_line(f"WARNING: {rocketmq.SKIP_REASON}", yellow=True, bold=True)
+    disk = sys.modules.get("fault.disk")
+    for what, reason in disk.skipped.items() if disk is not None else ():
+        line = f"WARNING: NOT TESTED: {what}: {reason}"
+        terminalreporter.write_line(line, yellow=True, bold=True)

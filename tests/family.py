@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -102,17 +103,27 @@ class RunningBroker:
     Args:
         settings: over those of SMALL, by RocketMQ's keys.
         wait: False returns before it serves; call `wait_ready`.
+        log_path: where its log goes if not beside the store.
+        environ: further variables for its processes.
+        module: what runs the supervisor; see fault/launcher.py.
 
     Raises what the broker says that is wrong, as front/broker.py does, or EndedEarly.
     """
 
     def __init__(
-        self, store: Path, settings: Mapping[str, object] | None = None, *, wait: bool = True
+        self,
+        store: Path,
+        settings: Mapping[str, object] | None = None,
+        *,
+        wait: bool = True,
+        log_path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        module: str = "cometmq.actors.supervisor",
     ) -> None:
         self.store = store
         self.settings: dict[str, Any] = {**SMALL, **(settings or {})}
         keys = self.settings | {"storePathRootDir": str(store)}
-        self.log_path = store.parent / f"{store.name}.log"
+        self.log_path = log_path or store.parent / f"{store.name}.log"
         self._mark = f"{RUN}/{next(_numbers)}"
         self._channels: list[Channel] = []
         self._closed = False
@@ -120,12 +131,12 @@ class RunningBroker:
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cometmq.actors.supervisor"],
+                [sys.executable, "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, MARK: self._mark},
+                env={**os.environ, **(environ or {}), MARK: self._mark},
             )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(keys) + b"\n")
@@ -340,11 +351,12 @@ class RunningBroker:
 
     def wait_gone(self, timeout_s: float = RECOVER_TIMEOUT_S) -> None:
         """Until every process of it is gone."""
-        others = [process for process in self.processes() if process.pid != self.pid]
+        deadline = time.monotonic() + timeout_s
+        alive = [
+            process.pid for process in self.processes() if not has_ended(process.pid, deadline)
+        ]
         self._process.wait(timeout_s)  # psutil would take the exit status away
-        _, alive = psutil.wait_procs(others, timeout_s)
-        alive = [process for process in alive if process.is_running()]
-        assert not alive, f"still there: {[process.name() for process in alive]}"
+        assert not alive, f"still there: {alive}"
 
     # --- end ---
 
@@ -381,6 +393,20 @@ class RunningBroker:
             except BaseException:
                 self.kill_all()
                 raise
+
+
+def has_ended(pid: int, deadline: float) -> bool:
+    """Wait for the end of any process. Its parent may take a second more to notice it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(max(0, deadline - time.monotonic()) * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def left_behind(mark: str = RUN) -> list[psutil.Process]:

@@ -1,0 +1,16 @@
+"""The broker as `cometmq.actors.supervisor` starts it, with points to be killed at; see points.py.
+
+It is imported before the zygote is forked, so every child has what is wrapped here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cometmq.actors import process, supervisor  # noqa: F401  process: what the children import
+from fault.points import FOLDER_VARIABLE, install
+
+if __name__ == "__main__":
+    install(Path(os.environ[FOLDER_VARIABLE]))
+    supervisor.main()

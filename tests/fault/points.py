@@ -1,0 +1,301 @@
+"""Points of the code at which a process of the broker is killed, by name.
+
+    with Points(folder) as points:
+        broker = RunningBroker(store, module=points.MODULE, environ=points.environ)
+        points.arm(POINTS["append.batch.after"], nth=3)
+        pid = points.wait_hit(10)       # the process has killed itself there
+
+Production code has no hooks. `fault.launcher` wraps functions in the supervisor's process before
+the zygote is forked, so that every child has them; which wrapper kills, and at which pass, stands
+in a shared mapping, so one broker serves for many kills. A dying process says so on a pipe first.
+
+A point names a function, a call of `os`, or a counter's store. When one of them is gone the broker
+does not start, and names the point.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import select
+import signal
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from cometmq.actors import process
+from cometmq.shm._kernel import OwnedCell
+from cometmq.shm.control import ControlFile, Counter
+
+FOLDER_VARIABLE: Final = "COMETMQ_FAULT_POINTS"
+_ARMED: Final = struct.Struct("<II")  # number of the point, 0 = none; passes left
+_HIT: Final = struct.Struct("<II")  # number of the point, process
+
+When = Literal["load", "restart", "start", "clean"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place.
+
+    Args:
+        role: whose process dies.
+        target: "module:function", "module:Class.method", "os.name" or "Counter.NAME".
+        moment: just before or just after the call.
+        when: what leads there: the usual load; a restart of that role; a start of the broker after
+            a bad end; deleting old segments.
+        nth_max: the pass is drawn from 1 to this.
+    """
+
+    name: str
+    role: str
+    target: str
+    moment: Literal["before", "after"]
+    when: When = "load"
+    nth_max: int = 20
+
+
+def _both(
+    name: str, role: str, target: str, when: When = "load", nth_max: int = 20
+) -> dict[str, Point]:
+    points = [
+        Point(f"{name}.before", role, target, "before", when, nth_max),
+        Point(f"{name}.after", role, target, "after", when, nth_max),
+    ]
+    return {point.name: point for point in points}
+
+
+_COMMITLOG = "cometmq.actors.commitlog:"
+POINTS: Final[Mapping[str, Point]] = {
+    # The life of a message: records laid down, `wrote` published, answered.
+    **_both("append.records", "commitlog", "cometmq.shm.commit_log:CommitLog.append_batch"),
+    **_both("append.wrote", "commitlog", "Counter.WROTE"),
+    **_both("append.answer", "commitlog", "cometmq.actors.service:Request.reply"),
+    **_both("roll", "commitlog", "cometmq.shm.commit_log:CommitLog._roll", nth_max=1),
+    **_both("roll.mapped", "commitlog", "cometmq.shm.commit_log:map_segment", nth_max=1),
+    **_both("segment.reserved", "allocator", "os.posix_fallocate", nth_max=1),
+    **_both("segment.renamed", "allocator", "os.rename", nth_max=1),
+    **_both("segment.allocated", "allocator", "Counter.ALLOCATED", nth_max=1),
+    **_both("flush.fdatasync", "flush", "os.fdatasync", nth_max=5),
+    **_both("flush.flushed", "flush", "Counter.FLUSHED", nth_max=3),
+    **_both("checkpoint.pwrite", "flush", "os.pwrite", nth_max=1),
+    **_both("checkpoint.stored", "flush", "cometmq.shm.files:Checkpoint.store", nth_max=1),
+    **_both("dispatch.entries", "dispatcher", "cometmq.shm.queue_builder:QueueBuilder.dispatch"),
+    **_both("dispatch.dispatched", "dispatcher", "Counter.DISPATCHED"),
+    **_both("index.step", "dispatcher", "cometmq.actors.indexing:Indexing.step", nth_max=5),
+    **_both("index.indexed", "dispatcher", "Counter.INDEXED", nth_max=5),
+    # The coordinator's files: .tmp to the new content, .bak to the old one, durable or not.
+    **_both("config.rename", "coordinator", "os.replace", nth_max=8),
+    **_both("config.link", "coordinator", "os.link", nth_max=2),
+    **_both("config.answer", "coordinator", "cometmq.actors.service:Request.reply"),
+    # A process that takes over from a dead one dies again.
+    **_both("takeover.zero", "commitlog", _COMMITLOG + "zero_behind", "restart", 1),
+    **_both(
+        "takeover.queues",
+        "dispatcher",
+        "cometmq.shm.queue_builder:QueueBuilder.take_over",
+        "restart",
+        1,
+    ),
+    # A start after a bad end.
+    **_both("recovery.find", "commitlog", "cometmq.shm.recovery:find_end", "start", 1),
+    **_both("recovery.cut", "commitlog", "cometmq.shm.recovery:cut", "start", 1),
+    **_both("recovery.log", "commitlog", _COMMITLOG + "recover_log", "start", 1),
+    **_both("recovery.wrote", "commitlog", "Counter.WROTE", "start", 1),
+    **_both(
+        "recovery.queues", "dispatcher", "cometmq.shm.queue_builder:QueueBuilder.recover", "start", 1
+    ),
+    **_both(
+        "recovery.entries",
+        "dispatcher",
+        "cometmq.shm.queue_builder:QueueBuilder.dispatch",
+        "start",
+        1,
+    ),
+    **_both("recovery.flush", "flush", "os.fdatasync", "start", 1),
+    # Old segments go.
+    **_both("clean.min_offset", "cleaner", "Counter.MIN_OFFSET", "clean", 1),
+    **_both("clean.unlink", "cleaner", "os.unlink", "clean", 3),
+}
+assert len(POINTS) < 256
+_NUMBERS: Final = {name: number for number, name in enumerate(POINTS, 1)}
+
+
+# --- the harness's end ----------------------------------------------------------------------------
+
+
+class Points:
+    """Arms one point at a time. `folder` has to be short-lived: a pipe and a mapping lie in it."""
+
+    MODULE: Final = "fault.launcher"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "armed").write_bytes(bytes(mmap.PAGESIZE))
+        os.mkfifo(folder / "hits")
+        self._hits = os.open(folder / "hits", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._memory = _map(folder)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        tests = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
+        return {FOLDER_VARIABLE: str(self._folder), "PYTHONPATH": path}
+
+    def arm(self, point: Point, nth: int = 1) -> None:
+        _ARMED.pack_into(self._memory, 0, 0, 0)  # nobody counts while it changes
+        _ARMED.pack_into(self._memory, 0, 0, nth)
+        self._memory[0:4] = _NUMBERS[point.name].to_bytes(4, "little")
+
+    def disarm(self) -> None:
+        """Also forgets what was hit and not waited for."""
+        _ARMED.pack_into(self._memory, 0, 0, 0)
+        self.wait_hit(0)
+
+    def wait_hit(self, timeout_s: float) -> int | None:
+        """The process that has died at the armed point; None when the time is up."""
+        if not select.select([self._hits], [], [], timeout_s)[0]:
+            return None
+        _, pid = _HIT.unpack(os.read(self._hits, _HIT.size))
+        return int(pid)
+
+    def close(self) -> None:
+        os.close(self._hits)
+        self._memory.close()
+
+    def __enter__(self) -> Points:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _map(folder: Path) -> mmap.mmap:
+    with (folder / "armed").open("rb+") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+# --- in the broker's processes --------------------------------------------------------------------
+
+
+class Tap:
+    """Kills this process where it is armed to. Made in the supervisor, used in its children."""
+
+    def __init__(self, folder: Path) -> None:
+        self._memory = _map(folder)
+        self._hits = os.open(folder / "hits", os.O_WRONLY)  # inherited by every fork
+        self.role = "supervisor"
+
+    def passed(self, number: int) -> None:
+        armed, left = _ARMED.unpack_from(self._memory)
+        if armed != number:
+            return
+        if left > 1:
+            _ARMED.pack_into(self._memory, 0, number, left - 1)
+            return
+        _ARMED.pack_into(self._memory, 0, 0, 0)
+        os.write(self._hits, _HIT.pack(number, os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, function: Callable[..., Any], points: list[Point]) -> Callable[..., Any]:
+        armed = self._memory  # its first byte is 0 while nothing is armed
+
+        @wraps(function)
+        def wrapper(*arguments: Any, **keywords: Any) -> Any:
+            if not armed[0]:
+                return function(*arguments, **keywords)
+            self._pass(points, "before")
+            found = function(*arguments, **keywords)
+            self._pass(points, "after")
+            return found
+
+        return wrapper
+
+    def _pass(self, points: list[Point], moment: str) -> None:
+        for point in points:
+            if point.role == self.role and point.moment == moment:
+                self.passed(_NUMBERS[point.name])
+
+
+def install(folder: Path) -> None:
+    """Wrap everything that has a point. Raises AttributeError or KeyError for what is gone."""
+    tap = Tap(folder)
+    by_target: dict[str, list[Point]] = {}
+    for point in POINTS.values():
+        by_target.setdefault(point.target, []).append(point)
+    counters = {}
+    for target, points in by_target.items():
+        try:
+            if target.startswith("Counter."):
+                counters[Counter[target.partition(".")[2]]] = points
+            else:
+                _wrap(target, lambda function, points=points: tap.around(function, points))
+        except (AttributeError, KeyError, ImportError) as error:
+            names = ", ".join(point.name for point in points)
+            raise AttributeError(f"{target} is gone, see {names} in {__file__}") from error
+    _wrap_counters(tap, counters)
+    _wrap("cometmq.actors.process:run_child", lambda function: _with_role(tap, function))
+    assert process.run_child.__name__ == "run_child"
+
+
+def _wrap(target: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    module, _, names = target.partition(":")
+    if not names:
+        module, _, names = target.rpartition(".")
+    owner: Any = importlib.import_module(module)
+    *path, last = names.split(".")
+    for name in path:
+        owner = getattr(owner, name)
+    real = getattr(owner, last)
+    setattr(owner, last, wrapped(real))
+    for other in list(sys.modules.values()):  # who imported the function by its name
+        if getattr(other, "__name__", "").startswith("cometmq.") and vars(other).get(last) is real:
+            setattr(other, last, getattr(owner, last))
+
+
+def _with_role(tap: Tap, run_child: Callable[..., int]) -> Callable[..., int]:
+    def run(order: dict[str, Any], reports: int, lifeline: int) -> int:
+        tap.role = str(order["role"])
+        return run_child(order, reports, lifeline)
+
+    run.__name__ = "run_child"
+    return run
+
+
+def _wrap_counters(tap: Tap, counters: Mapping[Counter, list[Point]]) -> None:
+    """Whoever owns one of them gets a cell whose stores are points."""
+    own = ControlFile.own
+
+    def owned(control: ControlFile, counter: Counter) -> OwnedCell:
+        if counter not in counters:
+            return own(control, counter)
+        return _TappedCell.over(own(control, counter), tap, counters[counter])  # type: ignore[return-value]
+
+    ControlFile.own = owned  # type: ignore[method-assign]
+
+
+class _TappedCell:
+    """An OwnedCell with points at its stores."""
+
+    @classmethod
+    def over(cls, cell: OwnedCell, tap: Tap, points: list[Point]) -> _TappedCell:
+        tapped = cls()
+        tapped._cell = cell
+        for name in ("publish", "advance", "reset"):
+            setattr(tapped, name, tap.around(getattr(cell, name), points))
+        return tapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_cell"], name)

@@ -1,0 +1,78 @@
+"""The nth system call of the store fails, or is where the power is cut: every 20th n here, every n
+with python -m tests.fault --nth-call."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from fault.calls import Fault, Outcome, Scenario
+from fault.disk import Disk, need, skipped
+
+STEP = 20
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    if shutil.which("gcc") is None:
+        skipped["failing system calls"] = "gcc is not installed"
+        pytest.skip("no gcc: the library that fails the calls cannot be built")
+
+
+def run_every(scenario: Scenario, fault: Fault, step: int) -> list[Outcome]:
+    count = scenario.count(fault)
+    outcomes = [scenario.run(fault, n) for n in range(step // 2, count, step)]
+    bad = [f"{outcome}: {outcome.complaints}" for outcome in outcomes if outcome.complaints]
+    assert not bad, "\n".join(bad)
+    hit = [outcome for outcome in outcomes if outcome.what]
+    print(
+        f"{fault}: {count} calls, {len(hit)} hit, of {len({o.what.split()[0] for o in hit})} kinds"
+    )
+    assert len(hit) >= len(outcomes) - 3
+    return outcomes
+
+
+@pytest.mark.timeout(300)
+def test_any_call_fails(tmp_path: Path) -> None:
+    outcomes = run_every(Scenario(tmp_path), Fault(errno.EIO), STEP)
+    assert any(outcome.refusals for outcome in outcomes)
+
+
+@pytest.mark.timeout(300)
+def test_power_is_cut_at_any_call(tmp_path: Path) -> None:
+    need("ext4", "power cuts at the nth call")
+    with Disk(tmp_path, "ext4") as disk:
+        run_every(Scenario(tmp_path, disk), Fault(0), STEP)
+
+
+@pytest.mark.timeout(300)
+def test_from_some_call_on_there_is_no_room(tmp_path: Path) -> None:
+    run_every(Scenario(tmp_path), Fault(errno.ENOSPC, forever=True), 8 * STEP)
+
+
+@pytest.mark.parametrize("n", [1, 5, 20])
+def test_a_flush_that_fails_takes_the_store_out_of_service(tmp_path: Path, n: int) -> None:
+    """It is not tried again, and nothing that waited for it is acknowledged."""
+    outcome = Scenario(tmp_path).run(Fault(errno.EIO, ("fdatasync",)), n)
+    assert outcome.what.startswith("fdatasync")
+    assert not outcome.complaints
+    (text,) = [text for text in outcome.logs if "taken out of service" in text]
+    assert "could not be flushed" in text
+
+
+@pytest.mark.timeout(200)
+def test_an_end_that_cannot_be_settled_ends_all_the_same(tmp_path: Path) -> None:
+    """A segment that was never used cannot be removed: the end is not in order, and not late."""
+    scenario = Scenario(tmp_path)
+    for n in range(15, 40):
+        began = time.monotonic()
+        outcome = scenario.run(Fault(errno.EIO, ("unlink",)), n)
+        if outcome.what.startswith("unlink /commitlog/"):
+            break
+    assert outcome.what.startswith("unlink /commitlog/")
+    assert not outcome.complaints
+    assert time.monotonic() - began < 15
+    assert any("abort stays" in text for text in outcome.logs)

@@ -1,0 +1,177 @@
+"""What runs out: the disk, descriptors, memory. Refused by name or ended with a text; nothing that
+was acknowledged is lost, and it goes on when there is room again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from family import CHILDREN, RunningBroker, Sent
+from fault.disk import need, skipped, small_disk
+
+from cometmq.protocol.commands import CommitOffsets, QueueOffset
+from cometmq.protocol.errors import CometError, DiskFull, ServiceNotAvailable
+from cometmq.shm.verify import verify_store
+
+SPACE = 48 << 20
+SETTINGS: dict[str, object] = {
+    "mappedFileSizeCommitLog": 1 << 20,
+    "fileReservedTime": 72,
+    "cleanResourceInterval": 3_600_000,  # nothing is deleted: no room must not cost a message
+}
+BODIES = [b"x" * 50_000] * 4
+AGAIN_TIMEOUT_S = 20
+
+
+@contextlib.contextmanager
+def full_soon(kind: str, tmp_path: Path) -> Iterator[Path]:
+    if kind == "ext4":
+        need("ext4", "a full disk")
+        with small_disk(tmp_path, SPACE) as disk:
+            yield disk.folder
+        return
+    if os.geteuid() != 0:
+        skipped["a full disk on tmpfs"] = "only root may mount a file system"
+        pytest.skip("only root may mount a tmpfs")
+    folder = tmp_path / "tmpfs"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SPACE}", "tmpfs", str(folder)]
+    subprocess.run(command, check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Somebody else takes all the room there is; to the last block."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 512):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+    return ballast
+
+
+def send_until_refused(broker: RunningBroker, sent: list[Sent]) -> CometError:
+    for _ in range(400):
+        try:
+            sent += broker.send("orders", 0, BODIES)
+        except CometError as error:
+            return error
+    raise AssertionError("80 MB went onto a full disk")
+
+
+def send_until_taken(broker: RunningBroker, sent: list[Sent]) -> None:
+    deadline = time.monotonic() + AGAIN_TIMEOUT_S
+    while True:
+        try:
+            sent += broker.send("orders", 0, BODIES)
+            return
+        except ServiceNotAvailable:
+            assert time.monotonic() < deadline, broker.log[-4000:]
+            time.sleep(0.1)  # the allocator tries once a second; nobody tells us
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_the_disk_is_full_and_freed_again(kind: str, tmp_path: Path) -> None:
+    log_path = tmp_path / "broker.log"
+    sent: list[Sent] = []
+    with full_soon(kind, tmp_path) as folder:
+        store = folder / "store"
+        with RunningBroker(store, SETTINGS, log_path=log_path) as broker:
+            broker.create_topic("orders", 1)
+            for _ in range(2):
+                sent += broker.send("orders", 0, BODIES)
+                broker.assert_stored(sent)
+                before = list(sent)
+                ballast = fill(folder)
+                refusal = send_until_refused(broker, sent)
+                assert isinstance(refusal, DiskFull), refusal
+                # Reading goes on. What went into segments that were there already may have to wait
+                # for room for its ConsumeQueue entries.
+                broker.assert_stored(before)
+                with contextlib.suppress(ServiceNotAvailable):
+                    offsets = [QueueOffset("orders", 0, len(sent))]
+                    broker.coordinator.ask(CommitOffsets("readers", offsets), timeout_s=10)
+                ballast.unlink()
+                send_until_taken(broker, sent)
+                broker.assert_stored(sent)
+            assert "no segment ahead" in broker.log
+            assert "Traceback" not in broker.log
+            assert broker.statistics()["restarts"] == 0
+        assert not verify_store(store).findings
+        with RunningBroker(store, SETTINGS, log_path=log_path) as broker:
+            broker.assert_stored(sent)
+
+
+def test_a_start_on_a_full_disk(tmp_path: Path) -> None:
+    """It refuses and says why, or serves what it has; afterwards everything is there."""
+    log_path = tmp_path / "broker.log"
+    with full_soon("ext4", tmp_path) as folder:
+        store = folder / "store"
+        with RunningBroker(store, SETTINGS, log_path=log_path) as broker:
+            broker.create_topic("orders", 1)
+            sent = broker.send("orders", 0, BODIES)
+        ballast = fill(folder)
+        try:
+            with RunningBroker(store, SETTINGS, log_path=log_path) as broker:
+                broker.assert_stored(sent)
+        except CometError as error:
+            if "No space left on device" not in str(error) and not isinstance(error, DiskFull):
+                raise
+        ballast.unlink()
+        with RunningBroker(store, SETTINGS, log_path=log_path) as broker:
+            send_until_taken(broker, sent)
+            broker.assert_stored(sent)
+
+
+def limit(pid: int, what: str) -> None:
+    """Hardly any more than the process has now."""
+    process = psutil.Process(pid)
+    if what == "descriptors":
+        value, name = process.num_fds() + 2, resource.RLIMIT_NOFILE
+    else:
+        value, name = process.memory_info().vms + (1 << 20), resource.RLIMIT_AS
+    resource.prlimit(pid, name, (value, value))
+
+
+@pytest.mark.parametrize("what", ["descriptors", "memory"])
+@pytest.mark.parametrize("role", CHILDREN)
+def test_a_process_runs_out(role: str, what: str, tmp_path: Path) -> None:
+    """One process may not have more of it than it has. The broker goes on, perhaps by starting that
+    process again, or ends and says why; clients get errors by name; nothing is lost."""
+    store = tmp_path / "store"
+    sent: list[Sent] = []
+    broker = RunningBroker(store, {"mappedFileSizeCommitLog": 1 << 20})
+    try:
+        broker.create_topic("orders", 1)
+        sent += broker.send("orders", 0, [b"before"])
+        limit(broker.pids()[role], what)
+        for number in range(12):
+            with contextlib.suppress(CometError):
+                broker.create_topic(f"topic-{number}", 4)
+            for queue_id in range(4):
+                with contextlib.suppress(CometError):
+                    sent += broker.send(
+                        f"topic-{number}", queue_id, [b"y" * 20_000] * 4, timeout_s=2
+                    )
+            if broker._process.poll() is not None:
+                break
+        with contextlib.suppress(CometError):
+            sent += broker.send("orders", 0, [b"after"], timeout_s=2)
+        if broker._process.poll() is not None:
+            assert "CRITICAL" in broker.log, broker.log[-4000:]
+    finally:
+        broker.kill_all()
+    with RunningBroker(store, {"mappedFileSizeCommitLog": 1 << 20}) as again:
+        again.assert_stored(sent)
+    assert not verify_store(store).findings
