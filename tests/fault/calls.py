@@ -44,8 +44,8 @@ from cometmq.shm.verify import verify_store
 
 SOURCE: Final = Path(__file__).with_name("syscalls.c")
 CALLS: Final = (
-    "create", "write", "fsync", "fdatasync", "ftruncate", "fallocate", "rename", "link", "unlink",
-    "mkdir", "mmap",
+    "create", "write", "fsync", "fdatasync", "msync", "sync_file_range", "ftruncate", "fallocate",
+    "rename", "link", "unlink", "mkdir", "mmap",
 )  # fmt: skip
 STATE: Final = struct.Struct("=QQQQ256s")  # struct state in syscalls.c
 TOPIC: Final = "nth"

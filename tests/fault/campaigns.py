@@ -133,7 +133,9 @@ def commit_under_test() -> str:
         ).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":!tests/fault/tally.jsonl")
+        changed = git(
+            "status", "--porcelain", "--untracked-files=no", "--", ":!tests/fault/tally.jsonl"
+        )
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -142,7 +142,9 @@ class Victim:
                 begin = at // PAGE * PAGE
                 end = min(begin + PAGE, size)
                 file.seek(begin)
-                file.write(chance.choice([bytes(end - begin), chance.randbytes(end - begin)]))
+                # After a bad end zeros are what a power cut leaves, and the log ends there.
+                lost = not (store / ABORT_FILE).exists() and chance.random() < 0.5
+                file.write(bytes(end - begin) if lost else chance.randbytes(end - begin))
             else:
                 begin, end = at, at + 1
                 file.seek(at)

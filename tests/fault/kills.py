@@ -30,21 +30,19 @@ from types import TracebackType
 from typing import Final
 
 import psutil
-
 import reference
-from cometmq.client import Admin
-from cometmq.protocol.channel import Channel
-from cometmq.protocol.commands import DeleteSegments, GetQueueRange, PullMessages, QueueRange
-from cometmq.protocol.errors import CometError, NotConfirmed
-from cometmq.shm.control import Counter
-from cometmq.shm.files import COMMITLOG_DIR, list_segments, segment_name
-from cometmq.shm.verify import verify_store
 from family import CHILDREN, EndedEarly, RunningBroker, pull
 from fault.campaigns import Options, Tally, campaign, commit_under_test, today
 from fault.checker import Rules, Verdict, add_store_findings, check, stored_in
 from fault.history import Op, read_histories
 from fault.points import POINTS, Point, Points
 from fault.workload import GROUPS, QUEUES, TOPICS, Child, Workload
+
+from cometmq.protocol.commands import DeleteSegments, GetQueueRange, PullMessages, QueueRange
+from cometmq.protocol.errors import CometError, NotConfirmed
+from cometmq.shm.control import Counter
+from cometmq.shm.files import COMMITLOG_DIR, list_segments, segment_name
+from cometmq.shm.verify import verify_store
 
 CLIENTS: Final = ("producer", "consumer")
 WHOLE: Final = ("supervisor", "zygote", "all")  # after these the rig starts a broker again
@@ -85,7 +83,11 @@ class Outcome:
         fault before it."""
         times = [op.t_ns for op in self.faults]
         lines: dict[tuple[str, str], Tally] = {}
-        said = "ok" if self.ok else ", ".join(f"{n} {k.name}" for k, n in self.verdict.findings.items())
+        said = (
+            "ok"
+            if self.ok
+            else ", ".join(f"{n} {k.name}" for k, n in self.verdict.findings.items())
+        )
         counted = {
             "acknowledged": self.verdict.acknowledged_ns,
             "lost": self.verdict.lost_ns,

@@ -82,7 +82,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("segment.reserved", "allocator", "os.posix_fallocate", nth_max=1),
     **_both("segment.renamed", "allocator", "os.rename", nth_max=1),
     **_both("segment.allocated", "allocator", "Counter.ALLOCATED", nth_max=1),
-    **_both("flush.fdatasync", "flush", "os.fdatasync", nth_max=5),
+    **_both("flush.sync", "flush", "cometmq.actors.flush:SegmentFile.sync", nth_max=5),
     **_both("flush.flushed", "flush", "Counter.FLUSHED", nth_max=3),
     **_both("checkpoint.pwrite", "flush", "os.pwrite", nth_max=1),
     **_both("checkpoint.stored", "flush", "cometmq.shm.files:Checkpoint.store", nth_max=1),
@@ -109,7 +109,11 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("recovery.log", "commitlog", _COMMITLOG + "recover_log", "start", 1),
     **_both("recovery.wrote", "commitlog", "Counter.WROTE", "start", 1),
     **_both(
-        "recovery.queues", "dispatcher", "cometmq.shm.queue_builder:QueueBuilder.recover", "start", 1
+        "recovery.queues",
+        "dispatcher",
+        "cometmq.shm.queue_builder:QueueBuilder.recover",
+        "start",
+        1,
     ),
     **_both(
         "recovery.entries",
@@ -118,7 +122,7 @@ POINTS: Final[Mapping[str, Point]] = {
         "start",
         1,
     ),
-    **_both("recovery.flush", "flush", "os.fdatasync", "start", 1),
+    **_both("recovery.flush", "flush", "cometmq.actors.flush:SegmentFile.sync", "start", 1),
     # Old segments go.
     **_both("clean.min_offset", "cleaner", "Counter.MIN_OFFSET", "clean", 1),
     **_both("clean.unlink", "cleaner", "os.unlink", "clean", 3),

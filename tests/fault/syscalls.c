@@ -123,6 +123,23 @@ static int fails_at(const char *name, int file) {
     return fails(name, path);
 }
 
+/* The same for the file that is mapped at an address. */
+static int fails_in(const char *name, const void *where) {
+    char line[PATH_MAX + 128], path[PATH_MAX];
+    unsigned long begin, end;
+    if (!state)
+        return 0;
+    int before = errno, found = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && !found && fgets(line, sizeof line, maps))
+        found = sscanf(line, "%lx-%lx %*s %*s %*s %*s %4095[^\n]", &begin, &end, path) == 3 &&
+                begin <= (unsigned long)where && (unsigned long)where < end;
+    if (maps)
+        fclose(maps);
+    errno = before;
+    return found && fails(name, path);
+}
+
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 #define OPEN(name)                                                                                 \
@@ -165,6 +182,12 @@ ssize_t writev(int file, const struct iovec *parts, int count) {
 }
 int fsync(int file) { return fails_at("fsync", file) ? -1 : REAL(fsync)(file); }
 int fdatasync(int file) { return fails_at("fdatasync", file) ? -1 : REAL(fdatasync)(file); }
+int msync(void *where, size_t count, int flags) {
+    return fails_in("msync", where) ? -1 : REAL(msync)(where, count, flags);
+}
+int sync_file_range(int file, off64_t at, off64_t count, unsigned int flags) {
+    return fails_at("sync_file_range", file) ? -1 : REAL(sync_file_range)(file, at, count, flags);
+}
 int ftruncate(int file, off_t size) {
     return fails_at("ftruncate", file) ? -1 : REAL(ftruncate)(file, size);
 }

@@ -56,8 +56,8 @@ def test_from_some_call_on_there_is_no_room(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", [1, 5, 20])
 def test_a_flush_that_fails_takes_the_store_out_of_service(tmp_path: Path, n: int) -> None:
     """It is not tried again, and nothing that waited for it is acknowledged."""
-    outcome = Scenario(tmp_path).run(Fault(errno.EIO, ("fdatasync",)), n)
-    assert outcome.what.startswith("fdatasync")
+    outcome = Scenario(tmp_path).run(Fault(errno.EIO, ("msync",)), n)
+    assert outcome.what.startswith("msync")
     assert not outcome.complaints
     (text,) = [text for text in outcome.logs if "taken out of service" in text]
     assert "could not be flushed" in text

@@ -83,11 +83,6 @@ def test_who_came_further_than_the_log_is_put_back(tmp_path: Path) -> None:
             assert committed(broker) == 15  # who has not gone too far stays
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="recovery takes whole records behind lost pages for good: the log gets a hole, where it "
-    "should end in front of the first page that was not flushed and is not there",
-)
 def test_pages_that_reach_the_disk_out_of_order_leave_no_hole(tmp_path: Path) -> None:
     """The kernel writes what is not flushed in any order: here the last segment goes first."""
     need("ext4", "writing out of order")
