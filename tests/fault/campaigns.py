@@ -133,7 +133,9 @@ def commit_under_test() -> str:
         ).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":!tests/fault/tally.jsonl")
+        changed = git(
+            "status", "--porcelain", "--untracked-files=no", "--", ":!tests/fault/tally.jsonl"
+        )
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -176,7 +178,7 @@ def report(lines: Iterable[Tally]) -> str:
 
 def _row(key: tuple[str, str, str, str], found: list[Tally]) -> str:
     times = sorted(ms for line in found for ms in line.recover_ms)
-    shown = " / ".join(f"{percentile(times, part):.0f}" for part in (50, 99, 100)) if times else "–"
+    shown = " / ".join(f"{percentile(times, part):.0f}" for part in (50, 99, 100)) if times else "-"
     numbers = [
         sum(getattr(line, name) for line in found)
         for name in ("faults", "acknowledged", "lost", "duplicates")

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cometmq.actors import process, supervisor  # noqa: F401  process: what the children import
 from fault.points import FOLDER_VARIABLE, install
+
+from cometmq.actors import process, supervisor  # noqa: F401  process: what the children import
 
 if __name__ == "__main__":
     install(Path(os.environ[FOLDER_VARIABLE]))

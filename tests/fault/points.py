@@ -72,6 +72,7 @@ def _both(
 
 
 _COMMITLOG = "cometmq.actors.commitlog:"
+_QUEUES = "cometmq.shm.queue_builder:QueueBuilder."
 POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
     **_both("append.records", "commitlog", "cometmq.shm.commit_log:CommitLog.append_batch"),
@@ -86,7 +87,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("flush.flushed", "flush", "Counter.FLUSHED", nth_max=3),
     **_both("checkpoint.pwrite", "flush", "os.pwrite", nth_max=1),
     **_both("checkpoint.stored", "flush", "cometmq.shm.files:Checkpoint.store", nth_max=1),
-    **_both("dispatch.entries", "dispatcher", "cometmq.shm.queue_builder:QueueBuilder.dispatch"),
+    **_both("dispatch.entries", "dispatcher", _QUEUES + "dispatch"),
     **_both("dispatch.dispatched", "dispatcher", "Counter.DISPATCHED"),
     **_both("index.step", "dispatcher", "cometmq.actors.indexing:Indexing.step", nth_max=5),
     **_both("index.indexed", "dispatcher", "Counter.INDEXED", nth_max=5),
@@ -99,7 +100,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both(
         "takeover.queues",
         "dispatcher",
-        "cometmq.shm.queue_builder:QueueBuilder.take_over",
+        _QUEUES + "take_over",
         "restart",
         1,
     ),
@@ -109,12 +110,16 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("recovery.log", "commitlog", _COMMITLOG + "recover_log", "start", 1),
     **_both("recovery.wrote", "commitlog", "Counter.WROTE", "start", 1),
     **_both(
-        "recovery.queues", "dispatcher", "cometmq.shm.queue_builder:QueueBuilder.recover", "start", 1
+        "recovery.queues",
+        "dispatcher",
+        _QUEUES + "recover",
+        "start",
+        1,
     ),
     **_both(
         "recovery.entries",
         "dispatcher",
-        "cometmq.shm.queue_builder:QueueBuilder.dispatch",
+        _QUEUES + "dispatch",
         "start",
         1,
     ),
