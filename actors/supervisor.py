@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 import psutil
+import pykka
 
 from cometmq.actors.family import EXIT_FATAL
 from cometmq.actors.logs import set_up_logging
@@ -483,7 +485,7 @@ def run_broker(
     actor = reference._actor_weakref()
     assert actor is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: reference.tell(Finish()))
+        signal.signal(number, lambda *_: _tell_to_finish(reference))
     actor.started.wait()
     if actor.start_error is not None:
         zygote.close()
@@ -501,7 +503,12 @@ def _follow(lifeline: int, reference: Any) -> None:
     """The embedding process holds the other end; its end is ours."""
     while os.read(lifeline, 4096):
         pass
-    reference.tell(Finish())
+    _tell_to_finish(reference)
+
+
+def _tell_to_finish(reference: pykka.ActorRef[BrokerActor]) -> None:
+    with contextlib.suppress(pykka.ActorDeadError):  # it has given up already, and said why
+        reference.tell(Finish())
 
 
 class EmbeddedReady(msgspec.Struct, tag="ready"):

@@ -178,7 +178,7 @@ def report(lines: Iterable[Tally]) -> str:
 
 def _row(key: tuple[str, str, str, str], found: list[Tally]) -> str:
     times = sorted(ms for line in found for ms in line.recover_ms)
-    shown = " / ".join(f"{percentile(times, part):.0f}" for part in (50, 99, 100)) if times else "–"
+    shown = " / ".join(f"{percentile(times, part):.0f}" for part in (50, 99, 100)) if times else "-"
     numbers = [
         sum(getattr(line, name) for line in found)
         for name in ("faults", "acknowledged", "lost", "duplicates")

@@ -22,8 +22,9 @@ import socket
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +41,7 @@ from fault.workload import GROUPS, QUEUES, TOPICS, Child, Workload
 
 from cometmq.protocol.commands import DeleteSegments, GetQueueRange, PullMessages, QueueRange
 from cometmq.protocol.errors import CometError, NotConfirmed
-from cometmq.shm.control import Counter
+from cometmq.shm.control import CONTROL_FILE, Counter
 from cometmq.shm.files import COMMITLOG_DIR, list_segments, segment_name
 from cometmq.shm.verify import verify_store
 
@@ -82,38 +83,23 @@ class Outcome:
         """A line for each kind of fault, target and point. What was acknowledged belongs to the
         fault before it."""
         times = [op.t_ns for op in self.faults]
-        lines: dict[tuple[str, str], Tally] = {}
-        said = (
-            "ok"
-            if self.ok
-            else ", ".join(f"{n} {k.name}" for k, n in self.verdict.findings.items())
-        )
-        counted = {
-            "acknowledged": self.verdict.acknowledged_ns,
-            "lost": self.verdict.lost_ns,
-            "duplicates": self.verdict.duplicate_ns,
-        }
-        owners = {name: _counts(times, found) for name, found in counted.items()}
+        lines: dict[tuple[str, str, str], Tally] = {}
+        found = self.verdict.findings
+        said = ", ".join(f"{count} {kind.name}" for kind, count in found.items()) or "ok"
+        acknowledged = _counts(times, self.verdict.acknowledged_ns)
+        lost = _counts(times, self.verdict.lost_ns)
+        duplicates = _counts(times, self.verdict.duplicate_ns)
         for index, (op, gap_ms) in enumerate(zip(self.faults, self.gaps_ms, strict=True)):
-            line = lines.setdefault(
-                (" ".join(op.value.split()[:2]), op.note),
-                Tally(
-                    campaign=campaign_name,
-                    seed=seed,
-                    commit=commit_under_test(),
-                    date=today(),
-                    flush="SYNC_FLUSH" if sync else "ASYNC_FLUSH",
-                    fault=op.value.split()[0],
-                    target=op.value.split()[1],
-                    point=op.note,
-                    outcome=said,
-                ),
-            )
+            fault, target = op.value.split()[:2]
+            key = fault, target, op.note
+            if key not in lines:
+                lines[key] = new_tally(campaign_name, seed, sync, *key, outcome=said)
+            line = lines[key]
             line.faults += 1
             line.recover_ms.append(round(gap_ms, 1))
-            line.acknowledged += owners["acknowledged"][index]
-            line.lost += owners["lost"][index]
-            line.duplicates += owners["duplicates"][index]
+            line.acknowledged += acknowledged[index]
+            line.lost += lost[index]
+            line.duplicates += duplicates[index]
         return list(lines.values())
 
 
@@ -217,6 +203,7 @@ class Rig:
             self.broker.kill_all()
 
     def _start(self) -> RunningBroker:
+        self._deaths.clear()
         return RunningBroker(
             self.store,
             {
@@ -263,9 +250,11 @@ class Rig:
     def kill_at(self, point: Point) -> None:
         """Have a process kill itself at a point, and see that it did."""
         nth = self.chance.randint(1, point.nth_max)
-        if point.when == "start":
+        if point.when in ("start", "cold start"):
             self.work.fault("kill", point.role, point.name)
             self.broker.kill_all()
+            if point.when == "cold start":  # as on another machine: recover from the checkpoint
+                (self.store / CONTROL_FILE).unlink()
             self.points.arm(point, nth)
             with contextlib.suppress(CometError, EndedEarly):
                 self.broker = self._start()
@@ -277,7 +266,7 @@ class Rig:
             pid = self.broker.pids()[point.role]
             self.work.fault("kill", point.role, point.name)
             if point.when == "clean":
-                self.age_segments()
+                self._wait_for_old_segments()
             self.points.arm(point, nth)
             if point.when == "restart":
                 self.broker.end(pid)
@@ -320,16 +309,24 @@ class Rig:
             return [process.pid for process in self.broker.processes()]
         return [self.broker.pids()[target]]
 
-    def age_segments(self) -> None:
-        """Make all but the newest segments look old, so that the cleaner may delete them."""
+    def _wait_for_old_segments(self) -> None:
+        deadline = time.monotonic() + RESUME_S
+        while not self.age_segments():
+            assert time.monotonic() < deadline, "no segment is full yet"
+            self.acks.wait_for_each([child.spec.p for child in self.work.producers])
+
+    def age_segments(self) -> int:
+        """Make all but the newest segments look old, so that the cleaner may delete them; how many
+        are."""
         with self.broker.control() as control:
             done = min(control.read(c).value for c in (Counter.FLUSHED, Counter.DISPATCHED))
         size = int(self.broker.settings["mappedFileSizeCommitLog"])
         folder = self.store / COMMITLOG_DIR
         old = time.time() - OLD_S
-        for start in list_segments(folder, size):
-            if start + 3 * size <= done:
-                os.utime(folder / segment_name(start), (old, old))
+        aged = [start for start in list_segments(folder, size) if start + 3 * size <= done]
+        for start in aged:
+            os.utime(folder / segment_name(start), (old, old))
+        return len(aged)
 
     def clean(self) -> None:
         self.age_segments()
@@ -420,38 +417,42 @@ def free_ports(count: int, chance: random.Random) -> int:
 
 ROUND_FAULTS: Final = 100  # on one store; then a new one, so that failures stay small
 
+Fault = Callable[[Rig, int], None]
 
-@campaign("kills", "kill -9 of every process at random moments, and of all at once")
+
+@campaign("kills", "kill -9 of every process, and of all at once, at random moments")
 def random_kills(options: Options) -> Iterator[Tally]:
     targets = [target for target in TARGETS if options.wants(target)]
-    yield from _rounds(options, "kills", lambda rig, n: rig.kill(_next(rig, targets, n)))
+    yield from _rounds(options, "kills", lambda rig, number: kill_one(rig, targets, number))
 
 
-def _next(rig: Rig, targets: list[str], number: int) -> str:
-    """Each in turn, with a moment's pause of a random length before."""
+def kill_one(rig: Rig, targets: Sequence[str], number: int) -> None:
+    """Each in turn, a moment of random length after the one before."""
     time.sleep(rig.chance.random() ** 3 * 0.3)
-    spared = [target for target in targets if rig.may_kill(target)]
     target = targets[number % len(targets)]
-    return target if target in spared or not spared else rig.chance.choice(spared)
+    if not rig.may_kill(target):
+        target = rig.chance.choice([t for t in targets if rig.may_kill(t)] or [target])
+    rig.kill(target)
 
 
-@campaign("points", "kill -9 at named points of the code")
+@campaign("points", "kill -9 at named points of the code; --only takes their names too")
 def kills_at_points(options: Options) -> Iterator[Tally]:
     """In rounds of their own where old segments go."""
-    for when in (("load", "restart", "start"), ("clean",)):
-        points = [
-            point
-            for point in POINTS.values()
-            if point.when in when and (options.wants(point.role) or options.wants(point.name))
-        ]
+    wanted = [p for p in POINTS.values() if options.wants(p.role) or options.wants(p.name)]
+    for retention in (False, True):
+        points = [point for point in wanted if (point.when == "clean") == retention]
         if points:
+            share = len(points) / len(wanted)
             yield from _rounds(
-                options,
-                "points",
-                lambda rig, n, points=points: rig.kill_at(points[n % len(points)]),
-                retention="clean" in when,
-                share=len(points) / len(POINTS),
+                options, "points", partial(kill_at_one, points), retention=retention, share=share
             )
+
+
+def kill_at_one(points: Sequence[Point], rig: Rig, number: int) -> None:
+    """All of them in an order of the rig's own, then again."""
+    order = list(points)
+    random.Random(f"{rig.seed} {number // len(order)}").shuffle(order)
+    rig.kill_at(order[number % len(order)])
 
 
 @campaign("pauses", "SIGSTOP of every process for 1 to 5 s, then SIGCONT")
@@ -464,37 +465,70 @@ def pauses(options: Options) -> Iterator[Tally]:
     yield from _rounds(options, "pauses", pause)
 
 
-def _rounds(options, name, fault, *, retention=False, share=1.0):  # type: ignore[no-untyped-def]
-    """Rig after rig until the faults or the time are used up; a Tally after each."""
+def _rounds(
+    options: Options, name: str, fault: Fault, *, retention: bool = False, share: float = 1.0
+) -> Iterator[Tally]:
+    """Rig after rig until the faults or the time are used up; its Tally after each."""
     left = max(1, round(options.faults * share))
     number = 0
     while left > 0 and not options.over:
-        sync = options.sync_of(number)
-        seed = options.seed + number
+        sync, seed = options.sync_of(number), options.seed + number
         folder = options.folder(f"{name}-{seed}-{'sync' if sync else 'async'}")
-        outcome = one_round(options, folder, seed, sync, min(left, ROUND_FAULTS), fault, retention)
-        done = len(outcome.faults)
+        try:
+            outcome = one_round(
+                options, folder, seed, sync, min(left, ROUND_FAULTS), fault, retention
+            )
+        except (AssertionError, CometError, EndedEarly, psutil.Error) as error:
+            text = f"{type(error).__name__}: {error}"
+            options.failed(f"{name}, seed {seed}, kept in {folder}: {text}")
+            yield new_tally(name, seed, sync, name, "*", outcome=f"broke off: {text[:300]}")
+            return
+        counts = outcome.verdict.counts
         options.say(
-            f"{name}: seed {seed}, {done} faults, {outcome.verdict.counts['acknowledged']} "
-            f"acknowledged, {outcome.verdict.counts['lost']} lost, "
-            f"{outcome.verdict.counts['duplicates']} duplicates, {outcome.took_s:.0f} s"
+            f"{name}: seed {seed}, {'SYNC' if sync else 'ASYNC'}_FLUSH, {len(outcome.faults)} "
+            f"faults, {counts['acknowledged']} acknowledged, {counts['lost']} lost, "
+            f"{counts['duplicates']} duplicates, {outcome.took_s:.0f} s"
         )
         yield from outcome.tally(name, seed, sync)
-        if not outcome.ok:
-            options.failed(f"seed {seed}, kept in {folder}:\n{outcome.verdict}")
-        else:
+        if outcome.ok:
             shutil.rmtree(folder)
-        left -= done
+        else:
+            options.failed(f"{name}, seed {seed}, kept in {folder}:\n{outcome.verdict}")
+        left -= max(1, len(outcome.faults))
         number += 1
 
 
-def one_round(options, folder, seed, sync, count, fault, retention):  # type: ignore[no-untyped-def]
+def one_round(
+    options: Options,
+    folder: Path,
+    seed: int,
+    sync: bool,
+    count: int,
+    fault: Fault,
+    retention: bool = False,
+) -> Outcome:
     with Rig(folder, seed=seed, sync=sync, retention=retention) as rig:
         for number in range(count):
             if options.over:
                 break
             fault(rig, number)
-            options.progress(f"{number + 1}/{count}")
+            options.progress(f"seed {seed}: {number + 1} of {count}")
             if retention and number % 3 == 0:
                 rig.clean()
         return rig.finish()
+
+
+def new_tally(
+    name: str, seed: int, sync: bool, fault: str, target: str, point: str = "", outcome: str = "ok"
+) -> Tally:
+    return Tally(
+        campaign=name,
+        seed=seed,
+        commit=commit_under_test(),
+        date=today(),
+        flush="SYNC_FLUSH" if sync else "ASYNC_FLUSH",
+        fault=fault,
+        target=target,
+        point=point,
+        outcome=outcome,
+    )

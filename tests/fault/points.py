@@ -37,7 +37,7 @@ FOLDER_VARIABLE: Final = "COMETMQ_FAULT_POINTS"
 _ARMED: Final = struct.Struct("<II")  # number of the point, 0 = none; passes left
 _HIT: Final = struct.Struct("<II")  # number of the point, process
 
-When = Literal["load", "restart", "start", "clean"]
+When = Literal["load", "restart", "start", "clean", "cold start"]
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,15 @@ def _both(
 
 
 _COMMITLOG = "cometmq.actors.commitlog:"
+_RECOVERY = "cometmq.shm.recovery:"
+_QUEUES = "cometmq.shm.queue_builder:QueueBuilder."
 POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
     **_both("append.records", "commitlog", "cometmq.shm.commit_log:CommitLog.append_batch"),
     **_both("append.wrote", "commitlog", "Counter.WROTE"),
     **_both("append.answer", "commitlog", "cometmq.actors.service:Request.reply"),
     **_both("roll", "commitlog", "cometmq.shm.commit_log:CommitLog._roll", nth_max=1),
-    **_both("roll.mapped", "commitlog", "cometmq.shm.commit_log:map_segment", nth_max=1),
+    **_both("roll.mapped", "commitlog", "cometmq.shm.segment_maps:SegmentMaps.map", nth_max=1),
     **_both("segment.reserved", "allocator", "os.posix_fallocate", nth_max=1),
     **_both("segment.renamed", "allocator", "os.rename", nth_max=1),
     **_both("segment.allocated", "allocator", "Counter.ALLOCATED", nth_max=1),
@@ -86,7 +88,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("flush.flushed", "flush", "Counter.FLUSHED", nth_max=3),
     **_both("checkpoint.pwrite", "flush", "os.pwrite", nth_max=1),
     **_both("checkpoint.stored", "flush", "cometmq.shm.files:Checkpoint.store", nth_max=1),
-    **_both("dispatch.entries", "dispatcher", "cometmq.shm.queue_builder:QueueBuilder.dispatch"),
+    **_both("dispatch.entries", "dispatcher", _QUEUES + "dispatch"),
     **_both("dispatch.dispatched", "dispatcher", "Counter.DISPATCHED"),
     **_both("index.step", "dispatcher", "cometmq.actors.indexing:Indexing.step", nth_max=5),
     **_both("index.indexed", "dispatcher", "Counter.INDEXED", nth_max=5),
@@ -99,26 +101,28 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both(
         "takeover.queues",
         "dispatcher",
-        "cometmq.shm.queue_builder:QueueBuilder.take_over",
+        _QUEUES + "take_over",
         "restart",
         1,
     ),
     # A start after a bad end.
-    **_both("recovery.find", "commitlog", "cometmq.shm.recovery:find_end", "start", 1),
-    **_both("recovery.cut", "commitlog", "cometmq.shm.recovery:cut", "start", 1),
+    **_both("recovery.last_run", "commitlog", _RECOVERY + "find_end_of_last_run", "start", 1),
+    **_both("recovery.zero", "commitlog", _RECOVERY + "zero_behind", "start", 1),
+    **_both("recovery.find", "commitlog", _RECOVERY + "find_end", "cold start", 1),
+    **_both("recovery.cut", "commitlog", _RECOVERY + "cut", "cold start", 1),
     **_both("recovery.log", "commitlog", _COMMITLOG + "recover_log", "start", 1),
     **_both("recovery.wrote", "commitlog", "Counter.WROTE", "start", 1),
     **_both(
         "recovery.queues",
         "dispatcher",
-        "cometmq.shm.queue_builder:QueueBuilder.recover",
+        _QUEUES + "recover",
         "start",
         1,
     ),
     **_both(
         "recovery.entries",
         "dispatcher",
-        "cometmq.shm.queue_builder:QueueBuilder.dispatch",
+        _QUEUES + "dispatch",
         "start",
         1,
     ),

@@ -205,6 +205,11 @@ class Workload:
             for each in messages
         )
 
+    def refused(self) -> int:
+        """How many messages the broker has refused so far."""
+        files = self.folder.glob("single-*.jsonl")
+        return sum(path.read_bytes().count(b'"type":"fail"') for path in files)
+
     def check_alive(self) -> None:
         for child in self.children:
             if not child.alive:
