@@ -1,8 +1,8 @@
 """The disk's campaigns: power cuts under load, the nth system call, damaged files.
 
-python -m tests.fault power-cuts --faults 300 --flush sync --only xfs
-python -m tests.fault nth-call --faults 500 --only cut
-python -m tests.fault flips --faults 5000
+python -m tests.fault power-cuts --kills 300 --flush sync --only xfs
+python -m tests.fault nth-call --kills 500 --only cut
+python -m tests.fault flips --kills 5000
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def line(options: Options, name: str, fault: str, target: str) -> Tally:
 
 @campaign("power-cuts", "cut the power under load; --only ext4, xfs")
 def power_cuts(options: Options) -> Iterator[Tally]:
-    """--faults are the cuts in all, shared out among file systems and kinds of flush."""
+    """--kills are the cuts in all, shared out among file systems and kinds of flush."""
     kinds = [kind for kind in FILE_SYSTEMS if options.wants(kind) and usable(options, kind)]
     ways = {"sync": (True,), "async": (False,)}.get(options.flush, (True, False))
     each = -(-options.faults // max(1, len(kinds) * len(ways)))
@@ -93,7 +93,7 @@ def cut_one_disk(options: Options, kind: str, sync: bool, cuts: int, first: int)
 
 @campaign("nth-call", "the nth system call fails; --only eio, enospc, cut")
 def nth_calls(options: Options) -> Iterator[Tally]:
-    """--faults are spread over all the calls of the scenario; the seed moves where it begins."""
+    """--kills are spread over all the calls of the scenario; the seed moves where it begins."""
     wanted = [name for name in FAULTS if options.wants(name)]
     for name in wanted:
         if name == "cut" and not usable(options, "ext4"):

@@ -1,5 +1,5 @@
 """The nth system call of the store fails, or is where the power is cut: every 20th n here, every n
-with python -m tests.fault --nth-call."""
+with python -m tests.fault nth-call."""
 
 from __future__ import annotations
 

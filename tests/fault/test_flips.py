@@ -1,4 +1,4 @@
-"""Bits, pages and ends of files. Any number of them: python -m tests.fault --flips N"""
+"""Bits, pages and ends of files. Any number of them: python -m tests.fault flips"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power cuts of a running broker. Campaigns of any length: python -m tests.fault --power-cuts N"""
+"""Power cuts of a running broker. Campaigns of any length: python -m tests.fault power-cuts"""
 
 from __future__ import annotations
 
