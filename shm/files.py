@@ -25,6 +25,7 @@ CONSUME_QUEUE_DIR: Final = "consumequeue"
 CONFIG_DIR: Final = "config"
 INDEX_DIR: Final = "index"
 STAGING_DIR: Final = "cometmq.tmp"  # segments in the making; never in the strict directories
+RETIRED_DIR: Final = "cometmq.retired"  # segments that have left the log; see shm/retired.py
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
@@ -46,6 +47,33 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a small file anew, durably: it is the old or the new one. Raises DiskFull, OSError."""
+    made = path.with_name(f"{path.name}.new")
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+    except OSError as error:
+        made.unlink()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path}: no room for {len(content)} bytes") from None
+        raise
+    finally:
+        os.close(descriptor)
+    os.rename(made, path)
+    sync_folder(path.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """A folder of ours with plain files in it, if it is there."""
+    if folder.is_dir():
+        for left in folder.iterdir():
+            left.unlink()
+        folder.rmdir()
 
 
 def list_segments(folder: Path, segment_bytes: int) -> list[int]:
