@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 HOUR_S: Final = 3600
 MANUAL_ROUNDS: Final = 20  # RocketMQ: so many times deleteFileBatchMax at one request
 HOLDS_MAX: Final = 1000
+LEASE_MS_MAX: Final = 10 * 365 * 86_400_000
 
 
 class CleanerActor(ServiceActor):
@@ -83,6 +84,7 @@ class CleanerActor(ServiceActor):
         self._holds: dict[str, Hold] = {}
         self._writable: bool | None = None  # None: the commitlog process has not been told
         self._deleted = 0
+        self._rounds = 0
 
     # --- start ---
 
@@ -123,6 +125,7 @@ class CleanerActor(ServiceActor):
             self._clean()
         except OSError as error:
             log.error("cleaning failed, the next round tries again: %s", error)
+        self._rounds += 1
 
     def _clean(self) -> None:
         settings = self._settings
@@ -277,7 +280,8 @@ class CleanerActor(ServiceActor):
         if len(holds) >= HOLDS_MAX and command.name not in holds:
             raise SystemBusy(f"there are {len(holds)} holds, at most {HOLDS_MAX}")
         begin = max(command.physical_offset, self._min.value)
-        expires_ms = int(time.time() * 1000) + command.lease_ms if command.lease_ms > 0 else 0
+        lease_ms = min(command.lease_ms, LEASE_MS_MAX)
+        expires_ms = int(time.time() * 1000) + lease_ms if lease_ms > 0 else 0
         holds[command.name] = Hold(command.name, begin, expires_ms)
         return self._keep_holds(holds)
 
@@ -307,6 +311,7 @@ class CleanerActor(ServiceActor):
         holds = ", ".join(f"{hold.name} at {hold.physical_offset}" for hold in self._live_holds())
         return {
             "min_offset": self._min.value,
+            "rounds": self._rounds,
             "deleted_segments": self._deleted,
             "retired_bytes": self._retired.used_bytes(),
             "disk_used_percent": round(self.used_percent(), 1),

@@ -162,7 +162,10 @@ class QueueFiles:
             count = min(self.per_segment, next_index - start // UNIT)
             if count <= 0:
                 break
-            below = self._kept_in(start, next_index, log_min)
+            try:
+                below = self._kept_in(start, next_index, log_min)
+            except FileNotFoundError:
+                continue  # the cleaner has deleted it just now: it lay below the log
             if not skip_fillers and log_min == 0:
                 below = 0
             if below < count:

@@ -89,7 +89,10 @@ def list_segments(folder: Path, segment_bytes: int) -> list[int]:
     starts = []
     for position, name in enumerate(names):
         path = folder / name
-        size = path.stat().st_size
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:  # the cleaner has it since it was listed
+            continue
         if size == 0 and position == len(names) - 1:
             continue
         if size != segment_bytes:

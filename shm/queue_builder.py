@@ -78,7 +78,7 @@ class QueueBuilder:
             found = self._table.range_of(topic, queue_id)
             assert found is not None
             self._register(topic, queue_id, found)
-        self.log_min = log_min
+        self.follow_log_min(log_min)  # which that process may not have come to
         self._rebuilding = (self._store / REBUILD_FILE).exists()
 
     def recover(

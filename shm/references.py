@@ -75,17 +75,26 @@ class References:
 
 def _process_locks(pid: int, inode: int, byte: int) -> bool:
     """Whether a descriptor of the process carries a lock on that byte."""
-    with contextlib.suppress(OSError):
-        for descriptor in os.scandir(f"/proc/{pid}/fd"):
-            if not os.readlink(descriptor.path).endswith(REFERENCES_FILE):
-                continue
-            info = Path(f"/proc/{pid}/fdinfo/{descriptor.name}").read_text()
-            for line in info.splitlines():  # lock: 1: OFDLCK ADVISORY READ -1 00:2f:12 FIRST LAST
-                words = line.split()
-                if words[0] == "lock:" and words[-3].endswith(f":{inode}"):
-                    last = byte if words[-1] == "EOF" else int(words[-1])
-                    if int(words[-2]) <= byte <= last:
-                        return True
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # gone, or another user's
+        return False
+    return any(_descriptor_locks(pid, name, inode, byte) for name in descriptors)
+
+
+def _descriptor_locks(pid: int, descriptor: str, inode: int, byte: int) -> bool:
+    try:
+        if not os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith(REFERENCES_FILE):
+            return False
+        info = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
+    except OSError:  # closed meanwhile
+        return False
+    for line in info.splitlines():  # lock: 1: OFDLCK ADVISORY READ -1 DEVICE:INODE FIRST LAST
+        words = line.split()
+        if words[0] == "lock:" and words[-3].endswith(f":{inode}"):
+            last = byte if words[-1] == "EOF" else int(words[-1])
+            if int(words[-2]) <= byte <= last:
+                return True
     return False
 
 
