@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import reference
 from cleaning_child import (
@@ -618,6 +619,24 @@ def test_queues_and_index_follow(tmp_path: Path) -> None:
     assert reference.check_store(tmp_path / "store") == []
 
 
+def test_a_dispatcher_that_dies_during_a_deletion(tmp_path: Path) -> None:
+    """The next one brings the queues to where the log begins now."""
+    settings = FAST | {"deleteWhen": another_hour()}
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        broker.create_topic("t")
+        write_segments(broker, 4)
+        stored = broker.read_queue("t", 0)
+        make_old(broker, 2)
+        psutil.Process(broker.pids()["dispatcher"]).suspend()
+        broker.ask("coordinator", DeleteSegments())
+        log_begins(broker, 2 * MIB)
+        broker.kill("dispatcher")
+        first = next(message for message in stored if message.physical_offset >= 2 * MIB)
+        answer, _ = pull(broker.reader, PullMessages("t", 0, 0))
+        assert answer.min_queue_offset == first.queue_offset
+        assert broker.close() == 0
+
+
 def test_a_filler_at_the_end_does_not_give_a_queue_segment_away(tmp_path: Path) -> None:
     """A damaged record's filler stands last; the entries before it are still in the log."""
     queue = QueueFiles(tmp_path, "t", 0, 60)
@@ -805,7 +824,7 @@ def test_a_cleaner_that_comes_back_tells_whether_the_disk_is_full(disk: Path) ->
         filler = fill_to(disk, 95)
         until(lambda: broker.statistics("cleaner")["writable"] == "no")
         pid = broker.pids()["cleaner"]
-        os.kill(pid, 19)  # SIGSTOP: it does not see that there is room
+        psutil.Process(pid).suspend()  # it does not see that there is room
         filler.unlink()
         with pytest.raises(DiskFull):
             broker.send("t", 0, [b"no"])
