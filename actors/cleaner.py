@@ -4,38 +4,60 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
 import psutil
 
 from cometmq.actors.family import Family
-from cometmq.actors.service import Request, ServiceActor
+from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.protocol.channel import Channel
-from cometmq.protocol.commands import Command, DeleteSegments, DiskState, Finish, Statistics
-from cometmq.shm.consume_queue import UNIT, QueueFiles, list_queues
+from cometmq.protocol.commands import (
+    Command,
+    DeletedSegments,
+    DeleteSegments,
+    DiskState,
+    DropHold,
+    Finish,
+    Hold,
+    HoldList,
+    ListHolds,
+    PlaceHold,
+)
+from cometmq.protocol.errors import SystemBusy
+from cometmq.protocol.names import check_hold
+from cometmq.shm.consume_queue import QueueFiles, list_queues
 from cometmq.shm.control import Counter, Phase
-from cometmq.shm.files import COMMITLOG_DIR, list_segments, segment_name
+from cometmq.shm.files import COMMITLOG_DIR, CONSUME_QUEUE_DIR, list_segments, segment_name
+from cometmq.shm.holds import is_live, read_holds, write_holds
 from cometmq.shm.index_file import delete_expired
-from cometmq.shm.layout import CONSUME_QUEUE_UNIT
+from cometmq.shm.retired import RetiredSegments
 
 log = logging.getLogger(__name__)
 
 HOUR_S: Final = 3600
+MANUAL_ROUNDS: Final = 20  # RocketMQ: so many times deleteFileBatchMax at one request
+HOLDS_MAX: Final = 1000
+LEASE_MS_MAX: Final = 10 * 365 * 86_400_000
 
 
 class CleanerActor(ServiceActor):
     """Deletes expired segments, and has writes refused while the disk is too full.
 
-    Writes, alone: deletions, `min_offset`.
-    Wakes on: a timer (cleanResourceInterval), DeleteSegments.
+    Writes, alone: deletions, `min_offset`, cometmq.retired/ (the allocator takes free segments out
+    of it), cometmq.holds.
+    Wakes on: a timer (cleanResourceInterval), DeleteSegments and the commands on holds; a timer of
+    its own while a retired segment is not at its end.
+    Dies of nothing that matters to others: the next one finds every state in the files' names.
     The rules are RocketMQ's (store-format 10): segments older than fileReservedTime go in the hours
     of deleteWhen or when the disk is over diskMaxUsedSpaceRatio, any segment when it is over
-    diskSpaceCleanForciblyRatio; the last one always stays.
+    diskSpaceCleanForciblyRatio; the last one always stays, and what is not flushed and dispatched.
     """
 
     role = "cleaner"
-    internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish, DeleteSegments)
+    internal_commands: ClassVar[tuple[type[Command], ...]] = (
+        Finish, DeleteSegments, PlaceHold, DropHold, ListHolds,
+    )  # fmt: skip
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__(bind=bind)
@@ -43,102 +65,256 @@ class CleanerActor(ServiceActor):
         self._settings = family.settings
         self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
         self._folder = family.store / COMMITLOG_DIR
+        self._disks = [str(self._folder), str(family.store / CONSUME_QUEUE_DIR)]
         self._wrote = family.control.read(Counter.WROTE)
         # Nobody may still need what goes: not the flush process, not the dispatcher.
         self._done_with = [
             family.control.read(counter) for counter in (Counter.FLUSHED, Counter.DISPATCHED)
         ]
         self._min = family.control.own(Counter.MIN_OFFSET)
-        self._writable = True
+        self._retired = RetiredSegments(
+            family.store,
+            self._segment_bytes,
+            force_after_s=family.settings.destroy_mapped_file_interval_forcibly_ms / 1000,
+        )
+        self._keep = family.settings.recycled_segments_max
+        self._next_step: Timer | None = None
+        self._queues: Iterator[tuple[str, int]] | None = None  # still to be looked at
+        self._followed = 0  # the log's beginning that queues and index have been cut to
+        self._holds: dict[str, Hold] = {}
+        self._writable: bool | None = None  # None: the commitlog process has not been told
         self._deleted = 0
+        self._rounds = 0
+
+    # --- start ---
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
+        self._holds = {hold.name: hold for hold in read_holds(self._family.store)}
+        self._retired.begin()
         starts = list_segments(self._folder, self._segment_bytes)
-        self._min.advance(min([*starts, self._wrote.value]))
+        first = min([*starts, self._wrote.value])
+        self._min.advance(max(first, self._min.value))
+        # Where the one before us was killed between telling that a segment goes and moving it.
+        for start in starts:
+            if start + self._segment_bytes <= self._min.value:
+                self._retire(start)
+        self._retired.settle()
         self._commitlog = Channel(self._family.addresses["commitlog"], "commitlog")
-        self.every(self._settings.clean_resource_interval_ms / 1000, self._clean)
+        self._tell_disk_state()
+        self.every(self._settings.clean_resource_interval_ms / 1000, self._try_to_clean)
 
-    def used_percent(self) -> float:
-        """How full the store's disk is, for whoever may not use root's reserve."""
-        usage = psutil.disk_usage(str(self._family.store))
-        return float(100 * usage.used / max(1, usage.used + usage.free))
+    # --- which segments go ---
+
+    def used_percent(self, back_bytes: int = 0) -> float:
+        """How full the store's disk is, for whoever may not use root's reserve.
+
+        Log and queues may lie on different ones: the fuller counts. RocketMQ rounds up and asks
+        for more than a mark, which comes to the same.
+
+        Args:
+            back_bytes: what the log will give back.
+        """
+        return max(
+            100 * max(0, usage.used - back_bytes) / max(1, usage.used + usage.free)
+            for usage in map(psutil.disk_usage, self._disks)
+        )
+
+    def _try_to_clean(self) -> None:
+        try:
+            self._clean()
+        except OSError as error:
+            log.error("cleaning failed, the next round tries again: %s", error)
+        self._rounds += 1
 
     def _clean(self) -> None:
         settings = self._settings
         used = self.used_percent()
-        forced = used >= settings.disk_space_clean_forcibly_ratio_percent
+        too_full = used > settings.disk_space_clean_forcibly_ratio_percent
+        self._keep = 0 if too_full else settings.recycled_segments_max
         due = (
-            time.localtime().tm_hour in settings.delete_hours
-            or used >= settings.disk_max_used_space_ratio_percent
+            too_full
+            or used > settings.disk_max_used_space_ratio_percent
+            or time.localtime().tm_hour in settings.delete_hours
         )
-        if forced or due:
-            self._delete(forced=forced)
-        self._tell_disk_state(self.used_percent() if forced else used)
+        if due:
+            forced = too_full and settings.clean_file_forcibly_enable
+            self._delete(settings.delete_file_batch_max, forced=forced)
+        self._go_on()
+        self._follow_log()
+        self._tell_disk_state()
 
-    def _delete(self, *, forced: bool) -> int:
-        """Delete from the oldest on; stop at the first that has to stay. How many went."""
+    def _delete(self, count_max: int, *, forced: bool) -> list[int]:
+        """Delete from the oldest on; stop at the first that has to stay. The segments that went."""
         expired_before = time.time() - self._settings.file_reserved_time_hours * HOUR_S
-        gone = 0
-        for start in list_segments(self._folder, self._segment_bytes):
-            path = self._folder / segment_name(start)
+        held_from = min((hold.physical_offset for hold in self._live_holds()), default=None)
+        gone: list[int] = []
+        for start in list_segments(self._folder, self._segment_bytes)[:count_max]:
             end = start + self._segment_bytes
-            in_use = end >= self._wrote.value or any(end > cell.value for cell in self._done_with)
-            if in_use or gone >= self._settings.delete_file_batch_max:
+            if end >= self._wrote.value or any(end > cell.value for cell in self._done_with):
                 break
-            if not forced and path.stat().st_mtime > expired_before:
-                break
-            # Readers are told first: nobody maps it any more when it goes.
-            self._min.advance(end)
-            path.unlink()
-            log.info("deleted %s%s", path, " by force: the disk is too full" if forced else "")
-            gone += 1
+            held = held_from is not None and end > held_from
+            expired = (self._folder / segment_name(start)).stat().st_mtime <= expired_before
+            begun = end <= self._min.value  # it could not be moved when it was its turn
+            if (held or not expired) and not begun:
+                if not (forced and self._is_still_too_full()):
+                    break
+                self._tell_overridden(end)
+            self._retire(start)
+            gone.append(start)
         if gone:
-            self._delete_queue_segments()
-            delete_expired(self._family.store, self._min.value)
-        self._deleted += gone
+            self._retired.settle()
+            self._go_on()
+            self._follow_log()
         return gone
 
-    def _delete_queue_segments(self) -> None:
-        """ConsumeQueue segments whose last entry lies below the log go; never a queue's last."""
-        log_min = self._min.value
-        size = self._settings.mapped_file_size_consume_queue_bytes
-        for topic, queue_id in list_queues(self._family.store):
-            files = QueueFiles(self._family.store, topic, queue_id, size)
-            for start in files.starts()[:-1]:
-                with files.path(start).open("rb") as segment:
-                    segment.seek(size - UNIT)
-                    last = CONSUME_QUEUE_UNIT.unpack(segment.read(UNIT))
-                if last["physical_offset"] >= log_min:
-                    break
-                files.path(start).unlink()
+    def _is_still_too_full(self) -> bool:
+        """Also without what has been deleted and is on its way out."""
+        used = self.used_percent(self._retired.used_bytes())
+        return used > self._settings.disk_space_clean_forcibly_ratio_percent
 
-    def _tell_disk_state(self, used: float) -> None:
+    def _tell_overridden(self, end: int) -> None:
+        for hold in self._live_holds():
+            if hold.physical_offset < end:
+                log.error(
+                    "hold %s at %d IS OVERRIDDEN: the disk is %.1f %% full, the log is deleted "
+                    "below %d",
+                    hold.name, hold.physical_offset, self.used_percent(), end,
+                )  # fmt: skip
+
+    # --- how they go ---
+
+    def _retire(self, start: int) -> None:
+        """Out of the log. Readers are told first: nobody maps it any more when it goes."""
+        self._min.advance(max(self._min.value, start + self._segment_bytes))
+        self._retired.take_in(start)
+        self._deleted += 1
+        log.info("deleted segment %s", segment_name(start))
+
+    def _go_on(self) -> None:
+        """Take the next step out of cometmq.retired/ after a pause, if there is one to take."""
+        if self._next_step is None and self._retired.has_work(self._keep):
+            pause_s = self._settings.delete_commit_log_files_interval_ms / 1000
+            self._next_step = self.after(pause_s, self._step)
+
+    def _step(self) -> None:
+        self._next_step = None
+        try:
+            self._retired.step(self._keep)
+        except OSError as error:
+            retry_s = self._settings.redelete_hanged_file_interval_ms / 1000
+            log.error("a segment could not be removed, again in %g s: %s", retry_s, error)
+            self._next_step = self.after(retry_s, self._step)
+            return
+        if not self._writable:
+            self._tell_disk_state()
+        self._go_on()
+
+    # --- queues and index follow ---
+
+    def _follow_log(self) -> None:
+        """Queues and index begin where the log begins, or before."""
+        if self._queues is None and self._followed < self._min.value:
+            self._followed = self._min.value
+            self._queues = list_queues(self._family.store)
+            self._next_queue()
+
+    def _next_queue(self) -> None:
+        assert self._queues is not None
+        for topic, queue_id in self._queues:
+            if self._delete_queue_segments(topic, queue_id):
+                pause_s = self._settings.delete_consume_queue_files_interval_ms / 1000
+                self.after(pause_s, self._next_queue)
+                return
+        self._queues = None
+        delete_expired(self._family.store, self._followed)
+        self._follow_log()  # it may have moved on
+
+    def _delete_queue_segments(self, topic: str, queue_id: int) -> int:
+        """Segments whose last entry lies below the log go; never a queue's last. How many went."""
+        size = self._settings.mapped_file_size_consume_queue_bytes
+        files = QueueFiles(self._family.store, topic, queue_id, size)
+        gone = 0
+        for start in files.starts()[:-1]:
+            if files.last_physical_offset(start) >= self._followed:
+                break
+            files.path(start).unlink()
+            gone += 1
+        return gone
+
+    # --- what the others are told ---
+
+    def _tell_disk_state(self) -> None:
         """Over the warning level writes are refused, until the disk is below the forced level."""
-        if self._writable and used >= self._settings.disk_space_warning_level_ratio_percent:
+        settings = self._settings
+        used = self.used_percent()
+        before = self._writable
+        if used > settings.disk_space_warning_level_ratio_percent:
             self._writable = False
-        elif not self._writable and used < self._settings.disk_space_clean_forcibly_ratio_percent:
+        elif used <= settings.disk_space_clean_forcibly_ratio_percent or before is None:
             self._writable = True
-        elif self._writable:
+        if before and self._writable:
             return
         self._commitlog.tell(
             DiskState(
-                self._writable,
+                self._writable is not False,
                 f"the disk is {used:.1f} % full, writes are taken below "
-                f"{self._settings.disk_space_clean_forcibly_ratio_percent} %",
+                f"{settings.disk_space_clean_forcibly_ratio_percent} %",
             )
         )
 
+    # --- commands ---
+
     def on_delete_segments(self, _command: DeleteSegments, _request: Request) -> Command:
-        return Statistics(self.role, {"deleted": self._delete(forced=False)})
+        gone = self._delete(MANUAL_ROUNDS * self._settings.delete_file_batch_max, forced=False)
+        held_by = [
+            hold.name
+            for hold in self._live_holds()
+            if hold.physical_offset < self._min.value + self._segment_bytes
+        ]
+        return DeletedSegments(gone, self._segment_bytes, self._min.value, held_by)
+
+    def on_place_hold(self, command: PlaceHold, _request: Request) -> Command:
+        check_hold(command.name)
+        holds = {hold.name: hold for hold in self._live_holds()}
+        if len(holds) >= HOLDS_MAX and command.name not in holds:
+            raise SystemBusy(f"there are {len(holds)} holds, at most {HOLDS_MAX}")
+        begin = max(command.physical_offset, self._min.value)
+        lease_ms = min(command.lease_ms, LEASE_MS_MAX)
+        expires_ms = int(time.time() * 1000) + lease_ms if lease_ms > 0 else 0
+        holds[command.name] = Hold(command.name, begin, expires_ms)
+        return self._keep_holds(holds)
+
+    def on_drop_hold(self, command: DropHold, _request: Request) -> Command:
+        holds = {hold.name: hold for hold in self._live_holds()}
+        holds.pop(command.name, None)
+        return self._keep_holds(holds)
+
+    def _keep_holds(self, holds: dict[str, Hold]) -> Command:
+        write_holds(self._family.store, holds.values())
+        self._holds = holds
+        return self._hold_list()
+
+    def on_list_holds(self, _command: ListHolds, _request: Request) -> Command:
+        return self._hold_list()
+
+    def _hold_list(self) -> Command:
+        return HoldList(self._live_holds(), self._min.value)
+
+    def _live_holds(self) -> list[Hold]:
+        return [hold for hold in self._holds.values() if is_live(hold)]
 
     def settle(self) -> None:
         self._commitlog.close()
 
     def statistics(self) -> dict[str, int | float | str]:
+        holds = ", ".join(f"{hold.name} at {hold.physical_offset}" for hold in self._live_holds())
         return {
             "min_offset": self._min.value,
+            "rounds": self._rounds,
             "deleted_segments": self._deleted,
+            "retired_bytes": self._retired.used_bytes(),
             "disk_used_percent": round(self.used_percent(), 1),
-            "writable": "yes" if self._writable else "no",
-        }
+            "writable": "no" if self._writable is False else "yes",
+            "holds": holds,
+        } | self._retired.counts()

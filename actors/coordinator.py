@@ -23,9 +23,11 @@ from cometmq.protocol.commands import (
     Command,
     CommitOffsets,
     CreateTopic,
+    DeleteSegments,
     DeleteTopic,
     DescribeGroup,
     Done,
+    DropHold,
     EndpointsChanged,
     EnsureTopic,
     FetchOffsets,
@@ -38,7 +40,9 @@ from cometmq.protocol.commands import (
     JoinGroup,
     LeaveGroup,
     ListGroups,
+    ListHolds,
     ListTopics,
+    PlaceHold,
     QueueKey,
     QueueOffset,
     RegisterBroker,
@@ -357,6 +361,7 @@ class CoordinatorActor(ServiceActor):
         store_dir: must exist; `config` is made in it.
         commitlog_endpoint: where the commitlog process takes TopicsChanged.
         queue_ends: waits for the recovery after a bad end, and returns where the queues end now.
+        cleaner_endpoint: where the cleaner takes what clients want of it; empty: nobody does.
         name_server_endpoints: all of them are told. With none, routes are only had from here.
         confirm_timeout_s: how long a topic may be unknown to them before the client hears of it.
     """
@@ -366,10 +371,14 @@ class CoordinatorActor(ServiceActor):
     answered_later: ClassVar[tuple[type[Command], ...]] = (
         CommitOffsets,
         CreateTopic,
+        DeleteSegments,
         DeleteTopic,
+        DropHold,
         EndpointsChanged,
         EnsureTopic,
         JoinGroup,
+        ListHolds,
+        PlaceHold,
     )
 
     def __init__(
@@ -378,6 +387,7 @@ class CoordinatorActor(ServiceActor):
         store_dir: Path,
         *,
         commitlog_endpoint: str,
+        cleaner_endpoint: str = "",
         name_server_endpoints: Sequence[str],
         confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
         queue_ends: Callable[[], Mapping[tuple[str, int], int]] | None = None,
@@ -422,6 +432,7 @@ class CoordinatorActor(ServiceActor):
         self._go_on_with_members()
         self._commitlog = self._line_to_commitlog(commitlog_endpoint)
         self._name_servers = [self._line_to_name_server(at) for at in name_server_endpoints]
+        self._cleaner = Channel(cleaner_endpoint, "the cleaner") if cleaner_endpoint else None
 
     def on_start(self) -> None:
         """pykka's hook, in the actor's thread, before the first message."""
@@ -437,6 +448,8 @@ class CoordinatorActor(ServiceActor):
         super().on_stop()
         for line in (self._commitlog, *self._name_servers):
             line.close()
+        if self._cleaner is not None:
+            self._cleaner.close()
 
     def settle(self) -> None:
         self._finish_round()
@@ -737,6 +750,17 @@ class CoordinatorActor(ServiceActor):
             return ""
         return behind[0].complaint()
 
+    # --- what the cleaner does ---
+
+    def _hand_to_cleaner(self, command: Command, request: Request) -> None:
+        if self._cleaner is None:
+            raise ServiceNotAvailable("no cleaner belongs to this coordinator")
+        self._cleaner.request(
+            command, on_done=lambda done: self.call_soon(partial(_hand_back, request, done))
+        )
+
+    on_delete_segments = on_place_hold = on_drop_hold = on_list_holds = _hand_to_cleaner
+
     # --- groups ---
 
     def on_join_group(self, command: JoinGroup, request: Request) -> None:
@@ -991,6 +1015,14 @@ class CoordinatorActor(ServiceActor):
         else:
             for request in commits:
                 request.reply(Done())
+
+
+def _hand_back(request: Request, done: Pending) -> None:
+    """What another process answered, to whoever asked us."""
+    if done.answer is not None:
+        request.reply(done.answer)
+    elif done.error is not None:
+        request.fail(done.error)
 
 
 def _now_ms() -> int:

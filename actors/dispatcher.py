@@ -115,6 +115,7 @@ class DispatcherActor(ServiceActor):
         for _ in range(ROUNDS_MAX):
             if self._min.value > self._builder.log_min:
                 self._builder.follow_log_min(self._min.value)
+                self._index.follow_log_min(self._builder.log_min)
             if self._work_once():
                 worked = True
                 continue

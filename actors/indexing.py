@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import time
 from typing import Final
 
@@ -11,9 +10,10 @@ from cometmq.actors.family import Family
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm import _kernel
 from cometmq.shm.control import Counter
-from cometmq.shm.files import COMMITLOG_DIR, INDEX_DIR, map_segment, segment_name
+from cometmq.shm.files import INDEX_DIR
 from cometmq.shm.index_file import IndexFiles, IndexShape, list_index_files
 from cometmq.shm.index_recovery import IndexedMark, LogScan, recover_index
+from cometmq.shm.references import LogMaps
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Indexing:
         self._files = IndexFiles(self._store, self._shape)
         self._mark = IndexedMark(family.store)
         self._is_open = False  # the newest file is opened when there is something to put
-        self._log_map: tuple[int, mmap.mmap] | None = None
+        self._log = LogMaps(self._store, self._segment_bytes)
         self._log_min = 0
         self._rebuild_until = 0  # what lies below was there at the start, or has been lost
 
@@ -67,9 +67,12 @@ class Indexing:
     def _recover(self, log_end: int, *, clean: bool) -> None:
         began = time.monotonic()
         scan = LogScan(self._store, self._segment_bytes)
-        begin = recover_index(
-            self._store, self._shape, scan, log_min=self._log_min, log_end=log_end, clean=clean
-        )
+        try:
+            begin = recover_index(
+                self._store, self._shape, scan, log_min=self._log_min, log_end=log_end, clean=clean
+            )
+        finally:
+            scan.close()
         begin = self._mark.resume(begin, log_end)
         self._indexed.reset(begin)
         self._mark.write(begin, durable=True)
@@ -96,7 +99,7 @@ class Indexing:
         start = begin // self._segment_bytes * self._segment_bytes
         end = min(limit, start + self._segment_bytes)
         try:
-            memory = self._segment(start)
+            memory = self._log.only(start)
         except FileNotFoundError:
             self._indexed.advance(end)  # deleted just now
             return
@@ -112,14 +115,8 @@ class Indexing:
         if begin < self._rebuild_until <= self._indexed.value:
             log.info("the index has caught up at %d", self._indexed.value)
 
-    def _segment(self, start: int) -> mmap.mmap:
-        if self._log_map is None or self._log_map[0] != start:
-            path = self._store / COMMITLOG_DIR / segment_name(start)
-            memory = map_segment(path, self._segment_bytes, writable=False)
-            if self._log_map is not None:
-                self._log_map[1].close()
-            self._log_map = start, memory
-        return self._log_map[1]
+    def follow_log_min(self, log_min: int) -> None:
+        self._log.let_go_below(log_min)
 
     def rebuild(self, name: str, dispatched: int) -> None:
         """A reader has met damage in that file: build it again, and what comes after it."""
@@ -150,6 +147,7 @@ class Indexing:
         if self.enabled:
             self._mark.write(self._indexed.value)
         self._files.close()
+        self._log.close()
 
     def statistics(self, dispatched: int) -> dict[str, int | float | str]:
         if not self.enabled:

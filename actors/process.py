@@ -43,6 +43,7 @@ def _coordinator(family: Family, bind: list[tuple[str, bool]]) -> type[ServiceAc
         family.settings,
         family.store,
         commitlog_endpoint=family.addresses["commitlog"],
+        cleaner_endpoint=family.addresses["cleaner"],
         name_server_endpoints=list(family.name_servers),
         queue_ends=_queue_ends(family),
         bind=bind,

@@ -77,7 +77,8 @@ class ReaderActor(ServiceActor):
     """Answers pulls and questions about the store; holds pulls until there is something for them.
 
     Writes, alone: nothing.
-    Wakes on: PullMessages and queries, `dispatched` while a pull is held, a timer for its end.
+    Wakes on: PullMessages and queries, `dispatched` while a pull is held, a timer for its end;
+    `min_offset`, to let go of what is deleted.
     Dies of nothing that matters to others: clients pull again.
     """
 
@@ -94,6 +95,7 @@ class ReaderActor(ServiceActor):
         settings = family.settings
         positions = LivePositions(family.control, family.queue_table())
         self._dispatched = family.control.sleep_on(Counter.DISPATCHED, family.doorbell)
+        self._min = family.control.sleep_on(Counter.MIN_OFFSET, family.doorbell)
         self._store = StoreReader(
             family.store,
             segment_bytes=settings.mapped_file_size_commit_log_bytes,
@@ -114,11 +116,13 @@ class ReaderActor(ServiceActor):
         self._napping = family.control.read(Counter.NAPPING)
         self._wait_ms_max = SUSPEND_MS_MAX if settings.long_polling_enable else 0
         self._held: list[Held] = []
+        self._log_min = 0  # what lies below is not mapped any more
         self._answered = 0
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.SERVING)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
+        self._let_go_of_deleted()
 
     # --- pulls ---
 
@@ -191,7 +195,15 @@ class ReaderActor(ServiceActor):
         return found is not None and found.max_queue_offset > held.queue_offset
 
     def on_doorbell(self) -> None:
+        self._let_go_of_deleted()
         self._serve_held()
+
+    def _let_go_of_deleted(self) -> None:
+        """Armed first: what is deleted while we look wakes us again."""
+        self._min.arm()
+        if self._min.value > self._log_min:
+            self._log_min = self._min.value
+            self._store.let_go_of_deleted()
 
     def _serve_held(self) -> None:
         """Answer who has something now, and sleep on the rest. Armed first: nothing is missed."""

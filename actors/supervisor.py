@@ -32,14 +32,17 @@ from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter, Doorbell, Ph
 from cometmq.shm.files import (
     ABORT_FILE,
     COMMITLOG_DIR,
+    RETIRED_DIR,
     STAGING_DIR,
     StoreLock,
     check_store_folder,
     lock_for_family,
+    remove_folder,
     sync_folder,
 )
 from cometmq.shm.last_run import LastRun, life_of
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable, keep_as_before
+from cometmq.shm.references import create_references
 
 # Not __name__: an embedded broker runs this module as __main__.
 log = logging.getLogger("cometmq.actors.supervisor")
@@ -113,6 +116,7 @@ class BrokerActor(ServiceActor):
             self._store / CONTROL_FILE, self._describe(), self._doorbells
         )
         QueueTable.create(self._store / QUEUES_FILE, self._control.read(Counter.QUEUES))
+        create_references(self._store)
         self.inbox.listen_to(self._zygote.report_fd)
         self.inbox.listen_to(self._zygote.end_fd)
         for role in self._roles:
@@ -357,11 +361,8 @@ class BrokerActor(ServiceActor):
 
     def _remove_marks(self) -> None:
         store = self._store
-        staging = store / STAGING_DIR
-        if staging.is_dir():
-            for left in staging.iterdir():
-                left.unlink()
-            staging.rmdir()
+        remove_folder(store / STAGING_DIR)
+        remove_folder(store / RETIRED_DIR)
         (store / CONTROL_FILE).unlink(missing_ok=True)
         keep_as_before(store)
         sync_folder(store)

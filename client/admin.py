@@ -8,15 +8,20 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+import msgspec
+
 from cometmq.client.routes import ASK_S, Answer, Routes, broker_routes
 from cometmq.protocol.commands import (
     BrokerEndpoints,
     Command,
     CommitOffsets,
     CreateTopic,
+    DeletedSegments,
+    DeleteSegments,
     DeleteTopic,
     DescribeGroup,
     Done,
+    DropHold,
     FetchOffsets,
     FoundOffset,
     GetMessageAt,
@@ -24,8 +29,12 @@ from cometmq.protocol.commands import (
     GroupDescription,
     GroupList,
     GroupOffsets,
+    Hold,
+    HoldList,
     ListGroups,
+    ListHolds,
     ListTopics,
+    PlaceHold,
     PullResult,
     QueryMessages,
     QueryResult,
@@ -91,6 +100,22 @@ class GroupReport(NamedTuple):
     @property
     def lag(self) -> int:
         return sum(each.lag for each in self.queues)
+
+
+class DeletedDescription(NamedTuple):
+    broker: str
+    segments: list[int]  # physical offsets at which they began, oldest first
+    segment_bytes: int
+    min_physical_offset: int  # the log begins here now
+    held_by: list[str]  # holds that keep the oldest segment that is left
+
+
+class HoldDescription(NamedTuple):
+    broker: str
+    name: str
+    physical_offset: int  # nothing at or above it is deleted
+    expires: datetime | None  # None: until it is dropped
+    overridden: bool  # the disk was too full: some of it is gone
 
 
 class Admin:
@@ -379,6 +404,58 @@ class Admin:
             if carries(message, command.topic, command.key, unique=command.unique)
         ]
 
+    # --- cleaning ---
+
+    def delete_expired(self, *, broker: str | None = None) -> list[DeletedDescription]:
+        """Delete what fileReservedTime allows now, whatever the hour; what went, by broker.
+
+        Args:
+            broker: only there; None = on all.
+        """
+        found = []
+        for master in self._masters(broker):
+            gone = self._ask(master.coordinator, DeleteSegments(), DeletedSegments)
+            found.append(DeletedDescription(master.broker, *msgspec.structs.astuple(gone)))
+        return found
+
+    def place_hold(
+        self,
+        name: str,
+        physical_offset: int = 0,
+        *,
+        lease_s: float | None = None,
+        broker: str | None = None,
+    ) -> list[HoldDescription]:
+        """Have nothing at or above a physical offset deleted; the holds there are now.
+
+        A hold survives restarts of the broker. Placing it again moves it and renews its lease.
+        Only a disk over diskSpaceCleanForciblyRatio overrides it, and then a line in the broker's
+        log says so.
+
+        Args:
+            physical_offset: below the log's beginning: from that beginning on.
+            lease_s: it ends by itself after that time; None = it stays until it is dropped.
+            broker: only there; None = on all. An offset means the same on one broker only.
+        """
+        lease_ms = 0 if lease_s is None else max(1, int(lease_s * 1000))
+        return self._on_holds(PlaceHold(name, physical_offset, lease_ms), broker)
+
+    def drop_hold(self, name: str, *, broker: str | None = None) -> list[HoldDescription]:
+        """End a hold; those that are left. Nothing happens if there is none of that name."""
+        return self._on_holds(DropHold(name), broker)
+
+    def holds(self, *, broker: str | None = None) -> list[HoldDescription]:
+        """The holds of a broker, or of all."""
+        return self._on_holds(ListHolds(), broker)
+
+    def _on_holds(self, command: Command, broker: str | None) -> list[HoldDescription]:
+        return [
+            _described(master.broker, hold, answer.min_physical_offset)
+            for master in self._masters(broker)
+            for answer in (self._ask(master.coordinator, command, HoldList),)
+            for hold in answer.holds
+        ]
+
     # --- helpers ---
 
     def _masters(self, broker: str | None = None) -> list[BrokerEndpoints]:
@@ -438,6 +515,12 @@ class Admin:
 
 def _reader(endpoints: BrokerEndpoints, queue_id: int) -> str:
     return endpoints.readers[queue_id % len(endpoints.readers)]
+
+
+def _described(broker: str, hold: Hold, log_min: int) -> HoldDescription:
+    expires = datetime.fromtimestamp(hold.expires_ms / 1000) if hold.expires_ms else None
+    overridden = hold.physical_offset < log_min
+    return HoldDescription(broker, hold.name, hold.physical_offset, expires, overridden)
 
 
 def _milliseconds(time: datetime | int) -> int:

@@ -491,6 +491,46 @@ class CleaningSettings:
         at_least=1,
         help="How many segments are deleted at a time.",
     )
+    clean_file_forcibly_enable: bool = option(
+        True,
+        key="cleanFileForciblyEnable",
+        help="Whether segments that are not old may be deleted when the disk is too full.",
+    )
+    delete_commit_log_files_interval_ms: int = option(
+        100,
+        key="deleteCommitLogFilesInterval",
+        at_least=1,
+        help="The pause between two steps of removing CommitLog segments; a step gives at most "
+        "64 MiB back to the disk.",
+    )
+    delete_consume_queue_files_interval_ms: int = option(
+        100,
+        key="deleteConsumeQueueFilesInterval",
+        at_least=1,
+        help="The pause between two queues of which ConsumeQueue segments are deleted.",
+    )
+    destroy_mapped_file_interval_forcibly_ms: int = option(
+        120_000,
+        key="destroyMapedFileIntervalForcibly",
+        aliases=("destroyMappedFileIntervalForcibly",),
+        at_least=1,
+        help="How long a segment that is to be deleted waits for a process that still uses it, "
+        "before it is removed all the same.",
+    )
+    redelete_hanged_file_interval_ms: int = option(
+        120_000,
+        key="redeleteHangedFileInterval",
+        at_least=1,
+        help="The pause before a removal that has failed is tried again.",
+    )
+    recycled_segments_max: int = option(
+        2,
+        key="recycledSegmentsMax",
+        at_least=0,
+        at_most=1_000,
+        help="How many deleted segments are kept to be used again, which is cheaper than to make "
+        "new ones; none while the disk is fuller than diskSpaceCleanForciblyRatio.",
+    )
 
     @property
     def delete_hours(self) -> frozenset[int]:

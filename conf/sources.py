@@ -225,8 +225,7 @@ def _shown(key: str) -> str:
 _ROCKETMQ_KEYS: Final = """
     maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInDisk
-    maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio deleteCommitLogFilesInterval
-    destroyMapedFileIntervalForcibly destroyMappedFileIntervalForcibly
+    maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio
     storePathConsumeQueue storePathIndex storeCheckpoint abortFile storePathEpochFile
     storePathBrokerIdentity storePathDLedgerCommitLog readOnlyCommitLogStorePaths storeType
     mapperFileSizeBatchConsumeQueue enableConsumeQueueExt mappedFileSizeConsumeQueueExt
@@ -239,8 +238,7 @@ _ROCKETMQ_KEYS: Final = """
     wakeFlushWhenPutMessage useReentrantLockWhenPutMessage useABSLock topicQueueLockNum
     slaveTimeout putMessageTimeout forceVerifyPropCRC travelCqFileNumWhenGetMessage
     offsetCheckInSlave diskFallRecorded readUnCommitted recheckReputOffsetFromCq
-    duplicationEnable deleteConsumeQueueFilesInterval redeleteHangedFileInterval
-    cleanFileForciblyEnable replicasPerDiskPartition logicalDiskSpaceCleanForciblyThreshold
+    duplicationEnable replicasPerDiskPartition logicalDiskSpaceCleanForciblyThreshold
     putMsgIndexHightWater debugLockEnable correctLogicMinOffsetForceInterval mappedFileSwapEnable
     haListenPort haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize
     haMasterAddress haMaxGapNotInSync haSlaveFallbehindMax haFlowControlEnable

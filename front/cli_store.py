@@ -1,4 +1,5 @@
-"""`cometmq store`: looking at the files of a store that no broker has open, and mending them."""
+"""`cometmq store`: looking at the files of a store that no broker has open, and mending them; and
+what becomes of the files of a broker that is running."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cometmq.shm.recovery import Damage
 
 _HERE: Final = "cometmq.cli_store"
+_CLEANING: Final = "cometmq.cli_cleaning"
 EXIT_FINDINGS: Final = 1
 COLUMNS: Final = ("kind", "file", "offset", "expected", "actual")
 PROGRESS_STEP: Final = 1 << 24  # bytes between two looks at the bar
@@ -38,13 +40,17 @@ directory = click.argument(
         "verify": (_HERE, "verify", "Check every record and queue entry. Changes nothing."),
         "repair": (_HERE, "repair", "Recover a store and rebuild its queues from the log."),
         "dump": (_HERE, "dump", "Print the records of the log as JSON lines."),
+        "clean": (_CLEANING, "clean", "Have brokers delete what is old enough, now."),
+        "hold": (_CLEANING, "hold", "Keep the log from being deleted, for the time being."),
+        "release": (_CLEANING, "release", "End a hold."),
+        "holds": (_CLEANING, "holds", "List what keeps the log from being deleted."),
     },
 )
 def store() -> None:
     """Look at the files of a store, and mend them.
 
-    For stores that no broker has open, CometMQ's or RocketMQ's; the segment sizes are taken from
-    the files.
+    verify, repair and dump are for stores that no broker has open, CometMQ's or RocketMQ's; the
+    segment sizes are taken from the files. The others speak to running brokers.
     """
 
 

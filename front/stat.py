@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 import psutil
 
 from cometmq.actors.supervisor import address_of
@@ -27,6 +28,7 @@ from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.protocol.errors import CometError, NotReachable
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
+from cometmq.shm.holds import read_holds
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Snapshot:
     counters: dict[str, int]
     topics: dict[str, dict[str, int]]
     processes: list[dict[str, Any]]
+    holds: list[dict[str, Any]] = field(default_factory=list)
     broker: dict[str, Any] = field(default_factory=dict)  # as the broker actor says
     segments: dict[str, Any] = field(default_factory=dict)  # as the allocator says
 
@@ -67,6 +70,7 @@ class Snapshot:
             "dispatch_behind_bytes": counters["wrote"] - counters["dispatched"],
             "segments": self.segments,
             "topics": self.topics,
+            "holds": {hold["name"]: hold["physical_offset"] for hold in self.holds},
             "processes": self.processes,
         }
         if before is not None:
@@ -122,6 +126,7 @@ class Watcher:
             self._control.values(),
             self._topics(),
             list(self._processes(broker)),
+            [msgspec.structs.asdict(hold) for hold in read_holds(self._store)],
             broker,
             self._ask("allocator"),
         )
@@ -290,6 +295,8 @@ def drawing(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
         for name, value in counters.items()
         if name in RATED or Counter[name.upper()] in OFFSETS or name == "queues"
     ]
+    if record["holds"]:
+        head["holds"] = ", ".join(f"{name} at {at:,}" for name, at in record["holds"].items())
     topics = [{"topic": name, **values} for name, values in snapshot.topics.items()]
     grid = Table.grid(padding=(0, 3))
     grid.add_row(

@@ -409,7 +409,11 @@ class DiskState(Command, frozen=True, tag=72):
 
 
 class DeleteSegments(Command, frozen=True, tag=73):
-    """Supervisor or admin to cleaner: delete expired segments now. -> Statistics"""
+    """Delete what fileReservedTime allows now, whatever the hour. -> DeletedSegments
+
+    Taken by the coordinator, which hands it on to the cleaner; so are the commands on holds.
+    RocketMQ DELETE_EXPIRED_COMMITLOG.
+    """
 
 
 class RebuildIndex(Command, frozen=True, tag=74):
@@ -418,7 +422,55 @@ class RebuildIndex(Command, frozen=True, tag=74):
     file: str
 
 
+# --- cleaning: the coordinator, for the cleaner ---------------------------------------------------
+
+
+class Hold(Part, frozen=True):
+    """Nothing at or above that physical offset is deleted while the hold is there."""
+
+    name: str
+    physical_offset: int
+    expires_ms: int = 0  # milliseconds since 1970; 0 = never
+
+
+class PlaceHold(Command, frozen=True, tag=80):
+    """Place a hold, or move one of the same name and renew its lease. -> HoldList
+
+    What is deleted already cannot be held: an offset below the log is taken for its beginning.
+    """
+
+    name: str
+    physical_offset: int = 0
+    lease_ms: int = 0  # 0 = until it is dropped
+
+
+class DropHold(Command, frozen=True, tag=81):
+    """-> HoldList. It is no error if there is none."""
+
+    name: str
+
+
+class ListHolds(Command, frozen=True, tag=82):
+    """-> HoldList"""
+
+
+class HoldList(Command, frozen=True, tag=83):
+    """A hold below `min_physical_offset` was overridden: the disk was too full."""
+
+    holds: list[Hold]
+    min_physical_offset: int  # the log begins here
+
+
+class DeletedSegments(Command, frozen=True, tag=84):
+    segments: list[int]  # start offsets
+    segment_bytes: int
+    min_physical_offset: int
+    held_by: list[str] = []  # holds that kept more from being deleted
+
+
 ANSWERS: Final = (
+    HoldList,
+    DeletedSegments,
     Failed,
     Done,
     Pong,

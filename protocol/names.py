@@ -53,3 +53,8 @@ def check_writable_topic(topic: str) -> None:
 def check_group(group: str) -> None:
     """Raise NameIllegal unless the name may be a consumer group's."""
     _check("group", group, GROUP_MAX)
+
+
+def check_hold(name: str) -> None:
+    """Raise NameIllegal unless a hold may have that name."""
+    _check("hold", name, GROUP_MAX)

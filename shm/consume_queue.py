@@ -140,6 +140,17 @@ class QueueFiles:
         unit = CONSUME_QUEUE_UNIT.unpack(raw) if len(raw) == UNIT else None
         return unit if unit and unit["size"] > 0 else None
 
+    def last_physical_offset(self, start: int) -> int:
+        """Of the last entry in a segment that is full; -1 where all are fillers.
+
+        RocketMQ looks at the last entry whatever it is; a filler there would say 0.
+        """
+        with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
+            real = _kernel.last_real(memory, 0, self.per_segment)
+            if real < 0:
+                return -1
+            return int(CONSUME_QUEUE_UNIT.unpack(memory, real * UNIT)["physical_offset"])
+
     def first_index_from(self, log_min: int, next_index: int, *, skip_fillers: bool = True) -> int:
         """The queue's minimum: the first entry whose record is not below the log (RocketMQ).
 
@@ -151,7 +162,10 @@ class QueueFiles:
             count = min(self.per_segment, next_index - start // UNIT)
             if count <= 0:
                 break
-            below = self._kept_in(start, next_index, log_min)
+            try:
+                below = self._kept_in(start, next_index, log_min)
+            except FileNotFoundError:
+                continue  # the cleaner has deleted it just now: it lay below the log
             if not skip_fillers and log_min == 0:
                 below = 0
             if below < count:

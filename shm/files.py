@@ -54,6 +54,33 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a small file anew, durably: it is the old or the new one. Raises DiskFull, OSError."""
+    made = path.with_name(f"{path.name}.new")
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+    except OSError as error:
+        made.unlink()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path}: no room for {len(content)} bytes") from None
+        raise
+    finally:
+        os.close(descriptor)
+    os.rename(made, path)
+    sync_folder(path.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """A folder of ours with plain files in it, if it is there."""
+    if folder.is_dir():
+        for left in folder.iterdir():
+            left.unlink()
+        folder.rmdir()
+
+
 def list_segments(folder: Path, segment_bytes: int) -> list[int]:
     """Start offsets of the segments in a folder, ascending.
 
@@ -67,7 +94,10 @@ def list_segments(folder: Path, segment_bytes: int) -> list[int]:
     starts = []
     for position, name in enumerate(names):
         path = folder / name
-        size = path.stat().st_size
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:  # the cleaner has it since it was listed
+            continue
         if size == 0 and position == len(names) - 1:
             continue
         if size != segment_bytes:

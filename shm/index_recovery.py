@@ -17,7 +17,7 @@ from typing import Final
 
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm import _kernel
-from cometmq.shm.files import COMMITLOG_DIR, INDEX_DIR, Checkpoint, map_segment, segment_name
+from cometmq.shm.files import INDEX_DIR, Checkpoint, map_segment
 from cometmq.shm.index_file import (
     TIME_MAX,
     IndexHeader,
@@ -25,6 +25,7 @@ from cometmq.shm.index_file import (
     list_index_files,
     read_header,
 )
+from cometmq.shm.references import LogMaps
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,11 @@ class LogScan:
     """Looks for records that belong into the index."""
 
     def __init__(self, store: Path, segment_bytes: int) -> None:
-        self._folder = store / COMMITLOG_DIR
+        self._log = LogMaps(store, segment_bytes)
         self._segment_bytes = segment_bytes
+
+    def close(self) -> None:
+        self._log.close()
 
     def first_keyed(self, begin: int, end: int, above: int) -> int | None:
         """The first such record in [begin, end) that lies behind `above`, or None.
@@ -60,23 +64,16 @@ class LogScan:
         """Raises ValueError when no record begins there."""
         start = at // self._segment_bytes * self._segment_bytes
         end = start + self._segment_bytes
-        with map_segment(
-            self._folder / segment_name(start), self._segment_bytes, writable=False
-        ) as memory:
-            if not _kernel.scan(memory, start, at, end, False, True, 1)[2]:
-                raise ValueError(f"no record begins at physical offset {at}")
+        if not _kernel.scan(self._log.only(start), start, at, end, False, True, 1)[2]:
+            raise ValueError(f"no record begins at physical offset {at}")
 
     def _behind_damage(self, start: int, damaged: int, end: int) -> int:
         """Where the log goes on behind a record that is none."""
-        path = self._folder / segment_name(start)
-        with map_segment(path, self._segment_bytes, writable=False) as memory:
-            found = _kernel.find_record(memory, start, damaged + 1, end)
+        found = _kernel.find_record(self._log.only(start), start, damaged + 1, end)
         return found if found >= 0 else end
 
     def _scan(self, start: int, begin: int, end: int, above: int) -> tuple[int, int]:
-        path = self._folder / segment_name(start)
-        with map_segment(path, self._segment_bytes, writable=False) as memory:
-            return _kernel.first_keyed(memory, start, begin, end, above)
+        return _kernel.first_keyed(self._log.only(start), start, begin, end, above)
 
 
 class IndexedMark:

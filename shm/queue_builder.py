@@ -23,6 +23,7 @@ from cometmq.shm.files import (
 from cometmq.shm.queue_check import QueueFault, StoreFiles, find_faults
 from cometmq.shm.queue_table import QUEUES_BEFORE_FILE, QueueRange, QueueTable, queues_before
 from cometmq.shm.recovery import SEGMENT_MISSING, Damage
+from cometmq.shm.references import LogMaps
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class QueueBuilder:
         self._kernel = _kernel.Dispatcher()
         self._windows = WindowCache(self._kernel, WINDOWS_MAX)
         self.files: list[QueueFiles] = []  # by the kernel's slot number, which is the table's
-        self._log_map: tuple[int, mmap.mmap] | None = None
+        self._log = LogMaps(files.store, files.segment_bytes)
         self.log_min = 0
         self._rebuilding = False
         self.damages: list[Damage] = []  # what was passed over
@@ -77,7 +78,7 @@ class QueueBuilder:
             found = self._table.range_of(topic, queue_id)
             assert found is not None
             self._register(topic, queue_id, found)
-        self.log_min = log_min
+        self.follow_log_min(log_min)  # which that process may not have come to
         self._rebuilding = (self._store / REBUILD_FILE).exists()
 
     def recover(
@@ -186,15 +187,10 @@ class QueueBuilder:
         return begin
 
     def _segment(self, start: int) -> mmap.mmap | None:
-        if self._log_map is None or self._log_map[0] != start:
-            try:
-                memory = self._store_files.map_log(start)
-            except FileNotFoundError:
-                return None
-            if self._log_map is not None:
-                self._log_map[1].close()
-            self._log_map = start, memory
-        return self._log_map[1]
+        try:
+            return self._log.only(start)
+        except FileNotFoundError:
+            return None
 
     def _settle(self, reason: int, slot: int, index: int, memory: mmap.mmap, at: int) -> int:
         """Do what the kernel stopped for; how many bytes of the log that settles."""
@@ -281,15 +277,14 @@ class QueueBuilder:
     def follow_log_min(self, log_min: int) -> None:
         """The cleaner has removed segments: the queues begin later now."""
         self.log_min = log_min
+        self._log.let_go_below(log_min)
         for slot, files in enumerate(self.files):
             low = files.first_index_from(log_min, self._kernel.next_index(slot))
             self._table.set_min(slot, low)
 
     def close(self) -> None:
         self._windows.close()
-        if self._log_map is not None:
-            self._log_map[1].close()
-            self._log_map = None
+        self._log.close()
 
 
 def _message(memory: mmap.mmap, at: int) -> _kernel.Message:

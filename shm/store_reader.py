@@ -27,6 +27,7 @@ from cometmq.shm.files import COMMITLOG_DIR, list_segments, map_segment, segment
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD, SYS_BORN_HOST_V6
 from cometmq.shm.queue_table import QueueRange, QueueTable
 from cometmq.shm.recovery import find_end
+from cometmq.shm.references import LogMaps
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class StoreReader:
         self._memory_bytes = psutil.virtual_memory().total * self.limits.memory_ratio // 100
         self._log = _kernel.LogView(segment_bytes)
         self.damaged: set[int] = set()  # physical offsets of records that were not delivered
-        self._segments: dict[int, mmap.mmap] = {}
+        self._segments = LogMaps(store, segment_bytes)
         self._windows: OrderedDict[tuple[str, int, int], mmap.mmap] = OrderedDict()
 
     @classmethod
@@ -284,22 +285,33 @@ class StoreReader:
     # --- the log ---
 
     def _map(self, start: int) -> mmap.mmap | None:
-        memory = self._segments.get(start)
-        if memory is None:
-            path = self.store / COMMITLOG_DIR / segment_name(start)
-            try:
-                memory = map_segment(path, self._segment_bytes, writable=False)
-            except FileNotFoundError:
-                return None
-            self._segments[start] = memory
-            self._log.set(start, memory)
-            self._forget_below(self.positions.log_range()[0])
+        memory = self._segments.mapped(start)
+        if memory is not None:
+            return memory
+        log_min = self.positions.log_range()[0]
+        self._let_go_of_log(log_min)
+        if start + self._segment_bytes <= log_min:
+            return None
+        try:
+            memory = self._segments.map(start)
+        except FileNotFoundError:
+            return None
+        self._log.set(start, memory)
         return memory
 
-    def _forget_below(self, log_min: int) -> None:
-        for start in [s for s in self._segments if s + self._segment_bytes <= log_min]:
+    def let_go_of_deleted(self) -> None:
+        """Unmap what the store no longer has: its space comes back only then."""
+        self._let_go_of_log(self.positions.log_range()[0])
+        for topic, queue_id, start in list(self._windows):
+            found = self.positions.queue_range(topic, queue_id)
+            end = (start + self._queue_segment_bytes) // UNIT
+            if found is not None and end <= found.min_queue_offset:
+                self._windows.pop((topic, queue_id, start)).close()
+
+    def _let_go_of_log(self, log_min: int) -> None:
+        for start in self._segments.below(log_min):
             self._log.drop(start)
-            self._segments.pop(start).close()
+            self._segments.let_go(start)
 
     def record_at(self, physical_offset: int) -> Message:
         """The record that begins there. Raises MessageNotFound."""
@@ -406,9 +418,9 @@ class StoreReader:
 
     def close(self) -> None:
         self._log.clear()
-        for memory in (*self._segments.values(), *self._windows.values()):
+        self._segments.close()
+        for memory in self._windows.values():
             memory.close()
-        self._segments.clear()
         self._windows.clear()
 
 

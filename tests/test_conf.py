@@ -63,6 +63,11 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "cleanResourceInterval": 10_000,
     "deleteFileBatchMax": 10,
     "osPageCacheBusyTimeOutMills": 1_000,
+    "cleanFileForciblyEnable": True,
+    "deleteCommitLogFilesInterval": 100,
+    "deleteConsumeQueueFilesInterval": 100,
+    "destroyMapedFileIntervalForcibly": 120_000,
+    "redeleteHangedFileInterval": 120_000,
     "diskMaxUsedSpaceRatio": 75,
     "diskSpaceCleanForciblyRatio": 85,
     "diskSpaceWarningLevelRatio": 90,
@@ -91,6 +96,7 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "mlockEnable": True,
     "readerCount": 1,
     "consumerSessionTimeout": 10_000,
+    "recycledSegmentsMax": 2,
     "logFormat": "text",
     "logLevel": "INFO",
 }
@@ -415,8 +421,8 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
     assert settings.mapped_file_size_consume_queue_bytes == 300_020
     assert settings.store_path_root_dir == Path("/data/消息/store")
     assert settings.commit_log_dir == Path("/data/commit log")
+    assert settings.destroy_mapped_file_interval_forcibly_ms == 60_000
     assert warnings == (
-        "broker.conf, line 19: destroyMapedFileIntervalForcibly: RocketMQ key, not used by CometMQ",
         "broker.conf, line 24: sendMessageThreadPoolNums: RocketMQ key, not used by CometMQ",
         "broker.conf, line 25: transientStorePoolEnable: RocketMQ key, not used by CometMQ",
         'broker.conf, line 26: unknown key "flushIntervalComitLog", ignored; '
