@@ -78,6 +78,12 @@ class QueueFiles:
     def path(self, start: int) -> Path:
         return self.folder / segment_name(start)
 
+    def remove(self) -> None:
+        """All files, whatever they are, the newest first: no hole is left by a kill in between."""
+        for entry in sorted(os.scandir(self.folder), key=lambda entry: entry.name, reverse=True):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+
     def find_end(self) -> QueueEnd:
         """Scan from the third-last segment for the first entry that is not valid (RocketMQ)."""
         starts = self.starts()

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -121,20 +122,32 @@ def create_segment(
     Raises DiskFull when the space is not there.
     """
     path = folder / segment_name(start)
-    staging.mkdir(exist_ok=True)
     made = staging / f"{os.getpid()}-{segment_name(start)}"
-    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        os.ftruncate(descriptor, segment_bytes)
-        reserve(descriptor, 0, reserve_bytes, made)
-        folder.mkdir(parents=True, exist_ok=True)
-        os.rename(made, path)
-    except BaseException:
-        made.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
+    with no_room_is_disk_full(path):
+        staging.mkdir(exist_ok=True)
+        descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(descriptor, segment_bytes)
+            reserve(descriptor, 0, reserve_bytes, made)
+            folder.mkdir(parents=True, exist_ok=True)
+            os.rename(made, path)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
     return path
+
+
+@contextmanager
+def no_room_is_disk_full(path: Path) -> Iterator[None]:
+    """Whatever takes space may find none: a file's name and a folder take some, too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path}: {error.strerror}") from error
+        raise
 
 
 def reserve(descriptor: int, start: int, count: int, path: Path) -> None:

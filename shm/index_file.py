@@ -21,7 +21,14 @@ from typing import Final, NamedTuple
 
 from cometmq.protocol.errors import DiskFull, StoreNotOurs
 from cometmq.shm import _kernel
-from cometmq.shm.files import INDEX_DIR, STAGING_DIR, map_segment, reserve, sync_folder
+from cometmq.shm.files import (
+    INDEX_DIR,
+    STAGING_DIR,
+    map_segment,
+    no_room_is_disk_full,
+    reserve,
+    sync_folder,
+)
 from cometmq.shm.layout import INDEX_ENTRY, INDEX_HEADER
 
 log = logging.getLogger(__name__)
@@ -195,21 +202,22 @@ class IndexFiles:
     def _create(self, name: str, header: bytes) -> Path:
         """It appears under its name with file space for the slots, or not at all."""
         path = self.folder / name
-        self._staging.mkdir(exist_ok=True)
         made = self._staging / f"{os.getpid()}-index-{name}"
-        descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            os.ftruncate(descriptor, self.shape.file_bytes)
-            check_room(made, self.shape.entries_at)
-            reserve(descriptor, 0, self.shape.entries_at, made)
-            os.pwrite(descriptor, header, 0)
-            self.folder.mkdir(exist_ok=True)
-            os.rename(made, path)
-        except BaseException:
-            made.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
+        with no_room_is_disk_full(path):
+            self._staging.mkdir(exist_ok=True)
+            descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                os.ftruncate(descriptor, self.shape.file_bytes)
+                check_room(made, self.shape.entries_at)
+                reserve(descriptor, 0, self.shape.entries_at, made)
+                os.pwrite(descriptor, header, 0)
+                self.folder.mkdir(exist_ok=True)
+                os.rename(made, path)
+            except BaseException:
+                made.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(descriptor)
         return path
 
     def close(self) -> None:

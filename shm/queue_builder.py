@@ -136,8 +136,7 @@ class QueueBuilder:
             files = self._store_files.queue(*key)
             if key in broken:
                 # The folder stays, so that a second start counts the same queues.
-                for start in reversed(files.starts()):
-                    files.path(start).unlink()
+                files.remove()
             end = files.cut(physical_offset)
             begin = max(begin, end.max_physical_offset)
             low = files.first_index_from(self.log_min, end.next_index)

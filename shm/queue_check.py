@@ -10,10 +10,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm import _kernel
 from cometmq.shm._kernel import Message
 from cometmq.shm.consume_queue import UNIT, QueueFiles, list_queues
-from cometmq.shm.files import COMMITLOG_DIR, list_segments, map_segment, segment_name
+from cometmq.shm.files import (
+    COMMITLOG_DIR,
+    CONSUME_QUEUE_DIR,
+    list_segments,
+    map_segment,
+    segment_name,
+)
 from cometmq.shm.layout import (
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_PREPARED,
@@ -67,17 +74,36 @@ def find_faults(
     """
     faults: dict[tuple[str, int], str] = {}
     for key in list_queues(files.store):
-        reason = _broken_files(files.queue(*key)) or _last_entry_lies(files, *key, settled)
+        reason = files_not_ours(files, *key)
+        reason = reason or _broken_files(files.queue(*key))
+        reason = reason or _last_entry_lies(files, *key, settled)
         if reason:
             faults[key] = reason
     for key, maximum in before.items():
-        if maximum and not files.queue(*key).starts():
+        if maximum and key not in faults and not files.queue(*key).starts():
             faults.setdefault(key, f"its files are missing, it had entries up to {maximum}")
     for message in sampled_records(files, settled):
         key = message.topic, message.queue_id
         if key not in faults and (reason := entry_lies(files, message)):
             faults[key] = reason
     return [QueueFault(*key, reason) for key, reason in sorted(faults.items())]
+
+
+def files_not_ours(files: StoreFiles, topic: str, queue_id: int) -> str:
+    """Files that cannot be segments of this queue, such as one that was cut off; empty if none.
+
+    Raises StoreNotOurs where no queue of the store has segments of this size: then it is the
+    setting that is wrong, and nothing of it must be removed.
+    """
+    try:
+        files.queue(topic, queue_id).starts()
+    except StoreNotOurs as error:
+        size = files.queue_segment_bytes
+        paths = (files.store / CONSUME_QUEUE_DIR).rglob("*")
+        if not any(path.is_file() and path.stat().st_size == size for path in paths):
+            raise
+        return str(error)
+    return ""
 
 
 def _broken_files(queue: QueueFiles) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import mmap
 import struct
+from collections import Counter as Counts
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -131,11 +132,12 @@ class ScannedPositions:
 
 
 def file_sizes(store: Path) -> tuple[int, int]:
-    """(CommitLog segment, ConsumeQueue segment) sizes of a store, taken from its files."""
+    """(CommitLog segment, ConsumeQueue segment) sizes of a store: those that most files have."""
     sizes = []
     for folder in (COMMITLOG_DIR, "consumequeue"):
-        files = (path for path in sorted((store / folder).rglob("*")) if path.is_file())
-        sizes.append(next((path.stat().st_size for path in files if path.stat().st_size), 0))
+        files = (path.stat() for path in sorted((store / folder).rglob("*")) if path.is_file())
+        counted = Counts(file.st_size for file in files if file.st_size)
+        sizes.append(max(counted, key=counted.__getitem__, default=0))
     if not sizes[0]:
         raise StoreNotOurs(f"{store}: no segment in {COMMITLOG_DIR}/")
     return sizes[0], sizes[1] or 6_000_000

@@ -33,7 +33,7 @@ DECODE_BYTES: Final = 4 << 20
 class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong."""
 
-    kind: str  # damaged, dirty, entry, missing, extra
+    kind: str  # damaged, dirty, entry, missing, extra, size
     file: str
     offset: int  # in the file, bytes
     expected: str
@@ -177,7 +177,7 @@ class _Entries:
         if place not in self._windows:
             try:
                 found = map_segment(queue.path(start), queue.segment_bytes, writable=False)
-            except FileNotFoundError:
+            except (FileNotFoundError, StoreNotOurs):
                 found = None
             self._windows[place] = found
         return self._windows[place]
@@ -186,7 +186,12 @@ class _Entries:
         """Entries behind the last record of their queue."""
         for key in list_queues(self._files.store):
             queue = self._files.queue(*key)
-            end = queue.find_end().next_index
+            try:
+                end = queue.find_end().next_index
+            except StoreNotOurs as error:
+                wanted = f"segments of {queue.segment_bytes} bytes"
+                yield Finding("size", str(queue.folder), 0, wanted, str(error))
+                continue
             if key in self._next and end > self._next[key]:
                 index = self._next[key]
                 unit = queue.entry(index)

@@ -101,8 +101,10 @@ def make_old(broker: RunningBroker, count: int, first: int = 0) -> None:
 
 
 def log_begins(broker: RunningBroker, at: int) -> None:
-    until(lambda: broker.counter(Counter.MIN_OFFSET) == at, lambda: broker.log)
-    assert list_segments(broker.store / "commitlog", MIB)[0] == at
+    """Readers are told before the segments go."""
+    folder = broker.store / "commitlog"
+    until(lambda: list_segments(folder, MIB)[0] == at, lambda: broker.log)
+    assert broker.counter(Counter.MIN_OFFSET) == at
 
 
 def broker_has(broker: RunningBroker, sent: Sent) -> None:

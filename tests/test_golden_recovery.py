@@ -4,6 +4,7 @@ which docs/recovery.md explains."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ import pytest
 from family import RunningBroker
 
 from cometmq.shm._kernel import decode
+from cometmq.shm.files import segment_name
 from cometmq.shm.repair import StoreRecovered, recover_store
 from cometmq.shm.store_reader import ReadLimits, StoreReader
+from cometmq.shm.verify import verify_store
 
 SETS = golden.ABORT + golden.DAMAGED
 OURS = ReadLimits(skip_removed=False)  # as a reader of a live broker
@@ -210,7 +213,7 @@ def test_a_queue_that_begins_above_0_begins_with_its_first_message(
     theirs.close()
 
 
-@pytest.mark.parametrize("damage", ["none", "queues gone", "bit flipped"])
+@pytest.mark.parametrize("damage", ["none", "queues gone", "queue cut off", "bit flipped"])
 def test_a_broker_serves_them(damage: str, tmp_path: Path) -> None:
     """The same through the processes of a real family, ended in order and started again.
 
@@ -224,6 +227,9 @@ def test_a_broker_serves_them(damage: str, tmp_path: Path) -> None:
     if damage == "queues gone":
         shutil.rmtree(store / "consumequeue" / "loghub_Spark")
         shutil.rmtree(store / "consumequeue" / "loghub_Apache" / "2")
+    elif damage == "queue cut off":
+        os.truncate(store / "consumequeue" / "loghub_Spark" / "1" / segment_name(0), 333)
+        assert {finding.kind for finding in verify_store(store).findings} == {"missing", "size"}
     elif damage == "bit flipped":
         flip_a_body_bit(store, sizes["mappedFileSizeCommitLog"], wanted)
     for _ in range(2):
