@@ -499,6 +499,7 @@ class CleaningSettings:
     delete_commit_log_files_interval_ms: int = option(
         100,
         key="deleteCommitLogFilesInterval",
+        aliases=("deletePhysicFilesInterval",),
         at_least=1,
         help="The pause between two steps of removing CommitLog segments; a step gives at most "
         "64 MiB back to the disk.",

@@ -229,7 +229,7 @@ def test_a_broker_serves_them(damage: str, tmp_path: Path) -> None:
         shutil.rmtree(store / "consumequeue" / "loghub_Apache" / "2")
     elif damage == "queue cut off":
         os.truncate(store / "consumequeue" / "loghub_Spark" / "1" / segment_name(0), 333)
-        assert {finding.kind for finding in verify_store(store).findings} == {"missing", "size"}
+        assert "size" in {finding.kind for finding in verify_store(store).findings}
     elif damage == "bit flipped":
         flip_a_body_bit(store, sizes["mappedFileSizeCommitLog"], wanted)
     for _ in range(2):
