@@ -96,16 +96,18 @@ def test_each_process_stands_still(tmp_path: Path) -> None:
 
 def test_a_point_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Point("append.gone", "commitlog", "cometmq.shm.commit_log:CommitLog.gone", "before")
-    monkeypatch.setattr(points, "POINTS", {gone.name: gone})
-    with pytest.raises(AttributeError, match=r"CommitLog\.gone is gone, see append\.gone"):
-        points.install(tmp_path)
+    with Points(tmp_path / "points"):
+        monkeypatch.setattr(points, "POINTS", {gone.name: gone})
+        with pytest.raises(AttributeError, match=r"CommitLog\.gone is gone, see append\.gone"):
+            points.install(tmp_path / "points")
     assert Counter.WROTE.name in POINTS["append.wrote.before"].target
 
 
 def test_a_broker_does_not_start_without_its_points(tmp_path: Path) -> None:
-    environ = Points(tmp_path / "points").environ | {points.FOLDER_VARIABLE: str(tmp_path / "no")}
-    with pytest.raises(EndedEarly):
-        RunningBroker(tmp_path / "store", module=Points.MODULE, environ=environ)
+    with Points(tmp_path / "points") as armed:
+        environ = armed.environ | {points.FOLDER_VARIABLE: str(tmp_path / "no")}
+        with pytest.raises(EndedEarly):
+            RunningBroker(tmp_path / "store", module=Points.MODULE, environ=environ)
     assert launcher.__name__ == Points.MODULE
 
 
