@@ -5,6 +5,8 @@ A store that failed is left in pytest's folder; the seed is in the test's text.
 
 from __future__ import annotations
 
+import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +69,10 @@ def test_kill_9_at_each_point(sync: bool, tmp_path: Path) -> None:
     assert {op.note for op in outcome.faults} == {point.name for point in chosen}
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="CleanerActor.on_start does not survive that it died between min_offset and unlink",
+)
 def test_kill_9_while_old_segments_go(tmp_path: Path) -> None:
     chosen = [point for point in POINTS.values() if point.when == "clean"]
     outcome = judged(
@@ -109,6 +115,17 @@ def test_a_broker_does_not_start_without_its_points(tmp_path: Path) -> None:
         with pytest.raises(EndedEarly):
             RunningBroker(tmp_path / "store", module=Points.MODULE, environ=environ)
     assert launcher.__name__ == Points.MODULE
+
+
+def test_who_is_dead_but_not_buried_is_not_waited_for() -> None:
+    """After the zygote's end that is init's to do, and in a container often nobody does it."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    began = time.monotonic()
+    supervisor._wait(psutil.Process(child), 10)
+    assert time.monotonic() - began < 5
+    assert os.waitpid(child, 0) == (child, 0)
 
 
 # --- the tally ------------------------------------------------------------------------------------
