@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from family import EndedEarly, RunningBroker
 from fault import launcher, points
@@ -17,6 +18,7 @@ from fault.campaigns import Options, Tally, append_tally, read_tally, report
 from fault.kills import TARGETS, Outcome, Rig, kill_at_one, kill_one, one_round
 from fault.points import POINTS, Point, Points
 
+from cometmq.actors import supervisor
 from cometmq.shm.control import Counter
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
