@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import select
 import signal
 import sys
 import threading
@@ -441,10 +442,17 @@ def _processes(pids: Any) -> list[psutil.Process]:
 
 
 def _wait(process: psutil.Process, timeout_s: float) -> None:
+    """Until it has ended. Whether it was buried does not matter: once the zygote is dead that is
+    left to init, which may take its time, or in a container never do it."""
     try:
-        process.wait(max(0.0, timeout_s))
-    except psutil.TimeoutExpired:
-        log.warning("process %d is still there", process.pid)
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not select.select([descriptor], [], [], max(0.0, timeout_s))[0]:
+            log.warning("process %d is still there", process.pid)
+    finally:
+        os.close(descriptor)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

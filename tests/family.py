@@ -303,7 +303,7 @@ class RunningBroker:
         """Signal a process and see it gone."""
         process = psutil.Process(pid)
         process.send_signal(number)
-        process.wait(RECOVER_TIMEOUT_S)
+        assert not still_there([pid], RECOVER_TIMEOUT_S), process
 
     def wait_serves(self, role: str, *, not_pid: int) -> int:
         """Until a process other than that one answers for the role; its pid."""
@@ -407,6 +407,21 @@ def has_ended(pid: int, deadline: float) -> bool:
         return bool(poll.poll(max(0, deadline - time.monotonic()) * 1000))
     finally:
         os.close(descriptor)
+
+
+def still_there(pids: Iterable[int], timeout_s: float) -> list[int]:
+    """Those that have not ended after the time. One that nobody has buried yet has ended."""
+    deadline = time.monotonic() + timeout_s
+    left = []
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            left.append(pid)
+        os.close(descriptor)
+    return left
 
 
 def left_behind(mark: str = RUN) -> list[psutil.Process]:

@@ -199,8 +199,8 @@ class Rig:
         self._stack.close()
 
     def _end_broker(self) -> None:
-        if hasattr(self, "broker") and self.broker.processes():
-            self.broker.kill_all()
+        if hasattr(self, "broker"):
+            self.broker.kill_all()  # also right for one that has ended by itself
 
     def _start(self) -> RunningBroker:
         self._deaths.clear()

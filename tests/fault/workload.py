@@ -406,7 +406,7 @@ def consume(spec: Spec, history: History, stop: Stop) -> None:
     known: list[tuple[str, str, int]] = []
     with Consumer(spec.name_server, group, auto_commit_ms=100) as consumer:
         for topic in spec.topics:
-            consumer.subscribe(topic)
+            subscribe(consumer, topic)
         while not stop.wait(0):
             history.invoke("poll", group=group)
             messages = consumer.poll(256, 0.1)
@@ -427,6 +427,19 @@ def consume(spec: Spec, history: History, stop: Stop) -> None:
                 with contextlib.suppress(CometError):
                     consumer.commit()
     history.end("ok", "leave", group=group)
+
+
+def subscribe(consumer: Consumer, topic: str) -> None:
+    """As a service that is restarted until it gets going: a name server that was itself restarted
+    a moment ago knows no broker yet, and says so at once."""
+    deadline = time.monotonic() + END_S
+    while True:
+        try:
+            return consumer.subscribe(topic)
+        except CometError as error:
+            if not error.retriable or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)  # nothing tells when it knows one
 
 
 def watch(spec: Spec, history: History, stop: Stop) -> None:
