@@ -83,7 +83,6 @@ def cut_one_disk(options: Options, kind: str, sync: bool, cuts: int, first: int)
             options.failed(found.outcome)
         found.faults, found.acknowledged, found.lost = disk.cuts, done.acknowledged, done.lost
         found.counts = dict(Counter(done.moments)) | {
-            "holes": done.holes,
             "slowest_start_ms": int(done.slowest_start_s * 1000),
         }
     if found.outcome == "ok":

@@ -72,6 +72,7 @@ def _both(
 
 
 _COMMITLOG = "cometmq.actors.commitlog:"
+_RETIRED = "cometmq.shm.retired:RetiredSegments."
 _RECOVERY = "cometmq.shm.recovery:"
 _QUEUES = "cometmq.shm.queue_builder:QueueBuilder."
 POINTS: Final[Mapping[str, Point]] = {
@@ -129,7 +130,9 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("recovery.flush", "flush", "cometmq.actors.flush:SegmentFile.sync", "start", 1),
     # Old segments go.
     **_both("clean.min_offset", "cleaner", "Counter.MIN_OFFSET", "clean", 1),
-    **_both("clean.unlink", "cleaner", "os.unlink", "clean", 3),
+    **_both("clean.rename", "cleaner", _RETIRED + "take_in", "clean", 1),
+    **_both("clean.settle", "cleaner", _RETIRED + "settle", "clean", 1),
+    **_both("clean.release", "cleaner", _RETIRED + "step", "clean", 2),
 }
 assert len(POINTS) < 256
 _NUMBERS: Final = {name: number for number, name in enumerate(POINTS, 1)}

@@ -71,10 +71,6 @@ def test_kill_9_at_each_point(sync: bool, tmp_path: Path) -> None:
     assert {op.note for op in outcome.faults} == {point.name for point in chosen}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="CleanerActor.on_start does not survive that it died between min_offset and unlink",
-)
 def test_kill_9_while_old_segments_go(tmp_path: Path) -> None:
     chosen = [point for point in POINTS.values() if point.when == "clean"]
     outcome = judged(

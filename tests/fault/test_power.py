@@ -31,7 +31,7 @@ SEED = 20_261_121
 def test_power_cuts_under_load(kind: str, sync: bool, cuts: int, tmp_path: Path) -> None:
     need(kind, "power cuts of a broker")
     done = cut_power(tmp_path, kind, sync=sync, cuts=cuts, seed=SEED)
-    print(f"{done.moments}: {done.acknowledged} acknowledged, {done.lost} lost, {done.holes} holes")
+    print(f"{done.moments}: {done.acknowledged} acknowledged, {done.lost} lost")
     assert done.acknowledged > 100
     if sync:
         assert not done.lost
