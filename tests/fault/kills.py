@@ -39,6 +39,7 @@ from fault.history import Op, read_histories
 from fault.points import POINTS, Point, Points
 from fault.workload import GROUPS, QUEUES, TOPICS, Child, Workload
 
+from cometmq.client import Admin
 from cometmq.protocol.commands import DeleteSegments, GetQueueRange, PullMessages, QueueRange
 from cometmq.protocol.errors import CometError, NotConfirmed
 from cometmq.shm.control import CONTROL_FILE, Counter
@@ -362,10 +363,11 @@ class Rig:
         """Everything healed, drained, read, stopped in order, and judged."""
         self.work.stop_producers()
         self.work.drain(self.queue_ends())
-        self._read_all()
+        unfound = self._unfound(self._read_all())
         self.work.finish(self.queue_ends)
         status = self.broker.close()
         verdict = self._judge()
+        add_store_findings(verdict, unfound)
         if status:
             add_store_findings(verdict, [f"the broker ended with {status}"])
         faults = [op for op in read_histories(self.histories) if op.f == "fault"]
@@ -391,15 +393,32 @@ class Rig:
     def queue_ends(self) -> dict[tuple[str, int], int]:
         return {key: found.stop for key, found in self._ranges().items()}
 
-    def _read_all(self) -> None:
-        """Every message once more, past the groups, into the history."""
+    def _read_all(self) -> list[tuple[str, str]]:
+        """Every message once more, past the groups, into the history; topic and id of some."""
+        ids = []
         for (topic, queue), offsets in self._ranges().items():
             at = offsets.start
             while at < offsets.stop:
                 answer, messages = pull(self.broker.reader, PullMessages(topic, queue, at, 2_000))
                 self.work.read(topic, queue, messages)
+                chosen = self.chance.sample(messages, min(3, len(messages)))
+                ids += [(topic, message.msg_id) for message in chosen]
                 assert answer.next_queue_offset > at, (topic, queue, at, answer)
                 at = answer.next_queue_offset
+        return ids
+
+    def _unfound(self, ids: Sequence[tuple[str, str]]) -> list[str]:
+        """Which of these the index does not know, when it has had its time."""
+        deadline = time.monotonic() + RESUME_S
+        unfound = []
+        with Admin(f"127.0.0.1:{self._port}") as admin:
+            for topic, msg_id in ids:
+                while not admin.query_messages(topic, msg_id, unique=True):
+                    if time.monotonic() > deadline:
+                        unfound.append(f"{msg_id} of {topic} is stored, and not in the index")
+                        break
+                    time.sleep(0.01)  # it is indexed behind its delivery
+        return unfound
 
 
 def free_ports(count: int, chance: random.Random) -> int:
