@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter as Count
 from pathlib import Path
 
-from recovery_child import DIED, Line, traced
+import dying
+from dying import Line
 
 from cometmq.actors import allocator, hot_window
 from cometmq.actors.allocator import AllocatorActor
@@ -51,31 +51,8 @@ def get_ready(store: Path, flush: str = "SYNC_FLUSH") -> AllocatorActor:
 
 
 def lines_of_it(store: Path) -> Count[Line]:
-    passed: Count[Line] = Count()
-
-    def see(line: Line) -> None:
-        passed[line] += 1
-
-    with traced(see, WATCHED):
-        get_ready(store).settle()
-    return passed
+    return dying.lines_of(lambda: get_ready(store).settle(), WATCHED)
 
 
 def die_at(store: Path, line: Line, nth: int) -> int:
-    child = os.fork()
-    if child == 0:
-        left = nth
-
-        def see(passed: Line) -> None:
-            nonlocal left
-            if passed == line:
-                left -= 1
-                if not left:
-                    os._exit(DIED)
-
-        try:
-            with traced(see, WATCHED):
-                get_ready(store).settle()
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return dying.die_at(lambda: get_ready(store).settle(), WATCHED, line, nth)

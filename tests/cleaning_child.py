@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 import time
-from collections import Counter as Tally
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
-from typing import Any
+
+import dying
+from dying import Line
 
 from cometmq.actors import cleaner
 from cometmq.actors.family import Family
@@ -23,10 +24,8 @@ from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
 from cometmq.shm.references import LogMaps, create_references
 
 SEGMENT = 65_536
-DIED = 77
 WATCHED = frozenset(str(module.__file__) for module in (cleaner, files, retired))
 OLD_S = 73 * 3600
-Line = tuple[str, int]
 
 
 def use_segment(store: Path, segment_bytes: int, start: int) -> int:
@@ -97,9 +96,8 @@ def clean_in_child(store: Path, see: Callable[[Line], None] | None = None) -> in
     if pid == 0:
         status = 1
         try:
-            if see is not None:
-                sys.settrace(_tracer(see))
-            clean(store)
+            with nullcontext() if see is None else dying.traced(see, WATCHED):
+                clean(store)
             status = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -108,26 +106,12 @@ def clean_in_child(store: Path, see: Callable[[Line], None] | None = None) -> in
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _tracer(see: Callable[[Line], None]) -> Callable[..., Any]:
-    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename not in WATCHED:
-            return None
-        if event == "line":
-            see((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
-    return trace
-
-
 def lines_of_cleaning(store: Path) -> dict[Line, int]:
     """Every line that it passes, with how often."""
     read_end, write_end = os.pipe()
-    passed: Tally[Line] = Tally()
     pid = os.fork()
     if pid == 0:
-        sys.settrace(_tracer(lambda line: passed.update([line])))
-        clean(store)
-        sys.settrace(None)
+        passed = dying.lines_of(lambda: clean(store), WATCHED)
         os.write(write_end, repr(dict(passed)).encode())
         os._exit(0)
     os.close(write_end)
@@ -139,13 +123,4 @@ def lines_of_cleaning(store: Path) -> dict[Line, int]:
 
 
 def die_at(store: Path, line: Line, nth: int) -> int:
-    left = nth
-
-    def see(passed: Line) -> None:
-        nonlocal left
-        if passed == line:
-            left -= 1
-            if not left:
-                os._exit(DIED)
-
-    return clean_in_child(store, see)
+    return clean_in_child(store, dying.dying_at(line, nth))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
+
+import dying
+from dying import Line
 
 from cometmq.shm import (
     consume_queue,
@@ -29,9 +29,6 @@ SYSTEM_CALLS = (
     "open", "unlink", "rename", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "pwrite",
     "pread", "lseek",
 )  # fmt: skip
-DIED = 77
-
-Line = tuple[str, int]
 
 
 def recover(store: Path) -> repair.StoreRecovered:
@@ -40,52 +37,12 @@ def recover(store: Path) -> repair.StoreRecovered:
 
 def lines_of_a_recovery(store: Path) -> Counter[Line]:
     """Every line that it passes, with how often."""
-    passed: Counter[Line] = Counter()
-
-    def see(line: Line) -> None:
-        passed[line] += 1
-
-    with traced(see):
-        recover(store)
-    return passed
+    return dying.lines_of(lambda: recover(store), WATCHED)
 
 
 def die_at(store: Path, line: Line, nth: int) -> int:
     """Recover in a child that ends, as if killed, at the nth pass of a line; its exit status."""
-    child = os.fork()
-    if child == 0:
-        left = nth
-
-        def see(passed: Line) -> None:
-            nonlocal left
-            if passed == line:
-                left -= 1
-                if not left:
-                    os._exit(DIED)
-
-        try:
-            with traced(see):
-                recover(store)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-@contextmanager
-def traced(see: Callable[[Line], None], watched: frozenset[str] = WATCHED) -> Iterator[None]:
-    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename not in watched:
-            return None
-        if event == "line":
-            see((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+    return dying.die_at(lambda: recover(store), WATCHED, line, nth)
 
 
 def fail_at_call(store: Path, nth: int) -> bool:

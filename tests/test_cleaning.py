@@ -17,7 +17,6 @@ import psutil
 import pytest
 import reference
 from cleaning_child import (
-    DIED,
     SEGMENT,
     clean_in_child,
     die_at,
@@ -28,6 +27,7 @@ from cleaning_child import (
     use_segment,
 )
 from cli_process import json_of, output_of
+from dying import DIED
 from family import RunningBroker, Sent, pull
 
 from cometmq.client import Admin

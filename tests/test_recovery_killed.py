@@ -9,7 +9,8 @@ from pathlib import Path
 
 import golden
 import pytest
-from recovery_child import DIED, die_at, fail_at_call, lines_of_a_recovery, recover
+from dying import DIED
+from recovery_child import die_at, fail_at_call, lines_of_a_recovery, recover
 
 from cometmq.shm.queue_builder import REBUILD_FILE
 from cometmq.shm.queue_table import queues_before

@@ -17,8 +17,8 @@ import cli_process
 import pytest
 import reference
 from allocator_child import SEGMENT, begin_run, die_at, get_ready, lines_of_it
+from dying import DIED
 from family import SMALL, RunningBroker, Sent
-from recovery_child import DIED
 
 from cometmq.actors import hot_window
 from cometmq.actors.allocator import CGROUP, memory_limit_bytes

@@ -1,0 +1,72 @@
+"""Dying at any line of a piece of code: which lines it passes, and a child that ends at one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+DIED = 77  # exit status
+
+Line = tuple[str, int]  # file, number
+
+
+@contextmanager
+def traced(see: Callable[[Line], None], watched: frozenset[str]) -> Iterator[None]:
+    """Have every line of the watched files seen before it is run."""
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename not in watched:
+            return None
+        if event == "line":
+            see((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(action: Callable[[], object], watched: frozenset[str]) -> Counter[Line]:
+    """Every line that it passes, with how often."""
+    passed: Counter[Line] = Counter()
+
+    def see(line: Line) -> None:
+        passed[line] += 1
+
+    with traced(see, watched):
+        action()
+    return passed
+
+
+def dying_at(line: Line, nth: int) -> Callable[[Line], None]:
+    """For `traced`: ends the process, as if killed, at the nth pass of a line."""
+    left = nth
+
+    def see(passed: Line) -> None:
+        nonlocal left
+        if passed == line:
+            left -= 1
+            if not left:
+                os._exit(DIED)
+
+    return see
+
+
+def die_at(action: Callable[[], object], watched: frozenset[str], line: Line, nth: int) -> int:
+    """Do it in a child that dies there; the child's exit status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            with traced(dying_at(line, nth), watched):
+                action()
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
