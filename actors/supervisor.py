@@ -449,7 +449,9 @@ def _wait(process: psutil.Process, timeout_s: float) -> None:
     except ProcessLookupError:
         return
     try:
-        if not select.select([descriptor], [], [], max(0.0, timeout_s))[0]:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(max(0.0, timeout_s) * 1000):
             log.warning("process %d is still there", process.pid)
     finally:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter as Count
 from pathlib import Path
 
@@ -39,10 +40,20 @@ def family_of(store: Path, flush: str = "SYNC_FLUSH") -> Family:
     return Family("allocator", settings, store, [-1] * 8, 1, {})
 
 
-def get_ready(store: Path, flush: str = "SYNC_FLUSH") -> AllocatorActor:
+class Allocator(AllocatorActor):
+    """One without a process of its own."""
+
+    def close(self) -> None:
+        self._hot.close()
+        self._maker.close()
+        self.inbox.close()
+        os.close(self.inbox._wake)
+
+
+def get_ready(store: Path, flush: str = "SYNC_FLUSH") -> Allocator:
     """What an allocator does until it has nothing left to do."""
     segments.STEP_BYTES = SEGMENT // 4  # type: ignore[misc]
-    actor = AllocatorActor(family_of(store, flush))
+    actor = Allocator(family_of(store, flush))
     actor._maker.begin()
     actor._work()
     while actor._next is not None:

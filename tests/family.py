@@ -409,6 +409,12 @@ def has_ended(pid: int, deadline: float) -> bool:
         os.close(descriptor)
 
 
+def is_readable(descriptor: int, timeout_s: float) -> bool:
+    poll = select.poll()  # select() knows the first 1024 descriptors only
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
 def still_there(pids: Iterable[int], timeout_s: float) -> list[int]:
     """Those that have not ended after the time. One that nobody has buried yet has ended."""
     deadline = time.monotonic() + timeout_s
@@ -418,7 +424,7 @@ def still_there(pids: Iterable[int], timeout_s: float) -> list[int]:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
-        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not is_readable(descriptor, max(0.0, deadline - time.monotonic())):
             left.append(pid)
         os.close(descriptor)
     return left

@@ -106,7 +106,7 @@ def test_killed_at_any_line(store: Path, tmp_path: Path) -> None:
             assert die_at(there, line, nth) == DIED, (line, nth)
             for name, content in log_of(there).items():
                 assert content == READY[name], (line, nth, name)
-            get_ready(there)
+            get_ready(there).close()
             assert log_of(there) == READY, (line, nth)
             assert names_in(there / STAGING_DIR) == [], (line, nth)
 
