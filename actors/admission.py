@@ -36,7 +36,7 @@ class Admission:
     def close(self, reason: CometError) -> None:
         """Take nothing until `open`; a broker that is shutting down does not open again."""
         if not isinstance(self._closed, ShuttingDown):
-            if self._closed is None:
+            if self._closed is None and not isinstance(reason, ShuttingDown):
                 log.warning("writes are refused: %s", reason)
             self._closed = reason
 
