@@ -78,7 +78,7 @@ class DispatcherActor(ServiceActor):
         self._builder.finish_recovery()
         self._index.start(self._builder.log_min, self._wrote.value, took_over=took_over)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
-        self._work()
+        self.call_soon(self._work)  # it serves before it indexes what it may have to index again
 
     def _recover(self) -> None:
         recovered = self._builder.recover(
