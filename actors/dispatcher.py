@@ -76,9 +76,14 @@ class DispatcherActor(ServiceActor):
             self._recover()
         self._run_until_caught_up()
         self._builder.finish_recovery()
-        self._index.start(self._builder.log_min, self._wrote.value, took_over=took_over)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
-        self.call_soon(self._work)  # it serves before it indexes what it may have to index again
+        # It serves before it looks at the index, and indexes what it may have to index again.
+        self._index.paused = True
+        self.call_soon(lambda: self._start_index(self._wrote.value, took_over))
+
+    def _start_index(self, log_end: int, took_over: bool) -> None:
+        self._index.start(self._builder.log_min, log_end, took_over=took_over)
+        self._resume_index()
 
     def _recover(self) -> None:
         recovered = self._builder.recover(
