@@ -11,7 +11,7 @@ from cometmq.actors.indexing import Indexing
 from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import Command, Done, Finish, RebuildIndex
-from cometmq.protocol.errors import DiskFull
+from cometmq.protocol.errors import CometError, DiskFull
 from cometmq.shm.consume_queue import UNIT
 from cometmq.shm.control import Counter, Phase
 from cometmq.shm.queue_builder import QueueBuilder
@@ -78,12 +78,16 @@ class DispatcherActor(ServiceActor):
         self._builder.finish_recovery()
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         # It serves before it looks at the index, and indexes what it may have to index again.
-        self._index.paused = True
         self.call_soon(lambda: self._start_index(self._wrote.value, took_over))
 
     def _start_index(self, log_end: int, took_over: bool) -> None:
-        self._index.start(self._builder.log_min, log_end, took_over=took_over)
-        self._resume_index()
+        try:
+            self._index.start(self._builder.log_min, log_end, took_over=took_over)
+        except CometError as error:
+            log.error("the index could not be examined, again in %d s: %s", RETRY_S, error)
+            self.after(RETRY_S, lambda: self._start_index(log_end, took_over))
+        else:
+            self._work()
 
     def _recover(self) -> None:
         recovered = self._builder.recover(

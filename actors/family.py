@@ -92,23 +92,9 @@ class Family:
             if poll.poll(left_ms):
                 os.eventfd_read(self.doorbell_fd)
 
-    def as_message(self) -> dict[str, Any]:
-        """For the way to the child; see `from_message`."""
-        return {
-            "role": self.role,
-            "settings": self.settings.as_keys(),
-            "store": str(self.store),
-            "doorbells": list(self.doorbells),
-            "doorbell": self.doorbell,
-            "addresses": dict(self.addresses),
-            "name_servers": list(self.name_servers),
-            "bind": self.bind,
-            "clean": self.clean,
-            "last_run": self.last_run and self.last_run.as_message(),
-        }
-
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Family:
+        """From what the supervisor has the zygote pass on."""
         settings = BrokerSettings.from_keys(message.pop("settings"))
         last_run = LastRun.from_message(message.pop("last_run"))
         store = Path(message.pop("store"))

@@ -101,7 +101,7 @@ class FlushActor(ServiceActor):
                 if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE):
                     out_of_service(f"{self._path(start)} could not be written", error, self._errno)
                 self._writes_behind = False
-                log.warning("pages are written at flushes only: %s", error, self._errno)
+                log.warning("pages are written at flushes only: %s", error.strerror)
                 return
             begin = stop
         self._begun = end

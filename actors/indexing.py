@@ -37,6 +37,7 @@ class Indexing:
     def __init__(self, family: Family) -> None:
         self.enabled = family.settings.message_index_enable
         self.paused = False  # the disk is full
+        self._started = False  # before it is known what the files hold nothing is put into them
         self._store = family.store
         self._clean = family.clean
         self._continued = family.control.read(Counter.CONTINUED)
@@ -60,9 +61,11 @@ class Indexing:
         if not self.enabled:
             return
         if took_over and self._indexed.value:
+            self._started = True
             return
         # What a killed run has left is whole: it need not be read like after a power cut.
         self._recover(log_end, clean=self._clean or bool(self._continued.value))
+        self._started = True
 
     def _recover(self, log_end: int, *, clean: bool) -> None:
         began = time.monotonic()
@@ -85,7 +88,7 @@ class Indexing:
     # --- work ---
 
     def is_behind(self, limit: int) -> bool:
-        return self.enabled and not self.paused and self._indexed.value < limit
+        return self._started and not self.paused and self._indexed.value < limit
 
     def step(self, limit: int) -> None:
         """Index some records below `limit`, where a record ends. Raises DiskFull."""
@@ -144,7 +147,7 @@ class Indexing:
             log.error("no room for index entries: %s", error)
         if self.is_behind(limit):
             log.warning("the index ends at %d, the log at %d", self._indexed.value, limit)
-        if self.enabled:
+        if self._started:
             self._mark.write(self._indexed.value)
         self._files.close()
         self._log.close()

@@ -137,7 +137,7 @@ def put_for(log: CommitLog, seconds: float) -> list[Span]:
     spans: list[Span] = []
     began = time.monotonic()
     for burst in range(int(seconds / BURST_S)):
-        time.sleep(max(0.0, began + burst * BURST_S - time.monotonic()))
+        time.sleep(max(0.0, began + burst * BURST_S - time.monotonic()))  # the pace
         for _ in range(BURST):
             begin = now()
             append(queue, BODY)

@@ -37,8 +37,7 @@ _PUNCH_HOLE: Final = 0x02 | 0x01
 _WRITE_RANGE: Final = 2  # SYNC_FILE_RANGE_WRITE
 _WRITE_RANGE_AND_WAIT: Final = 1 | 2 | 4  # ..._WAIT_BEFORE, ..._WRITE, ..._WAIT_AFTER
 _CHUNK: Final = 1_048_576
-_FLOCK: Final = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length, pid
-_OFD_SETLKW: Final = 38
+FLOCK: Final = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length, pid
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -334,7 +333,7 @@ def lock_for_family(store: Path, timeout_s: float) -> int:
     taken = threading.Event()
 
     def take() -> None:
-        fcntl.fcntl(descriptor, _OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 2, 1, 0))
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 2, 1, 0))
         taken.set()
 
     if holder is None:
@@ -349,8 +348,8 @@ def lock_for_family(store: Path, timeout_s: float) -> int:
 
 def _lock_holder(descriptor: int, byte: int, count: int) -> int | None:
     """The process that holds a lock on one of these bytes."""
-    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
+    wanted = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
+    kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 

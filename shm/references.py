@@ -16,16 +16,14 @@ import contextlib
 import fcntl
 import mmap
 import os
-import struct
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name
+from cometmq.shm.files import COMMITLOG_DIR, FLOCK, map_segment, segment_name
 
 REFERENCES_FILE: Final = "cometmq.references"
-_LOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux; the pid must be 0
 
 
 def create_references(store: Path) -> None:
@@ -56,8 +54,8 @@ class References:
     def _lock(self, operation: int, kind: int, start: int) -> int:
         if self._descriptor < 0:
             return fcntl.F_UNLCK
-        wanted = _LOCK.pack(kind, os.SEEK_SET, start // self._segment_bytes, 1, 0)
-        found: int = _LOCK.unpack(fcntl.fcntl(self._descriptor, operation, wanted))[0]
+        wanted = FLOCK.pack(kind, os.SEEK_SET, start // self._segment_bytes, 1, 0)
+        found: int = FLOCK.unpack(fcntl.fcntl(self._descriptor, operation, wanted))[0]
         return found
 
     def users_of(self, start: int) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import struct
 import threading
 from pathlib import Path
 
 import pytest
+from allocator_child import SEGMENT, begin_run
 from family import RunningBroker
+
+from cometmq.actors import flush
+from cometmq.actors.flush import FlushActor
+from cometmq.shm.control import Counter
 
 FIEMAP = 0xC020660B
 UNWRITTEN = 0x800
@@ -64,3 +70,27 @@ def test_pages_made_ready_are_not_written_by_a_flush(tmp_path: Path) -> None:
         while broker.statistics("flush")["behind_bytes"]:
             pass
         assert 1_000_000 <= written_bytes(broker.store / "commitlog" / f"{0:020d}") < 8 << 20
+
+
+def test_where_the_system_cannot_begin_to_write_flushes_do_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    family = begin_run(tmp_path, "ASYNC_FLUSH")
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(SEGMENT))
+    family.control.own(Counter.WROTE).reset(8 << 20)
+
+    def refused(*_arguments: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(flush, "begin_writing", refused)
+    actor = object.__new__(FlushActor)
+    actor.__dict__ |= {
+        "_family": family, "_segment_bytes": SEGMENT, "_segments": {}, "_begun": 0,
+        "_writes_behind": True, "_wrote": family.control.read(Counter.WROTE),
+        "_flushed": family.control.read(Counter.FLUSHED),
+        "_steps": family.control.sleep_on(Counter.STEPS, 0),
+        "_errno": family.control.own(Counter.FLUSH_ERRNO),
+    }  # fmt: skip
+    actor._write_behind()
+    assert not actor._writes_behind
+    assert "pages are written at flushes only: Operation not supported" in caplog.text

@@ -87,7 +87,7 @@ class Disk:
             except DiskTrouble as error:
                 if "busy" not in str(error) or time.monotonic() > deadline:
                     raise
-                time.sleep(0.01)
+                time.sleep(0.01)  # nothing tells when the mount is let go of
         self._mounted = False
 
     def cut(self) -> None:
