@@ -35,6 +35,7 @@ from cometmq.shm.files import (
     check_store_folder,
     sync_folder,
 )
+from cometmq.shm.identity import keep_identity
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable, keep_as_before
 
 # Not __name__: an embedded broker runs this module as __main__.
@@ -103,6 +104,7 @@ class BrokerActor(ServiceActor):
         self._clean = not abort.exists()
         abort.write_text(str(os.getpid()))
         sync_folder(self._store)
+        keep_identity(self._store, self._name)
         self._control = ControlFile.create(
             self._store / CONTROL_FILE, self._describe(), self._doorbells
         )
@@ -112,6 +114,11 @@ class BrokerActor(ServiceActor):
         for role in self._roles:
             self._start(role)
 
+    @property
+    def _name(self) -> str:
+        """What clients call this broker."""
+        return self._settings.broker_name or default_name(self._store)
+
     def _describe(self) -> dict[str, Any]:
         return {
             "version": VERSION,
@@ -120,6 +127,7 @@ class BrokerActor(ServiceActor):
             "store": str(self._store.resolve()),
             "started_ms": int(time.time() * 1000),
             "roles": self._roles,
+            "broker": self._name,
             "segment_bytes": self._settings.mapped_file_size_commit_log_bytes,
             "flush": self._settings.flush_disk_type.value,
         }
@@ -210,7 +218,7 @@ class BrokerActor(ServiceActor):
         readers = [self._public(role) for role in self._roles if kind_of(role) == "reader"]
         return BrokerEndpoints(
             cluster=self._settings.broker_cluster_name,
-            broker=self._settings.broker_name or default_name(self._store),
+            broker=self._name,
             broker_id=self._settings.broker_id,
             commitlog=self._public("commitlog"),
             readers=readers,

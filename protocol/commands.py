@@ -113,6 +113,7 @@ class PullMessages(Command, frozen=True, tag=20):
     max_bytes: int = 1_048_576
     suspend_ms: int = 0  # how long an empty answer may wait for a message
     tags: str = "*"  # tag expression; the reader compares hashes, the client the text
+    check_crc: bool = True  # False: damaged records come too, whoever asks finds them himself
 
 
 class PullStatus:
@@ -187,6 +188,49 @@ class QueryResult(Command, frozen=True, tag=28):
     end_physical_offset: int  # the log's end
 
 
+class QueueKey(Part, frozen=True):
+    topic: str
+    queue_id: int
+
+
+class DescribeQueues(Command, frozen=True, tag=50):
+    """How far many queues reach, and whose they are. -> QueueRanges, in the order asked for.
+
+    With `durable` a queue ends before its first message that a loss of power could still take.
+    """
+
+    queues: list[QueueKey]
+    durable: bool = False
+
+
+class QueueRanges(Command, frozen=True, tag=51):
+    """A queue that does not exist, or never held anything, has (0, 0)."""
+
+    store_id: str  # of the store directory, see shm/identity.py; "-" if it has none
+    ranges: list[tuple[int, int]]  # (min, max) queue offset
+
+
+class MeasureQueue(Command, frozen=True, tag=52):
+    """Where parts of [begin, end) of a queue begin that hold so many bytes or messages at most.
+
+    A part has one message at least. -> QueueParts
+    """
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    bytes_max: int
+    count_max: int
+    marks_max: int = 65_536  # parts after the first; then the answer ends
+
+
+class QueueParts(Command, frozen=True, tag=53):
+    marks: list[int]  # queue offsets at which the second, third ... part begins
+    reached: int  # below `end`: ask again from here
+    size_bytes: int  # of the records in [begin, reached)
+
+
 # --- topics, groups, offsets: the coordinator -----------------------------------------------------
 
 
@@ -244,11 +288,6 @@ class ListTopics(Command, frozen=True, tag=34):
 
 class TopicList(Command, frozen=True, tag=35):
     topics: list[TopicInfo]
-
-
-class QueueKey(Part, frozen=True):
-    topic: str
-    queue_id: int
 
 
 class Subscription(Part, frozen=True):
@@ -428,6 +467,8 @@ ANSWERS: Final = (
     QueueRange,
     FoundOffset,
     QueryResult,
+    QueueRanges,
+    QueueParts,
     TopicRoute,
     TopicList,
     GroupShare,

@@ -219,6 +219,116 @@ def gather(
     """(reason, payload, count, next index, unreadable entries, detail, last physical offset,
     physical offsets of damaged records or None)."""
 
+# --- records as Arrow buffers ---
+
+COLUMN_NAMES: Final[tuple[str, ...]]
+COLUMNS_DONE: Final[int]
+COLUMNS_FULL: Final[int]
+COLUMNS_UNMAPPED: Final[int]
+COLUMNS_GONE: Final[int]
+COLUMNS_HOLE: Final[int]
+COLUMNS_DAMAGED: Final[int]
+
+@final
+class ArrowBuffer:
+    """Memory of one column. It is written again only when nobody looks at it any more."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class QueueSpans:
+    """Queues and a stretch of each: what is wanted of a log, or what was seen in it."""
+
+    def __len__(self) -> int: ...
+    def add(self, topic: str, queue_id: int, begin: int, end: int) -> None: ...
+    def items(self) -> list[tuple[str, int, int, int]]:
+        """(topic, queue id, begin, end) of each."""
+    def survey(
+        self, buffer: Any, segment_start: int, begin: int, end: int
+    ) -> tuple[int, int]:
+        """Widen the stretches by what lies in [begin, end): (reached, index into REASONS)."""
+
+@final
+class Columns:
+    """Collects records into one batch of Arrow columns after another. One thread uses it.
+
+    What does not hold stops it, and is not taken. `null_body`: a body whose CRC does not hold, or
+    that cannot be unfolded, is null instead.
+    """
+
+    rows: int  # in the batch so far
+    detail: int  # with COLUMNS_UNMAPPED: the start of the segment
+    nulled: int  # bodies that became null
+    # With COLUMNS_DAMAGED: (reason, queue offset or -1, physical offset, CRC that the record says,
+    # CRC that its body has); both CRCs are -1 where they are not what is wrong.
+    damage: tuple[str, int, int, int, int]
+    def __init__(
+        self,
+        names: Sequence[str],
+        broker: str,
+        *,
+        rows_max: int = 16_384,
+        bytes_max: int = 4_194_304,
+        check_crc: bool = True,
+        decompress: bool = True,
+        null_body: bool = False,
+        tags: Iterable[str] | None = None,
+        keys: Iterable[str] | None = None,
+        begin_ms: int = -1,
+        end_ms: int = ...,
+    ) -> None: ...
+    def gather(
+        self,
+        log: LogView,
+        units: Any,
+        first_index: int,
+        begin: int,
+        end: int,
+        log_min: int,
+        log_max: int,
+        topic: bytes,
+        queue_id: int,
+    ) -> tuple[int, int]:
+        """Take the records of ConsumeQueue entries: (a COLUMNS_ reason, index reached)."""
+    def decode_run(
+        self, buffer: Any, at: int, topic: bytes, queue_id: int, next_index: int, end: int
+    ) -> tuple[int, int, int]:
+        """Take records of one queue as a pull answers them: (a COLUMNS_ reason, position, index).
+
+        Raises RecordDamaged when they do not even stand one after the other.
+        """
+    def scan(
+        self,
+        buffer: Any,
+        segment_start: int,
+        begin: int,
+        end: int,
+        wanted: QueueSpans | None = None,
+    ) -> tuple[int, int]:
+        """Take the records of a segment: (a COLUMNS_ reason, physical offset reached)."""
+    def take(self) -> tuple[int, list[tuple[int, tuple[ArrowBuffer, ...]]]]:
+        """(rows, for each column (nulls, buffers)); the next batch is begun.
+
+        Buffers: (data) for numbers, (validity, offsets, data) for text and bytes, (none, offsets,
+        offsets of names, names, offsets of values, values) for the properties.
+        """
+
+def unit_marks(
+    units: Any,
+    first_index: int,
+    begin: int,
+    end: int,
+    bytes_max: int,
+    count_max: int,
+    held_bytes: int,
+    held_count: int,
+    marks_max: int,
+) -> tuple[list[int], int, int, int, int]:
+    """(where parts begin, reached, bytes, bytes and messages of the part that is not full)."""
+
+def units_below(units: Any, begin: int, end: int, bound: int) -> int:
+    """One past the last of the entries [begin, end) whose record ends at or below `bound`."""
+
 # --- counters ---
 
 class ReadCell:
