@@ -263,7 +263,8 @@ class ReaderActor(ServiceActor):
             raise BadRequest(f"{len(command.queues)} queues in one question, at most {QUEUES_MAX}")
         flushed = self._flushed.value if command.durable else None
         ranges = [self._queue_range(key, flushed) for key in command.queues]
-        return QueueRanges(self._store_id, ranges)
+        segment_bytes = self._family.settings.mapped_file_size_commit_log_bytes
+        return QueueRanges(self._store_id, ranges, segment_bytes)
 
     def _queue_range(self, key: QueueKey, flushed: int | None) -> tuple[int, int]:
         low, high = self._store.positions.queue_range(key.topic, key.queue_id) or (0, 0)

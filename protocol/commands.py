@@ -208,6 +208,7 @@ class QueueRanges(Command, frozen=True, tag=51):
 
     store_id: str  # of the store directory, see shm/identity.py; "-" if it has none
     ranges: list[tuple[int, int]]  # (min, max) queue offset
+    segment_bytes: int = 0  # of a CommitLog segment
 
 
 class MeasureQueue(Command, frozen=True, tag=52):

@@ -243,9 +243,7 @@ class QueueSpans:
     def add(self, topic: str, queue_id: int, begin: int, end: int) -> None: ...
     def items(self) -> list[tuple[str, int, int, int]]:
         """(topic, queue id, begin, end) of each."""
-    def survey(
-        self, buffer: Any, segment_start: int, begin: int, end: int
-    ) -> tuple[int, int]:
+    def survey(self, buffer: Any, segment_start: int, begin: int, end: int) -> tuple[int, int]:
         """Widen the stretches by what lies in [begin, end): (reached, index into REASONS)."""
 
 @final
@@ -291,7 +289,14 @@ class Columns:
     ) -> tuple[int, int]:
         """Take the records of ConsumeQueue entries: (a COLUMNS_ reason, index reached)."""
     def decode_run(
-        self, buffer: Any, at: int, topic: bytes, queue_id: int, next_index: int, end: int
+        self,
+        buffer: Any,
+        at: int,
+        topic: bytes,
+        queue_id: int,
+        next_index: int,
+        end: int,
+        gaps: bool = False,
     ) -> tuple[int, int, int]:
         """Take records of one queue as a pull answers them: (a COLUMNS_ reason, position, index).
 
@@ -307,7 +312,9 @@ class Columns:
     ) -> tuple[int, int]:
         """Take the records of a segment: (a COLUMNS_ reason, physical offset reached)."""
     def take(self) -> tuple[int, list[tuple[int, tuple[ArrowBuffer, ...]]]]:
-        """(rows, for each column (nulls, buffers)); the next batch is begun.
+        """(rows, for each column (nulls, buffers)).
+
+        The next batch takes other memory as long as somebody looks at these buffers.
 
         Buffers: (data) for numbers, (validity, offsets, data) for text and bytes, (none, offsets,
         offsets of names, names, offsets of values, values) for the properties.

@@ -82,6 +82,14 @@ class ColumnReader(StoreReader):
                 return reason, begin
         return _kernel.COLUMNS_DONE, begin
 
+    def first_kept(self, topic: str, queue_id: int, begin: int, end: int) -> int:
+        """The first of [begin, end) whose record is still there, after some have expired."""
+        starts = list_segments(self.store / COMMITLOG_DIR, self._segment_bytes)
+        log_max = self.positions.log_range()[1]
+        log_min = starts[0] if starts else log_max
+        self.positions = FixedPositions(log_min, log_max)
+        return max(begin, self._files(topic, queue_id).first_index_from(log_min, end))
+
     def scan_columns(
         self, columns: Columns, begin: int, end: int, wanted: QueueSpans | None = None
     ) -> tuple[int, int]:

@@ -401,8 +401,9 @@ cdef class Columns:
 
     cdef Column *_columns
     cdef Py_ssize_t _count
-    cdef bint _wants_props, _wants_map, _wants_body, _check_crc, _decompress, _null_body
+    cdef bint _taken, _wants_props, _wants_map, _wants_body, _check_crc, _decompress, _null_body
     cdef bytes _broker, _plain
+    cdef str _trouble
     cdef const uint8_t *_broker_text
     cdef Py_ssize_t _broker_bytes
     cdef list _pools, _held  # buffers of each place; those of this batch
@@ -511,9 +512,13 @@ cdef class Columns:
                     put_i32(column.at[place], 0)
         self.rows = 0
         self._bytes = 0
+        self._taken = False
 
     def take(self):
-        """(rows, for each column (nulls, buffers)); the next batch is begun.
+        """(rows, for each column (nulls, buffers)).
+
+        The next batch takes other memory as long as somebody looks at these buffers.
+
 
         Buffers: (data) for numbers, (validity, offsets, data) for text and bytes, (none, offsets,
         offsets of names, names, offsets of values, values) for the properties.
@@ -522,8 +527,15 @@ cdef class Columns:
         found = self.rows, [
             (self._columns[number].nulls, tuple(self._held[number])) for number in range(self._count)
         ]
-        self._begin_batch()
+        self._taken = True
+        self.rows = 0
         return found
+
+    cdef int _ensure_begun(self) except -1:
+        """Not earlier: who took the last batch must have had the time to look at its buffers."""
+        if self._taken:
+            self._begin_batch()
+        return 0
 
     cdef bint _is_full(self, int64_t size) noexcept nogil:
         return self.rows > 0 and (
@@ -556,6 +568,7 @@ cdef class Columns:
         cdef Record record
         if begin < first_index or (end - first_index) * CONSUME_QUEUE_UNIT_BYTES > units.shape[0]:
             raise ValueError(f"entries [{begin}, {end}) are not in the segment from {first_index}")
+        self._ensure_begun()
         with nogil:
             while index < end:
                 unit = &units[(index - first_index) * CONSUME_QUEUE_UNIT_BYTES]
@@ -597,8 +610,11 @@ cdef class Columns:
         return reason, index
 
     def decode_run(self, buffer, Py_ssize_t at, bytes topic not None, int32_t queue_id,
-                   int64_t next_index, int64_t end):
+                   int64_t next_index, int64_t end, bint gaps=False):
         """Take records of one queue that stand one after the other, as a pull answers them.
+
+        Args:
+            gaps: some were left out on purpose; else a missing one is a COLUMNS_HOLE.
 
         Returns (a COLUMNS_ reason, position reached, the queue offset that it stopped at).
         """
@@ -610,6 +626,7 @@ cdef class Columns:
         cdef int32_t size
         cdef int64_t index
         cdef Record record
+        self._ensure_begun()
         with nogil:
             while at < stop and next_index < end:
                 size = <int32_t>load_be32(&view[at]) if stop - at >= RECORD_MIN else 0
@@ -620,6 +637,10 @@ cdef class Columns:
                     reason = COLS_FULL
                     break
                 index = <int64_t>load_be64(&view[at + RECORD_HEAD_QUEUE_OFFSET])
+                if gaps and index >= end:
+                    break
+                if gaps and index > next_index:
+                    next_index = index
                 if index > next_index:
                     reason = COLS_HOLE  # of one: what stands there is looked at again
                     break
@@ -659,6 +680,7 @@ cdef class Columns:
         cdef Record record
         if not 0 <= at <= stop <= view.shape[0]:
             raise ValueError(f"[{begin}, {end}) is not inside the segment at {segment_start}")
+        self._ensure_begun()
         with nogil:
             while at < stop:
                 size = 0
@@ -704,12 +726,14 @@ cdef class Columns:
         """(reason, queue offset, physical offset, CRC that it says, CRC that it has)."""
         cdef Record record
         cdef int64_t said = -1, has = -1
+        if why == UNFOLD_FAILED and parse_record(at, size, False, &record) == REC_OK:
+            index = record.queue_offset
         if why == REC_BAD_CRC and parse_record(at, size, False, &record) == REC_OK:
             said = record.body_crc
             has = crc_of(0, record.body, record.body_length) & 0x7FFFFFFF
             index = record.queue_offset
         with gil:
-            reason = (REASONS + ("the body cannot be unfolded",))[why]
+            reason = self._trouble if why == UNFOLD_FAILED else REASONS[why]
             self.damage = (reason, index, phys, said, has)
         return 0
 
@@ -822,7 +846,8 @@ cdef class Columns:
             self._plain = decompress(
                 PyBytes_FromStringAndSize(<const char *>record.body, record.body_length),
                 record.sys_flag)
-        except Exception:  # each codec has errors of its own
+        except Exception as error:  # each codec has errors of its own
+            self._trouble = str(error)
             if self._null_body:
                 self.nulled += 1
                 body[0] = NULL
