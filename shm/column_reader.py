@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from cometmq.protocol.errors import StoreError
 from cometmq.shm import _kernel
 from cometmq.shm._kernel import Columns, QueueSpans
-from cometmq.shm.consume_queue import UNIT
+from cometmq.shm.consume_queue import UNIT, QueueFiles, list_queues
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.files import COMMITLOG_DIR, check_not_in_use, list_segments, segment_name
 from cometmq.shm.queue_table import QUEUES_FILE, QueueRange, QueueTable
@@ -29,6 +30,34 @@ class FixedPositions:
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange | None:
         raise StoreError(f"the range of {topic}/{queue_id} is not known here")
+
+
+class ClosedPositions:
+    """Of a store that was closed in order: its queues say how far the log reaches.
+
+    Nobody has to walk the log for that. A queue that begins above 0 begins with its first message.
+    """
+
+    def __init__(self, store: Path, segment_bytes: int, queue_segment_bytes: int) -> None:
+        starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
+        self._log_min = self._log_max = starts[0] if starts else 0
+        self._queues: dict[tuple[str, int], QueueRange] = {}
+        for topic, queue_id in list_queues(store):
+            files = QueueFiles(store, topic, queue_id, queue_segment_bytes)
+            end = files.find_end()
+            self._log_max = max(self._log_max, end.max_physical_offset)
+            self._queues[topic, queue_id] = QueueRange(
+                files.first_index_from(self._log_min, end.next_index), end.next_index
+            )
+
+    def log_range(self) -> tuple[int, int]:
+        return self._log_min, self._log_max
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange | None:
+        return self._queues.get((topic, queue_id))
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        return iter(self._queues)
 
 
 class ColumnReader(StoreReader):
@@ -163,7 +192,7 @@ class Served:
         return self._flushed.value
 
 
-def log_end(store: Path, *, clean: bool) -> int:
-    """Where the log of a store that nobody serves ends, behind its last whole record."""
+def log_end(store: Path) -> int:
+    """Where the log of a store that was not closed ends, behind its last whole record."""
     segment_bytes, _ = file_sizes(store)
-    return find_end(store, segment_bytes, clean=clean).physical_offset
+    return find_end(store, segment_bytes, clean=False).physical_offset

@@ -31,12 +31,12 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError, StoreNotOurs
 from cometmq.shm._kernel import QueueSpans, decode
-from cometmq.shm.column_reader import ColumnReader, Served, is_served, log_end
+from cometmq.shm.column_reader import ClosedPositions, ColumnReader, Served, is_served, log_end
 from cometmq.shm.config_files import ConfigFile, ConsumerOffsetTable
 from cometmq.shm.files import ABORT_FILE, COMMITLOG_DIR, CONFIG_DIR
 from cometmq.shm.identity import read_identity
 from cometmq.shm.queue_table import QueueRange
-from cometmq.shm.store_reader import ScannedPositions, file_sizes
+from cometmq.shm.store_reader import file_sizes
 from cometmq.spark.offsets import Queue
 from cometmq.spark.options import Isolation, OptionError, ReadOptions, Transport
 
@@ -107,18 +107,16 @@ class LocalStore:
         self._by_broker = RemoteBrokers(options) if options.namesrv else None
         self._served = Served(self.path) if is_served(self.path) else None
         self.recovered = self._served is not None or not (self.path / ABORT_FILE).exists()
-        self._scanned: ScannedPositions | None = None
+        self._closed: ClosedPositions | None = None
         self._surveyed: dict[tuple[str, int], QueueRange] | None = None
         if self._served is not None:
             self.reader = ColumnReader.at(self.path, self._served.positions)
         elif self.recovered:
             segment_bytes, queue_bytes = file_sizes(self.path)
-            self._scanned = ScannedPositions(
-                self.path, segment_bytes, queue_bytes, real_minimum=True
-            )
-            self.reader = ColumnReader.at(self.path, self._scanned)
+            self._closed = ClosedPositions(self.path, segment_bytes, queue_bytes)
+            self.reader = ColumnReader.at(self.path, self._closed)
         else:
-            self.reader = ColumnReader.up_to(self.path, log_end(self.path, clean=False))
+            self.reader = ColumnReader.up_to(self.path, log_end(self.path))
             self._surveyed = _ranges_of(self.reader.survey(self.log_range()[1]))
         self._check_queue_kind()
 
@@ -149,13 +147,15 @@ class LocalStore:
             return list(self._surveyed)
         if self._served is not None:
             return list(self._served.table.queues())
-        assert self._scanned is not None
-        return list(self._scanned.queues())
+        assert self._closed is not None
+        return list(self._closed.queues())
 
     def _check_queue_kind(self) -> None:
         """Queues of 46-byte entries are left for a later version; their log is not."""
-        if self._scanned is not None and (self.path / BATCH_QUEUES_DIR).is_dir():
+        if self._closed is not None and (self.path / BATCH_QUEUES_DIR).is_dir():
             self.recovered = False
+            self.reader.close()
+            self.reader = ColumnReader.up_to(self.path, log_end(self.path))
             self.survey()
 
     def store_ids(self) -> dict[str, str]:

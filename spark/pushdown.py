@@ -84,6 +84,8 @@ def _narrow(pushed: Pushed, given: Filter) -> Pushed | None:
         return pushed if column in EXACT else None
     if isinstance(given, EqualTo | EqualNullSafe | In):
         values = given.value if isinstance(given, In) else (given.value,)
+        if isinstance(given, EqualNullSafe) and given.value is None:
+            return None  # the one filter that null passes
         return _one_of(pushed, column, [value for value in values if value is not None])
     if isinstance(given, StringStartsWith) and column == "topic":
         return replace(pushed, prefixes=(*pushed.prefixes, given.value))
