@@ -121,7 +121,7 @@ class ReadOptions:
     on_no_timestamp: OnNoTimestamp = option(
         OnNoTimestamp.LATEST,
         key="onNoTimestamp",
-        help="A queue without a message as young as `startingTimestamp`: begin at its end, or fail.",
+        help="A queue without a message as young as `startingTimestamp`: begin at its end or fail.",
     )
     max_messages_per_trigger: int = option(
         0,
@@ -210,8 +210,9 @@ class ReadOptions:
     pushdown: bool = option(
         False,
         key="pushdown",
-        help="Filters on topic, broker, queue_id, queue_offset, store_ts, tags and keys choose what "
-        "is read. Needs spark.sql.python.filterPushdown.enabled; cometmq.spark.session sets both.",
+        help="Filters on topic, broker, queue_id, queue_offset, store_ts, tags and keys choose "
+        "what a batch reads. Needs spark.sql.python.filterPushdown.enabled, which "
+        "cometmq.spark.session sets; cometmq.spark.messages then sets this.",
     )
     decompress: bool = option(True, key="decompress", help="Whether `body` is unfolded.")
     include_internal: bool = option(
@@ -226,7 +227,7 @@ class ReadOptions:
         16_384, key="batchRows", at_least=1, at_most=1 << 20, help="Rows in one Arrow batch."
     )
     batch_bytes: int = option(
-        4 * MIB,
+        MIB,
         key="batchBytes",
         at_least=1,
         at_most=256 * MIB,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -68,7 +68,7 @@ def push(filters: Iterable[Filter]) -> tuple[Pushed, list[Filter]]:
         narrowed = _narrow(pushed, each)
         if narrowed is not None:
             pushed = narrowed
-        attribute = getattr(each, "attribute", ())
+        attribute: Sequence[str] = getattr(each, "attribute", ())
         if narrowed is None or len(attribute) != 1 or attribute[0] not in EXACT:
             left.append(each)
     return pushed, left
@@ -76,10 +76,10 @@ def push(filters: Iterable[Filter]) -> tuple[Pushed, list[Filter]]:
 
 def _narrow(pushed: Pushed, given: Filter) -> Pushed | None:
     """With one filter more; None if it says nothing that can be used here."""
-    attribute: tuple[str, ...] = getattr(given, "attribute", ())
+    attribute: Sequence[str] = getattr(given, "attribute", ())
     if len(attribute) != 1:
         return None
-    (column,) = attribute
+    column = attribute[0]
     if isinstance(given, IsNotNull):
         return pushed if column in EXACT else None
     if isinstance(given, EqualTo | EqualNullSafe | In):
@@ -99,7 +99,8 @@ def _one_of(pushed: Pushed, column: str, values: list[Any]) -> Pushed | None:
         name = _SETS[column]
         before = getattr(pushed, name)
         wanted = frozenset(values)
-        return replace(pushed, **{name: wanted if before is None else before & wanted})
+        narrowed: dict[str, Any] = {name: wanted if before is None else before & wanted}
+        return replace(pushed, **narrowed)
     if not values:
         return None
     if column == "queue_offset":

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +50,7 @@ class Wanted:
     decompress: bool = True
     verify_crc: bool = True
     batch_rows: int = 16_384
-    batch_bytes: int = 4 << 20
+    batch_bytes: int = 1 << 20
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
     on_missing: OnMissing = OnMissing.FAIL
 
@@ -300,7 +300,7 @@ class _RpcReading(_Reading):
 
     def _take(
         self, queue: Queue, at: int, end: int, answer: PullResult, payload: Sequence[Any]
-    ) -> Iterator[Any]:
+    ) -> Generator[None, None, int]:
         """Returns the queue offset that was reached."""
         if answer.min_queue_offset > at:
             kept = min(end, answer.min_queue_offset)
@@ -322,7 +322,9 @@ class _RpcReading(_Reading):
             at += 1
         return max(at, reached)
 
-    def _decode(self, queue: Queue, at: int, end: int, buffer: memoryview) -> Iterator[Any]:
+    def _decode(
+        self, queue: Queue, at: int, end: int, buffer: memoryview
+    ) -> Generator[None, None, int]:
         name = queue.topic.encode()
         position = 0
         while True:

@@ -293,10 +293,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxBytes(self.options.max_bytes_per_trigger)
 
-    # The base class declares both arguments; Spark 4.1 gives none.
-    def latestOffset(  # type: ignore[override]
-        self, start: Any = None, limit: ReadLimit | None = None
-    ) -> dict[str, Any]:
+    def latestOffset(self, start: Any = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Where the next batch ends.
 
         The first batch of a new query is empty: with it Spark writes down where the query began, so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from cometmq.spark import session
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Executors and planners must find the package by themselves: not by where we stand."""
+    if "JAVA_HOME" not in os.environ and shutil.which("java") is None:
+        pytest.fail("these tests run Spark, and that needs Java 17: set JAVA_HOME, or PATH")
     before = Path.cwd()
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     os.chdir(elsewhere)

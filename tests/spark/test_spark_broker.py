@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -168,6 +169,42 @@ def test_a_group_as_the_beginning(
         **where(broker, transport) | {"namesrv": broker.ready.name_server},
     )
     assert places(read.collect()) == [(0, 8), (0, 9)]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_damage_is_named(
+    spark: SparkSession, broker: RunningBroker, topic: str, transport: str
+) -> None:
+    """A body that changed under a running broker: both transports say the same of it."""
+    send(broker, topic, 10)
+    victim = broker.read_queue(topic, 1, 10)[4]
+    size = int(broker.settings["mappedFileSizeCommitLog"])
+    start = victim.physical_offset // size * size
+    with (broker.store / "commitlog" / f"{start:020d}").open("r+b") as segment:
+        segment.seek(victim.physical_offset - start + victim.record.index(b"xxx"))
+        segment.write(b"y")
+    broken = victim.stored_body.replace(b"x", b"y", 1)
+    text = (
+        f"{topic}/1 offset 4: .*{start:020d}, physical offset {victim.physical_offset}: "
+        f"wrong body CRC: expected {victim.body_crc:#010x}, "
+        f"it has {zlib.crc32(broken) & 0x7FFFFFFF:#010x}"
+    )
+    place = where(broker, transport)
+    with pytest.raises(PySparkException, match=text):
+        batch(spark, subscribe=topic, **place).collect()
+    rest = [each for each in both(0, 10) if each != (1, 4)]
+    assert places(batch(spark, subscribe=topic, onCorrupt="skip", **place).collect()) == rest
+    nulled = batch(spark, subscribe=topic, onCorrupt="null-body", **place).collect()
+    assert places(nulled) == both(0, 10)
+    assert [(row.queue_id, row.queue_offset) for row in nulled if row.body is None] == [(1, 4)]
+
+
+def test_a_broker_that_has_gone(spark: SparkSession, tmp_path: Path) -> None:
+    """Asked again, then an error with its address; never an empty answer."""
+    with RunningBroker(tmp_path / "store") as broker:
+        address = broker.ready.name_server
+    with pytest.raises(PySparkException, match="no name server answers at"):
+        batch(spark, subscribe="t", namesrv=address, timeoutMs=300, retries=1).collect()
 
 
 def test_only_what_is_durable(spark: SparkSession, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def queued(name: str) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", [*golden.CLEAN, *golden.ABORT, *golden.BATCH_QUEUES])
 def test_every_row(spark: SparkSession, name: str, tmp_path: Path) -> None:
-    """As they are: those that were not closed, and those with another kind of queue, by their log."""
+    """As they are; those that were not closed, or have another kind of queue, by their log."""
     assert read(spark, golden.unpack(name, tmp_path)) == queued(name)
 
 
