@@ -30,6 +30,7 @@ from cometmq.protocol.commands import (
     QueueKey,
     QueueRange,
     QueueRanges,
+    QueueReach,
     RebuildIndex,
     SearchOffset,
 )
@@ -266,11 +267,11 @@ class ReaderActor(ServiceActor):
         segment_bytes = self._family.settings.mapped_file_size_commit_log_bytes
         return QueueRanges(self._store_id, ranges, segment_bytes)
 
-    def _queue_range(self, key: QueueKey, flushed: int | None) -> tuple[int, int]:
+    def _queue_range(self, key: QueueKey, flushed: int | None) -> QueueReach:
         low, high = self._store.positions.queue_range(key.topic, key.queue_id) or (0, 0)
         if flushed is not None and high > low:
             high = max(low, self._store.end_below(key.topic, key.queue_id, flushed))
-        return low, high
+        return QueueReach(low, high)
 
     def on_measure_queue(self, command: MeasureQueue, _request: Request) -> Command:
         low, high = self._store.positions.queue_range(command.topic, command.queue_id) or (0, 0)

@@ -203,11 +203,16 @@ class DescribeQueues(Command, frozen=True, tag=50):
     durable: bool = False
 
 
+class QueueReach(Part, frozen=True):
+    min_queue_offset: int
+    max_queue_offset: int
+
+
 class QueueRanges(Command, frozen=True, tag=51):
     """A queue that does not exist, or never held anything, has (0, 0)."""
 
     store_id: str  # of the store directory, see shm/identity.py; "-" if it has none
-    ranges: list[tuple[int, int]]  # (min, max) queue offset
+    ranges: list[QueueReach]
     segment_bytes: int = 0  # of a CommitLog segment
 
 

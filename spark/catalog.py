@@ -295,7 +295,10 @@ class RemoteBrokers:
         for broker in sorted({queue.broker for queue in queues}):
             mine = [queue for queue in queues if queue.broker == broker]
             ranges = self._describe(broker, mine).ranges
-            found |= {queue: QueueRange(*each) for queue, each in zip(mine, ranges, strict=True)}
+            found |= {
+                queue: QueueRange(each.min_queue_offset, each.max_queue_offset)
+                for queue, each in zip(mine, ranges, strict=True)
+            }
         return found
 
     def offset_by_time(self, queue: Queue, timestamp_ms: int) -> int:
