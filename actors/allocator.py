@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
-import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from cometmq.actors.family import Family
-from cometmq.actors.service import ServiceActor
+from cometmq.actors.family import Family, out_of_service
+from cometmq.actors.hot_window import HotWindow
+from cometmq.actors.service import ServiceActor, Timer
+from cometmq.conf import FlushDiskType
 from cometmq.protocol.errors import DiskFull
-from cometmq.shm.control import HOT_STEP_BYTES, Counter, Phase
-from cometmq.shm.files import (
-    COMMITLOG_DIR,
-    STAGING_DIR,
-    create_segment,
-    map_segment,
-    reserve,
-    segment_name,
-    sync_folder,
-)
+from cometmq.shm.control import Counter, Phase
+from cometmq.shm.files import COMMITLOG_DIR, segment_name, sync_folder
+from cometmq.shm.segments import SegmentMaker
 
 log = logging.getLogger(__name__)
 
 AHEAD: Final = 2  # segments ready behind the one in use
 RETRY_S: Final = 1
-POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_PAGE: Final = mmap.PAGESIZE
+PACE_S: Final = 0.02  # between two pieces of recycling, as long as there is time
+CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class AllocatorActor(ServiceActor):
     """Keeps the next two segments ready, and the pages just ahead of the tail in memory.
 
+    The next one is made at once; the one behind it from a retired segment, if there is one, in
+    small steps with a pause between. A writer that is faster than that gets fresh ones.
+
     Writes, alone: segments that nothing was written to yet; `allocated`, `locked_bytes`.
-    Wakes on: `steps`, which moves with every 4 MiB written; a timer while the disk is full.
+    Wakes on: `steps`, which moves with every 4 MiB written; timers while it recycles, and while
+    no segment can be had.
     Dies of nothing: without it the log goes on until the ready segments are used up.
     """
 
@@ -47,17 +42,52 @@ class AllocatorActor(ServiceActor):
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__(bind=bind)
         self._family = family
-        self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
+        settings = family.settings
+        self._segment_bytes = settings.mapped_file_size_commit_log_bytes
+        self._folder = family.store / COMMITLOG_DIR
         control = family.control
         self._wrote = control.read(Counter.WROTE)
         self._phase = control.read(Counter.PHASE)
         self._steps = control.sleep_on(Counter.STEPS, family.doorbell)
         self._allocated = control.own(Counter.ALLOCATED)
         self._errno = control.own(Counter.ALLOCATE_ERRNO)
-        self._hot = HotWindow(family)
+        self._limits: dict[str, str] = {}  # what could not be had, in words
+        self._next: Timer | None = None
+        durable = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._maker = SegmentMaker(family.store, self._segment_bytes, small_pages=durable)
+        self._hot = HotWindow(
+            family.store,
+            self._segment_bytes,
+            ahead_bytes=self._hot_window_bytes(settings.hot_window_bytes),
+            durable=durable,
+            lock=settings.mlock_enable,
+            say=self._say,
+            on_locked=control.own(Counter.LOCKED_BYTES).reset,
+        )
+
+    def _hot_window_bytes(self, wanted: int) -> int:
+        """A quarter of the memory that the control group allows, at most."""
+        limit = memory_limit_bytes()
+        if limit is None or wanted <= limit // 4:
+            return wanted
+        self._say(
+            "memory",
+            f"the hot window is {limit // 4} bytes instead of {wanted}: the control group may use "
+            f"{limit} bytes of memory",
+        )
+        return limit // 4
+
+    def _say(self, what: str, text: str) -> None:
+        """Once in the log, and in the statistics for as long as it holds."""
+        if self._limits.get(what) != text:
+            self._limits[what] = text
+            log.warning("%s", text)
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
+        self._maker.begin()
+        if not self._maker.reserves():
+            self._say("reserve", "segments are filled by writing: the file system lacks fallocate")
         self._work()
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
 
@@ -65,165 +95,127 @@ class AllocatorActor(ServiceActor):
         self._work()
 
     def _work(self) -> None:
+        """One round: never so long that a segment that is needed at once would wait for it."""
         self._steps.arm()
-        try:
-            self._make_ready()
-        except DiskFull as error:
-            if not self._errno.value:
-                log.error("no segment ahead: %s", error)
-            self._errno.reset(errno.ENOSPC)  # which the writer turns into a refusal
-            self.after(RETRY_S, self._work)
-        else:
-            if self._errno.value:
-                log.info("segments can be had again")
-                self._errno.reset(0)
-        self._hot.follow(self._wrote.value)
+        pauses_s = [self._make_segments(), self._heat()]
+        self._come_back(min((pause for pause in pauses_s if pause is not None), default=None))
 
-    def _make_ready(self) -> None:
-        """The segment in use and the two behind it, with all their file space."""
+    def _come_back(self, pause_s: float | None) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        self._next = None if pause_s is None else self.after(pause_s, self._work)
+
+    def _heat(self) -> float | None:
+        """Move the hot window on; when to come back."""
+        try:
+            is_there = self._hot.follow(self._wrote.value)
+        except OSError as error:
+            out_of_service(f"{self._folder} could not be written", error, self._errno)
+        return None if is_there else 0
+
+    def _make_segments(self) -> float | None:
+        """Make what is needed next; when to come back."""
+        try:
+            pause_s = self._keep_ahead()
+        except (DiskFull, OSError) as error:
+            self._say("segment", f"no segment ahead: {error}")
+            self._errno.reset(_number_of(error))  # which the writer turns into a refusal
+            return RETRY_S
+        if self._limits.pop("segment", None):
+            log.info("segments can be had again")
+            self._errno.reset(0)
+        return pause_s
+
+    def _keep_ahead(self) -> float | None:
+        """The segment in use, the next, and the one behind it."""
         size = self._segment_bytes
-        folder = self._family.store / COMMITLOG_DIR
         current = self._wrote.value // size * size
-        made = False
-        for start in range(current, current + (AHEAD + 1) * size, size):
-            if start + size <= self._allocated.value:
-                continue
-            if (folder / segment_name(start)).exists():
-                self._reserve_rest(folder / segment_name(start))
-            else:
-                staging = self._family.store / STAGING_DIR
-                create_segment(folder, start, size, staging, reserve_bytes=size)
-                made = True
-            self._allocated.advance(start + size)
-        if made:
-            sync_folder(folder)
+        last = current + AHEAD * size
+        if self._allocated.value > last:
+            return None
+        if not self._may_recycle(last):
+            self._make_until(last + size)
+            return None
+        self._make_until(last)
+        if not self._maker.step():
+            return PACE_S if self._wrote.value - current < size // 2 else 0
+        self._maker.publish(last)
+        self._hot.written.add(last)
+        self._announce(last + size)
+        return 0
 
-    def _reserve_rest(self, path: Path) -> None:
-        """A segment that we found may be sparse: RocketMQ makes them so."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            reserve(descriptor, 0, self._segment_bytes, path)
-        finally:
-            os.close(descriptor)
+    def _may_recycle(self, start: int) -> bool:
+        """Not where the file is there: one that was killed here may have come so far."""
+        if (self._folder / segment_name(start)).exists():
+            return False
+        return self._maker.is_recycling or self._maker.take_retired()
+
+    def _make_until(self, end: int) -> None:
+        size = self._segment_bytes
+        current = self._wrote.value // size * size
+        starts = range(max(current, self._allocated.value), end, size)
+        if starts:
+            for start in starts:
+                self._maker.make(start)
+            self._announce(end)
+
+    def _announce(self, end: int) -> None:
+        """First that it is there for ever, then that it is there: a flush syncs the file alone."""
+        sync_folder(self._folder)
+        self._allocated.advance(end)
 
     def settle(self) -> None:
         """Remove what was never used, as RocketMQ does at an orderly end.
 
         Not while the commitlog process goes on: it may be about to use it.
         """
-        folder = self._family.store / COMMITLOG_DIR
+        self._come_back(None)
         self._hot.close()
+        self._maker.close()
         if self._phase.value != Phase.STOPPED:
             return
         wrote = self._wrote.value
         first = -(-wrote // self._segment_bytes) * self._segment_bytes
         for start in range(first, self._allocated.value, self._segment_bytes):
-            (folder / segment_name(start)).unlink(missing_ok=True)
-        sync_folder(folder)
+            (self._folder / segment_name(start)).unlink(missing_ok=True)
+        sync_folder(self._folder)
 
     def statistics(self) -> dict[str, int | float | str]:
-        return {"allocated": self._allocated.value, "hot_window": self._hot.state}
+        return {
+            "allocated": self._allocated.value,
+            "fresh_segments": self._maker.fresh_count,
+            "recycled_segments": self._maker.recycled_count,
+            "hot_window": self._hot.state,
+            "limits": "; ".join(self._limits.values()),
+        }
 
 
-class HotWindow:
-    """The pages ahead of the tail: faulted in before they are written, and locked where allowed.
+def _number_of(error: DiskFull | OSError) -> int:
+    cause = error.__cause__ if isinstance(error, DiskFull) else error
+    return (cause.errno if isinstance(cause, OSError) else None) or errno.ENOSPC
 
-    Faulted in by MADV_POPULATE_WRITE and never by a store: a store would race with the writer.
-    """
 
-    def __init__(self, family: Family) -> None:
-        settings = family.settings
-        self._folder = family.store / COMMITLOG_DIR
-        self._segment_bytes = settings.mapped_file_size_commit_log_bytes
-        self._ahead = settings.hot_window_bytes
-        self._locked_bytes = family.control.own(Counter.LOCKED_BYTES)
-        self._may_lock = settings.mlock_enable
-        self._may_populate = True
-        self._maps: dict[int, mmap.mmap] = {}
-        self._populated = 0  # physical offset
-        self._locked: list[tuple[int, int]] = []  # physical ranges
+def memory_limit_bytes(groups: Path = Path("/proc/self/cgroup")) -> int | None:
+    """What this process's control group and those above it may use; None for no limit."""
+    found = []
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            root, name = CGROUP / "memory", "memory.limit_in_bytes"
+        elif not controllers:
+            root, name = CGROUP, "memory.max"
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        for parent in (folder, *folder.parents):
+            if parent.is_relative_to(root) and (limit := _limit_in(parent / name)):
+                found.append(limit)
+    return min(found, default=None)
 
-    @property
-    def state(self) -> str:
-        populated = "populated" if self._may_populate else "not populated"
-        locked = "locked" if self._may_lock else "not locked"
-        return f"{populated}, {locked}"
 
-    def follow(self, tail: int) -> None:
-        """Bring the window up to its distance ahead of the tail."""
-        end = tail + self._ahead
-        at = max(self._populated, tail // _PAGE * _PAGE)
-        while at < end:
-            start = at // self._segment_bytes * self._segment_bytes
-            stop = min(end, start + self._segment_bytes, at + HOT_STEP_BYTES)
-            memory = self._map(start)
-            if memory is None:
-                break
-            page = (at - start) // _PAGE * _PAGE
-            self._populate(memory, page, stop - start - page)
-            self._lock(memory, start, start + page, stop)
-            at = stop
-        self._populated = at
-        self._let_go_behind(tail)
-
-    def _map(self, start: int) -> mmap.mmap | None:
-        if start not in self._maps:
-            try:
-                self._maps[start] = map_segment(
-                    self._folder / segment_name(start), self._segment_bytes, writable=True
-                )
-            except FileNotFoundError:
-                return None
-        return self._maps[start]
-
-    def _populate(self, memory: mmap.mmap, at: int, count: int) -> None:
-        if not self._may_populate:
-            return
-        try:
-            memory.madvise(POPULATE_WRITE, at, count)
-        except OSError as error:
-            self._may_populate = False
-            log.warning("pages ahead of the tail are not faulted in: %s", error.strerror)
-
-    def _lock(self, memory: mmap.mmap, start: int, at: int, stop: int) -> None:
-        if not self._may_lock:
-            return
-        if self._call("mlock", memory, at - start, stop - at):
-            self._locked.append((at, stop))
-            self._locked_bytes.reset(sum(end - begin for begin, end in self._locked))
-            return
-        self._may_lock = False
-        log.warning(
-            "the hot window of %d bytes is not locked in memory (%s): raise the memlock limit "
-            "(ulimit -l) or set mlockEnable=false",
-            self._ahead,
-            os.strerror(ctypes.get_errno()),
-        )
-
-    def _call(self, name: str, memory: mmap.mmap, at: int, count: int) -> bool:
-        anchor = (ctypes.c_char * len(memory)).from_buffer(memory)
-        address = ctypes.c_void_p(ctypes.addressof(anchor) + at)
-        done: int = getattr(_libc, name)(address, ctypes.c_size_t(count))
-        del anchor  # or the mapping could not be closed
-        return done == 0
-
-    def _let_go_behind(self, tail: int) -> None:
-        kept = []
-        for begin, end in self._locked:
-            if end > tail:
-                kept.append((begin, end))
-                continue
-            start = begin // self._segment_bytes * self._segment_bytes
-            self._call("munlock", self._maps[start], begin - start, end - begin)
-        if len(kept) != len(self._locked):
-            self._locked = kept
-            self._locked_bytes.reset(sum(end - begin for begin, end in kept))
-        for start in [s for s in self._maps if s + self._segment_bytes <= tail]:
-            self._maps.pop(start).close()
-
-    def close(self) -> None:
-        for memory in self._maps.values():
-            memory.close()
-        self._maps.clear()
-        self._locked.clear()
-        self._locked_bytes.reset(0)
+def _limit_in(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and int(text) < 1 << 60 else None

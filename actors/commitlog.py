@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from cometmq.actors.admission import Admission
 from cometmq.actors.family import Family
 from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.conf import FlushDiskType
@@ -40,7 +41,6 @@ from cometmq.protocol.errors import (
     NoPermission,
     ServiceNotAvailable,
     ShuttingDown,
-    SystemBusy,
     TopicNotExist,
 )
 from cometmq.protocol.names import check_writable_topic
@@ -54,7 +54,7 @@ from cometmq.shm.files import (
     list_segments,
     segment_name,
 )
-from cometmq.shm.recovery import recover_log, zero_behind
+from cometmq.shm.recovery import LAST_RUN_ENDED, recover_log, zero_behind
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Unflushed:
     """An answer that waits for the disk."""
 
     end: int  # physical offset that has to be flushed
-    deadline: float  # time.monotonic()
+    since: float  # time.monotonic()
     request: Request
     answer: SendResult
 
@@ -104,6 +104,7 @@ class CommitLogActor(ServiceActor):
         self._phase = control.own(Counter.PHASE)
         self._allocated = control.read(Counter.ALLOCATED)
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
+        self._flush_timeout_s = family.settings.sync_flush_timeout_ms / 1000
         self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._store_host = host_bytes(
             f"{family.settings.advertised_address}:{family.settings.listen_port}"
@@ -111,8 +112,7 @@ class CommitLogActor(ServiceActor):
         self._topics: dict[str, TopicInfo] = {}
         self._cursors: dict[tuple[str, int], QueueCursor] = {}
         self._unflushed: deque[Unflushed] = deque()
-        self._unflushed_bytes_max = family.settings.max_in_flight_send_bytes
-        self._refusal: CometError | None = None
+        self._admission = Admission(family.settings)
         self._stored = self._messages.value  # of this run, also after a restart of this process
         self._alarm: Timer | None = None
 
@@ -128,6 +128,7 @@ class CommitLogActor(ServiceActor):
             store_host=self._store_host,
             max_message_bytes=self._settings.max_message_size,
             crc_property=self._settings.enabled_append_prop_crc,
+            small_pages=self._sync,
             ready=self._wait_for_segment,
         )
         self._load_queue_offsets()
@@ -144,7 +145,9 @@ class CommitLogActor(ServiceActor):
         """Find the end of the log: by scanning at the start of a run, else `wrote` says it."""
         store = self._family.store
         if self._phase.value != Phase.STARTING:
-            dirty = zero_behind(store, self._segment_bytes, self._wrote.value)
+            dirty = zero_behind(
+                store, self._segment_bytes, self._wrote.value, self._settings.max_message_size
+            )
             log.info("going on at %d, %d unfinished bytes zeroed", self._wrote.value, dirty)
             return
         end = recover_log(
@@ -152,10 +155,15 @@ class CommitLogActor(ServiceActor):
             self._segment_bytes,
             clean=self._family.clean,
             check_crc=self._settings.check_crc_on_recover,
+            cut_at_damage=self._settings.cut_log_at_damage,
+            last_run=self._family.last_run,
         )
         starts = list_segments(store / COMMITLOG_DIR, self._segment_bytes)
         log_min = starts[0] if starts else 0
         redo_from = end.physical_offset if self._family.clean else end.scanned_from
+        if self._family.last_run is not None and end.reason == LAST_RUN_ENDED:
+            redo_from = self._family.last_run.redo_from
+            self._family.control.own(Counter.CONTINUED).reset(1)
         self._family.control.own(Counter.RECOVERED_FROM).reset(max(log_min, redo_from))
         self._timestamp.reset(end.last_store_timestamp)
         self._wrote.reset(end.physical_offset)
@@ -195,8 +203,11 @@ class CommitLogActor(ServiceActor):
         deadline = time.monotonic() + SEGMENT_TIMEOUT_S
         errno_cell = self._family.control.read(Counter.ALLOCATE_ERRNO)
         while True:
-            if errno_cell.value in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(f"no room on the disk for the segment at {start}")
+            code = errno_cell.value
+            if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise DiskFull(f"no room for the segment at {start}: {os.strerror(code)}")
+            if code:
+                raise ServiceNotAvailable(f"no segment at {start}: {os.strerror(code)}")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise ServiceNotAvailable(
@@ -230,20 +241,23 @@ class CommitLogActor(ServiceActor):
         In this order: the answer is on its way before a woken dispatcher takes the processor.
         """
         before = self._log.physical_offset
+        began = time.monotonic()
+        self._admission.begin_group(began, self._unflushed[0].since if self._unflushed else None)
         answers = [self._store(request, command) for request, command in sends]
+        self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
         if end > before:
             self._publish(end)
         for (request, command), (answer, wait) in zip(sends, answers, strict=True):
             if wait and self._sync:
-                deadline = time.monotonic() + self._settings.sync_flush_timeout_ms / 1000
-                self._unflushed.append(Unflushed(end, deadline, request, answer))
+                self._unflushed.append(Unflushed(end, began, request, answer))
             elif not command.oneway:
                 request.reply(answer)
         if end > before:
             self._wrote.wake()
             if end // self._step_bytes != self._steps.value:
                 self._steps.advance(end // self._step_bytes)
+                self._log.tidy()
         if self._unflushed:
             self._release_flushed()
 
@@ -274,13 +288,7 @@ class CommitLogActor(ServiceActor):
         return answer, wait
 
     def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
-        if self._refusal is not None:
-            raise self._refusal
-        if self._unflushed and self._waiting_bytes() > self._unflushed_bytes_max:
-            raise SystemBusy(
-                f"{self._waiting_bytes()} bytes wait for the disk, at most "
-                f"{self._unflushed_bytes_max}: try again"
-            )
+        self._admission.check(self._waiting_bytes() if self._unflushed else 0)
         queue = self._cursors.get((section.topic, section.queue_id))
         if queue is None or section.topic not in self._topics:
             queue = self._new_queue(section)
@@ -326,12 +334,10 @@ class CommitLogActor(ServiceActor):
         return Done()
 
     def on_disk_state(self, command: DiskState, _request: Request) -> Command:
-        was = self._refusal
-        if isinstance(was, ShuttingDown):
-            return Done()
-        self._refusal = None if command.writable else DiskFull(command.reason)
-        if (was is None) != (self._refusal is None):
-            log.warning("writes are %s %s", "taken" if was else "refused:", command.reason)
+        if command.writable:
+            self._admission.open()
+        else:
+            self._admission.close(DiskFull(command.reason))
         return Done()
 
     # --- answers that wait for the disk ---
@@ -349,14 +355,15 @@ class CommitLogActor(ServiceActor):
                 self._answer_flushed(waiting)
             if not self._unflushed:
                 return
-            if time.monotonic() < self._unflushed[0].deadline:
+            if time.monotonic() < self._unflushed[0].since + self._flush_timeout_s:
                 self._set_flush_alarm()
                 return
             self._answer_late(self._unflushed.popleft())
 
     def _set_flush_alarm(self) -> None:
         if self._alarm is None:
-            delay = max(0.0, self._unflushed[0].deadline - time.monotonic())
+            due = self._unflushed[0].since + self._flush_timeout_s
+            delay = max(0.0, due - time.monotonic())
             self._alarm = self.after(delay, self._flush_alarm)
 
     def _flush_alarm(self) -> None:
@@ -382,8 +389,8 @@ class CommitLogActor(ServiceActor):
 
     def settle(self) -> None:
         """Take nothing more, and let the flush process confirm what is still unanswered."""
-        self._refusal = ShuttingDown("the broker is shutting down")
-        deadline = time.monotonic() + self._settings.sync_flush_timeout_ms / 1000
+        self._admission.close(ShuttingDown("the broker is shutting down"))
+        deadline = time.monotonic() + self._flush_timeout_s
         while self._unflushed and time.monotonic() < deadline:
             try:
                 self._family.wait_for(Counter.FLUSHED, self._unflushed[0].end, 1)

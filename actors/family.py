@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import select
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import ServiceNotAvailable
+from cometmq.shm._kernel import OwnedCell
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
+from cometmq.shm.last_run import LastRun
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
 
+log = logging.getLogger(__name__)
+
 EXIT_FATAL: Final = 71  # the store must not be used further; nothing is restarted
+
+
+def out_of_service(text: str, error: OSError, cell: OwnedCell) -> NoReturn:
+    """End this process so that the supervisor ends the broker: the system may have dropped pages
+    that it could not write. Nothing is retried.
+
+    Args:
+        cell: this process's errno counter, for the next start, which must not rely on the others.
+    """
+    cell.reset(error.errno or errno.EIO)
+    log.critical("%s: %s: the store is taken out of service", text, error.strerror)
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,7 @@ class Family:
     name_servers: Sequence[str] = ()
     bind: str | None = None
     clean: bool = True  # the last run ended in order
+    last_run: LastRun | None = None  # it was killed, and these were its counters
     control: ControlFile = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,9 +104,12 @@ class Family:
             "name_servers": list(self.name_servers),
             "bind": self.bind,
             "clean": self.clean,
+            "last_run": self.last_run and self.last_run.as_message(),
         }
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Family:
         settings = BrokerSettings.from_keys(message.pop("settings"))
-        return cls(settings=settings, store=Path(message.pop("store")), **message)
+        last_run = LastRun.from_message(message.pop("last_run"))
+        store = Path(message.pop("store"))
+        return cls(settings=settings, store=store, last_run=last_run, **message)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from cometmq.actors.family import EXIT_FATAL, Family
+from cometmq.actors.family import Family, out_of_service
 from cometmq.actors.indexing import index_shape
 from cometmq.actors.service import ServiceActor
 from cometmq.conf import FlushDiskType
 from cometmq.shm.consume_queue import UNIT, queue_folder
-from cometmq.shm.control import Counter, Phase
-from cometmq.shm.files import COMMITLOG_DIR, Checkpoint, segment_name
+from cometmq.shm.control import HOT_STEP_BYTES, Counter, Phase
+from cometmq.shm.files import (
+    COMMITLOG_DIR,
+    Checkpoint,
+    begin_writing,
+    map_segment,
+    segment_name,
+)
 from cometmq.shm.index_file import IndexFlusher
 from cometmq.shm.queue_table import QueueTable
 
@@ -25,11 +33,12 @@ PAGE: Final = 4096  # RocketMQ's, whatever the system's is
 
 
 class FlushActor(ServiceActor):
-    """Makes what was written durable: many messages, one fdatasync.
+    """Makes what was written durable: many messages, one msync.
 
     Writes, alone: the counters `flushed` and `flushes`, the checkpoint.
-    Wakes on: `wrote`; under ASYNC_FLUSH the intervals of RocketMQ's settings from there on.
-    A failed fdatasync ends the process, and the broker: the system may have dropped the dirty
+    Wakes on: `wrote`; under ASYNC_FLUSH the intervals of RocketMQ's settings from there on, and
+    `steps`, to have the system begin writing, so that dirty pages do not pile up until then.
+    A failed sync ends the process, and the broker: the system may have dropped the dirty
     pages, and a second call could report success for lost bytes.
     """
 
@@ -47,7 +56,11 @@ class FlushActor(ServiceActor):
         self._dispatched_timestamp = control.read(Counter.DISPATCHED_TIMESTAMP)
         self._flushed = control.own(Counter.FLUSHED)
         self._flushes = control.own(Counter.FLUSHES)
-        self._descriptors: dict[int, int] = {}  # segment start -> descriptor
+        self._errno = control.own(Counter.FLUSH_ERRNO)
+        self._steps = control.sleep_on(Counter.STEPS, family.doorbell)
+        self._writes_behind = not self._sync
+        self._begun = 0  # physical offset: the system has been told to write what lies below
+        self._segments: dict[int, SegmentFile] = {}  # by their start
         self._checkpoint = Checkpoint(family.store)
         self._queues = QueueFlusher(family)
         self._index = IndexFlusher(family.store, index_shape(family))
@@ -67,7 +80,31 @@ class FlushActor(ServiceActor):
         self._work()
 
     def on_doorbell(self) -> None:
+        if self._writes_behind:
+            self._write_behind()
         self._work()
+
+    def _write_behind(self) -> None:
+        """Only whole steps, so that the pages being filled are not written twice."""
+        self._steps.arm()
+        end = self._wrote.value // HOT_STEP_BYTES * HOT_STEP_BYTES
+        begin = max(self._begun, self._flushed.value)
+        size = self._segment_bytes
+        while begin < end:
+            start = begin // size * size
+            stop = min(end, start + size)
+            try:
+                self._segment(start).begin_writing(begin - start, stop - start)
+            except FileNotFoundError:
+                pass  # cleaned meanwhile
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE):
+                    out_of_service(f"{self._path(start)} could not be written", error, self._errno)
+                self._writes_behind = False
+                log.warning("pages are written at flushes only: %s", error, self._errno)
+                return
+            begin = stop
+        self._begun = end
 
     def _work(self) -> None:
         """Under SYNC_FLUSH flush at once; else begin to count the interval."""
@@ -114,25 +151,30 @@ class FlushActor(ServiceActor):
             self._work()
 
     def _flush(self, begin: int) -> None:
-        """fdatasync every segment from `begin` to what is written now."""
+        """Make everything durable from `begin` to what is written now."""
         timestamp, end = self._wrote_timestamp.value, self._wrote.value
         size = self._segment_bytes
         for start in range(begin // size * size, end, size):
-            self._fdatasync(start)
-        for start in [s for s in self._descriptors if s + size <= end]:
-            os.close(self._descriptors.pop(start))
+            self._make_durable(start, max(begin, start), min(end, start + size))
+        for start in [s for s in self._segments if s + size <= end]:
+            self._segments.pop(start).close()
         self._physic_timestamp = timestamp
         self._flushed.advance(end)
         self._flushes.advance(self._flushes.value + 1)
 
-    def _fdatasync(self, start: int) -> None:
-        path = self._family.store / COMMITLOG_DIR / segment_name(start)
+    def _make_durable(self, start: int, begin: int, end: int) -> None:
         try:
-            if start not in self._descriptors:
-                self._descriptors[start] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            os.fdatasync(self._descriptors[start])
+            self._segment(start).sync(begin - start, end - start)
         except OSError as error:
-            fatal(f"{path} could not be flushed: {error.strerror}")
+            out_of_service(f"{self._path(start)} could not be flushed", error, self._errno)
+
+    def _segment(self, start: int) -> SegmentFile:
+        if start not in self._segments:
+            self._segments[start] = SegmentFile(self._path(start), self._segment_bytes)
+        return self._segments[start]
+
+    def _path(self, start: int) -> Path:
+        return self._family.store / COMMITLOG_DIR / segment_name(start)
 
     def _flush_queues(self, thorough: bool) -> None:
         """The ConsumeQueues, and then the checkpoint that says so."""
@@ -142,7 +184,7 @@ class FlushActor(ServiceActor):
             if thorough:
                 self._store_checkpoint(logics)
         except OSError as error:
-            fatal(f"ConsumeQueues or checkpoint could not be flushed: {error}")
+            out_of_service("ConsumeQueues or checkpoint could not be flushed", error, self._errno)
 
     def _flush_index(self) -> None:
         """Index files that are full, and the checkpoint that says so (RocketMQ 4.3)."""
@@ -152,7 +194,7 @@ class FlushActor(ServiceActor):
             if timestamp:
                 self._checkpoint.store(index_msg_timestamp=timestamp)
         except OSError as error:
-            fatal(f"index files or checkpoint could not be flushed: {error}")
+            out_of_service("index files or checkpoint could not be flushed", error, self._errno)
         self._index_files_flushed = full
 
     def _store_checkpoint(self, logics: int) -> None:
@@ -169,7 +211,7 @@ class FlushActor(ServiceActor):
         try:
             self._index.flush_all()
         except OSError as error:
-            fatal(f"index files could not be flushed: {error}")
+            out_of_service("index files could not be flushed", error, self._errno)
         self._flush_queues(thorough=True)
 
     def statistics(self) -> dict[str, int | float | str]:
@@ -177,6 +219,31 @@ class FlushActor(ServiceActor):
             "flushes": self._flushes.value,
             "behind_bytes": self._wrote.value - self._flushed.value,
         }
+
+
+class SegmentFile:
+    """A segment as the flush process has it. Positions are bytes from its beginning."""
+
+    def __init__(self, path: Path, segment_bytes: int) -> None:
+        # Never written to, but msync passes over a mapping that nobody could have written through.
+        self._memory = map_segment(path, segment_bytes, writable=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def sync(self, begin: int, end: int) -> None:
+        """Make a range durable. Raises OSError.
+
+        msync where fdatasync would do as well, but also write the pages ahead of the tail, which
+        are made ready by dirtying them.
+        """
+        begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        self._memory.flush(begin, end - begin)
+
+    def begin_writing(self, begin: int, end: int) -> None:
+        begin_writing(self._descriptor, begin, end - begin)
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self._descriptor)
 
 
 class QueueFlusher:
@@ -220,10 +287,3 @@ def _fdatasync_if_there(path: Path) -> None:
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def fatal(text: str) -> None:
-    """End this process so that the supervisor ends the broker; nothing is retried."""
-    log.critical("%s: the store is taken out of service", text)
-    logging.shutdown()
-    os._exit(EXIT_FATAL)

@@ -13,10 +13,11 @@ from cometmq.shm import _kernel
 from cometmq.shm.control import Counter
 from cometmq.shm.files import COMMITLOG_DIR, INDEX_DIR, map_segment, segment_name
 from cometmq.shm.index_file import IndexFiles, IndexShape, list_index_files
-from cometmq.shm.index_recovery import LogScan, recover_index
+from cometmq.shm.index_recovery import IndexedMark, LogScan, recover_index
 
 log = logging.getLogger(__name__)
 
+MARK_EVERY_BYTES: Final = 64 << 20
 STEP_COUNT: Final = 8192  # records in one step: some milliseconds, then dispatching goes on
 SETTLE_S: Final = 20
 
@@ -38,12 +39,14 @@ class Indexing:
         self.paused = False  # the disk is full
         self._store = family.store
         self._clean = family.clean
+        self._continued = family.control.read(Counter.CONTINUED)
         self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
         self._shape = index_shape(family)
         self._min = family.control.read(Counter.MIN_OFFSET)
         self._indexed = family.control.own(Counter.INDEXED)
         self._full = family.control.own(Counter.INDEX_FILES_FULL)
         self._files = IndexFiles(self._store, self._shape)
+        self._mark = IndexedMark(family.store)
         self._is_open = False  # the newest file is opened when there is something to put
         self._log_map: tuple[int, mmap.mmap] | None = None
         self._log_min = 0
@@ -56,8 +59,10 @@ class Indexing:
         self._log_min = log_min
         if not self.enabled:
             return
-        if not (took_over and self._indexed.value):
-            self._recover(log_end, clean=self._clean)
+        if took_over and self._indexed.value:
+            return
+        # What a killed run has left is whole: it need not be read like after a power cut.
+        self._recover(log_end, clean=self._clean or bool(self._continued.value))
 
     def _recover(self, log_end: int, *, clean: bool) -> None:
         began = time.monotonic()
@@ -65,7 +70,9 @@ class Indexing:
         begin = recover_index(
             self._store, self._shape, scan, log_min=self._log_min, log_end=log_end, clean=clean
         )
+        begin = self._mark.resume(begin, log_end)
         self._indexed.reset(begin)
+        self._mark.write(begin, durable=True)
         self._rebuild_until = log_end
         log.info(
             "%d index files, indexing from %d to %d; %.0f ms",
@@ -98,6 +105,8 @@ class Indexing:
             found = _kernel.find_record(memory, start, reached + 1, end, 0)
             reached = found if found >= 0 else end
         self._indexed.advance(end if reason == _kernel.INDEX_BLANK else reached)
+        if self._indexed.value >= self._mark.written + MARK_EVERY_BYTES:
+            self._mark.write(self._indexed.value)
         self._full.advance(self._full.value + self._files.full_count)
         self._files.full_count = 0
         if begin < self._rebuild_until <= self._indexed.value:
@@ -138,6 +147,8 @@ class Indexing:
             log.error("no room for index entries: %s", error)
         if self.is_behind(limit):
             log.warning("the index ends at %d, the log at %d", self._indexed.value, limit)
+        if self.enabled:
+            self._mark.write(self._indexed.value)
         self._files.close()
 
     def statistics(self, dispatched: int) -> dict[str, int | float | str]:

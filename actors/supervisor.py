@@ -33,9 +33,11 @@ from cometmq.shm.files import (
     STAGING_DIR,
     StoreLock,
     check_store_folder,
+    lock_for_family,
     sync_folder,
 )
 from cometmq.shm.identity import keep_identity
+from cometmq.shm.last_run import LastRun, life_of
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable, keep_as_before
 
 # Not __name__: an embedded broker runs this module as __main__.
@@ -48,6 +50,7 @@ FINISH_ORDER: Final = (
 )  # fmt: skip
 FINISH_TIMEOUT_S: Final = 60
 KILL_TIMEOUT_S: Final = 5
+FAMILY_TIMEOUT_S: Final = 10  # for the children of a supervisor that was killed
 DEATHS_MAX: Final = 5
 DEATHS_WITHIN_S: Final = 10
 # Ports behind the name server's, when they are fixed.
@@ -102,6 +105,7 @@ class BrokerActor(ServiceActor):
         self._lock = StoreLock(self._store, 1)
         abort = self._store / ABORT_FILE
         self._clean = not abort.exists()
+        self._last_run = None if self._clean else LastRun.read(self._store, self._segment_bytes)
         abort.write_text(str(os.getpid()))
         sync_folder(self._store)
         keep_identity(self._store, self._name)
@@ -128,9 +132,15 @@ class BrokerActor(ServiceActor):
             "started_ms": int(time.time() * 1000),
             "roles": self._roles,
             "broker": self._name,
-            "segment_bytes": self._settings.mapped_file_size_commit_log_bytes,
+            "segment_bytes": self._segment_bytes,
+            "max_message_bytes": self._settings.max_message_size,
+            "life": life_of(self._store),
             "flush": self._settings.flush_disk_type.value,
         }
+
+    @property
+    def _segment_bytes(self) -> int:
+        return self._settings.mapped_file_size_commit_log_bytes
 
     def _first_bind(self, role: str) -> str | None:
         kind = kind_of(role)
@@ -151,6 +161,7 @@ class BrokerActor(ServiceActor):
             "name_servers": self.name_servers,
             "bind": self._binds[role],
             "clean": self._clean,
+            "last_run": self._last_run and self._last_run.as_message(),
         }
         self._zygote.start(family_message)
 
@@ -464,6 +475,7 @@ def run_broker(
             f"{settings.store_path_root_dir / COMMITLOG_DIR}, other places are not supported yet"
         )
     check_store_folder(settings.store_path_root_dir)
+    family_lock = lock_for_family(settings.store_path_root_dir, FAMILY_TIMEOUT_S)
     doorbells = [
         os.eventfd(0, os.EFD_NONBLOCK) for _ in range(Doorbell.READER + settings.reader_count)
     ]
@@ -482,8 +494,8 @@ def run_broker(
     if lifeline is not None:
         threading.Thread(target=_follow, args=(lifeline, reference), daemon=True).start()
     actor.ended.wait()
-    for doorbell in doorbells:
-        os.close(doorbell)
+    for descriptor in (*doorbells, family_lock):
+        os.close(descriptor)
     if actor.failure is not None:
         raise actor.failure
 

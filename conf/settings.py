@@ -266,6 +266,12 @@ class StoreSettings:
         key="checkCRCOnRecover",
         help="Whether recovery compares each message's body with its checksum.",
     )
+    cut_log_at_damage: bool = option(
+        False,
+        key="cutLogAtDamage",
+        help="RocketMQ's way: after a bad end the log ends at the first damaged record, and whole "
+        "messages behind it are lost. Otherwise it is passed over.",
+    )
 
     @property
     def commit_log_dir(self) -> Path:
@@ -344,6 +350,19 @@ class SendSettings:
         at_most=2**40,
         help="How much may wait to be stored or acknowledged. Beyond it producers are told that "
         "the broker is busy.",
+    )
+    wait_time_in_send_queue_ms: int = option(
+        1_000,
+        key="waitTimeMillsInSendQueue",
+        at_least=1,
+        help="Under SYNC_FLUSH, how long a send may have waited for the disk before further sends "
+        "are told that the broker is busy. RocketMQ's default is 200, for its queue of requests.",
+    )
+    os_page_cache_busy_time_out_ms: int = option(
+        1_000,
+        key="osPageCacheBusyTimeOutMills",
+        at_least=1,
+        help="Sends that came while a put took longer than this are told that the broker is busy.",
     )
     hot_window_bytes: int = option(
         67_108_864,

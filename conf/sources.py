@@ -223,7 +223,7 @@ def _shown(key: str) -> str:
 # Keys of RocketMQ's MessageStoreConfig, BrokerConfig and Netty configurations, of 4.x and 5.x,
 # that a broker.conf may hold and that have no effect here.
 _ROCKETMQ_KEYS: Final = """
-    osPageCacheBusyTimeOutMills maxTransferBytesOnMessageInMemory
+    maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInDisk
     maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio deleteCommitLogFilesInterval
     destroyMapedFileIntervalForcibly destroyMappedFileIntervalForcibly
@@ -265,7 +265,7 @@ _ROCKETMQ_KEYS: Final = """
     enablePopBufferMerge popCkStayBufferTime popCkStayBufferTimeOut popCkMaxBufferSize
     popCkOffsetMaxQueueSize enablePopBatchAck enablePopLog enableSkipLongAwaitingAck
     popPollingSize popPollingMapSize maxPopPollingSize consumerOffsetUpdateVersionStep
-    delayOffsetUpdateVersionStep brokerFastFailureEnable waitTimeMillsInSendQueue
+    delayOffsetUpdateVersionStep brokerFastFailureEnable
     waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInHeartbeatQueue
     waitTimeMillsInTransactionQueue waitTimeMillsInAckQueue startAcceptSendRequestTimeStamp
     useServerSideResetOffset configManagerVersion regionId traceOn traceTopicEnable

@@ -51,6 +51,7 @@ class Snapshot:
     topics: dict[str, dict[str, int]]
     processes: list[dict[str, Any]]
     broker: dict[str, Any] = field(default_factory=dict)  # as the broker actor says
+    segments: dict[str, Any] = field(default_factory=dict)  # as the allocator says
 
     def as_record(self, before: Snapshot | None) -> dict[str, Any]:
         """For JSON; rates per second where there is a moment to compare with."""
@@ -64,6 +65,7 @@ class Snapshot:
             "counters": counters,
             "flush_behind_bytes": counters["wrote"] - counters["flushed"],
             "dispatch_behind_bytes": counters["wrote"] - counters["dispatched"],
+            "segments": self.segments,
             "topics": self.topics,
             "processes": self.processes,
         }
@@ -92,7 +94,10 @@ class Watcher:
         self._control = ControlFile.open(path, writable=False)
         self.meta = self._control.meta
         self._queues = QueueTable.open(store / QUEUES_FILE, self._control.read(Counter.QUEUES))
-        self._channel = Channel(address_of(self.meta["token"], "broker"), "the broker")
+        self._channels = {
+            role: Channel(address_of(self.meta["token"], role), f"the {role}")
+            for role in ("broker", "allocator")
+        }
         self._known: dict[int, psutil.Process] = {}  # kept: a share of CPU is since the last look
         self._check_alive()
 
@@ -110,7 +115,7 @@ class Watcher:
 
     def look(self) -> Snapshot:
         self._check_alive()
-        broker = self._ask()
+        broker = self._ask("broker")
         return Snapshot(
             time.monotonic(),
             self.meta,
@@ -118,11 +123,12 @@ class Watcher:
             self._topics(),
             list(self._processes(broker)),
             broker,
+            self._ask("allocator"),
         )
 
-    def _ask(self) -> dict[str, Any]:
+    def _ask(self, role: str) -> dict[str, Any]:
         try:
-            answer, _ = self._channel.ask(GetStatistics(), timeout_s=ASK_S)
+            answer, _ = self._channels[role].ask(GetStatistics(), timeout_s=ASK_S)
         except CometError:
             return {}  # busy, or another user's
         return answer.values if isinstance(answer, Statistics) else {}
@@ -170,7 +176,8 @@ class Watcher:
             }
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels.values():
+            channel.close()
 
 
 def _pss(process: psutil.Process) -> int | None:
@@ -275,6 +282,7 @@ def drawing(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
         f"{record['flush']}",
         "behind": f"flush {record['flush_behind_bytes']:,} bytes, "
         f"dispatch {record['dispatch_behind_bytes']:,} bytes",
+        **_segment_lines(snapshot.segments),
     }
     rates = snapshot.rates(before) if before else {}
     rows = [
@@ -289,6 +297,18 @@ def drawing(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
         table_of([_process_row(process, before) for process in snapshot.processes]),
     )
     return Group(record_of(head), grid)
+
+
+def _segment_lines(segments: dict[str, Any]) -> dict[str, str]:
+    """What was got ready ahead of the log's end, and what could not be had."""
+    if not segments:
+        return {}
+    lines = {
+        "segments": f"{segments['fresh_segments']} made, "
+        f"{segments['recycled_segments']} used again",
+        "hot_window": segments["hot_window"],
+    }
+    return lines | ({"limits": segments["limits"]} if segments["limits"] else {})
 
 
 def _process_row(process: dict[str, Any], before: Snapshot | None) -> dict[str, Any]:

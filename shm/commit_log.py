@@ -12,15 +12,18 @@ from cometmq.shm.files import (
     COMMITLOG_DIR,
     STAGING_DIR,
     create_segment,
-    map_segment,
     segment_name,
 )
+from cometmq.shm.segment_maps import SegmentMaps
+
+LEFT_MAX = 2  # full segments that stay mapped with a writer that never calls `tidy`
 
 
 class CommitLog:
     """Appends records, one segment after the other. Has one user, the holder of the put lock.
 
     Args:
+        small_pages: for SYNC_FLUSH, see SegmentMaps.
         ready: called with a segment's start before it is mapped; returns when the file is there.
             Raises DiskFull or ServiceNotAvailable when it cannot be had. The default makes it
             itself, in the writer's own time: good for tools and tests.
@@ -35,6 +38,7 @@ class CommitLog:
         store_host: bytes,
         max_message_bytes: int,
         crc_property: bool = False,
+        small_pages: bool = False,
         ready: Callable[[int], None] | None = None,
     ) -> None:
         self.folder = store / COMMITLOG_DIR
@@ -42,6 +46,8 @@ class CommitLog:
         self._staging = store / STAGING_DIR
         self._ready = ready or self._make_segment
         self._appender = LogAppender(store_host, max_message_bytes, crc_property)
+        self._maps = SegmentMaps(self.folder, segment_bytes, small_pages=small_pages)
+        self._left: list[mmap.mmap] = []  # mappings of segments that are full
         self._memory: mmap.mmap | None = None
         self._physical_offset = physical_offset
         # The kernel's own methods, for those who append one message a call.
@@ -142,25 +148,37 @@ class CommitLog:
         """Map the segment that the next record goes to."""
         start = self._physical_offset // self.segment_bytes * self.segment_bytes
         self._ready(start)
-        memory = map_segment(self.folder / segment_name(start), self.segment_bytes, writable=True)
+        memory = self._maps.map(start)
         self._appender.attach(memory, start, self._physical_offset)
         self._memory = memory
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Have the next segment mapped, and unmapped what a roll has left behind.
+
+        For the moments when nobody waits: it wakes a thread.
+        """
+        while self._left:
+            self._maps.let_go(self._left.pop())
+        self._maps.map_ahead(self._appender.segment_start + self.segment_bytes)
 
     def _roll(self) -> None:
         """Close the segment with a blank and go on in the next.
 
         The next segment is there before the blank is written: when it cannot be had, nothing has
-        happened yet.
+        happened yet. Normally it is mapped as well, and this makes no system call that may block.
         """
         start = self._appender.segment_start + self.segment_bytes
         self._ready(start)
-        memory = map_segment(self.folder / segment_name(start), self.segment_bytes, writable=True)
+        memory = self._maps.map(start)
         if self._appender.remaining:
             self._appender.write_blank()
         self._appender.attach(memory, start, start)
         old, self._memory = self._memory, memory
         if old is not None:
-            old.close()
+            self._left.append(old)
+        if len(self._left) > LEFT_MAX:
+            self.tidy()
 
     def _make_segment(self, start: int) -> None:
         if not (self.folder / segment_name(start)).exists():
@@ -176,8 +194,12 @@ class CommitLog:
         self._physical_offset = self.physical_offset
         self._appender.detach()
         if self._memory is not None:
-            self._memory.close()
+            self._left.append(self._memory)
             self._memory = None
+        for memory in self._left:
+            memory.close()
+        self._left.clear()
+        self._maps.close()
 
 
 def refusal(error: Exception) -> MessageIllegal:

@@ -51,6 +51,8 @@ class Counter(IntEnum):
     NAPPING = 15  # dispatcher: 1 while it naps and nothing but its doorbell wakes it
     INDEXED = 16  # dispatcher: every record below this can be found by its keys
     INDEX_FILES_FULL = 17  # dispatcher: index files that it has filled in this run
+    CONTINUED = 18  # commitlog: 1 where the counters of a killed run hold, and are gone on with
+    FLUSH_ERRNO = 19  # flush: why the disk did not take what was written, 0 = it did
 
 
 HOT_STEP_BYTES: Final = 4 * 1_048_576

@@ -9,6 +9,7 @@ import logging
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,13 +26,18 @@ CONSUME_QUEUE_DIR: Final = "consumequeue"
 CONFIG_DIR: Final = "config"
 INDEX_DIR: Final = "index"
 STAGING_DIR: Final = "cometmq.tmp"  # segments in the making; never in the strict directories
+RETIRED_DIR: Final = "cometmq.retired"  # segments that have left the log; see shm/retired.py
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
 
 _ZERO_RANGE: Final = 0x10 | 0x01  # FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE
 _PUNCH_HOLE: Final = 0x02 | 0x01
+_WRITE_RANGE: Final = 2  # SYNC_FILE_RANGE_WRITE
+_WRITE_RANGE_AND_WAIT: Final = 1 | 2 | 4  # ..._WAIT_BEFORE, ..._WRITE, ..._WAIT_AFTER
 _CHUNK: Final = 1_048_576
+_FLOCK: Final = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length, pid
+_OFD_SETLKW: Final = 38
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -109,7 +115,7 @@ def reserve(descriptor: int, start: int, count: int, path: Path) -> None:
         os.posix_fallocate(descriptor, start, count)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"{path}: no room for {count} bytes more on the disk") from None
+            raise DiskFull(f"{path}: no room for {count} bytes more on the disk") from error
         raise
 
 
@@ -153,24 +159,35 @@ def dirty_chunks(descriptor: int, start: int, end: int) -> Iterator[tuple[int, b
                 yield at, chunk
 
 
-def count_dirty(descriptor: int, start: int, end: int) -> int:
-    """Bytes from `start` up to the last one that is not zero."""
+def count_dirty(descriptor: int, start: int, end: int, zeros_max: int | None = None) -> int:
+    """Bytes from `start` up to the last one that is not zero.
+
+    Args:
+        zeros_max: look no further behind so many zeros.
+    """
     last = start
-    for at, chunk in dirty_chunks(descriptor, start, end):
-        last = at + len(chunk.rstrip(b"\0"))
-    return last - start
+    while True:
+        stop = end if zeros_max is None else min(end, last + zeros_max)
+        before = last
+        for at, chunk in dirty_chunks(descriptor, last, stop):
+            last = at + len(chunk.rstrip(b"\0"))
+        if stop == end or last == before:
+            return last - start
 
 
-def zero_tail(path: Path, start: int) -> int:
+def zero_tail(path: Path, start: int, zeros_max: int | None = None) -> int:
     """Make everything from byte `start` on zero, durably; how many bytes were not.
 
     What is cut must not be found again: stale bytes behind the end that happen to form a record
     would be taken for one after the next crash.
+
+    Args:
+        zeros_max: behind so many zeros nothing was written, so that the rest need not be read.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         end = os.fstat(descriptor).st_size
-        dirty = count_dirty(descriptor, start, end)
+        dirty = count_dirty(descriptor, start, end, zeros_max)
         if dirty:
             _zero(descriptor, start, dirty)
             os.fdatasync(descriptor)
@@ -207,12 +224,35 @@ def _zero(descriptor: int, start: int, count: int) -> None:
         os.pwrite(descriptor, bytes(min(_CHUNK, start + count - at)), at)
 
 
+def begin_writing(descriptor: int, start: int, count: int) -> None:
+    """Have the system begin to write a range's dirty pages. Raises OSError."""
+    _sync_file_range(descriptor, start, count, _WRITE_RANGE)
+
+
+def write_out(descriptor: int, start: int, count: int) -> None:
+    """Write a range's dirty pages and wait for it. Raises OSError.
+
+    No promise for a power cut: the device is not told to flush.
+    """
+    _sync_file_range(descriptor, start, count, _WRITE_RANGE_AND_WAIT)
+
+
+def _sync_file_range(descriptor: int, start: int, count: int, flags: int) -> None:
+    failed = _libc.sync_file_range(
+        descriptor, ctypes.c_longlong(start), ctypes.c_longlong(count), ctypes.c_uint(flags)
+    )
+    if failed:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
 class StoreLock:
     """RocketMQ's `lock`: an exclusive POSIX record lock on a byte of that file.
 
     Byte 0 is the one RocketMQ takes; the commitlog process holds it, and the kernel releases it
     when that process dies. Byte 1 is the family's: the supervisor holds it over a restart of the
-    commitlog process. The lock goes when any descriptor of the file in this process is closed.
+    commitlog process. Byte 2 is held by all of them together, see `lock_for_family`. The lock goes
+    when any descriptor of the file in this process is closed.
     """
 
     FILE: Final = b"lock"
@@ -239,11 +279,35 @@ class StoreLock:
             self._descriptor = -1
 
 
+def lock_for_family(store: Path, timeout_s: float) -> int:
+    """Lock byte 2 of `lock` for this process and all that it forks; a descriptor to keep open.
+
+    The kernel releases the lock when the last of them is gone. Without it a broker could begin to
+    recover while children of a killed one are still at work. Waits for such children; raises
+    StoreLocked at once where a supervisor lives, and when the time is over.
+    """
+    descriptor = os.open(store / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    holder = _lock_holder(descriptor, 1, 1)
+    taken = threading.Event()
+
+    def take() -> None:
+        fcntl.fcntl(descriptor, _OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 2, 1, 0))
+        taken.set()
+
+    if holder is None:
+        waiter = threading.Thread(target=take, daemon=True)  # a blocking call without a timeout
+        waiter.start()
+        waiter.join(timeout_s)
+        if taken.is_set():
+            return descriptor
+    who = "processes of a killed broker" if holder is None else describe_process(holder)
+    raise StoreLocked(f"{store / LOCK_FILE} is held by {who}")
+
+
 def _lock_holder(descriptor: int, byte: int, count: int) -> int | None:
     """The process that holds a lock on one of these bytes."""
-    layout = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
-    wanted = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
-    kind, _, _, _, pid = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
+    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
@@ -254,7 +318,7 @@ def check_not_in_use(store: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        pid = _lock_holder(descriptor, 0, 2)
+        pid = _lock_holder(descriptor, 0, 3)
     finally:
         os.close(descriptor)
     if pid is not None:
@@ -262,6 +326,8 @@ def check_not_in_use(store: Path) -> None:
 
 
 def describe_process(pid: int) -> str:
+    if pid <= 0:  # an open file description's lock: several processes have it
+        return "processes of a broker"
     try:
         command = " ".join(psutil.Process(pid).cmdline())[:120]
     except psutil.Error:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
+import struct
 from pathlib import Path
+from typing import Final
 
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm import _kernel
@@ -74,6 +77,63 @@ class LogScan:
         path = self._folder / segment_name(start)
         with map_segment(path, self._segment_bytes, writable=False) as memory:
             return _kernel.first_keyed(memory, start, begin, end, above)
+
+
+class IndexedMark:
+    """How far the log has been indexed, over a restart: the file `cometmq.indexed`.
+
+    The index files alone say it of logs with keys only; what has none would be read again. One
+    write of 16 bytes: the physical offset, and the last record with keys below it. It counts while
+    the newest index file ends with that record.
+    """
+
+    FILE: Final = "cometmq.indexed"
+    _WORDS: Final = struct.Struct("<QQ")
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self.written = 0  # physical offset
+
+    def resume(self, begin: int, log_end: int) -> int:
+        """Where indexing may go on: at `begin`, which is what the files say, or later."""
+        try:
+            raw = (self._store / self.FILE).read_bytes()
+        except FileNotFoundError:
+            return begin
+        if len(raw) != self._WORDS.size:
+            return begin
+        indexed, newest = self._WORDS.unpack(raw)
+        believed = newest == _newest_keyed(self._store) and begin <= indexed <= log_end
+        return indexed if believed else begin
+
+    def write(self, indexed: int, *, durable: bool = False) -> None:
+        """Without room on the disk nothing is written: then there is more to read at a start.
+
+        Args:
+            durable: what the file said before may be wrong now.
+        """
+        self.written = indexed
+        path = self._store / self.FILE
+        words = self._WORDS.pack(indexed, _newest_keyed(self._store))
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.pwrite(descriptor, words, 0)
+                if durable:
+                    os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning("%s is not written: %s", path, error.strerror)
+
+
+def _newest_keyed(store: Path) -> int:
+    """The physical offset of the last record that has an entry, 0 without one."""
+    for name in reversed(list_index_files(store)):
+        header = read_header(store / INDEX_DIR / name)
+        if header is not None and header.index_count > 1:
+            return header.end_physical_offset
+    return 0
 
 
 def recover_index(

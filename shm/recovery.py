@@ -31,14 +31,21 @@ from cometmq.shm.files import (
     sync_folder,
     zero_tail,
 )
+from cometmq.shm.last_run import LastRun
 
 log = logging.getLogger(__name__)
 
 _WHOLE: Final = 0  # indexes into _kernel.REASONS
 _BLANK: Final = 1
 STEP_BYTES: Final = 4 << 20
+PAGE: Final = mmap.PAGESIZE
+PAGE_END_BYTES: Final = 4
+FLUSH_SLACK_MS: Final = 1000  # a message beside the last that was flushed may have its store time
 SEGMENT_MISSING: Final = "the segment is missing"
 LAST_SEGMENT_FULL: Final = "end of the last segment"
+PAGES_LOST: Final = "pages behind it were never written to the disk"
+LAST_RUN_ENDED: Final = "the killed run had come to here"
+RECORD_OVERHEAD_BYTES: Final = 128 << 10  # what a record has beside its body, at most
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class LogEnd:
 
     scanned_from: int  # physical offset
     physical_offset: int  # end of the last whole record
-    reason: str  # one of _kernel.REASONS, or "end of the last segment"
+    reason: str  # one of _kernel.REASONS, or of the constants above
     last_store_timestamp: int  # of the last whole record, 0 without one
     records: int  # seen by the scan
     damages: tuple[Damage, ...] = ()
@@ -91,9 +98,12 @@ def find_end(
     starts = list_segments(folder, segment_bytes)
     if not starts:
         return LogEnd(0, 0, "the log is empty", 0, 0)
-    oldest_unsafe = None if clean else Checkpoint(store).min_timestamp
+    checkpoint = None if clean else Checkpoint(store)
+    oldest_unsafe = None if checkpoint is None else checkpoint.min_timestamp
     first = 0 if whole_log else _first_to_scan(folder, starts, segment_bytes, oldest_unsafe)
     walk = _Walk(folder, segment_bytes, check_crc, cut_at_damage, starts[first])
+    if checkpoint is not None:
+        walk.unflushed_from_ms = checkpoint.words["physic_msg_timestamp"] - FLUSH_SLACK_MS
     for start in starts[first:]:
         if not walk.segment(start):
             break
@@ -112,6 +122,7 @@ class _Walk:
     cut_at_damage: bool
     end: int  # of the last whole record, or of the blank behind it
     reason: str = LAST_SEGMENT_FULL  # why it ended there
+    unflushed_from_ms: int | None = None  # store time; None: everything was flushed
     timestamp: int = 0
     records: int = 0
     damages: list[Damage] = field(default_factory=list)
@@ -132,7 +143,9 @@ class _Walk:
                     at = self._stretch(memory, descriptor, start, at)
         finally:
             os.close(descriptor)
-        return self.reason == LAST_SEGMENT_FULL or not self.cut_at_damage
+        return self.reason == LAST_SEGMENT_FULL or not (
+            self.cut_at_damage or self.reason == PAGES_LOST
+        )
 
     def _stretch(self, memory: mmap.mmap, descriptor: int, start: int, at: int) -> int:
         """Take the whole records from `at` on; where the next ones begin, -1 for nowhere."""
@@ -140,6 +153,9 @@ class _Walk:
         reached, why, count, timestamp = self._scan(memory, descriptor, start, at)
         if count:
             if at != self.end:
+                if self._has_lost_pages(at):
+                    self.reason = PAGES_LOST
+                    return -1
                 self._add_damage(at)
             self.end, self.timestamp = reached, timestamp
             self.records += count
@@ -176,11 +192,43 @@ class _Walk:
                 return reached, why, seen + count, last if count else timestamp
             at = reached
 
+    def _has_lost_pages(self, resumed_at: int) -> bool:
+        """Whether what follows the log's end so far may not have been flushed, and was not.
+
+        A power cut leaves those pages that the system happened to have written, in any order. A
+        page that is lost has zeros to its end, as it had when it was made ready. Whole records
+        behind one are younger than what is missing: with them the log would have a hole.
+        """
+        if self.unflushed_from_ms is None or self.timestamp < self.unflushed_from_ms:
+            return False
+        size = self.segment_bytes
+        for start in range(self.end // size * size, resumed_at, size):
+            begin, end = max(self.end, start), min(resumed_at, start + size)
+            try:
+                if _ends_pages_with_zeros(
+                    self.folder / segment_name(start), begin - start, end - start
+                ):
+                    return True
+            except FileNotFoundError:
+                continue
+        return False
+
     def _add_damage(self, resumed_at: int) -> None:
         size = self.segment_bytes
         file = str(self.folder / segment_name(self.end // size * size))
         damage = Damage(self.end, resumed_at - self.end, self.reason, file)
         self.damages.append(damage)
+
+
+def _ends_pages_with_zeros(path: Path, begin: int, end: int) -> bool:
+    """Whether a page in that range of a segment has nothing but zeros at its end."""
+    with path.open("rb") as segment:
+        for page_end in range(-(-(begin + 1) // PAGE) * PAGE, end + 1, PAGE):
+            count = min(PAGE_END_BYTES, page_end - begin)
+            segment.seek(page_end - count)
+            if not any(segment.read(count)):
+                return True
+    return False
 
 
 def find_whole(
@@ -236,14 +284,74 @@ def cut(store: Path, segment_bytes: int, physical_offset: int) -> int:
     return dirty
 
 
-def zero_behind(store: Path, segment_bytes: int, physical_offset: int) -> int:
-    """Zero what a dead writer left unfinished; segments that are ready stay. Bytes not zero."""
+def zero_behind(
+    store: Path, segment_bytes: int, physical_offset: int, max_message_bytes: int
+) -> int:
+    """Zero what a dead writer left unfinished; segments that are ready stay. Bytes not zero.
+
+    It wrote one record behind the other, so that what it wrote ends where more zeros than a record
+    can hold begin.
+    """
     folder = store / COMMITLOG_DIR
-    return sum(
-        zero_tail(folder / segment_name(start), max(0, physical_offset - start))
-        for start in list_segments(folder, segment_bytes)
-        if start + segment_bytes > physical_offset
-    )
+    zeros_max = 2 * (max_message_bytes + RECORD_OVERHEAD_BYTES)
+    dirty = 0
+    for start in list_segments(folder, segment_bytes):
+        end = start + segment_bytes
+        if end <= physical_offset:
+            continue
+        begin = max(start, physical_offset)
+        found = zero_tail(folder / segment_name(start), begin - start, zeros_max)
+        dirty += found
+        if end - begin - found >= zeros_max:
+            break
+    return dirty
+
+
+def find_end_of_last_run(store: Path, segment_bytes: int, last: LastRun) -> LogEnd | None:
+    """Where a killed writer had come to, if the log bears its counters out. Reads only.
+
+    What `flushed` covers is on the disk; the rest, whose size does not grow with the store, is
+    read, and something before it, so that counters which belong to other files are noticed. None:
+    recover from the checkpoint.
+    """
+    folder = store / COMMITLOG_DIR
+    starts = list_segments(folder, segment_bytes)
+    look_back = 2 * (last.max_message_bytes + RECORD_OVERHEAD_BYTES)
+    begin = at = _record_before(folder, starts, segment_bytes, last.flushed, look_back)
+    if begin < 0:
+        return None
+    records = 0
+    while at < last.wrote:
+        start = at // segment_bytes * segment_bytes
+        if start not in starts:
+            return None
+        stop = min(last.wrote, start + segment_bytes)
+        with map_segment(folder / segment_name(start), segment_bytes, writable=False) as memory:
+            reached, why, count, _, _ = _kernel.scan(memory, start, at, stop, True)
+        if reached != stop and (why != _BLANK or stop != start + segment_bytes):
+            return None
+        records += count
+        at = stop
+    return LogEnd(begin, last.wrote, LAST_RUN_ENDED, last.wrote_timestamp, records)
+
+
+def _record_before(
+    folder: Path, starts: list[int], segment_bytes: int, physical_offset: int, look_back: int
+) -> int:
+    """Where a whole record begins, at most so many bytes before that offset; -1 for nowhere."""
+    if starts and physical_offset <= starts[0]:
+        return starts[0]
+    start = (physical_offset - 1) // segment_bytes * segment_bytes
+    if start not in starts:
+        return -1
+    begin = max(start, physical_offset - look_back)
+    path = folder / segment_name(start)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with map_segment(path, segment_bytes, writable=False) as memory:
+            return find_whole(memory, descriptor, start, begin, physical_offset, 0)
+    finally:
+        os.close(descriptor)
 
 
 def recover_log(
@@ -253,13 +361,23 @@ def recover_log(
     clean: bool,
     check_crc: bool = True,
     cut_at_damage: bool = False,
+    last_run: LastRun | None = None,
 ) -> LogEnd:
-    """Bring the CommitLog to the end of its last whole record, and say so in one line."""
+    """Bring the CommitLog to the end of its last whole record, and say so in one line.
+
+    Args:
+        last_run: where a killed run says that it ended. It is looked at first: nothing has to be
+            searched then, and a batch that was not whole yet goes as a whole.
+    """
     began = time.monotonic()
-    end = find_end(
-        store, segment_bytes, clean=clean, check_crc=check_crc, cut_at_damage=cut_at_damage
-    )
-    dirty = cut(store, segment_bytes, end.physical_offset)
+    end = last_run and find_end_of_last_run(store, segment_bytes, last_run)
+    if last_run and end:
+        dirty = zero_behind(store, segment_bytes, end.physical_offset, last_run.max_message_bytes)
+    else:
+        end = find_end(
+            store, segment_bytes, clean=clean, check_crc=check_crc, cut_at_damage=cut_at_damage
+        )
+        dirty = cut(store, segment_bytes, end.physical_offset)
     report(end.damages)
     log.info(
         "commitlog recovered after %s end: scanned %d..%d, %d records, stopped at: %s; "

@@ -72,9 +72,9 @@ def die_at(store: Path, line: Line, nth: int) -> int:
 
 
 @contextmanager
-def traced(see: Callable[[Line], None]) -> Iterator[None]:
+def traced(see: Callable[[Line], None], watched: frozenset[str] = WATCHED) -> Iterator[None]:
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename not in WATCHED:
+        if frame.f_code.co_filename not in watched:
             return None
         if event == "line":
             see((frame.f_code.co_filename, frame.f_lineno))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import subprocess
 import sys
@@ -162,11 +163,47 @@ def test_recovery_cuts_what_is_behind_the_end(tmp_path: Path, stale: bytes | str
     assert recovery.recover_log(tmp_path, SEGMENT, clean=False).physical_offset == end
 
 
+@pytest.mark.parametrize("number", [20, 300, 301, 700])
+@pytest.mark.parametrize("since", ["the record's page", "the next page", "two pages"])
+def test_the_log_ends_in_front_of_pages_that_were_lost(
+    tmp_path: Path, number: int, since: str
+) -> None:
+    """A power cut: later pages were written and these were not. Nothing may follow the gap."""
+    records = write_store(tmp_path, 1000)
+    page, first = mmap.PAGESIZE, records[number].lies_at
+    begin = first if since == "the record's page" else -(-first // page) * page
+    end = (begin // page + (2 if since == "two pages" else 1)) * page
+    with (tmp_path / "commitlog" / f"{begin // SEGMENT * SEGMENT:020d}").open("r+b") as segment:
+        segment.seek(begin % SEGMENT)
+        segment.write(bytes(end - begin))
+    found = recovery.recover_log(tmp_path, SEGMENT, clean=False)
+    hit = [r for r in records if r.lies_at < end and r.lies_at + r.total_size > begin]
+    assert found.physical_offset == hit[0].lies_at
+    assert found.reason == recovery.PAGES_LOST
+    again = recovery.recover_log(tmp_path, SEGMENT, clean=False)
+    assert again.physical_offset == found.physical_offset
+    assert not again.damages
+
+
+def test_pages_that_are_zeros_and_were_flushed_are_damage(tmp_path: Path) -> None:
+    """No power cut takes them: the disk has failed, and what follows is not hidden."""
+    records = write_store(tmp_path, 1000)
+    flushed = records[-1].store_timestamp + 10_000
+    Checkpoint(tmp_path).store(physic_msg_timestamp=flushed)
+    page = records[300].lies_at // mmap.PAGESIZE * mmap.PAGESIZE
+    with (tmp_path / "commitlog" / f"{page // SEGMENT * SEGMENT:020d}").open("r+b") as segment:
+        segment.seek(page % SEGMENT)
+        segment.write(bytes(mmap.PAGESIZE))
+    found = recovery.recover_log(tmp_path, SEGMENT, clean=False)
+    assert found.physical_offset == records[-1].lies_at + records[-1].total_size
+    assert len(found.damages) == 1
+
+
 def test_unfinished_bytes_of_a_dead_writer_are_zeroed(tmp_path: Path) -> None:
     records = write_store(tmp_path, 1000)
     keep = records[700].lies_at
     before = {path.name: path.read_bytes() for path in (tmp_path / "commitlog").iterdir()}
-    assert recovery.zero_behind(tmp_path, SEGMENT, keep) > 0
+    assert recovery.zero_behind(tmp_path, SEGMENT, keep, 4096) > 0
     for path in (tmp_path / "commitlog").iterdir():
         start = int(path.name)
         kept = max(0, min(SEGMENT, keep - start))

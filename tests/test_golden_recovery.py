@@ -234,6 +234,24 @@ def test_a_broker_serves_them(damage: str, tmp_path: Path) -> None:
         assert not (store / "abort").exists()
 
 
+def test_a_broker_cuts_at_damage_where_it_is_told_to(tmp_path: Path) -> None:
+    """RocketMQ's way: nothing behind the damaged record is left, in any queue."""
+    name = "loghub-abort"
+    store = golden.unpack(name, tmp_path)
+    sizes = golden.meta(name)["settings"]
+    keys = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxMessageSize")
+    wanted = listed_by_queue(name)
+    _, damaged = wanted["loghub_Spark", 1][-5]
+    flip_a_body_bit(store, sizes["mappedFileSizeCommitLog"], wanted)
+    settings = {key: sizes[key] for key in keys} | {"cutLogAtDamage": True}
+    with RunningBroker(store, settings) as broker:
+        for (topic, queue_id), rows in wanted.items():
+            kept = [row for row in rows if row[1] < damaged]
+            assert len(kept) < len(rows) or not rows or rows[-1][1] < damaged
+            messages = broker.read_queue(topic, queue_id, len(kept))
+            assert [(m.queue_offset, m.physical_offset) for m in messages] == kept
+
+
 def flip_a_body_bit(
     store: Path, segment_bytes: int, wanted: dict[tuple[str, int], list[tuple[int, int]]]
 ) -> None:

@@ -350,3 +350,27 @@ def test_without_room_for_a_file(tmp_path: Path) -> None:
             assert "no room for index entries" in broker.log
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("end", ["in order", "killed"])
+def test_a_log_without_keys_is_not_read_again(end: str, tmp_path: Path) -> None:
+    """Nothing but `cometmq.indexed` tells that it has been read; it does not outlive its files."""
+    store = tmp_path / "store"
+    with RunningBroker(store, SMALL_INDEX) as broker:
+        broker.create_topic("t", 1)
+        broker.send("t", 0, [b"with"], keys="a")
+        broker.send("t", 0, [b"without"] * 500)
+        wait_indexed(broker)
+        wrote = broker.counter(Counter.WROTE)
+        if end == "killed":
+            broker.finish("dispatcher")  # which writes the mark, as every 64 MiB would
+            broker.kill_all()
+    with RunningBroker(store, SMALL_INDEX) as broker:
+        assert f"indexing from {wrote} to {wrote}" in broker.log
+        assert [message.body for message in query(broker, "t", "a")] == [b"with"]
+        broker.kill_all()
+    for name in list_index_files(store):
+        (store / "index" / name).unlink()
+    with RunningBroker(store, SMALL_INDEX) as broker:
+        assert f"indexing from 0 to {wrote}" in broker.log
+        assert [message.body for message in query(broker, "t", "a")] == [b"with"]

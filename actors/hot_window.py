@@ -1,0 +1,222 @@
+"""The pages just ahead of the log's tail, before they are needed."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name, write_out
+
+POPULATE_READ: Final = 22  # MADV_POPULATE_READ, Linux 5.14
+POPULATE_WRITE: Final = 23
+LARGE_STEP_BYTES: Final = 4 * 1_048_576
+# Under SYNC_FLUSH a commit that meets a step on its way to the disk waits for it.
+SMALL_STEP_BYTES: Final = 1_048_576
+STEPS_AT_ONCE: Final = 4
+PAGE: Final = mmap.PAGESIZE
+_NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+Say = Callable[[str, str], None]  # takes a limit: of what, and in words
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    memory: mmap.mmap
+    descriptor: int
+
+    def call(self, name: str, at: int, count: int) -> int:
+        """A system call on a range of the mapping; 0 or the error's number."""
+        anchor = (ctypes.c_char * len(self.memory)).from_buffer(self.memory)
+        address = ctypes.c_void_p(ctypes.addressof(anchor) + at)
+        failed: int = getattr(_libc, name)(address, ctypes.c_size_t(count))
+        del anchor  # or the mapping could not be closed
+        return ctypes.get_errno() if failed else 0
+
+    def close(self) -> None:
+        self.memory.close()
+        os.close(self.descriptor)
+
+
+class HotWindow:
+    """Faults pages in ahead of the tail, and locks them in memory where that is allowed.
+
+    By MADV_POPULATE_WRITE and never by a store: a store would race with the writer.
+
+    Under SYNC_FLUSH the pages are then written out as they are. That turns reserved file space
+    into written file space, so that no later commit has to wait for the file system's journal; and
+    they are faulted in one by one (MADV_RANDOM), so that no commit has to write a large folio.
+
+    Args:
+        ahead_bytes: how far.
+        durable: the SYNC_FLUSH way.
+        say: is told of each limit that is met.
+        on_locked: is told how many bytes are locked.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        segment_bytes: int,
+        *,
+        ahead_bytes: int,
+        durable: bool,
+        lock: bool,
+        say: Say,
+        on_locked: Callable[[int], None],
+    ) -> None:
+        self._folder = store / COMMITLOG_DIR
+        self._segment_bytes = segment_bytes
+        self._ahead_bytes = ahead_bytes
+        self._durable = durable
+        self._say = say
+        self._on_locked = on_locked
+        self._step_bytes = SMALL_STEP_BYTES if durable else LARGE_STEP_BYTES
+        self.written: set[int] = set()  # segments whose space is written already: used again
+        self._segments: dict[int, _Segment] = {}
+        self._ready = 0  # physical offset
+        self._locked: list[tuple[int, int]] = []  # physical ranges
+        self._locked_to = 0  # physical offset
+        self._lock_max = ahead_bytes if lock else 0
+        self._populates = True
+        self._reads = False  # instead, with an old kernel
+        self._writes_out = durable
+
+    @property
+    def locked_bytes(self) -> int:
+        return sum(end - begin for begin, end in self._locked)
+
+    @property
+    def state(self) -> str:
+        """In words, for statistics."""
+        mib = 1_048_576
+        words = [f"{self._ahead_bytes / mib:g} MiB ahead"]
+        if self._populates or self._reads:
+            words.append("populated" if self._populates else "read ahead")
+        if self._writes_out:
+            words.append("written as single pages")
+        words.append(f"{self.locked_bytes / mib:g} MiB locked")
+        return ", ".join(words)
+
+    def follow(self, tail: int) -> bool:
+        """Go on towards the window's distance from the tail; whether it is there."""
+        self._let_go_behind(tail)
+        if not self._ahead_bytes:
+            return True
+        end = -(-(tail + self._ahead_bytes) // self._step_bytes) * self._step_bytes
+        at = max(self._ready, tail // PAGE * PAGE)
+        for _ in range(STEPS_AT_ONCE):
+            if at >= end:
+                break
+            start = at // self._segment_bytes * self._segment_bytes
+            stop = min(end, start + self._segment_bytes, at + self._step_bytes)
+            segment = self._segment(start)
+            if segment is None:
+                end = at  # not made yet: whoever makes it comes back here
+                break
+            self._prepare(segment, start, at, stop)
+            self._ready = at = stop
+        self._lock(tail)
+        return at >= end
+
+    def _segment(self, start: int) -> _Segment | None:
+        if start not in self._segments:
+            try:
+                self._segments[start] = self._open(self._folder / segment_name(start))
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                self._say("window", f"pages ahead of the tail are not got ready: {error}")
+                return None
+        return self._segments[start]
+
+    def _open(self, path: Path) -> _Segment:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            memory = map_segment(path, self._segment_bytes, writable=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if self._durable:
+            memory.madvise(mmap.MADV_RANDOM)
+        return _Segment(memory, descriptor)
+
+    def _prepare(self, segment: _Segment, start: int, at: int, stop: int) -> None:
+        begin = (at - start) // PAGE * PAGE
+        count = stop - start - begin
+        written = start in self.written
+        if self._populates:
+            advice = POPULATE_READ if written else POPULATE_WRITE
+            try:
+                segment.memory.madvise(advice, begin, count)
+            except OSError as error:
+                self._cannot_populate(error)
+        if self._reads:
+            segment.memory[begin : begin + count : PAGE]  # a byte of each
+        if self._writes_out and not written:
+            self._write_out(segment, begin, count)
+
+    def _cannot_populate(self, error: OSError) -> None:
+        self._populates = self._writes_out = False
+        self._reads = error.errno == errno.EINVAL
+        old = " (MADV_POPULATE_WRITE needs Linux 5.14)" if self._reads else ""
+        self._say("populate", f"pages ahead of the tail are not populated: {error.strerror}{old}")
+
+    def _write_out(self, segment: _Segment, begin: int, count: int) -> None:
+        """Raises OSError when the disk fails: a page that the writer had filled may be lost."""
+        try:
+            write_out(segment.descriptor, begin, count)
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise
+            self._writes_out = False
+            self._say("write-ahead", f"pages ahead are not written out: {error.strerror}")
+
+    # --- locking ---
+
+    def _lock(self, tail: int) -> None:
+        """Lock what is ready; where the limit is lower than the window, what is nearest."""
+        stop = min(self._ready, tail + self._lock_max) // PAGE * PAGE
+        at = max(self._locked_to, tail // PAGE * PAGE)
+        while at < stop:
+            start = at // self._segment_bytes * self._segment_bytes
+            end = min(stop, start + self._segment_bytes, at + self._step_bytes)
+            failed = self._segments[start].call("mlock", at - start, end - at)
+            if failed:
+                self._lock_max = self.locked_bytes
+                self._say(
+                    "lock",
+                    f"{self.locked_bytes} of the {self._ahead_bytes} bytes of the hot window are "
+                    f"locked in memory ({os.strerror(failed)}): raise the memlock limit "
+                    "(ulimit -l) or set mlockEnable=false",
+                )
+                return
+            self._locked.append((at, end))
+            self._locked_to = at = end
+        self._on_locked(self.locked_bytes)
+
+    def _let_go_behind(self, tail: int) -> None:
+        kept = []
+        for begin, end in self._locked:
+            if end > tail:
+                kept.append((begin, end))
+                continue
+            start = begin // self._segment_bytes * self._segment_bytes
+            self._segments[start].call("munlock", begin - start, end - begin)
+        self._locked = kept
+        for start in [s for s in self._segments if s + self._segment_bytes <= tail]:
+            self._segments.pop(start).close()
+            self.written.discard(start)
+
+    def close(self) -> None:
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+        self._locked.clear()
+        self._on_locked(0)

@@ -1,0 +1,59 @@
+"""What a roll-over costs the writer: the slowest append of each, with segments of 1 GiB.
+
+Canonical load: 1 KiB bodies, ASYNC_FLUSH, one call a message, published every 64 messages. A rate
+below the disk's own, so that what is seen is the roll and not a full page cache.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from benchmarks import Report
+from embedded import Embedded
+
+from cometmq.shm._kernel import QueueCursor
+
+BODY = random.Random(7).randbytes(1024)
+GROUP = 64
+
+
+def test_appends_over_rolls(tmp_path: Path, full: bool, report: Report) -> None:
+    segment = 1 << 30 if full else 1 << 24
+    rolls, bytes_a_second = (10, 600e6) if full else (3, 100e6)
+    settings = {"mappedFileSizeCommitLog": segment, "maxMessageSize": 1 << 20}
+    at_rolls: list[int] = []
+    others: list[int] = []
+    with Embedded(tmp_path / "store", settings) as embedded:
+        log, queue = embedded.log, QueueCursor("bench", 0)
+        clock, append = time.perf_counter_ns, log.append
+        began, last_start = time.perf_counter(), 0
+        while len(at_rolls) < rolls:
+            slow = 0
+            for _ in range(GROUP):
+                before = clock()
+                append(queue, BODY)
+                took = clock() - before
+                others.append(took)
+                slow = max(slow, took)
+            embedded.publish()
+            assert log.segment is not None
+            if log.segment[1] != last_start:
+                last_start = log.segment[1]
+                at_rolls.append(slow)
+                (tmp_path / "store/commitlog" / f"{last_start - segment:020d}").unlink()
+            early = began + log.physical_offset / bytes_a_second - time.perf_counter()
+            if early > 0.002:
+                time.sleep(early)  # the pace
+    others.sort()
+    for share in (50, 99, 99.99):
+        took = others[int(len(others) * share / 100)]
+        report(f"append, p{share:g}", took / 1000, "us")
+    report("append, max", others[-1] / 1000, "us")
+    report(f"slowest append about each of {rolls} rolls, median", _median(at_rolls) / 1000, "us")
+    report(f"slowest append about each of {rolls} rolls, max", max(at_rolls) / 1000, "us")
+
+
+def _median(values: list[int]) -> float:
+    return sorted(values)[len(values) // 2]
