@@ -336,6 +336,54 @@ def unit_marks(
 def units_below(units: Any, begin: int, end: int, bound: int) -> int:
     """One past the last of the entries [begin, end) whose record ends at or below `bound`."""
 
+# --- Arrow columns as batch bodies ---
+
+NO_QUEUE: Final[int]
+
+class RowIllegal(ValueError):
+    """A row that cannot become a message; args: (row in the batch, column, what is wrong)."""
+
+@final
+class ArrowText:
+    """A column of text or bytes with 32-bit offsets; what its buffers say is checked before use."""
+
+    rows: int
+    def __init__(
+        self,
+        validity: Buffer | None,
+        offsets: Buffer,
+        data: Buffer | None,
+        start: int,
+        rows: int,
+        size: int = 0,
+    ) -> None: ...
+
+@final
+class RowEncoder:
+    """Turns rows into batch bodies, one open body for each slot: a queue, or "any" of a topic."""
+
+    size: int  # bytes in open bodies
+    def __init__(self, *, batch_bytes: int = 262_144, body_max: int = 4_194_304) -> None: ...
+    def encode(
+        self,
+        rows: int,
+        topics: Any | None,
+        routes: list[tuple[int, int, Any]],
+        queue_ids: Any | None,
+        sharding: ArrowText | None,
+        body: ArrowText,
+        keys: ArrowText | None,
+        tags: ArrowText | None,
+        properties: tuple[ArrowText, ArrowText, ArrowText] | None = None,
+    ) -> list[tuple[int, bytes, int]]:
+        """Add rows; the bodies that became full: [(slot, body, count)].
+
+        `topics` and `queue_ids` are arrays of int32; `routes` hold (first slot, queues, slot of
+        each queue id). Raises RowIllegal; rows before that one may have been added.
+        """
+    def drain(self) -> list[tuple[int, bytes, int]]:
+        """All bodies that are open, by slot. Then there are no slots."""
+
 # --- counters ---
 
 class ReadCell:

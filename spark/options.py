@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - option() makes a dataclass field, it is not a default of its own.
-"""The source's options: name, type, default and text, declared once.
+"""The source's options: name, type, default and text, declared once; the sink's are alike.
 
 Spark hands over texts, with names in lower case. docs/spark.md prints the table that comes from
 here, and a test compares it.
@@ -247,26 +247,31 @@ class ReadOptions:
 
 def parse(given: Mapping[str, str]) -> ReadOptions:
     """The options of one DataFrame. Raises OptionError, which never repeats a secret's value."""
-    declared = options_of(ReadOptions)
+    options = ReadOptions(**take_options(ReadOptions, given))
+    _check_together(options)
+    return options
+
+
+def take_options(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
+    """What was given, by the names of the attributes of `kind`. Raises OptionError."""
+    declared = options_of(kind)
     by_name = {name.lower(): entry for entry in declared.values() for name in entry.names}
     values: dict[str, Any] = {}
     for name, text in given.items():
         entry = by_name.get(name.lower())
         if entry is None:
-            raise OptionError(f"there is no option {name!r}{_nearest(name)}")
+            raise OptionError(f"there is no option {name!r}{_nearest(kind, name)}")
         try:
             value = entry.take(text)
         except ConfigError as error:
             raise OptionError(str(error)) from None
         if values.setdefault(entry.attribute, value) != value:
             raise OptionError(f"{' and '.join(entry.names)} are the same option, with two values")
-    options = ReadOptions(**values)
-    _check_together(options)
-    return options
+    return values
 
 
-def _nearest(name: str) -> str:
-    names = {key.lower(): key for entry in options_of(ReadOptions).values() for key in entry.names}
+def _nearest(kind: type, name: str) -> str:
+    names = {key.lower(): key for entry in options_of(kind).values() for key in entry.names}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     return f"; did you mean {names[close[0]]}?" if close else "; docs/spark.md lists them"
 
@@ -324,10 +329,10 @@ def load_json(text: str, name: str) -> dict[str, Any]:
     return found
 
 
-def as_table() -> str:
+def as_table(kind: type = ReadOptions) -> str:
     """For docs/spark.md."""
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
-    for entry in options_of(ReadOptions).values():
+    for entry in options_of(kind).values():
         default = entry.default
         if entry.unit is not None and isinstance(default, int):
             shown = readable(default, entry.unit)

@@ -17,7 +17,9 @@ from typing import Any, Final
 
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     Filter,
     InputPartition,
@@ -54,6 +56,8 @@ from cometmq.spark.pushdown import Pushed, push
 from cometmq.spark.reading import MS_MAX, FileTask, LogTask, RpcTask, Task, Wanted, read_task
 from cometmq.spark.schema import columns_of, default_schema
 from cometmq.spark.selecting import Bounds, choose, present
+from cometmq.spark.sink import BatchWriter, StreamWriter, refuse_overwrite
+from cometmq.spark.sink_options import parse_write
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +82,16 @@ class CometDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        if overwrite:
+            refuse_overwrite(stream=False)
+        return BatchWriter(parse_write(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        if overwrite:
+            refuse_overwrite(stream=True)
+        return StreamWriter(parse_write(self.options), schema)
 
 
 class _Reading:
