@@ -100,6 +100,60 @@ class SendResult(Command, frozen=True, tag=11):
     store_host: str = ""
 
 
+# Staged: batches that nobody sees until one command stores all of them, once. A *sink* numbers its
+# commits by epochs; what it sends for one lies in stages, a stage for each attempt of each task.
+
+
+class StageMessages(Command, frozen=True, tag=12):
+    """Put batches behind the `first` ones that a stage has, one payload frame a section. -> Done
+
+    A stage is made by its first batch. What it has already is passed over, so that a command whose
+    answer was lost may come again. What is not committed is dropped after `stagedLease`.
+    """
+
+    sink: str
+    epoch: int
+    stage: str
+    first: int
+    sections: list[Section]
+    born_timestamp_ms: int
+    born_host: str = ""
+
+
+class CloseStage(Command, frozen=True, tag=13):
+    """The stage is whole with so many batches. -> Done, once it is on the disk."""
+
+    sink: str
+    epoch: int
+    stage: str
+    batches: int
+
+
+class CommitStages(Command, frozen=True, tag=14):
+    """Store what these closed stages hold, all of it, once. -> StagesCommitted
+
+    An epoch that is not above the last one that was committed is not stored again. All other
+    stages of this epoch and of those before are dropped.
+    """
+
+    sink: str
+    epoch: int
+    stages: list[str]
+
+
+class StagesCommitted(Command, frozen=True, tag=15):
+    already: bool  # by an earlier command; these stages were not looked at
+    messages: int = 0
+
+
+class DropStages(Command, frozen=True, tag=16):
+    """Forget stages that will not be committed; a stage that is not there is no error. -> Done"""
+
+    sink: str
+    epoch: int
+    stages: list[str]
+
+
 # --- reading: the reader processes ----------------------------------------------------------------
 
 
@@ -469,6 +523,7 @@ ANSWERS: Final = (
     Pong,
     Statistics,
     SendResult,
+    StagesCommitted,
     PullResult,
     QueueRange,
     FoundOffset,

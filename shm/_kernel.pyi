@@ -111,6 +111,8 @@ class LogAppender:
         reconsume_times: int = 0,
     ) -> int:
         """The first record's physical offset, or -1 when the batch does not fit."""
+    def check_batch(self, queue: QueueCursor, batch: Buffer, count: int, born_bytes: int) -> int:
+        """Bytes of a batch's records. Raises what `append_batch` would raise of it."""
 
 # --- dispatch and gather ---
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from cometmq.conf.option import Unit, option
 from cometmq.protocol.errors import CometError
-from cometmq.protocol.names import check_writable_topic
+from cometmq.protocol.names import check_staging_name, check_writable_topic
 from cometmq.spark.options import MIB, OptionError, take_options
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation"})  # Spark hands it to sinks too
@@ -28,9 +28,22 @@ class WriteOptions:
     )
     topic: str = option("", key="topic", help="Where all rows go; goes before the column `topic`.")
     delivery: SinkDelivery = option(
-        SinkDelivery.AT_LEAST_ONCE,
+        SinkDelivery.EXACTLY_ONCE,
         key="delivery",
-        help="at_least_once: what is retried may stand in the queues twice.",
+        help="exactly_once: a batch is seen when it is committed, and then once. at_least_once: "
+        "rows are seen as they are sent, and what is retried may stand in the queues twice.",
+    )
+    sink_id: str = option(
+        "",
+        key="sinkId",
+        help="With `exactly_once`: who commits. What a sink has committed is not stored again: for "
+        "streams a batch of that number, for batches anything. Empty: the query's id, which lives "
+        "in the checkpoint; for batches a new one each time.",
+    )
+    broker_name: str = option(
+        "",
+        key="brokerName",
+        help="With `exactly_once`: the broker that everything goes to, where there are several.",
     )
     batch_bytes: int = option(
         MIB // 4,
@@ -75,4 +88,13 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
             check_writable_topic(options.topic)
         except CometError as error:
             raise OptionError(f"topic: {error}") from None
+    if options.sink_id:
+        try:
+            check_staging_name("sink", options.sink_id)
+        except CometError as error:
+            raise OptionError(f"sinkId: {error}") from None
+    once = options.delivery is SinkDelivery.EXACTLY_ONCE
+    for name, value in (("sinkId", options.sink_id), ("brokerName", options.broker_name)):
+        if value and not once:
+            raise OptionError(f"{name} is for delivery = exactly_once")
     return options

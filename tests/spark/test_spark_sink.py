@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
@@ -127,33 +127,65 @@ def test_no_rows(spark: SparkSession, broker: RunningBroker, topic: str) -> None
     assert bodies(broker, topic) == Counter()
 
 
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_a_killed_commitlog_loses_nothing(
-    spark: SparkSession, broker: RunningBroker, topic: str
+    spark: SparkSession, broker: RunningBroker, topic: str, delivery: str
 ) -> None:
-    """Killed while tasks send: what was not answered is sent again, perhaps twice."""
+    """Killed while tasks send: what was not answered is sent again, perhaps stored twice."""
     frame = numbers(spark, 20_000, 2).selectExpr("concat(body, repeat(' ', 500)) body")
     over = threading.Event()
     killed: list[int] = []
 
     def kill() -> None:
         while not over.is_set():
-            if any(stored(broker, topic)):
+            if any(stored(broker, topic)) or broker.statistics("commitlog")["staged_bytes"]:
                 killed.append(broker.kill("commitlog"))
                 return
 
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        write(frame, broker, topic=topic, batchBytes=20_000, maxInFlightBytes=40_000)
+        write(
+            frame,
+            broker,
+            topic=topic,
+            batchBytes=20_000,
+            maxInFlightBytes=40_000,
+            delivery=delivery,
+        )
     finally:
         over.set()
         killer.join()
     assert killed
     found = bodies(broker, topic, 20_000)
     assert {int(each) for each in found} == set(range(20_000))
+    if delivery == "exactly_once":
+        assert set(found.values()) == {1}
 
 
 # --- streams ---
+
+
+def killing(mark: Path) -> Any:
+    """A step that, once, kills all Python workers: the writer's among them."""
+
+    def step(batches: Iterator[Any]) -> Iterator[Any]:
+        import os
+        import signal
+        import time
+
+        import psutil
+
+        for batch in batches:
+            for at in range(0, batch.num_rows, 100):
+                yield batch.slice(at, 100)
+            if not mark.exists():
+                time.sleep(0.5)  # the writer gets what was yielded
+                mark.touch()
+                for worker in psutil.Process(os.getppid()).children():
+                    worker.send_signal(signal.SIGKILL)
+
+    return step
 
 
 class Stream:
@@ -167,6 +199,7 @@ class Stream:
         self.source = folder / "in"
         self.source.mkdir(exist_ok=True)
         self.checkpoint = str(folder / "checkpoint")
+        self.deadly: Path | None = None  # not there yet: the next batch kills its workers
 
     def put(self, begin: int, end: int) -> None:
         made = self.source / f".{begin}.tmp"
@@ -176,7 +209,10 @@ class Stream:
     def start(self, **more: Any) -> StreamingQuery:
         frame = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.source))
         rows = frame.selectExpr("value as body", "cast(cast(value as int) % 4 as int) queue_id")
-        writer = rows.repartition(2).writeStream.format("cometmq").options(**self.options | more)
+        rows = rows.repartition(2)
+        if self.deadly is not None:
+            rows = rows.mapInArrow(killing(self.deadly), rows.schema)
+        writer = rows.writeStream.format("cometmq").options(**self.options | more)
         writer = writer.option("checkpointLocation", self.checkpoint).outputMode("append")
         return writer.trigger(availableNow=True).start()
 
@@ -188,8 +224,11 @@ class Stream:
             raise failed
 
 
-def test_a_stream(spark: SparkSession, broker: RunningBroker, topic: str, tmp_path: Path) -> None:
-    stream = Stream(spark, tmp_path, broker, topic=topic, delivery="at_least_once")
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_stream(
+    spark: SparkSession, broker: RunningBroker, topic: str, tmp_path: Path, delivery: str
+) -> None:
+    stream = Stream(spark, tmp_path, broker, topic=topic, delivery=delivery)
     stream.put(0, 500)
     stream.put(500, 900)
     stream.run()
@@ -197,6 +236,88 @@ def test_a_stream(spark: SparkSession, broker: RunningBroker, topic: str, tmp_pa
     stream.put(900, 1000)
     stream.run()
     assert bodies(broker, topic, 1000) == expected(0, 1000)
+
+
+# --- exactly once ---
+
+
+def forget_commit(stream: Stream, number: int) -> None:
+    """As if Spark had died after the broker's answer and before its own note of it."""
+    commits = Path(stream.checkpoint) / "commits"
+    (commits / str(number)).unlink()
+    for leftover in commits.glob(f".{number}.*"):
+        leftover.unlink()
+
+
+def test_a_commit_whose_answer_was_lost(
+    spark: SparkSession, broker: RunningBroker, topic: str, tmp_path: Path
+) -> None:
+    """The batch is run again, staged again, and told that it is there already."""
+    stream = Stream(spark, tmp_path, broker, topic=topic)
+    stream.put(0, 300)
+    stream.put(300, 500)
+    stream.run()
+    forget_commit(stream, 1)
+    stream.run()
+    stream.put(500, 600)
+    stream.run()
+    assert bodies(broker, topic, 600) == expected(0, 600)
+    assert broker.statistics("commitlog")["staged_bytes"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+def test_workers_killed_in_mid_write(
+    spark: SparkSession, broker: RunningBroker, topic: str, tmp_path: Path
+) -> None:
+    """All Python workers die while the batch is staged; the query fails, and starts again."""
+    stream = Stream(spark, tmp_path, broker, topic=topic, batchBytes=500)
+    stream.put(0, 400)
+    stream.run()
+    stream.put(400, 5000)
+    stream.deadly = tmp_path / "killed"
+    with pytest.raises(StreamingQueryException):
+        stream.run()
+    assert stream.deadly.exists()
+    assert bodies(broker, topic, 400) == expected(0, 400)  # nothing of it is to be seen
+    stream.run()
+    assert bodies(broker, topic, 5000) == expected(0, 5000)
+
+
+def test_the_whole_broker_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+    """After the commit, before Spark noted it: the next broker knows."""
+    with RunningBroker(tmp_path / "store") as broker:
+        broker.create_topic("t", 4)
+        stream = Stream(spark, tmp_path, broker, topic="t")
+        stream.put(0, 500)
+        stream.run()
+        assert bodies(broker, "t", 500) == expected(0, 500)
+        broker.kill_all()
+    with RunningBroker(tmp_path / "store") as broker:
+        stream.options["namesrv"] = broker.ready.name_server
+        forget_commit(stream, 0)
+        stream.put(500, 700)
+        stream.run()
+        assert bodies(broker, "t", 700) == expected(0, 700)
+
+
+def test_a_batch_with_a_name(spark: SparkSession, broker: RunningBroker, topic: str) -> None:
+    frame = numbers(spark, 100).select("body")
+    for _ in range(2):
+        write(frame, broker, topic=topic, sinkId=f"job-{topic}")
+    assert bodies(broker, topic, 100) == expected(0, 100)
+    write(frame, broker, topic=topic)
+    write(frame, broker, topic=topic)
+    assert bodies(broker, topic, 300).total() == 300
+
+
+def test_nothing_of_a_batch_that_fails(
+    spark: SparkSession, broker: RunningBroker, topic: str
+) -> None:
+    """One row of the last task is wrong: no row of the others is to be seen."""
+    frame = numbers(spark, 3000, 3).selectExpr("if(id = 2999, null, body) body")
+    with pytest.raises(PySparkException, match="partition 2: row 999, column body: it is null"):
+        write(frame, broker, topic=topic)
+    assert bodies(broker, topic) == Counter()
 
 
 # --- what is refused ---
@@ -211,6 +332,8 @@ def test_a_stream(spark: SparkSession, broker: RunningBroker, topic: str, tmp_pa
         ({"namesrv": "h", "topic": "SCHEDULE_TOPIC_XXXX"}, "is the broker's own"),
         ({"namesrv": "h", "delivery": "once"}, "delivery = once: must be exactly_once"),
         ({"namesrv": "h", "batchBytes": "0"}, "batchBytes = 0: must be at least 1"),
+        ({"namesrv": "h", "sinkId": "a/b"}, "sinkId: sink name 'a/b'"),
+        ({"namesrv": "h", "sinkId": "a", "delivery": "at_least_once"}, "sinkId is for delivery"),
         ({"namesrv": "h", "subscribe": "t"}, "there is no option 'subscribe'"),
     ],
 )
