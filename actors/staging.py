@@ -106,6 +106,8 @@ class Staging:
             if self.files.open_count >= OPEN_STAGES_MAX:
                 raise SystemBusy(f"{self.files.open_count} stages are open: try again")
         opened = self.files.open(command.sink, command.epoch, command.stage)
+        if opened in self._syncing:
+            raise MessageNotFound(f"stage {command.stage} is closed")
         if not 0 <= command.first <= opened.batches:
             raise OffsetIllegal(
                 f"stage {command.stage} has {opened.batches} batches, the next is not "

@@ -16,7 +16,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -211,7 +211,7 @@ class StageFiles:
 
     def batches(
         self, sink: str, epoch: int, stages: list[str]
-    ) -> Iterator[tuple[StagedHead, memoryview]]:
+    ) -> Generator[tuple[StagedHead, memoryview], None, None]:
         """What closed stages hold. Raises MessageNotFound, StoreDamaged."""
         for stage in stages:
             path = self._path(sink, epoch, stage, CLOSED)

@@ -23,7 +23,7 @@ from cometmq.protocol.commands import (
     StagesCommitted,
 )
 from cometmq.protocol.errors import MessageNotFound
-from cometmq.shm import _kernel, commit_log
+from cometmq.shm import _kernel
 from cometmq.shm import staging as files
 from cometmq.shm._kernel import Message, QueueCursor
 from cometmq.shm.commit_log import CommitLog
@@ -33,7 +33,7 @@ from cometmq.shm.staging import StagedHead
 
 SEGMENT = 4096
 BODY_MAX = 600
-WATCHED = frozenset(str(module.__file__) for module in (actor, files, commit_log)) | {__file__}
+WATCHED = frozenset({str(actor.__file__), str(files.__file__), __file__})
 SINK, EPOCH = "sink", 3
 WROTE = struct.Struct("<q")
 

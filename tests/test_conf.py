@@ -91,6 +91,8 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "mlockEnable": True,
     "readerCount": 1,
     "consumerSessionTimeout": 10_000,
+    "stagedLease": 86_400_000,
+    "maxStagedBytes": 4 * 2**30,
     "logFormat": "text",
     "logLevel": "INFO",
 }

@@ -70,6 +70,7 @@ def check(writer: child.Writer, *, others: bool = True) -> None:
     assert writer.staging.blocked is None
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick")
 def test_killed_at_every_line(before: Path, tmp_path: Path) -> None:
     """Staging, closing, deciding, appending, recording: the driver asks again, and it is there."""
@@ -90,6 +91,7 @@ def test_killed_at_every_line(before: Path, tmp_path: Path) -> None:
             writer.close()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick")
 def test_killed_again_while_it_is_finished(before: Path, tmp_path: Path) -> None:
     """With half of it in the log, killed at each line of what the next process does."""
@@ -120,6 +122,7 @@ def line_of(file: str, number: int) -> str:
     return Path(file).read_text().splitlines()[number - 1]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick")
 def test_killed_by_a_power_cut(before: Path, tmp_path: Path) -> None:
     """The log loses its end, the decision and the stages do not: it is carried out again."""

@@ -17,9 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from cometmq.client.routes import Routes
+from cometmq.client.staging import SinkLine
+from cometmq.protocol.commands import BrokerEndpoints, BrokerRoute, TopicInfo, TopicRoute
+from cometmq.protocol.errors import TopicNotExist
 from cometmq.shm._kernel import Message, java_hash
 from cometmq.spark.encoding import as_table as column_table
 from cometmq.spark.options import OptionError, as_table
+from cometmq.spark.sink import BatchWriter, Written
 from cometmq.spark.sink_options import WriteOptions, parse_write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -318,6 +323,30 @@ def test_nothing_of_a_batch_that_fails(
     with pytest.raises(PySparkException, match="partition 2: row 999, column body: it is null"):
         write(frame, broker, topic=topic)
     assert bodies(broker, topic) == Counter()
+
+
+def test_several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is exact goes to one of them, and somebody has to say which."""
+    routes = [
+        BrokerRoute(BrokerEndpoints("c", name, 0, f"tcp://{name}:1", [], ""), TopicInfo("t", 2, 2))
+        for name in ("east", "west")
+    ]
+    monkeypatch.setattr(Routes, "find", lambda *_: TopicRoute("t", routes))
+    with (
+        SinkLine("h", "s") as line,
+        pytest.raises(TopicNotExist, match=r"east, west; .*brokerName"),
+    ):
+        line.queues("t")
+    with SinkLine("h", "s", broker="west") as line:
+        assert line.queues("t") == [0, 1]
+    with SinkLine("h", "s", broker="north") as line, pytest.raises(TopicNotExist, match="north"):
+        line.queues("t")
+    writer = BatchWriter(
+        parse_write({"namesrv": "h", "topic": "t"}), StructType.fromDDL("body string")
+    )
+    staged = [Written(1, "s", 0, name, name) for name in ("east", "west")]
+    with pytest.raises(OptionError, match="rows went to east and west"):
+        writer.commit(staged)
 
 
 # --- what is refused ---
