@@ -108,12 +108,15 @@ cdef class RowEncoder:
         """
         cdef Py_ssize_t row, count = 0, text_bytes = 0
         cdef const uint8_t *text
-        cdef Py_ssize_t slot
+        cdef Py_ssize_t slot, topic
         cdef BatchEncoder encoder
         cdef list full = []
         _check_rows(rows, topics, queue_ids, (sharding, body, keys, tags))
         for row in range(rows):
-            slot = self._slot(routes[0 if topics is None else topics[row]], row, queue_ids, sharding)
+            topic = 0 if topics is None else topics[row]
+            if not 0 <= topic < len(routes):
+                raise ValueError(f"row {row}: topic {topic} of {len(routes)} topics")
+            slot = self._slot(routes[topic], row, queue_ids, sharding)
             if not body.has(row):
                 raise RowIllegal(row, "body", "it is null")
             text = body.text(row, &count)
@@ -166,6 +169,8 @@ cdef class RowEncoder:
         cdef const int32_t[::1] by_id
         cdef const uint8_t *text
         cdef int32_t queue_id, found
+        if first < 0 or queues < 1:
+            raise ValueError(f"a route to {queues} queues from slot {first} on")
         if queue_ids is not None and queue_ids[row] != _NO_QUEUE:
             queue_id, by_id = queue_ids[row], route[2]
             found = by_id[queue_id] if 0 <= queue_id < by_id.shape[0] else -1

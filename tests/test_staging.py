@@ -70,6 +70,7 @@ def check(writer: child.Writer, *, others: bool = True) -> None:
     assert writer.staging.blocked is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick")
 def test_killed_at_every_line(before: Path, tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_killed_at_every_line(before: Path, tmp_path: Path) -> None:
             writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick")
 def test_killed_again_while_it_is_finished(before: Path, tmp_path: Path) -> None:
@@ -122,6 +124,7 @@ def line_of(file: str, number: int) -> str:
     return Path(file).read_text().splitlines()[number - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick")
 def test_killed_by_a_power_cut(before: Path, tmp_path: Path) -> None:
