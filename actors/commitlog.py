@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -16,18 +16,23 @@ from typing import ClassVar
 from cometmq.actors.admission import Admission
 from cometmq.actors.family import Family
 from cometmq.actors.service import Request, ServiceActor, Timer
+from cometmq.actors.staging import Staging
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import (
+    CloseStage,
     Command,
+    CommitStages,
     DiskState,
     Done,
+    DropStages,
     Finish,
     ListTopics,
     Section,
     SectionResult,
     SendMessages,
     SendResult,
+    StageMessages,
     TopicInfo,
     TopicList,
     TopicsChanged,
@@ -55,12 +60,14 @@ from cometmq.shm.files import (
     segment_name,
 )
 from cometmq.shm.recovery import LAST_RUN_ENDED, recover_log, zero_behind
+from cometmq.shm.staging import StagedHead
 
 log = logging.getLogger(__name__)
 
 PERM_WRITE = 2
 SEGMENT_TIMEOUT_S = 5  # RocketMQ waits as long for its allocator
 TOPICS_TIMEOUT_S = 10
+BLOCKED_RETRY_S = 1.0  # while a commit of stages waits, for a disk with room say
 FLUSHED_LATE = FlushDiskTimeout.code
 
 
@@ -88,7 +95,7 @@ class CommitLogActor(ServiceActor):
 
     role = "commitlog"
     internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish, TopicsChanged, DiskState)
-    answered_later: ClassVar[tuple[type[Command], ...]] = (SendMessages,)
+    answered_later: ClassVar[tuple[type[Command], ...]] = (SendMessages, CloseStage)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__(bind=bind)
@@ -115,6 +122,12 @@ class CommitLogActor(ServiceActor):
         self._admission = Admission(family.settings)
         self._stored = self._messages.value  # of this run, also after a restart of this process
         self._alarm: Timer | None = None
+        self._staging = Staging(
+            family.store,
+            self,
+            bytes_max=family.settings.max_staged_bytes,
+            lease_ms=family.settings.staged_lease_ms,
+        )
 
     # --- start ---
 
@@ -134,6 +147,9 @@ class CommitLogActor(ServiceActor):
         self._load_queue_offsets()
         self._log.open_segment()
         self._load_topics()
+        self._staging.start()
+        self.every(self._staging.sweep_interval_s, self._staging.sweep)
+        self.every(BLOCKED_RETRY_S, self._staging.try_to_finish)
         self._phase.reset(Phase.SERVING)  # lower after one that was told to stop
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
 
@@ -289,11 +305,9 @@ class CommitLogActor(ServiceActor):
 
     def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
         self._admission.check(self._waiting_bytes() if self._unflushed else 0)
-        queue = self._cursors.get((section.topic, section.queue_id))
-        if queue is None or section.topic not in self._topics:
-            queue = self._new_queue(section)
-        if not self._topics[section.topic].perm & PERM_WRITE:
-            raise NoPermission(f"topic {section.topic} is not writable")
+        if self._staging.blocked is not None:
+            raise self._staging.blocked
+        queue = self._writable_queue(section)
         first = queue.next_offset
         try:
             at = self._log.append_batch(
@@ -308,6 +322,14 @@ class CommitLogActor(ServiceActor):
             raise BadRequest(f"a number does not fit its field: {error}") from None
         self._stored += section.count
         return SectionResult(0, first, at)
+
+    def _writable_queue(self, section: Section) -> QueueCursor:
+        queue = self._cursors.get((section.topic, section.queue_id))
+        if queue is None or section.topic not in self._topics:
+            queue = self._new_queue(section)
+        if not self._topics[section.topic].perm & PERM_WRITE:
+            raise NoPermission(f"topic {section.topic} is not writable")
+        return queue
 
     def _waiting_bytes(self) -> int:
         """Under SYNC_FLUSH: what was appended and is not confirmed by the disk."""
@@ -339,6 +361,76 @@ class CommitLogActor(ServiceActor):
         else:
             self._admission.close(DiskFull(command.reason))
         return Done()
+
+    # --- stages ---
+
+    def on_stage_messages(self, command: StageMessages, request: Request) -> Command:
+        self._admission.check(0)
+        frames = [frame.buffer for frame in request.payload]
+        self._staging.stage(command, frames, host_bytes(command.born_host))
+        return Done()
+
+    def on_close_stage(self, command: CloseStage, request: Request) -> None:
+        def answer(result: Callable[[], None]) -> None:
+            try:
+                result()
+            except CometError as error:
+                request.fail(error)
+            else:
+                request.reply(Done())
+
+        self._staging.close_stage(command, lambda result: self.call_soon(lambda: answer(result)))
+
+    def on_commit_stages(self, command: CommitStages, _request: Request) -> Command:
+        self._admission.check(0)
+        return self._staging.commit(command)
+
+    def on_drop_stages(self, command: DropStages, _request: Request) -> Command:
+        self._staging.drop(command)
+        return Done()
+
+    def check_staged(self, section: Section, batch: memoryview, born_host: bytes) -> None:
+        if section.sys_flag:
+            raise MessageIllegal(f"staged messages with system flags ({section.sys_flag})")
+        self._log.check_batch(self._writable_queue(section), batch, section.count, born_host)
+
+    def next_queue_offset(self, topic: str, queue_id: int) -> int:
+        key = topic, queue_id
+        if key not in self._cursors:  # nothing of it has reached the log
+            self._cursors[key] = self._cursor(topic, queue_id, 0)
+        return self._cursors[key].next_offset
+
+    def append_staged(self, head: StagedHead, batch: memoryview, count: int) -> None:
+        self._log.append_batch(
+            self._cursors[head.topic, head.queue_id],
+            batch,
+            count,
+            sys_flag=head.sys_flag,
+            born_timestamp_ms=head.born_timestamp_ms,
+            born_host=head.born_host,
+        )
+        self._stored += count
+
+    def publish_staged(self) -> None:
+        end = self._log.physical_offset
+        if end > self._wrote.value:
+            self._publish(end)
+        self._wrote.wake()
+        self._steps.advance(max(self._steps.value, end // self._step_bytes))
+        self._log.tidy()
+
+    def wait_flushed(self) -> None:
+        """Nobody else is served meanwhile: what they send has to wait for the same disk."""
+        if self._sync:
+            try:
+                self._family.wait_for(
+                    Counter.FLUSHED, self._log.physical_offset, self._flush_timeout_s
+                )
+            except ServiceNotAvailable as error:
+                raise FlushDiskTimeout(str(error)) from None
+            finally:
+                if self._unflushed:
+                    self._release_flushed()  # the doorbell rang for them too
 
     # --- answers that wait for the disk ---
 
@@ -397,6 +489,7 @@ class CommitLogActor(ServiceActor):
             except ServiceNotAvailable:
                 continue
             self._release_flushed()
+        self._staging.close()
         self._phase.advance(Phase.STOPPED)
         segment = self._log.segment
         self._log.close()
@@ -411,6 +504,7 @@ class CommitLogActor(ServiceActor):
             "queues": len(self._cursors),
             "topics": len(self._topics),
             "waiting_for_flush": len(self._unflushed),
+            "staged_bytes": self._staging.files.size,
             "pid": os.getpid(),
         }
 

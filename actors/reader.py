@@ -17,29 +17,44 @@ from cometmq.actors.service import Request, ServiceActor
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import (
     Command,
+    DescribeQueues,
     FoundOffset,
     GetMessageAt,
     GetQueueRange,
+    MeasureQueue,
     PullMessages,
     PullResult,
     PullStatus,
     QueryMessages,
     QueryResult,
+    QueueKey,
     QueueRange,
+    QueueRanges,
+    QueueReach,
     RebuildIndex,
     SearchOffset,
 )
 from cometmq.protocol.errors import (
+    BadRequest,
     MessageNotFound,
     NoPermission,
+    OffsetIllegal,
     ShuttingDown,
     SubscriptionIllegal,
     SystemBusy,
 )
 from cometmq.protocol.tags import parse_tags
 from cometmq.shm.control import Counter, Doorbell, Phase
+from cometmq.shm.identity import read_identity
 from cometmq.shm.index_file import IndexReader, carries
-from cometmq.shm.store_reader import GetResult, GetStatus, LivePositions, ReadLimits, StoreReader
+from cometmq.shm.store_reader import (
+    MARKS_MAX,
+    GetResult,
+    GetStatus,
+    LivePositions,
+    ReadLimits,
+    StoreReader,
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +66,7 @@ HELD_MAX: Final = 100_000
 TAGS_MAX: Final = 32  # as many as the kernel compares
 QUERY_COUNT_MAX: Final = 1024
 QUERY_LOOKED_AT_MAX: Final = 65_536  # entries of one hash, for one query
+QUEUES_MAX: Final = 65_536  # in one question
 
 _STATUS: Final = {
     GetStatus.FOUND: PullStatus.FOUND,
@@ -112,6 +128,8 @@ class ReaderActor(ServiceActor):
         )
         self._index = IndexReader(family.store, index_shape(family))
         self._indexed = family.control.read(Counter.INDEXED)
+        self._flushed = family.control.read(Counter.FLUSHED)
+        self._store_id = read_identity(family.store).store_id
         self._dispatcher = Channel(family.addresses["dispatcher"], "dispatcher")
         self._napping = family.control.read(Counter.NAPPING)
         self._wait_ms_max = SUSPEND_MS_MAX if settings.long_polling_enable else 0
@@ -160,6 +178,7 @@ class ReaderActor(ServiceActor):
                 min(max(command.max_count, 1), COUNT_MAX),
                 max_bytes=min(max(command.max_bytes, 1), BYTES_MAX),
                 tags=tags,
+                check_crc=command.check_crc,
             )
             if result.status is GetStatus.NO_MESSAGE_IN_QUEUE:
                 empty = PullStatus.OFFSET_MOVED if queue_offset else PullStatus.NO_NEW_MESSAGE
@@ -251,6 +270,37 @@ class ReaderActor(ServiceActor):
         answer = PullResult(PullStatus.FOUND, next_offset, message.queue_offset, next_offset, 1)
         request.reply(answer, (message.record,))
         return None
+
+    def on_describe_queues(self, command: DescribeQueues, _request: Request) -> Command:
+        if len(command.queues) > QUEUES_MAX:
+            raise BadRequest(f"{len(command.queues)} queues in one question, at most {QUEUES_MAX}")
+        flushed = self._flushed.value if command.durable else None
+        ranges = [self._queue_range(key, flushed) for key in command.queues]
+        segment_bytes = self._family.settings.mapped_file_size_commit_log_bytes
+        return QueueRanges(self._store_id, ranges, segment_bytes)
+
+    def _queue_range(self, key: QueueKey, flushed: int | None) -> QueueReach:
+        low, high = self._store.positions.queue_range(key.topic, key.queue_id) or (0, 0)
+        if flushed is not None and high > low:
+            high = max(low, self._store.end_below(key.topic, key.queue_id, flushed))
+        return QueueReach(low, high)
+
+    def on_measure_queue(self, command: MeasureQueue, _request: Request) -> Command:
+        low, high = self._store.positions.queue_range(command.topic, command.queue_id) or (0, 0)
+        if not low <= command.begin <= command.end <= high:
+            raise OffsetIllegal(
+                f"[{command.begin}, {command.end}) of {command.topic}/{command.queue_id} is "
+                f"outside [{low}, {high})"
+            )
+        return self._store.parts(
+            command.topic,
+            command.queue_id,
+            command.begin,
+            command.end,
+            bytes_max=max(1, command.bytes_max),
+            count_max=max(1, command.count_max),
+            marks_max=min(max(1, command.marks_max), MARKS_MAX),
+        )
 
     # --- queries by key ---
 

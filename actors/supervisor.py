@@ -41,6 +41,7 @@ from cometmq.shm.files import (
     remove_folder,
     sync_folder,
 )
+from cometmq.shm.identity import keep_identity
 from cometmq.shm.last_run import LastRun, life_of
 from cometmq.shm.queue_table import QUEUES_FILE, QueueTable, keep_as_before
 from cometmq.shm.references import create_references
@@ -113,6 +114,7 @@ class BrokerActor(ServiceActor):
         self._last_run = None if self._clean else LastRun.read(self._store, self._segment_bytes)
         abort.write_text(str(os.getpid()))
         sync_folder(self._store)
+        keep_identity(self._store, self._name)
         self._control = ControlFile.create(
             self._store / CONTROL_FILE, self._describe(), self._doorbells
         )
@@ -123,6 +125,11 @@ class BrokerActor(ServiceActor):
         for role in self._roles:
             self._start(role)
 
+    @property
+    def _name(self) -> str:
+        """What clients call this broker."""
+        return self._settings.broker_name or default_name(self._store)
+
     def _describe(self) -> dict[str, Any]:
         return {
             "version": VERSION,
@@ -131,6 +138,7 @@ class BrokerActor(ServiceActor):
             "store": str(self._store.resolve()),
             "started_ms": int(time.time() * 1000),
             "roles": self._roles,
+            "broker": self._name,
             "segment_bytes": self._segment_bytes,
             "max_message_bytes": self._settings.max_message_size,
             "life": life_of(self._store),
@@ -228,7 +236,7 @@ class BrokerActor(ServiceActor):
         readers = [self._public(role) for role in self._roles if kind_of(role) == "reader"]
         return BrokerEndpoints(
             cluster=self._settings.broker_cluster_name,
-            broker=self._settings.broker_name or default_name(self._store),
+            broker=self._name,
             broker_id=self._settings.broker_id,
             commitlog=self._public("commitlog"),
             readers=readers,

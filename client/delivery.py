@@ -173,6 +173,9 @@ class Delivery:
         batch.body = encoder.take()
         batch.encoder = None
         self._encoders.append(encoder)
+        self._line_up(batch, lane)
+
+    def _line_up(self, batch: Batch, lane: Lane) -> None:
         batch.broker, batch.queue_id = lane.broker, lane.queue_id
         batch.deadline = time.monotonic() + self._timeout_s
         lane.waiting.append(batch)
@@ -180,6 +183,21 @@ class Delivery:
         if self._check_at is None:
             self._check_at = time.monotonic() + CHECK_S
             self._ring()
+
+    def send_body(self, batch: Batch, lane: Lane) -> None:
+        """Send a batch that was closed elsewhere; not under the lock. `flush` raises its error."""
+        batch.remembered = True
+        with self.lock:
+            self.wait_for_room()
+            self._unsettled[batch] = None
+            self._line_up(batch, lane)
+            flights = self.collect((lane,))
+        self.launch(flights)
+
+    @property
+    def failed(self) -> bool:
+        """Whether `flush` has an error to raise."""
+        return self._first_error is not None
 
     def drop_batch(self, batch: Batch) -> None:
         """Forget an open batch that got no message."""

@@ -110,7 +110,7 @@ class TopicLanes:
 
     def next(self) -> Lane:
         """The queue whose turn it is; one that has nothing to do is preferred."""
-        lanes = self._writable()
+        lanes = self.writable()
         count = len(lanes)
         for step in range(count):
             lane = lanes[(self._turn + step) % count]
@@ -123,18 +123,18 @@ class TopicLanes:
 
     def next_idle(self) -> Lane | None:
         """The next queue in turn that has nothing to do."""
-        if not any(lane.idle for lane in self._writable()):
+        if not any(lane.idle for lane in self.writable()):
             return None
         return self.next()
 
     def for_key(self, sharding_key: str) -> Lane:
         """RocketMQ SelectMessageQueueByHash: |hashCode % queues| over the queues of all brokers."""
-        lanes = self._writable()
+        lanes = self.writable()
         return lanes[abs(_kernel.java_hash(sharding_key)) % len(lanes)]
 
     def for_queue(self, queue_id: int) -> Lane:
         """That queue of the first broker, by name, that has it."""
-        for lane in self._writable():
+        for lane in self.writable():
             if lane.queue_id == queue_id:
                 return lane
         count = 1 + max(lane.queue_id for lane in self.lanes)
@@ -145,7 +145,8 @@ class TopicLanes:
         others = [lane for lane in self.lanes if lane.broker != broker and not lane.failures]
         return random.choice(others) if others else None
 
-    def _writable(self) -> list[Lane]:
+    def writable(self) -> list[Lane]:
+        """All of them. Raises NoPermission where there is none."""
         if not self.lanes:
             raise NoPermission(f"topic {self.topic} has no queue that may be written")
         return self.lanes

@@ -378,6 +378,19 @@ class SendSettings:
         help="Whether to lock the pages of the hot window in memory. Without the permission the "
         "broker warns once and runs on.",
     )
+    staged_lease_ms: int = option(
+        86_400_000,
+        key="stagedLease",
+        at_least=1,
+        help="How long a stage that is neither added to nor committed is kept, see docs/spark.md.",
+    )
+    max_staged_bytes: int = option(
+        4_294_967_296,
+        key="maxStagedBytes",
+        at_least=1,
+        at_most=2**40,
+        help="What may wait in stages, of all sinks together.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

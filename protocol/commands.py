@@ -100,6 +100,60 @@ class SendResult(Command, frozen=True, tag=11):
     store_host: str = ""
 
 
+# Staged: batches that nobody sees until one command stores all of them, once. A *sink* numbers its
+# commits by epochs; what it sends for one lies in stages, a stage for each attempt of each task.
+
+
+class StageMessages(Command, frozen=True, tag=12):
+    """Put batches behind the `first` ones that a stage has, one payload frame a section. -> Done
+
+    A stage is made by its first batch. What it has already is passed over, so that a command whose
+    answer was lost may come again. What is not committed is dropped after `stagedLease`.
+    """
+
+    sink: str
+    epoch: int
+    stage: str
+    first: int
+    sections: list[Section]
+    born_timestamp_ms: int
+    born_host: str = ""
+
+
+class CloseStage(Command, frozen=True, tag=13):
+    """The stage is whole with so many batches. -> Done, once it is on the disk."""
+
+    sink: str
+    epoch: int
+    stage: str
+    batches: int
+
+
+class CommitStages(Command, frozen=True, tag=14):
+    """Store what these closed stages hold, all of it, once. -> StagesCommitted
+
+    An epoch that is not above the last one that was committed is not stored again. All other
+    stages of this epoch and of those before are dropped.
+    """
+
+    sink: str
+    epoch: int
+    stages: list[str]
+
+
+class StagesCommitted(Command, frozen=True, tag=15):
+    already: bool  # by an earlier command; these stages were not looked at
+    messages: int = 0
+
+
+class DropStages(Command, frozen=True, tag=16):
+    """Forget stages that will not be committed; a stage that is not there is no error. -> Done"""
+
+    sink: str
+    epoch: int
+    stages: list[str]
+
+
 # --- reading: the reader processes ----------------------------------------------------------------
 
 
@@ -113,6 +167,7 @@ class PullMessages(Command, frozen=True, tag=20):
     max_bytes: int = 1_048_576
     suspend_ms: int = 0  # how long an empty answer may wait for a message
     tags: str = "*"  # tag expression; the reader compares hashes, the client the text
+    check_crc: bool = True  # False: damaged records come too, whoever asks finds them himself
 
 
 class PullStatus:
@@ -187,6 +242,55 @@ class QueryResult(Command, frozen=True, tag=28):
     end_physical_offset: int  # the log's end
 
 
+class QueueKey(Part, frozen=True):
+    topic: str
+    queue_id: int
+
+
+class DescribeQueues(Command, frozen=True, tag=50):
+    """How far many queues reach, and whose they are. -> QueueRanges, in the order asked for.
+
+    With `durable` a queue ends before its first message that a loss of power could still take.
+    """
+
+    queues: list[QueueKey]
+    durable: bool = False
+
+
+class QueueReach(Part, frozen=True):
+    min_queue_offset: int
+    max_queue_offset: int
+
+
+class QueueRanges(Command, frozen=True, tag=51):
+    """A queue that does not exist, or never held anything, has (0, 0)."""
+
+    store_id: str  # of the store directory, see shm/identity.py; "-" if it has none
+    ranges: list[QueueReach]
+    segment_bytes: int = 0  # of a CommitLog segment
+
+
+class MeasureQueue(Command, frozen=True, tag=52):
+    """Where parts of [begin, end) of a queue begin that hold so many bytes or messages at most.
+
+    A part has one message at least. -> QueueParts
+    """
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    bytes_max: int
+    count_max: int
+    marks_max: int = 65_536  # parts after the first; then the answer ends
+
+
+class QueueParts(Command, frozen=True, tag=53):
+    marks: list[int]  # queue offsets at which the second, third ... part begins
+    reached: int  # below `end`: ask again from here
+    size_bytes: int  # of the records in [begin, reached)
+
+
 # --- topics, groups, offsets: the coordinator -----------------------------------------------------
 
 
@@ -244,11 +348,6 @@ class ListTopics(Command, frozen=True, tag=34):
 
 class TopicList(Command, frozen=True, tag=35):
     topics: list[TopicInfo]
-
-
-class QueueKey(Part, frozen=True):
-    topic: str
-    queue_id: int
 
 
 class Subscription(Part, frozen=True):
@@ -476,10 +575,13 @@ ANSWERS: Final = (
     Pong,
     Statistics,
     SendResult,
+    StagesCommitted,
     PullResult,
     QueueRange,
     FoundOffset,
     QueryResult,
+    QueueRanges,
+    QueueParts,
     TopicRoute,
     TopicList,
     GroupShare,

@@ -25,6 +25,9 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 
+STAGING_NAME_MAX: Final = 120
+
+_STAGING: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")  # they become names of files
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 
 
@@ -58,3 +61,11 @@ def check_group(group: str) -> None:
 def check_hold(name: str) -> None:
     """Raise NameIllegal unless a hold may have that name."""
     _check("hold", name, GROUP_MAX)
+
+
+def check_staging_name(kind: str, name: str) -> None:
+    """Raise NameIllegal unless the name may be a sink's or a stage's."""
+    if not 0 < len(name) <= STAGING_NAME_MAX or not _STAGING.match(name):
+        raise NameIllegal(
+            f"{kind} name {name[:140]!r}: 1 to {STAGING_NAME_MAX} of a-zA-Z0-9_- are allowed"
+        )

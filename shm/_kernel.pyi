@@ -111,6 +111,8 @@ class LogAppender:
         reconsume_times: int = 0,
     ) -> int:
         """The first record's physical offset, or -1 when the batch does not fit."""
+    def check_batch(self, queue: QueueCursor, batch: Buffer, count: int, born_bytes: int) -> int:
+        """Bytes of a batch's records. Raises what `append_batch` would raise of it."""
 
 # --- dispatch and gather ---
 
@@ -218,6 +220,171 @@ def gather(
 ) -> tuple[int, bytes | None, int, int, int, int, int, list[int] | None]:
     """(reason, payload, count, next index, unreadable entries, detail, last physical offset,
     physical offsets of damaged records or None)."""
+
+# --- records as Arrow buffers ---
+
+COLUMN_NAMES: Final[tuple[str, ...]]
+COLUMNS_DONE: Final[int]
+COLUMNS_FULL: Final[int]
+COLUMNS_UNMAPPED: Final[int]
+COLUMNS_GONE: Final[int]
+COLUMNS_HOLE: Final[int]
+COLUMNS_DAMAGED: Final[int]
+
+@final
+class ArrowBuffer:
+    """Memory of one column. It is written again only when nobody looks at it any more."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class QueueSpans:
+    """Queues and a stretch of each: what is wanted of a log, or what was seen in it."""
+
+    def __len__(self) -> int: ...
+    def add(self, topic: str, queue_id: int, begin: int, end: int) -> None: ...
+    def items(self) -> list[tuple[str, int, int, int]]:
+        """(topic, queue id, begin, end) of each."""
+    def survey(self, buffer: Any, segment_start: int, begin: int, end: int) -> tuple[int, int]:
+        """Widen the stretches by what lies in [begin, end): (reached, index into REASONS)."""
+
+@final
+class Columns:
+    """Collects records into one batch of Arrow columns after another. One thread uses it.
+
+    What does not hold stops it, and is not taken. `null_body`: a body whose CRC does not hold, or
+    that cannot be unfolded, is null instead.
+    """
+
+    rows: int  # in the batch so far
+    detail: int  # with COLUMNS_UNMAPPED: the start of the segment
+    nulled: int  # bodies that became null
+    # With COLUMNS_DAMAGED: (reason, queue offset or -1, physical offset, CRC that the record says,
+    # CRC that its body has); both CRCs are -1 where they are not what is wrong.
+    damage: tuple[str, int, int, int, int]
+    def __init__(
+        self,
+        names: Sequence[str],
+        broker: str,
+        *,
+        rows_max: int = 16_384,
+        bytes_max: int = 4_194_304,
+        check_crc: bool = True,
+        decompress: bool = True,
+        null_body: bool = False,
+        tags: Iterable[str] | None = None,
+        keys: Iterable[str] | None = None,
+        begin_ms: int = -1,
+        end_ms: int = ...,
+    ) -> None: ...
+    def gather(
+        self,
+        log: LogView,
+        units: Any,
+        first_index: int,
+        begin: int,
+        end: int,
+        log_min: int,
+        log_max: int,
+        topic: bytes,
+        queue_id: int,
+    ) -> tuple[int, int]:
+        """Take the records of ConsumeQueue entries: (a COLUMNS_ reason, index reached)."""
+    def decode_run(
+        self,
+        buffer: Any,
+        at: int,
+        topic: bytes,
+        queue_id: int,
+        next_index: int,
+        end: int,
+        gaps: bool = False,
+    ) -> tuple[int, int, int]:
+        """Take records of one queue as a pull answers them: (a COLUMNS_ reason, position, index).
+
+        Raises RecordDamaged when they do not even stand one after the other.
+        """
+    def scan(
+        self,
+        buffer: Any,
+        segment_start: int,
+        begin: int,
+        end: int,
+        wanted: QueueSpans | None = None,
+    ) -> tuple[int, int]:
+        """Take the records of a segment: (a COLUMNS_ reason, physical offset reached)."""
+    def take(self) -> tuple[int, list[tuple[int, tuple[ArrowBuffer, ...]]]]:
+        """(rows, for each column (nulls, buffers)).
+
+        The next batch takes other memory as long as somebody looks at these buffers.
+
+        Buffers: (data) for numbers, (validity, offsets, data) for text and bytes, (none, offsets,
+        offsets of names, names, offsets of values, values) for the properties.
+        """
+
+def unit_marks(
+    units: Any,
+    first_index: int,
+    begin: int,
+    end: int,
+    bytes_max: int,
+    count_max: int,
+    held_bytes: int,
+    held_count: int,
+    marks_max: int,
+) -> tuple[list[int], int, int, int, int]:
+    """(where parts begin, reached, bytes, bytes and messages of the part that is not full)."""
+
+def units_below(units: Any, begin: int, end: int, bound: int) -> int:
+    """One past the last of the entries [begin, end) whose record ends at or below `bound`."""
+
+# --- Arrow columns as batch bodies ---
+
+NO_QUEUE: Final[int]
+
+class RowIllegal(ValueError):
+    """A row that cannot become a message; args: (row in the batch, column, what is wrong)."""
+
+@final
+class ArrowText:
+    """A column of text or bytes with 32-bit offsets; what its buffers say is checked before use."""
+
+    rows: int
+    def __init__(
+        self,
+        validity: Buffer | None,
+        offsets: Buffer,
+        data: Buffer | None,
+        start: int,
+        rows: int,
+        size: int = 0,
+    ) -> None: ...
+
+@final
+class RowEncoder:
+    """Turns rows into batch bodies, one open body for each slot: a queue, or "any" of a topic."""
+
+    size: int  # bytes in open bodies
+    def __init__(self, *, batch_bytes: int = 262_144, body_max: int = 4_194_304) -> None: ...
+    def encode(
+        self,
+        rows: int,
+        topics: Any | None,
+        routes: list[tuple[int, int, Any]],
+        queue_ids: Any | None,
+        sharding: ArrowText | None,
+        body: ArrowText,
+        keys: ArrowText | None,
+        tags: ArrowText | None,
+        properties: tuple[ArrowText, ArrowText, ArrowText] | None = None,
+    ) -> list[tuple[int, bytes, int]]:
+        """Add rows; the bodies that became full: [(slot, body, count)].
+
+        `topics` and `queue_ids` are arrays of int32; `routes` hold (first slot, queues, slot of
+        each queue id). Raises RowIllegal; rows before that one may have been added.
+        """
+    def drain(self) -> list[tuple[int, bytes, int]]:
+        """All bodies that are open, by slot. Then there are no slots."""
 
 # --- counters ---
 

@@ -671,7 +671,6 @@ cdef class LogAppender:
         left of the segment. Raises BatchIllegal for a body that is not `count` whole elements,
         RecordTooLarge for one that is over the limits.
         """
-        cdef int64_t batch_bytes = batch.shape[0]
         cdef bytes born = self.store_host if born_host is None else born_host
         cdef int born_bytes = <int>len(born)
         cdef int64_t total, start, timestamp
@@ -681,11 +680,7 @@ cdef class LogAppender:
             raise ValueError(f"host of {born_bytes} bytes, 8 or 20 wanted")
         if sys_flag & SYS_TRANSACTION_MASK:
             raise BatchIllegal("a batch cannot be part of a transaction")
-        if count <= 0 or batch_bytes == 0:
-            raise BatchIllegal(f"a batch of {count} elements in {batch_bytes} bytes")
-        total = self._measure(queue, &batch[0], batch_bytes, count, born_bytes)
-        if total + BLANK_BYTES > self._segment_bytes:
-            raise RecordTooLarge("batch", total, self._segment_bytes - BLANK_BYTES)
+        total = self._check_batch(queue, batch, count, born_bytes)
         if total + BLANK_BYTES > self._segment_bytes - self._at:
             return -1
         timestamp = self._timestamp(store_timestamp)
@@ -697,6 +692,21 @@ cdef class LogAppender:
         queue.next_offset += count
         self._at = start + total
         return self.segment_start + start
+
+    def check_batch(self, QueueCursor queue not None, const uint8_t[::1] batch not None,
+                    int64_t count, int born_bytes):
+        """Bytes of a batch's records. Raises what `append_batch` would raise of it."""
+        return self._check_batch(queue, batch, count, born_bytes)
+
+    cdef int64_t _check_batch(self, QueueCursor queue, const uint8_t[::1] batch, int64_t count,
+                              int born_bytes) except -1:
+        cdef int64_t total
+        if count <= 0 or batch.shape[0] == 0:
+            raise BatchIllegal(f"a batch of {count} elements in {batch.shape[0]} bytes")
+        total = self._measure(queue, &batch[0], batch.shape[0], count, born_bytes)
+        if total + BLANK_BYTES > self._segment_bytes:
+            raise RecordTooLarge("batch", total, self._segment_bytes - BLANK_BYTES)
+        return total
 
     cdef int64_t _measure(self, QueueCursor queue, const uint8_t *batch, int64_t batch_bytes,
                           int64_t count, int born_bytes) except -1:
@@ -755,3 +765,5 @@ include "index.pxi"
 include "gather.pxi"
 include "messages.pxi"
 include "counters.pxi"
+include "columns.pxi"
+include "rows.pxi"

@@ -144,6 +144,15 @@ class CommitLog:
         assert at >= 0, "a batch that was measured does not fit into an empty segment"
         return at
 
+    def check_batch(
+        self, queue: QueueCursor, batch: bytes | memoryview, count: int, born_host: bytes
+    ) -> None:
+        """Raises what `append_batch` would raise of it; a segment has to be open."""
+        try:
+            self._appender.check_batch(queue, batch, count, len(born_host))
+        except (RecordTooLarge, BatchIllegal) as error:
+            raise refusal(error) from None
+
     def open_segment(self) -> None:
         """Map the segment that the next record goes to."""
         start = self._physical_offset // self.segment_bytes * self.segment_bytes

@@ -102,6 +102,16 @@ BATCH_ELEMENT: Final = Layout(
 )
 assert BATCH_ELEMENT.size == 20
 
+# In front of each batch of a stage (shm/staging.py): then come the head and the batch.
+STAGE_ENTRY: Final = Layout(
+    "STAGE_ENTRY",
+    {
+        "crc": "u32",  # CRC-32 of head and batch
+        "head_bytes": "i32",
+        "batch_bytes": "i32",
+    },
+)
+
 # RocketMQ ConsumeQueue, CQ_STORE_UNIT_SIZE.
 CONSUME_QUEUE_UNIT: Final = Layout(
     "CONSUME_QUEUE_UNIT",
@@ -176,6 +186,7 @@ LAYOUTS: Final = (
     RECORD_MIDDLE,
     BLANK,
     BATCH_ELEMENT,
+    STAGE_ENTRY,
     CONSUME_QUEUE_UNIT,
     CHECKPOINT,
     INDEX_HEADER,

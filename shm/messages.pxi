@@ -83,10 +83,9 @@ cdef class BatchEncoder:
             self._capacity = wanted
         return 0
 
-    cdef Py_ssize_t _add(self, const uint8_t *body, Py_ssize_t body_bytes, bytes properties,
-                         int32_t flag) except -1:
+    cdef Py_ssize_t _add(self, const uint8_t *body, Py_ssize_t body_bytes,
+                         const uint8_t *properties, Py_ssize_t given, int32_t flag) except -1:
         cdef Py_ssize_t id_bytes = (ID_BYTES + 10) if self._unique_keys else 0
-        cdef Py_ssize_t given = len(properties)
         cdef Py_ssize_t properties_bytes = id_bytes + given
         cdef Py_ssize_t total = BATCH_ELEMENT_BYTES + body_bytes + 2 + properties_bytes
         cdef uint8_t *at
@@ -120,7 +119,7 @@ cdef class BatchEncoder:
             id_counter += 1
             at[41] = 2
             at += id_bytes
-        memcpy(at, PyBytes_AS_STRING(properties), given)
+        memcpy(at, properties, given)
         self.size += total
         self.count += 1
         return self.count - 1
@@ -136,8 +135,8 @@ cdef class BatchEncoder:
         else:
             text = encode_properties(tags, keys, None)
             self._last_tags, self._last_keys, self._last_text = tags, keys, text
-        return self._add(
-            &body[0] if body.shape[0] else NULL, body.shape[0], text, flag)
+        return self._add(&body[0] if body.shape[0] else NULL, body.shape[0],
+                         <const uint8_t *>PyBytes_AS_STRING(text), len(text), flag)
 
     def add_many(self, bodies not None, Py_ssize_t start=0, str tags=None, str keys=None,
                  dict properties=None, int32_t flag=0):
@@ -148,7 +147,8 @@ cdef class BatchEncoder:
         while index < count:
             PyObject_GetBuffer(bodies[index], &view, PyBUF_SIMPLE)
             try:
-                self._add(<const uint8_t *>view.buf, view.len, text, flag)
+                self._add(<const uint8_t *>view.buf, view.len,
+                          <const uint8_t *>PyBytes_AS_STRING(text), len(text), flag)
             except BatchFull:
                 break
             finally:

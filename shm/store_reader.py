@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 import psutil
 
+from cometmq.protocol.commands import QueueParts
 from cometmq.protocol.errors import MessageNotFound, StoreNotOurs
 from cometmq.shm import _kernel
 from cometmq.shm._kernel import Message
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 _I64: Final = struct.Struct(">q")
 _I32: Final = struct.Struct(">i")
 QUEUE_WINDOWS_MAX: Final = 1024
+MARKS_MAX: Final = 65_536  # of one measuring
+ENTRIES_MAX: Final = 4_194_304  # looked at in one measuring: some milliseconds
 
 
 class GetStatus(IntEnum):
@@ -196,6 +199,7 @@ class StoreReader:
         *,
         max_bytes: int = 134_217_728,
         tags: Iterable[str] | None = None,
+        check_crc: bool = True,
     ) -> GetResult:
         """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there."""
         found = self.positions.queue_range(topic, queue_id)
@@ -211,7 +215,7 @@ class StoreReader:
         end = min(high, first_index + len(units) // UNIT)
         codes = None if tags is None else tuple(_kernel.java_hash(tag) for tag in tags)
         payload, count, next_index, unreadable = self._gather(
-            units, first_index, queue_offset, end, max_count, max_bytes, codes
+            units, first_index, queue_offset, end, max_count, max_bytes, codes, check_crc
         )
         if count:
             return GetResult(GetStatus.FOUND, next_index, low, high, count, payload)
@@ -227,6 +231,7 @@ class StoreReader:
         max_count: int,
         max_bytes: int,
         codes: tuple[int, ...] | None,
+        check_crc: bool,
     ) -> tuple[bytes | None, int, int, int]:
         limits = self.limits
         while True:
@@ -236,7 +241,7 @@ class StoreReader:
                 (max_count, max_bytes, max(limits.scan_bytes, max_count * UNIT) // UNIT,
                  self._memory_bytes, limits.hot_bytes, limits.hot_count, limits.cold_bytes,
                  limits.cold_count),
-                codes, limits.skip_removed, limits.check_crc,
+                codes, limits.skip_removed, limits.check_crc and check_crc,
             )  # fmt: skip
             if damaged is not None:
                 self._report(damaged)
@@ -283,6 +288,55 @@ class StoreReader:
 
     def _files(self, topic: str, queue_id: int) -> QueueFiles:
         return QueueFiles(self.store, topic, queue_id, self._queue_segment_bytes)
+
+    # --- how much lies in a queue ---
+
+    def parts(
+        self,
+        topic: str,
+        queue_id: int,
+        begin: int,
+        end: int,
+        *,
+        bytes_max: int,
+        count_max: int,
+        marks_max: int = MARKS_MAX,
+    ) -> QueueParts:
+        """Where parts of [begin, end) begin that hold so many bytes or messages at most."""
+        marks: list[int] = []
+        total = held_bytes = held_count = 0
+        stop = min(end, begin + ENTRIES_MAX)
+        while begin < stop and len(marks) < marks_max:
+            window = self._window(topic, queue_id, begin)
+            if window is None:
+                break
+            units, first = window
+            limit = min(stop, first + len(units) // UNIT)
+            found, begin, size, held_bytes, held_count = _kernel.unit_marks(
+                units, first, begin, limit, bytes_max, count_max, held_bytes, held_count,
+                marks_max - len(marks),
+            )  # fmt: skip
+            marks += found
+            total += size
+            if begin < limit:
+                break
+        return QueueParts(marks, begin, total)
+
+    def end_below(self, topic: str, queue_id: int, physical_offset: int) -> int:
+        """One past the last message whose record ends at or below a physical offset."""
+        low, index = self.positions.queue_range(topic, queue_id) or (0, 0)
+        while index > low:
+            window = self._window(topic, queue_id, index - 1)
+            if window is None:
+                break
+            units, first = window
+            begin = max(low, first)
+            index = first + _kernel.units_below(
+                units, begin - first, index - first, physical_offset
+            )
+            if index > begin:
+                break
+        return index
 
     # --- the log ---
 

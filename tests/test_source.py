@@ -26,7 +26,7 @@ FLOORS: dict[str, set[str]] = {
     "shm": {"conf", "protocol"},
     "actors": {"conf", "protocol", "shm"},
     "client": {"protocol", "shm"},
-    "spark": {"client", "shm"},
+    "spark": {"client", "conf", "protocol", "shm"},
     "front": {"actors", "client", "conf", "protocol", "shm", "spark"},
 }
 

@@ -1,0 +1,67 @@
+"""The rival of bench/spark: a source that hands Spark a tuple for each message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from cometmq.shm._kernel import decode
+from cometmq.shm.column_reader import ColumnReader, FixedPositions
+from cometmq.shm.queue_table import QueueRange
+from cometmq.spark.schema import default_schema
+
+QUEUES = 16
+TOPIC = "bench"
+
+
+class Everything(FixedPositions):
+    """Every queue holds as many, none has expired."""
+
+    def __init__(self, log_max: int, queue_max: int) -> None:
+        super().__init__(0, log_max)
+        self._queue = QueueRange(0, queue_max)
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
+        return self._queue
+
+
+class TupleSource(DataSource):
+    """The same columns out of the same store, as tuples: what a source in plain Python does."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tuples"
+
+    def schema(self) -> str:
+        return default_schema()
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return TupleReader(
+            str(self.options["store"]), int(self.options["count"]), int(self.options["log_max"])
+        )
+
+
+class TupleReader(DataSourceReader):
+    def __init__(self, store: str, count: int, log_max: int) -> None:
+        self.store, self.count, self.log_max = store, count, log_max
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(queue_id) for queue_id in range(QUEUES)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        reader = ColumnReader.at(Path(self.store), Everything(self.log_max, self.count // QUEUES))
+        at = 0
+        while at < self.count // QUEUES:
+            found = reader.get_message(TOPIC, partition.value, at, 32)
+            at = found.next_queue_offset
+            for one in decode(found.payload, None, False):
+                yield (
+                    one.topic, "broker", one.queue_id, one.queue_offset,
+                    datetime.fromtimestamp(one.store_timestamp_ms / 1000, UTC),
+                    datetime.fromtimestamp(one.born_timestamp_ms / 1000, UTC),
+                    one.keys, one.tags, one.msg_id, one.body, one.properties, one.reconsume_times,
+                )  # fmt: skip

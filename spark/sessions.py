@@ -1,0 +1,63 @@
+"""A SparkSession that knows the source."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+from cometmq.spark.schema import COLUMNS, SchemaError
+
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+# Between the JVM and its Python workers: nobody else can connect, and rows pass a little faster.
+LOCAL_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
+
+
+def session(
+    master: str = "local[*]", *, name: str = "cometmq", conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A SparkSession with the source registered and its filters pushed down; `conf` goes first.
+
+    Workers run this interpreter unless PYSPARK_PYTHON says otherwise.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in {PUSHDOWN: "true", LOCAL_SOCKETS: "true", **(conf or {})}.items():
+        builder = builder.config(key, value)
+    made = builder.getOrCreate()
+    register(made)
+    return made
+
+
+def register(spark: SparkSession) -> None:
+    """Make `cometmq` known as a format. Every node needs the package installed."""
+    from cometmq.spark.source import CometDataSource
+
+    spark.dataSource.register(CometDataSource)
+
+
+def messages(
+    spark: SparkSession, *, columns: Sequence[str] = (), **options: str | int | bool
+) -> DataFrame:
+    """A DataFrame of messages with just these columns, filters pushed down.
+
+        messages(spark, store="./store", subscribe="orders", columns=["queue_id", "store_ts"])
+
+    Spark does not tell a source which columns a query uses: what is not named here is not read.
+    """
+    reader = spark.read.format("cometmq")
+    for name in columns:
+        if name not in COLUMNS:
+            raise SchemaError(f"there is no column {name!r}: {', '.join(COLUMNS)}")
+    if columns:
+        reader = reader.schema(", ".join(f"{name} {COLUMNS[name][0]}" for name in columns))
+    given = {"pushdown": spark.conf.get(PUSHDOWN, "false") or "false", **options}
+    for key, value in given.items():
+        reader = reader.option(key, value)
+    return reader.load()

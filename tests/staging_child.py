@@ -1,0 +1,222 @@
+"""A commitlog process in small, for test_staging: stages and a log, killed at any line."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from family import encode_batch
+from recovery_child import DIED, Line, traced
+
+from cometmq.actors import staging as actor
+from cometmq.actors.staging import Staging
+from cometmq.protocol.commands import (
+    CloseStage,
+    CommitStages,
+    Section,
+    StageMessages,
+    StagesCommitted,
+)
+from cometmq.protocol.errors import MessageNotFound
+from cometmq.shm import _kernel
+from cometmq.shm import staging as files
+from cometmq.shm._kernel import Message, QueueCursor
+from cometmq.shm.commit_log import CommitLog
+from cometmq.shm.files import COMMITLOG_DIR, list_segments, map_segment, segment_name
+from cometmq.shm.recovery import zero_behind
+from cometmq.shm.staging import StagedHead
+
+SEGMENT = 4096
+BODY_MAX = 600
+WATCHED = frozenset({str(actor.__file__), str(files.__file__), __file__})
+SINK, EPOCH = "sink", 3
+WROTE = struct.Struct("<q")
+
+
+class Inline:
+    """An executor without threads, so that every line is seen."""
+
+    def submit(self, work: Callable[[], None]) -> None:
+        work()
+
+    def shutdown(self) -> None:
+        pass
+
+
+class Writer:
+    """What the commitlog process does with its log, as far as stages go. `wrote` is in a file."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        (store / COMMITLOG_DIR).mkdir(parents=True, exist_ok=True)
+        self._wrote = os.open(store / "wrote", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        zero_behind(store, SEGMENT, self.wrote, BODY_MAX)
+        self.cursors: dict[tuple[str, int], QueueCursor] = {}
+        for message in self.messages():
+            cursor = self.cursor(message.topic, message.queue_id)
+            cursor.next_offset = message.queue_offset + 1
+        self._log = CommitLog(
+            store, segment_bytes=SEGMENT, physical_offset=self.wrote, store_host=bytes(8),
+            max_message_bytes=BODY_MAX, ready=self._ready,
+        )  # fmt: skip
+        self._log.open_segment()
+        self.staging = Staging(store, self, bytes_max=1 << 20, lease_ms=60_000)
+        self.staging._syncer = Inline()  # type: ignore[assignment]
+        self.staging.start()
+
+    @property
+    def wrote(self) -> int:
+        raw = os.pread(self._wrote, WROTE.size, 0)
+        return int(WROTE.unpack(raw)[0]) if raw else 0
+
+    @wrote.setter
+    def wrote(self, physical_offset: int) -> None:
+        os.pwrite(self._wrote, WROTE.pack(physical_offset), 0)
+
+    def _ready(self, start: int) -> None:
+        """Like the actor, which has to say how far it has come before it gets a segment."""
+        if start and self._log.physical_offset > self.wrote:
+            self.wrote = self._log.physical_offset
+        self._log._make_segment(start)
+
+    def cursor(self, topic: str, queue_id: int) -> QueueCursor:
+        return self.cursors.setdefault((topic, queue_id), QueueCursor(topic, queue_id, 0))
+
+    def messages(self) -> list[Message]:
+        """All that may be seen."""
+        found = []
+        for start in list_segments(self.store / COMMITLOG_DIR, SEGMENT):
+            stop = min(self.wrote, start + SEGMENT)
+            if stop > start:
+                path = self.store / COMMITLOG_DIR / segment_name(start)
+                with map_segment(path, SEGMENT, writable=False) as memory:
+                    reached = _kernel.scan(memory, start, start, stop, True)[0]
+                    found += _kernel.decode(bytes(memory[: reached - start]))
+        return found
+
+    # --- as Staging wants it ---
+
+    def check_staged(self, section: Section, batch: memoryview, born_host: bytes) -> None:
+        queue = self.cursor(section.topic, section.queue_id)
+        self._log.check_batch(queue, batch, section.count, born_host)
+
+    def next_queue_offset(self, topic: str, queue_id: int) -> int:
+        return self.cursor(topic, queue_id).next_offset
+
+    def append_staged(self, head: StagedHead, batch: memoryview, count: int) -> None:
+        self._log.append_batch(
+            self.cursor(head.topic, head.queue_id), batch, count, born_host=head.born_host
+        )
+
+    def publish_staged(self) -> None:
+        self.wrote = self._log.physical_offset
+
+    def wait_flushed(self) -> None:
+        pass
+
+    # --- what is done to it ---
+
+    def send(self, queue_id: int, bodies: list[bytes]) -> None:
+        self._log.append_batch(self.cursor("t", queue_id), encode_batch(bodies), len(bodies))
+        self.publish_staged()
+
+    def task(self, name: str, number: int) -> None:
+        """One task's stage, as the client fills it."""
+        batches = content(number)
+        for index, (queue_id, bodies) in enumerate(batches):
+            command = StageMessages(
+                SINK, EPOCH, name, index, [Section("t", queue_id, len(bodies))], 1
+            )
+            self.staging.stage(command, [memoryview(encode_batch(bodies))], bytes(8))
+        self.staging.close_stage(CloseStage(SINK, EPOCH, name, len(batches)), lambda call: call())
+
+    def commit(self, names: list[str]) -> StagesCommitted:
+        return self.staging.commit(CommitStages(SINK, EPOCH, names))
+
+    def close(self) -> None:
+        self.staging.close()
+        self._log.close()
+        os.close(self._wrote)
+
+
+def content(number: int) -> list[tuple[int, list[bytes]]]:
+    """What the tasks send: their batches by queue."""
+    return [
+        (index % 2, [b"%d.%d.%d " % (number, index, each) + b"x" * 300 for each in range(3)])
+        for index in range(4)
+    ]
+
+
+def before(store: Path) -> None:
+    writer = Writer(store)
+    for queue_id in (0, 1, 2):
+        writer.send(queue_id, [b"before %d" % queue_id] * 3)
+    writer.close()
+
+
+def epoch(store: Path) -> None:
+    """Two tasks and a commit."""
+    writer = Writer(store)
+    writer.task("first-0", 0)
+    writer.task("first-1", 1)
+    writer.commit(["first-0", "first-1"])
+    writer.close()
+
+
+def again(store: Path) -> Writer:
+    """What the driver does when it gets no answer; and the tasks, where nothing was decided."""
+    writer = Writer(store)
+    try:
+        writer.commit(["first-0", "first-1"])
+    except MessageNotFound:
+        writer.task("second-0", 0)
+        writer.task("second-1", 1)
+        writer.commit(["second-0", "second-1"])
+    return writer
+
+
+def lines_of_an_epoch(store: Path) -> Counter[Line]:
+    passed: Counter[Line] = Counter()
+
+    def see(line: Line) -> None:
+        passed[line] += 1
+
+    with traced(see, WATCHED):
+        epoch(store)
+    return passed
+
+
+def die_at(store: Path, line: Line, nth: int, work: Callable[[Path], Any] = epoch) -> int:
+    """Do it in a child that ends, as if killed, at the nth pass of a line; its exit status."""
+    child = os.fork()
+    if child == 0:
+        left = nth
+
+        def see(passed: Line) -> None:
+            nonlocal left
+            if passed == line:
+                left -= 1
+                if not left:
+                    os._exit(DIED)
+
+        try:
+            with traced(see, WATCHED):
+                work(store)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def cut_power(store: Path, seed: int) -> None:
+    """What a loss of power may do to the log: it ends at some record, or where it did."""
+    writer = Writer.__new__(Writer)
+    writer.store = store
+    writer._wrote = os.open(store / "wrote", os.O_RDWR | os.O_CLOEXEC)
+    ends = [0] + [each.physical_offset + each.size for each in writer.messages()]
+    writer.wrote = random.Random(seed).choice(ends)
+    os.close(writer._wrote)
