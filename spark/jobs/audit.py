@@ -241,9 +241,16 @@ class _SegmentAuditing:
         bounds = self.task.bounds
         self.found.findings.append(
             Finding(
-                kind, WARNING if kind in _WARNINGS else ERROR, bounds.broker,
-                segment_name(self.task.start), topic, queue_id, queue_offset, physical_offset,
-                expected, actual,
+                kind,
+                WARNING if kind in _WARNINGS else ERROR,
+                bounds.broker,
+                segment_name(self.task.start),
+                topic,
+                queue_id,
+                queue_offset,
+                physical_offset,
+                expected,
+                actual,
             )  # fmt: skip
         )
 
@@ -516,9 +523,7 @@ def rebuild_queues(store: Path, target: Path, progress: Progress | None = None) 
     files = StoreFiles(target, bounds.segment_bytes, bounds.queue_segment_bytes)
     builder = QueueBuilder(files, table, count)
     try:
-        at = builder.recover(
-            clean=True, redo_from=bounds.begin, end=bounds.end, rebuild=True
-        ).begin
+        at = builder.recover(clean=True, redo_from=bounds.begin, end=bounds.end, rebuild=True).begin
         while at < bounds.end:
             at = builder.dispatch(at, bounds.end)
             if progress is not None:
