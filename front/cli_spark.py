@@ -491,13 +491,15 @@ def lag(
 @source_options
 @click.option("--table", required=True, type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--schema", default="", metavar="DDL",
-              help='Bodies are JSON of it: "id bigint, name string". Else rows as they are.')  # fmt: skip
+              help='Bodies are JSON of it: "id bigint, name string". Else rows as they are.',
+)  # fmt: skip
 @click.option("--on-bad", type=click.Choice(["dlq", "suspend", "skip"]), default="dlq",
               show_default=True, help="With --schema: bodies that do not fit.")  # fmt: skip
 @click.option("--checkpoint", type=click.Path(path_type=Path), metavar="DIR",
               help="How far it came.  [default: TABLE__checkpoint]")  # fmt: skip
 @click.option("--trigger", default="", metavar="INTERVAL",
-              help='Go on in such steps ("60 seconds") until Ctrl-C; else what there is now.')  # fmt: skip
+              help='Go on in such steps ("60 seconds") until Ctrl-C; else what there is now.',
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be read, and stop.")
 @session_options
 @output_option

@@ -511,5 +511,5 @@ def offset_message_id(store_host: bytes, physical_offset: int) -> str:
 def java_hash(text: str) -> int:
     """Java's String.hashCode over UTF-16 units, as a signed 32-bit number."""
 
-def crc32(buffer: Buffer, value: int = 0) -> int:
+def crc32(buffer: Any, value: int = 0) -> int:
     """CRC-32 as zlib's, unmasked."""

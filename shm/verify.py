@@ -107,9 +107,7 @@ def dirty_tails(files: StoreFiles, end: int, reason: str) -> Iterator[Finding]:
                 dirty = rest.lstrip(b"\0")
                 if dirty:
                     at = low + len(rest) - len(dirty)
-                    yield Finding(
-                        "dirty", str(path), at, "zeros behind the last record", reason
-                    )
+                    yield Finding("dirty", str(path), at, "zeros behind the last record", reason)
                     break
 
 

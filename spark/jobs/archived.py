@@ -38,7 +38,7 @@ class Verified(msgspec.Struct, frozen=True):
 def archive_table(
     spark: SparkSession, archive: str | Path, *, broker: str = "", topics: Sequence[str] = ()
 ) -> DataFrame:
-    """All archived records, or those of some topics. Only files that the manifest names are read."""
+    """All archived records, or those of some topics, from the files that the manifest names."""
     root = manifest.local_root(archive)
     wanted = {manifest.escaped(topic) for topic in topics} | {manifest.SMALL}
     paths = [

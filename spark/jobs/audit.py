@@ -251,7 +251,7 @@ class _SegmentAuditing:
                 physical_offset,
                 expected,
                 actual,
-            )  # fmt: skip
+            )
         )
 
     # --- windows on the queues ---
@@ -457,8 +457,10 @@ class _Merging:
         first, last = lanes[0].first_offset, max(lane.last_offset for lane in lanes)
         low = files.first_index_from(self.bounds.begin, first)
         yield from self._extra(topic, queue_id, low, first)
-        if files.entry(last + 1) is not None:
-            yield from self._extra(topic, queue_id, last + 1, files.find_end().next_index)
+        end = last + 1
+        while files.entry(end) is not None and end - last <= LOOKED_AT_MAX:
+            end += 1
+        yield from self._extra(topic, queue_id, last + 1, end)
 
     def _extra(self, topic: str, queue_id: int, begin: int, end: int) -> Iterator[Finding]:
         """One finding for all entries of a stretch where there should be none."""

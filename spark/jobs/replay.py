@@ -124,7 +124,7 @@ class Choice:
         """Batches of rows; internal bookkeeping (transactions that were not committed) is not."""
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.compute as compute  # type: ignore[import-untyped]
-        from pyarrow import parquet  # type: ignore[import-untyped]
+        from pyarrow import parquet
 
         names = ["topic", "queue_id", "sys_flag", "flag", "store_ts", "body", "properties_raw"]
         for path in self.files(root):

@@ -78,12 +78,20 @@ def stats(spark: SparkSession, **options: str) -> Stats:
             by_queue.setdefault((row.topic, row.hour), []).append(row.missing)
     rows = [
         HourStats(
-            row.topic, _iso(row.hour), row.messages, row.size_bytes,
-            round(row.size_bytes / row.messages, 1), *row.sizes, row.size_max,
-            len(by_queue[row.topic, row.hour]), sum(by_queue[row.topic, row.hour]),
+            topic=row.topic,
+            hour=_iso(row.hour),
+            messages=row.messages,
+            size_bytes=row.size_bytes,
+            size_mean=round(row.size_bytes / row.messages, 1),
+            size_p50=row.sizes[0],
+            size_p95=row.sizes[1],
+            size_p99=row.sizes[2],
+            size_max=row.size_max,
+            queues=len(by_queue[row.topic, row.hour]),
+            missing=sum(by_queue[row.topic, row.hour]),
         )
         for row in sorted(whole, key=lambda row: (row.topic, row.hour))
-    ]  # fmt: skip
+    ]
     return Stats(
         rows, sum(row.messages for row in rows), sum(row.size_bytes for row in rows),
         len({row.topic for row in rows}), time.monotonic() - began,

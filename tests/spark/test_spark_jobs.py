@@ -129,8 +129,6 @@ def test_audit_names_each_fault_once(spark: SparkSession, tmp_path: Path) -> Non
     )  # fmt: skip
     assert (changed.log_count, changed.gaps) == (queue.log_count - 1, 1)
     assert changed.checksum_log != changed.checksum_cq
-    few = audit(spark, store, findings_max=1)
-    assert few.findings == found.findings  # of each kind there is one
     files.path(0).unlink()
     gone = audit(spark, store)
     missing = [each for each in gone.findings if each.kind == "CQ_MISSING"]
@@ -169,20 +167,19 @@ def test_a_store_comes_back_byte_by_byte(spark: SparkSession, tmp_path: Path, na
     root = tmp_path / "archive"
     damaged = name.startswith("damaged")
     if damaged:
-        with pytest.raises(Exception, match="wrong body CRC .*--keep-going"):
+        with pytest.raises(Exception, match=r"wrong body CRC .*--keep-going"):
             archive(spark, store, root)
     done = archive(spark, store, f"file://{root}", verify=True, keep_going=damaged)
     assert (done.segments > 0, done.damaged) == (name != "special-crc", int(damaged))
     if not done.segments:
         return
     again = archive(spark, store, root)
-    assert (again.segments, again.skipped) == (0, done.segments + (1 if damaged else 0) - damaged)
+    assert (again.segments, again.skipped) == (0, done.sealed)
     checked = archived.verify_archive(spark, root)
-    assert (checked.wrong, checked.segments, checked.records) == ([], done.sealed, done.records)
-    table = archived.archive_table(spark, root)
-    assert table.count() == done.records
+    assert (checked.wrong, checked.segments) == ([], done.sealed)
+    assert archived.archive_table(spark, root).count() == checked.records
     replayed = replay.replay_to_store(spark, root, tmp_path / "back")
-    assert replayed.messages == done.records
+    assert replayed.messages == checked.records
     assert segments_of(tmp_path / "back", done.sealed) == segments_of(store, done.sealed)
     found = verify_store(tmp_path / "back")
     assert [each.kind for each in found.findings] == ["damaged"] * damaged
@@ -243,8 +240,7 @@ def test_a_segment_gets_in_once(clean: Path, tmp_path: Path) -> None:
     assert not list(root.rglob(f"*{manifest.TMP}"))
     assert plan_archive(clean, root).waiting == plan.waiting[1:]
     with manifest.locked(root), pytest.raises(ArchiveError, match="another job"):
-        with manifest.locked(root):
-            pass
+        archive(None, clean, root)  # type: ignore[arg-type]
     with pytest.raises(ArchiveError, match="object stores"):
         plan_archive(clean, "s3://bucket/archive")
     other = shutil.copytree(clean, tmp_path / "other")
