@@ -529,7 +529,7 @@ cdef bint put_record(uint8_t *segment, int64_t segment_bytes, int64_t segment_st
         return False
     count = text_at(&fields[F_RECORD], row, &whole)
     if count >= 0:
-        if at + count > segment_bytes:
+        if count < RECORD_MIN or at + count > segment_bytes:
             return False
         memcpy(segment + at, whole, count)
         return True

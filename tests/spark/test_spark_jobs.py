@@ -395,7 +395,7 @@ def test_lag(broker: RunningBroker, lines: dict[str, list[bytes]]) -> None:
     from cometmq.client import Consumer
 
     name_server = broker.ready.name_server
-    with Consumer(name_server, "billing", ["Apache"]) as consumer:
+    with Consumer(name_server, "billing", "Apache") as consumer:
         taken = consumer.poll(10)
         assert taken
         consumer.commit()
