@@ -77,6 +77,7 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
+@pytest.mark.timeout(1200)  # --full on a busy machine
 def test_jobs(spark: SparkSession, full: bool, tmp_path: Path, report: Report) -> None:
     count = 2_000_000 if full else 16_000
     store = tmp_path / "store"
