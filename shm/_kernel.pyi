@@ -1,6 +1,6 @@
 """Types of the native kernel. Whatever is per message, or must be atomic, is in there."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, final
 
 Buffer = bytes | bytearray | memoryview
@@ -224,6 +224,7 @@ def gather(
 # --- records as Arrow buffers ---
 
 COLUMN_NAMES: Final[tuple[str, ...]]
+ARCHIVE_NAMES: Final[tuple[str, ...]]
 COLUMNS_DONE: Final[int]
 COLUMNS_FULL: Final[int]
 COLUMNS_UNMAPPED: Final[int]
@@ -386,6 +387,48 @@ class RowEncoder:
     def drain(self) -> list[tuple[int, bytes, int]]:
         """All bodies that are open, by slot. Then there are no slots."""
 
+# --- whole segments ---
+
+WALK_DONE: Final[int]
+WALK_BLANK: Final[int]
+WALK_DAMAGED: Final[int]
+WALK_WINDOW: Final[int]
+WALK_KINDS: Final[tuple[str, ...]]
+RECORD_FIELDS: Final[tuple[str, ...]]
+
+@final
+class LogWalk:
+    """Goes over the records of segments, for audits and archives. One thread uses it.
+
+    `special` gives the tagsCode of a raw record of the delay topic.
+    """
+
+    # (index into WALK_KINDS, lane or -1, queue offset, physical offset, five numbers to say)
+    findings: list[tuple[int, int, int, int, int, int, int, int, int]]
+    records: int
+    left_out: int  # findings beyond `findings_max` of a kind and queue
+    def __init__(
+        self, special: Callable[[bytes], int] | None = None, findings_max: int = 100
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def name(self, number: int) -> tuple[str, int]:
+        """(topic, queue id) of a lane."""
+    def lanes(self) -> list[dict[str, Any]]:
+        """What was seen of each queue (and day), in the order in which they were met."""
+    def group(self, buffer: Any, segment_start: int, begin: int, end: int) -> tuple[int, int]:
+        """Note where records lie, by queue and day: (reached, index into REASONS)."""
+    def fill(self, columns: Columns, number: int, first: int, buffer: Any) -> tuple[int, int]:
+        """Put a lane's records into columns: (a COLUMNS_ reason, the number reached)."""
+    def attach(self, number: int, units: Any, first_index: int, limit_index: int) -> None: ...
+    def detach(self) -> None: ...
+    def audit(
+        self, buffer: Any, segment_start: int, begin: int, end: int
+    ) -> tuple[int, int, int, int]:
+        """(reached, a WALK_ reason, lane, queue offset or index into REASONS)."""
+
+def put_records(segment: Any, segment_start: int, rows: int, columns: list[Any]) -> None:
+    """Write records where they lay, from the columns RECORD_FIELDS. Raises ValueError."""
+
 # --- counters ---
 
 class ReadCell:
@@ -518,5 +561,5 @@ def offset_message_id(store_host: bytes, physical_offset: int) -> str:
 def java_hash(text: str) -> int:
     """Java's String.hashCode over UTF-16 units, as a signed 32-bit number."""
 
-def crc32(buffer: Buffer, value: int = 0) -> int:
+def crc32(buffer: Any, value: int = 0) -> int:
     """CRC-32 as zlib's, unmasked."""

@@ -185,11 +185,17 @@ class Served:
         self.table = QueueTable.open(store / QUEUES_FILE, self._control.read(Counter.QUEUES))
         self.positions = LivePositions(self._control, self.table)
         self._flushed = self._control.read(Counter.FLUSHED)
+        self._dispatched = self._control.read(Counter.DISPATCHED)
 
     @property
     def flushed(self) -> int:
         """A physical offset: fdatasync has returned for everything below."""
         return self._flushed.value
+
+    @property
+    def dispatched(self) -> int:
+        """A physical offset: everything below has its entry."""
+        return self._dispatched.value
 
 
 def log_end(store: Path) -> int:

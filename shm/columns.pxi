@@ -16,8 +16,11 @@ COLUMN_NAMES = (
     "body_crc", "flag", "sys_flag", "born_host", "store_host", "prepared_txn_offset",
     "properties_raw", "body_raw", "msg_id",
 )
+# What an archive needs beside them to give each record back byte by byte. `record_raw` is the whole
+# record where the other columns cannot, else null.
+ARCHIVE_NAMES = ("record_version", "born_host_raw", "store_host_raw", "record_raw")
 
-cdef enum:  # positions in COLUMN_NAMES
+cdef enum:  # positions in both, one after the other
     COL_TOPIC = 0
     COL_BROKER = 1
     COL_QUEUE_ID = 2
@@ -41,6 +44,10 @@ cdef enum:  # positions in COLUMN_NAMES
     COL_PROPERTIES_RAW = 20
     COL_BODY_RAW = 21
     COL_MSG_ID = 22
+    COL_RECORD_VERSION = 23
+    COL_BORN_HOST_RAW = 24
+    COL_STORE_HOST_RAW = 25
+    COL_RECORD_RAW = 26
 
 COLUMNS_DONE = 0
 COLUMNS_FULL = 1  # take the batch, then go on
@@ -389,7 +396,8 @@ cdef struct Column:
 
 cdef inline bint is_text(int column) noexcept nogil:
     return column in (COL_TOPIC, COL_BROKER, COL_KEYS, COL_TAGS, COL_UNIQUE_KEY, COL_BORN_HOST,
-                      COL_STORE_HOST, COL_MSG_ID, COL_BODY, COL_PROPERTIES_RAW, COL_BODY_RAW)
+                      COL_STORE_HOST, COL_MSG_ID, COL_BODY, COL_PROPERTIES_RAW, COL_BODY_RAW,
+                      COL_BORN_HOST_RAW, COL_STORE_HOST_RAW, COL_RECORD_RAW)
 
 
 cdef class Columns:
@@ -439,7 +447,7 @@ cdef class Columns:
         if self._columns == NULL or self._props == NULL or self._prop_table == NULL:
             raise MemoryError
         for number, name in enumerate(names):
-            self._columns[number].id = COLUMN_NAMES.index(name)
+            self._columns[number].id = (COLUMN_NAMES + ARCHIVE_NAMES).index(name)
         self._broker = broker.encode()
         self._broker_text = <const uint8_t *>PyBytes_AS_STRING(self._broker)
         self._broker_bytes = len(self._broker)
@@ -900,8 +908,18 @@ cdef class Columns:
             self._put(column, record.properties, record.properties_length, False)
         elif id == COL_BODY_RAW:
             self._put(column, record.body, record.body_length, False)
-        else:
+        elif id == COL_MSG_ID:
             self._put_id(column, record)
+        elif id == COL_RECORD_VERSION:
+            put_i32(column.at[0], 2 if record.magic == <uint32_t>MAGIC_V2 else 1)
+        elif id == COL_BORN_HOST_RAW:
+            self._put(column, record.born_host, record.born_host_length, False)
+        elif id == COL_STORE_HOST_RAW:
+            self._put(column, record.store_host, record.store_host_length, False)
+        elif is_regular(record):
+            self._put(column, NULL, 0, False)
+        else:
+            self._put(column, record.born_host - RECORD_HEAD_BYTES, record.total_size, False)
         return 0
 
     cdef int _put(self, Column *column, const uint8_t *value, Py_ssize_t count,
@@ -966,6 +984,16 @@ cdef class Columns:
 cdef inline bint same_name(Prop *left, Prop *right) noexcept nogil:
     return (left.name_bytes == right.name_bytes
             and memcmp(left.name, right.name, left.name_bytes) == 0)
+
+
+cdef bint is_regular(Record *record) noexcept nogil:
+    """Whether the columns hold all of it: no time was saturated, no byte of the topic replaced."""
+    cdef Py_ssize_t at = 0
+    cdef bint good = True
+    while good and at < record.topic_length:
+        at += utf8_step(record.topic + at, record.topic_length - at, &good)
+    return (good and -MS_MAX <= record.born_timestamp <= MS_MAX
+            and -MS_MAX <= record.store_timestamp <= MS_MAX)
 
 
 cdef inline int64_t microseconds(int64_t ms) noexcept nogil:

@@ -195,7 +195,7 @@ class QueueBuilder:
         """Do what the kernel stopped for; how many bytes of the log that settles."""
         if reason == _kernel.DISPATCH_NEW_QUEUE:
             message = _message(memory, at)
-            if not _is_believable(message):
+            if not is_queue_name(message.topic, message.queue_id):
                 return self._pass_over_record(message, "its topic or queue id cannot be one")
             self._register(message.topic, message.queue_id, QueueRange(0, 0))
         elif reason == _kernel.DISPATCH_NEED_ROOM:
@@ -292,9 +292,8 @@ def _message(memory: mmap.mmap, at: int) -> _kernel.Message:
     return message
 
 
-def _is_believable(message: _kernel.Message) -> bool:
-    """Whether a queue may be made for it: a folder of that name, inside the store."""
-    topic = message.topic
-    if message.queue_id < 0 or topic in ("", ".", ".."):
+def is_queue_name(topic: str, queue_id: int) -> bool:
+    """Whether there may be such a queue: a folder of that name, inside the store."""
+    if queue_id < 0 or topic in ("", ".", ".."):
         return False
     return len(topic.encode()) <= TOPIC_MAX and not set(topic) & set("/\0\ufffd")

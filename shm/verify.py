@@ -21,7 +21,7 @@ from cometmq.shm.files import (
 )
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.queue_check import StoreFiles, is_queued
-from cometmq.shm.recovery import LogEnd, find_end
+from cometmq.shm.recovery import find_end
 from cometmq.shm.store_reader import file_sizes
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -75,7 +75,7 @@ def verify_store(store: Path, progress: Progress | None = None) -> Verified:
         )
         for damage in end.damages
     ]
-    findings += _behind_the_end(files, end)
+    findings += dirty_tails(files, end.physical_offset, end.reason)
     entries = _Entries(files)
     total = end.physical_offset - starts[0]
     for message in whole_records(files, starts[0], end.physical_offset):
@@ -92,13 +92,13 @@ def verify_store(store: Path, progress: Progress | None = None) -> Verified:
     )  # fmt: skip
 
 
-def _behind_the_end(files: StoreFiles, end: LogEnd) -> Iterator[Finding]:
+def dirty_tails(files: StoreFiles, end: int, reason: str) -> Iterator[Finding]:
     """Bytes that are not zero behind the last record."""
     for start in files.log_starts():
-        if start + files.segment_bytes <= end.physical_offset:
+        if start + files.segment_bytes <= end:
             continue
         path = files.store / COMMITLOG_DIR / segment_name(start)
-        begin = max(0, end.physical_offset - start)
+        begin = max(0, end - start)
         with path.open("rb") as segment:
             descriptor = segment.fileno()
             for low, high in data_ranges(descriptor, begin, files.segment_bytes):
@@ -107,9 +107,7 @@ def _behind_the_end(files: StoreFiles, end: LogEnd) -> Iterator[Finding]:
                 dirty = rest.lstrip(b"\0")
                 if dirty:
                     at = low + len(rest) - len(dirty)
-                    yield Finding(
-                        "dirty", str(path), at, "zeros behind the last record", f"{end.reason}"
-                    )
+                    yield Finding("dirty", str(path), at, "zeros behind the last record", reason)
                     break
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -39,17 +38,17 @@ def test_types(tmp_path: Path) -> None:
     """mypy --strict over the files at the places they are imported from."""
     for package, folder in sorted(PACKAGE_DIR.items()):
         target = tmp_path.joinpath(*package.split("."))
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(
-            ROOT / folder, target, copy_function=os.symlink, dirs_exist_ok=True, ignore=ignore
-        )
+        target.mkdir(parents=True, exist_ok=True)
+        for path in (ROOT / folder).iterdir():
+            if path.is_file():  # a folder in it is a package of its own
+                (target / path.name).symlink_to(path)
     cache = os.environ.get("COMETMQ_MYPY_CACHE", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache, "-p", "cometmq"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     checked = re.search(r"no issues found in (\d+) source files", done.stdout)
     assert checked is not None
-    assert int(checked[1]) >= sum(len(sources(folder)) for folder in PACKAGE_DIR.values())
+    assert int(checked[1]) >= sum(len(sources(folder)) for folder in FLOORS)
 
 
 def test_every_package_is_listed() -> None:

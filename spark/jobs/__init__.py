@@ -1,0 +1,1 @@
+"""Jobs over stores and archives. Each is a function here, and a command `cometmq spark`."""

@@ -1,0 +1,144 @@
+"""What consumer groups are behind: messages, bytes, time. Asks the brokers; needs no Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from cometmq.client import Admin
+from cometmq.spark.catalog import COUNT_MAX, RemoteBrokers
+from cometmq.spark.offsets import Queue
+from cometmq.spark.options import ReadOptions
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """A group in one queue. None: not known, which is not the same as 0."""
+
+    ts_ms: int
+    group: str
+    topic: str
+    broker: str
+    queue_id: int
+    committed: int | None
+    max_offset: int
+    lag_messages: int | None  # those that have expired are not counted: nobody can read them
+    expired_messages: int
+    lag_bytes: int | None
+    lag_ms: int | None  # age of the first message that was not read
+    rate_in: float | None  # messages a second since the sample before
+    rate_out: float | None
+    eta_s: float | None  # until nothing is left, at these rates
+    state: str  # ok, stalled, unknown, ahead, expired
+
+
+class LagSampler:
+    """Takes samples of the lag of groups; from the second on with rates.
+
+    Args:
+        groups: which; none for all that the brokers know.
+        retries: of one request.
+    """
+
+    def __init__(self, name_server: str, groups: Sequence[str] = (), *, retries: int = 2) -> None:
+        self._admin = Admin(name_server)
+        self._brokers = RemoteBrokers(ReadOptions(namesrv=name_server, retries=retries))
+        self._groups = tuple(groups)
+        self._before: dict[tuple[str, Queue], GroupLag] = {}
+
+    def sample(self) -> list[GroupLag]:
+        """One row a group and queue. Raises GroupNotExist, NotReachable."""
+        names = self._groups or tuple(each.group for each in self._admin.groups())
+        rows = []
+        for group in names:
+            described = self._admin.describe_group(group)
+            queues = [Queue(each.broker, each.topic, each.queue_id) for each in described.queues]
+            ranges = self._brokers.ranges(queues)
+            offsets = self._brokers.committed(group, queues)
+            for queue in queues:
+                row = self._row(group, queue, offsets[queue], ranges[queue])
+                self._before[group, queue] = row
+                rows.append(row)
+        return rows
+
+    def _row(self, group: str, queue: Queue, committed: int, limits: tuple[int, int]) -> GroupLag:
+        low, high = limits
+        before = self._before.get((group, queue))
+        now = int(time.time() * 1000)
+        if committed < 0:
+            return _row_of(now, group, queue, high, state="unknown")
+        begin = min(max(committed, low), high)
+        lag = high - begin
+        size, age = 0, 0  # type: int, int | None
+        if lag:
+            _, size = self._brokers.parts(queue, begin, high, COUNT_MAX)
+            stored = self._brokers.store_time(queue, begin)
+            age = None if stored is None else max(0, now - stored)
+        rates = _rates(before, now, committed, high)
+        return _row_of(
+            now, group, queue, high,
+            committed=committed,
+            lag_messages=lag,
+            expired_messages=max(0, low - committed),
+            lag_bytes=size,
+            lag_ms=age,
+            rate_in=rates[0],
+            rate_out=rates[1],
+            eta_s=_eta(lag, *rates),
+            state=_state(committed, low, high, lag, before),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._brokers.close()
+        self._admin.close()
+
+
+def lag(name_server: str, groups: Sequence[str] = ()) -> list[GroupLag]:
+    """One sample."""
+    sampler = LagSampler(name_server, groups)
+    try:
+        return sampler.sample()
+    finally:
+        sampler.close()
+
+
+def _row_of(ts_ms: int, group: str, queue: Queue, high: int, **known: object) -> GroupLag:
+    fields: Mapping[str, object] = {
+        **dict.fromkeys(GroupLag.__struct_fields__),
+        "expired_messages": 0,
+        "ts_ms": ts_ms,
+        "group": group,
+        "topic": queue.topic,
+        "broker": queue.broker,
+        "queue_id": queue.queue_id,
+        "max_offset": high,
+        **known,
+    }
+    return msgspec.convert(fields, GroupLag)
+
+
+def _rates(
+    before: GroupLag | None, now: int, committed: int, high: int
+) -> tuple[float | None, float | None]:
+    if before is None or before.committed is None or now <= before.ts_ms:
+        return None, None
+    seconds = (now - before.ts_ms) / 1000
+    return (high - before.max_offset) / seconds, (committed - before.committed) / seconds
+
+
+def _eta(lag: int, rate_in: float | None, rate_out: float | None) -> float | None:
+    if not lag:
+        return 0.0
+    if rate_in is None or rate_out is None or rate_out <= rate_in:
+        return None
+    return lag / (rate_out - rate_in)
+
+
+def _state(committed: int, low: int, high: int, lag: int, before: GroupLag | None) -> str:
+    if committed > high:
+        return "ahead"
+    if committed < low:
+        return "expired"
+    stands = before is not None and before.committed == committed and bool(before.lag_messages)
+    return "stalled" if lag and stands else "ok"
