@@ -43,7 +43,8 @@ def test_types(tmp_path: Path) -> None:
             if path.is_file():  # a folder in it is a package of its own
                 (target / path.name).symlink_to(path)
     cache = os.environ.get("COMETMQ_MYPY_CACHE", str(tmp_path / "cache"))
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache, "-p", "cometmq"]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache]
+    command += ["-p", "cometmq", "-p", "pyspark_cometmq"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     checked = re.search(r"no issues found in (\d+) source files", done.stdout)
