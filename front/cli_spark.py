@@ -170,7 +170,6 @@ def _session(master: str, driver_memory: str, conf: Sequence[str]) -> SparkSessi
 @contextmanager
 def _tasks(what: str, unit: str = "segments") -> Iterator[Progress]:
     """A line on standard error whenever something more is done, but not more than one a second."""
-    told = threading.Event()
     state = {"last": -1, "at": 0.0}
 
     def progress(done: int, total: int) -> None:
@@ -180,7 +179,6 @@ def _tasks(what: str, unit: str = "segments") -> Iterator[Progress]:
         if done != state["last"] and (done == total or now - state["at"] >= 1):
             state.update(last=done, at=now)
             hint(f"{what}: {done} of {total} {unit}" if total > done else f"{what}: {done} {unit}")
-            told.set()
 
     yield progress
 
@@ -350,7 +348,15 @@ def _verify(
 @click.option("--from", "begin", metavar="TIME", default="0",
               help="With --to-topic: stored then or later; ISO 8601 or ms.")  # fmt: skip
 @click.option("--to", "end", metavar="TIME", help="With --to-topic: stored before.")
-@click.option("--rate", type=click.IntRange(0), default=0, help="Messages a second; 0 = no limit.")
+@click.option("--rate", type=click.IntRange(0), default=0,
+              help="With --to-topic: at most so many messages a second; 0 = no limit.")  # fmt: skip
+@click.option("--run", default="", metavar="NAME",
+              help="With --to-topic: another name sends the same once more.")  # fmt: skip
+@click.option("--at-least-once", is_flag=True,
+              help="With --to-topic: messages are seen as they are sent, and a run that is begun "
+              "again begins again.")  # fmt: skip
+@click.option("--to-broker", default="", metavar="NAME",
+              help="With --to-topic: needed where several brokers have it.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be replayed, and stop.")
 @name_server_option
 @session_options
@@ -358,14 +364,15 @@ def _verify(
 @job
 def replay(
     root: str, broker: str, to_store: Path | None, to_topic: str | None, topic: str | None,
-    begin: str, end: str | None, rate: int, dry_run: bool, name_server: str, master: str,
-    driver_memory: str, conf: tuple[str, ...], output: str,
+    begin: str, end: str | None, rate: int, run: str, at_least_once: bool, to_broker: str,
+    dry_run: bool, name_server: str, master: str, driver_memory: str, conf: tuple[str, ...],
+    output: str,
 ) -> None:  # fmt: skip
     """From an archive back to a store or a topic.
 
     A store comes out byte by byte, with its queues built from the log. A topic gets the messages
-    once more, at least once: ids, times and hosts are new, and a run that is begun again begins
-    again.
+    exactly once, though ids, times and hosts are new: a run that ended early goes on when it is
+    begun again.
 
     \b
     cometmq spark replay --archive /srv/archive --to-store ./restored
@@ -385,20 +392,23 @@ def replay(
         milliseconds(end, "--to") if end else (1 << 63) - 1,
     )  # fmt: skip
     if dry_run:
-        count = len(list(choice.files(folder))) if topic else len(manifest.entries(folder, broker))
-        _plan({"archive": root, "files" if topic else "segments": count}, output)
+        found = choice.segments(folder) if topic else manifest.entries(folder, broker)
+        _plan({"archive": root, "segments": len(found)}, output)
         return
+    session = _session(master, driver_memory, conf)
     if to_store is not None:
         with _tasks("replay") as progress:
-            session = _session(master, driver_memory, conf)
             done = jobs.replay_to_store(session, root, to_store, broker=broker, progress=progress)
     else:
         assert to_topic is not None
-        with _tasks("replay", "messages") as progress:
+        with _tasks("replay", "segments") as progress:
             done = jobs.replay_to_topic(
-                root, choice, name_server, to_topic, rate=rate, progress=progress
-            )
+                session, root, choice, name_server, to_topic, run=run, rate=rate,
+                at_least_once=at_least_once, to_broker=to_broker, progress=progress,
+            )  # fmt: skip
     _summary(msgspec.to_builtins(done), output)
+    if done.left_out:
+        raise SystemExit(EXIT_FINDINGS)
 
 
 # --- stats and lag --------------------------------------------------------------------------------
