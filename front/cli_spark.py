@@ -170,7 +170,6 @@ def _session(master: str, driver_memory: str, conf: Sequence[str]) -> SparkSessi
 @contextmanager
 def _tasks(what: str, unit: str = "segments") -> Iterator[Progress]:
     """A line on standard error whenever something more is done, but not more than one a second."""
-    told = threading.Event()
     state = {"last": -1, "at": 0.0}
 
     def progress(done: int, total: int) -> None:
@@ -180,7 +179,6 @@ def _tasks(what: str, unit: str = "segments") -> Iterator[Progress]:
         if done != state["last"] and (done == total or now - state["at"] >= 1):
             state.update(last=done, at=now)
             hint(f"{what}: {done} of {total} {unit}" if total > done else f"{what}: {done} {unit}")
-            told.set()
 
     yield progress
 
@@ -271,25 +269,29 @@ def audit(
 @click.option("--codec", type=click.Choice(["zstd", "lz4", "snappy"]), default="zstd",
               show_default=True)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say which segments would be archived, and stop.")
+@name_server_option
 @session_options
 @output_option
 @job
 def archive(
     store: Path | None, root: str, broker: str, follow: float | None, keep_going: bool,
-    verify: bool, codec: str, dry_run: bool, master: str, driver_memory: str,
+    verify: bool, codec: str, dry_run: bool, name_server: str, master: str, driver_memory: str,
     conf: tuple[str, ...], output: str,
 ) -> None:  # fmt: skip
     """Bring sealed segments of a store to Parquet, each once.
 
     By topic and date, lossless; what is in the archive's manifest is not done again. A broker may
-    be serving the store; its last segment is never taken. Ends with exit code 1 if there was
-    damage (--keep-going), or --verify found something.
+    be serving the store; its last segment is never taken. If it has archiveHold on, it is told
+    what it may delete now. Ends with exit code 1 if there was damage (--keep-going), --verify
+    found something, or something was deleted before it was archived.
 
     \b
     cometmq spark archive --store ./store --archive /srv/archive
     """
     from cometmq.spark.jobs import archive as jobs
+    from cometmq.spark.jobs.manifest import local_root
 
+    local_root(root)  # before Spark is started
     if store is None:
         if not verify:
             raise click.UsageError("say what to archive (--store DIR), or --verify")
@@ -298,24 +300,25 @@ def archive(
     if dry_run:
         plan = jobs.plan_archive(store, root, broker)
         _plan({"store": plan.bounds.store, "broker": plan.bounds.broker,
-               "sealed": len(plan.sealed), "waiting": list(plan.waiting)}, output)  # fmt: skip
+               "sealed": len(plan.sealed), "waiting": list(plan.waiting),
+               "lost_bytes": plan.lost_bytes}, output)  # fmt: skip
         return
     session = _session(master, driver_memory, conf)
-    damaged = 0
+    findings = 0
     pause = threading.Event()
     while True:
         with _tasks("archive") as progress:
             done = jobs.archive(
                 session, store, root, broker=broker, keep_going=keep_going, verify=verify,
-                codec=codec, progress=progress,
+                codec=codec, name_server=name_server, progress=progress,
             )  # fmt: skip
-        damaged += done.damaged
+        findings += done.damaged + done.lost_bytes
         if done.segments or follow is None:
             _summary(msgspec.to_builtins(done), output)
         if follow is None:
             break
         pause.wait(follow)
-    if damaged:
+    if findings:
         raise SystemExit(EXIT_FINDINGS)
 
 
@@ -345,7 +348,15 @@ def _verify(
 @click.option("--from", "begin", metavar="TIME", default="0",
               help="With --to-topic: stored then or later; ISO 8601 or ms.")  # fmt: skip
 @click.option("--to", "end", metavar="TIME", help="With --to-topic: stored before.")
-@click.option("--rate", type=click.IntRange(0), default=0, help="Messages a second; 0 = no limit.")
+@click.option("--rate", type=click.IntRange(0), default=0,
+              help="With --to-topic: at most so many messages a second; 0 = no limit.")  # fmt: skip
+@click.option("--run", default="", metavar="NAME",
+              help="With --to-topic: another name sends the same once more.")  # fmt: skip
+@click.option("--at-least-once", is_flag=True,
+              help="With --to-topic: messages are seen as they are sent, and a run that is begun "
+              "again begins again.")  # fmt: skip
+@click.option("--to-broker", default="", metavar="NAME",
+              help="With --to-topic: needed where several brokers have it.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be replayed, and stop.")
 @name_server_option
 @session_options
@@ -353,14 +364,15 @@ def _verify(
 @job
 def replay(
     root: str, broker: str, to_store: Path | None, to_topic: str | None, topic: str | None,
-    begin: str, end: str | None, rate: int, dry_run: bool, name_server: str, master: str,
-    driver_memory: str, conf: tuple[str, ...], output: str,
+    begin: str, end: str | None, rate: int, run: str, at_least_once: bool, to_broker: str,
+    dry_run: bool, name_server: str, master: str, driver_memory: str, conf: tuple[str, ...],
+    output: str,
 ) -> None:  # fmt: skip
     """From an archive back to a store or a topic.
 
     A store comes out byte by byte, with its queues built from the log. A topic gets the messages
-    once more, at least once: ids, times and hosts are new, and a run that is begun again begins
-    again.
+    exactly once, though ids, times and hosts are new: a run that ended early goes on when it is
+    begun again.
 
     \b
     cometmq spark replay --archive /srv/archive --to-store ./restored
@@ -380,20 +392,23 @@ def replay(
         milliseconds(end, "--to") if end else (1 << 63) - 1,
     )  # fmt: skip
     if dry_run:
-        count = len(list(choice.files(folder))) if topic else len(manifest.entries(folder, broker))
-        _plan({"archive": root, "files" if topic else "segments": count}, output)
+        found = choice.segments(folder) if topic else manifest.entries(folder, broker)
+        _plan({"archive": root, "segments": len(found)}, output)
         return
+    session = _session(master, driver_memory, conf)
     if to_store is not None:
         with _tasks("replay") as progress:
-            session = _session(master, driver_memory, conf)
             done = jobs.replay_to_store(session, root, to_store, broker=broker, progress=progress)
     else:
         assert to_topic is not None
-        with _tasks("replay", "messages") as progress:
+        with _tasks("replay", "segments") as progress:
             done = jobs.replay_to_topic(
-                root, choice, name_server, to_topic, rate=rate, progress=progress
-            )
+                session, root, choice, name_server, to_topic, run=run, rate=rate,
+                at_least_once=at_least_once, to_broker=to_broker, progress=progress,
+            )  # fmt: skip
     _summary(msgspec.to_builtins(done), output)
+    if done.left_out:
+        raise SystemExit(EXIT_FINDINGS)
 
 
 # --- stats and lag --------------------------------------------------------------------------------

@@ -378,11 +378,12 @@ class RowEncoder:
         keys: ArrowText | None,
         tags: ArrowText | None,
         properties: tuple[ArrowText, ArrowText, ArrowText] | None = None,
+        flags: Any | None = None,
     ) -> list[tuple[int, bytes, int]]:
         """Add rows; the bodies that became full: [(slot, body, count)].
 
-        `topics` and `queue_ids` are arrays of int32; `routes` hold (first slot, queues, slot of
-        each queue id). Raises RowIllegal; rows before that one may have been added.
+        `topics`, `queue_ids` and `flags` are arrays of int32; `routes` hold (first slot, queues,
+        slot of each queue id). Raises RowIllegal; rows before that one may have been added.
         """
     def drain(self) -> list[tuple[int, bytes, int]]:
         """All bodies that are open, by slot. Then there are no slots."""

@@ -565,17 +565,37 @@ cdef class LogAppender:
         return at
 
     def append(
-        self, QueueCursor queue not None, const uint8_t[::1] body not None,
-        bytes properties=b"", int32_t flag=0, int32_t sys_flag=0, int64_t born_timestamp=0,
-        bytes born_host=None, int64_t store_timestamp=0, int32_t reconsume_times=0,
-        int64_t prepared_offset=0,
+        self, QueueCursor queue not None, body, bytes properties=b"", int32_t flag=0,
+        int32_t sys_flag=0, int64_t born_timestamp=0, bytes born_host=None,
+        int64_t store_timestamp=0, int32_t reconsume_times=0, int64_t prepared_offset=0,
     ):
         """Append one message; its physical offset, or -1 when it does not fit into the segment.
 
         Times of 0 mean now. Prepared and rolled-back transaction records get queue offset 0 and
         take none (RocketMQ). Raises RecordTooLarge.
         """
-        cdef int64_t body_bytes = body.shape[0], properties_bytes = len(properties)
+        cdef Py_buffer view
+        if isinstance(body, bytes):  # the usual thing, and a view of it costs as much as the record
+            return self._append(
+                queue, <const uint8_t *>PyBytes_AS_STRING(body), len(<bytes>body), properties, flag,
+                sys_flag, born_timestamp, born_host, store_timestamp, reconsume_times,
+                prepared_offset,
+            )
+        PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+        try:
+            return self._append(
+                queue, <const uint8_t *>view.buf, view.len, properties, flag, sys_flag,
+                born_timestamp, born_host, store_timestamp, reconsume_times, prepared_offset,
+            )
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef int64_t _append(
+        self, QueueCursor queue, const uint8_t *body, int64_t body_bytes, bytes properties,
+        int32_t flag, int32_t sys_flag, int64_t born_timestamp, bytes born_host,
+        int64_t store_timestamp, int32_t reconsume_times, int64_t prepared_offset,
+    ) except -2:
+        cdef int64_t properties_bytes = len(properties)
         cdef const uint8_t *raw_properties = <const uint8_t *>PyBytes_AS_STRING(properties)
         cdef bytes born = self.store_host if born_host is None else born_host
         cdef int born_bytes = <int>len(born)
@@ -602,8 +622,7 @@ cdef class LogAppender:
             self._base + start, size, queue, queue_offset, sys_flag, flag,
             born_timestamp if born_timestamp > 0 else timestamp,
             <const uint8_t *>PyBytes_AS_STRING(born), born_bytes, timestamp, reconsume_times,
-            prepared_offset, &body[0] if body_bytes else NULL, body_bytes, raw_properties,
-            properties_bytes, separator,
+            prepared_offset, body, body_bytes, raw_properties, properties_bytes, separator,
         )
         if transaction != SYS_TRANSACTION_PREPARED and transaction != SYS_TRANSACTION_ROLLBACK:
             queue.next_offset += 1

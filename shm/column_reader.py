@@ -11,7 +11,13 @@ from cometmq.shm import _kernel
 from cometmq.shm._kernel import Columns, QueueSpans
 from cometmq.shm.consume_queue import UNIT, QueueFiles, list_queues
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
-from cometmq.shm.files import COMMITLOG_DIR, check_not_in_use, list_segments, segment_name
+from cometmq.shm.files import (
+    COMMITLOG_DIR,
+    check_not_in_use,
+    list_segments,
+    map_segment,
+    segment_name,
+)
 from cometmq.shm.queue_table import QUEUES_FILE, QueueRange, QueueTable
 from cometmq.shm.recovery import find_end
 from cometmq.shm.store_reader import LivePositions, Positions, StoreReader, file_sizes
@@ -36,19 +42,28 @@ class ClosedPositions:
     """Of a store that was closed in order: its queues say how far the log reaches.
 
     Nobody has to walk the log for that. A queue that begins above 0 begins with its first message.
+
+    Attributes:
+        distrust: why they do not say it; "" if they do.
     """
 
     def __init__(self, store: Path, segment_bytes: int, queue_segment_bytes: int) -> None:
         starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
         self._log_min = self._log_max = starts[0] if starts else 0
+        self.distrust = ""
         self._queues: dict[tuple[str, int], QueueRange] = {}
         for topic, queue_id in list_queues(store):
             files = QueueFiles(store, topic, queue_id, queue_segment_bytes)
             end = files.find_end()
             self._log_max = max(self._log_max, end.max_physical_offset)
+            if (gap := files.file_behind(end.next_index)) is not None:
+                self.distrust = f"{gap} has entries behind a gap at queue offset {end.next_index}"
             self._queues[topic, queue_id] = QueueRange(
                 files.first_index_from(self._log_min, end.next_index), end.next_index
             )
+
+        if not self.distrust and _has_more(store, segment_bytes, self._log_max):
+            self.distrust = f"its queues end at physical offset {self._log_max}, its log does not"
 
     def log_range(self) -> tuple[int, int]:
         return self._log_min, self._log_max
@@ -166,6 +181,23 @@ class ColumnReader(StoreReader):
         return found
 
 
+def _has_more(store: Path, segment_bytes: int, at: int) -> bool:
+    """Whether records lie there, where queues are said to end, that are of a queue."""
+    found = QueueSpans()
+    while not len(found):
+        start = at // segment_bytes * segment_bytes
+        path = store / COMMITLOG_DIR / segment_name(start)
+        if not path.exists():
+            return False
+        with map_segment(path, segment_bytes, writable=False) as memory:
+            at, reason = found.survey(memory, start, at, start + segment_bytes)
+        if reason == _BLANK:
+            at = start + segment_bytes
+        elif reason:
+            return bool(len(found))
+    return True
+
+
 def is_served(store: Path) -> bool:
     """Whether a broker of ours has the store open. Raises StoreLocked if it is somebody else's."""
     try:
@@ -186,6 +218,11 @@ class Served:
         self.positions = LivePositions(self._control, self.table)
         self._flushed = self._control.read(Counter.FLUSHED)
         self._dispatched = self._control.read(Counter.DISPATCHED)
+
+    @property
+    def waits_for_archive(self) -> bool:
+        """Whether its cleaner has to be told what is archived (archiveHold)."""
+        return bool(self._control.meta.get("archive_hold"))
 
     @property
     def flushed(self) -> int:

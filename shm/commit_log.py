@@ -82,17 +82,19 @@ class CommitLog:
         prepared_transaction_offset: int = 0,
     ) -> int:
         """Append one message; the physical offset of its record. Times of 0 mean now."""
-        arguments = (
-            queue, body, properties, flag, sys_flag, born_timestamp_ms, born_host,
-            store_timestamp_ms, reconsume_times, prepared_transaction_offset,
-        )  # fmt: skip
         try:
             if self._memory is None:
                 self.open_segment()
-            at = self._append(*arguments)
+            at = self._append(
+                queue, body, properties, flag, sys_flag, born_timestamp_ms, born_host,
+                store_timestamp_ms, reconsume_times, prepared_transaction_offset,
+            )  # fmt: skip
             if at < 0:
                 self._roll()
-                at = self._append(*arguments)
+                at = self._append(
+                    queue, body, properties, flag, sys_flag, born_timestamp_ms, born_host,
+                    store_timestamp_ms, reconsume_times, prepared_transaction_offset,
+                )  # fmt: skip
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
         assert at >= 0, "a record that was measured does not fit into an empty segment"

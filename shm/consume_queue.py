@@ -16,6 +16,7 @@ from cometmq.shm import _kernel
 from cometmq.shm.files import (
     CONSUME_QUEUE_DIR,
     STAGING_DIR,
+    count_dirty,
     create_segment,
     list_segments,
     map_segment,
@@ -96,6 +97,16 @@ class QueueFiles:
             if found < self.per_segment:
                 break
         return QueueEnd(index, max_physical)
+
+    def file_behind(self, next_index: int) -> Path | None:
+        """A segment that something is written in behind an end: it is none then, there is a gap."""
+        for start in self.starts():
+            at = max(0, next_index * UNIT - start)
+            if at < self.segment_bytes:
+                with self.path(start).open("rb") as file:
+                    if count_dirty(file.fileno(), at, self.segment_bytes):
+                        return self.path(start)
+        return None
 
     def cut(self, physical_offset: int) -> QueueEnd:
         """Drop all entries whose record begins at or behind `physical_offset`; zero what is cut."""

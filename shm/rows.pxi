@@ -92,7 +92,7 @@ cdef class RowEncoder:
     def encode(
         self, Py_ssize_t rows, const int32_t[::1] topics, list routes not None,
         const int32_t[::1] queue_ids, ArrowText sharding, ArrowText body not None, ArrowText keys,
-        ArrowText tags, properties=None,
+        ArrowText tags, properties=None, const int32_t[::1] flags=None,
     ):
         """Add rows; the bodies that became full: [(slot, body, count)].
 
@@ -103,6 +103,7 @@ cdef class RowEncoder:
                 to the slot behind the last queue.
             queue_ids: NO_QUEUE where there is none.
             properties: (ArrowText with the offsets into the next two, names, values).
+            flags: None: 0 for all.
 
         Raises RowIllegal. Rows before that one may have been added.
         """
@@ -110,8 +111,9 @@ cdef class RowEncoder:
         cdef const uint8_t *text
         cdef Py_ssize_t slot, topic
         cdef BatchEncoder encoder
+        cdef int32_t flag = 0
         cdef list full = []
-        _check_rows(rows, topics, queue_ids, (sharding, body, keys, tags))
+        _check_rows(rows, topics, queue_ids, flags, (sharding, body, keys, tags))
         for row in range(rows):
             topic = 0 if topics is None else topics[row]
             if not 0 <= topic < len(routes):
@@ -138,13 +140,15 @@ cdef class RowEncoder:
             encoder = self._encoders[slot]
             if encoder is None:
                 encoder = self._encoders[slot] = BatchEncoder(size_max=self._batch_bytes)
+            if flags is not None:
+                flag = flags[row]
             text_bytes = encoder.size
             try:
-                encoder._add(text, count, self._scratch.data, self._scratch.size, 0)
+                encoder._add(text, count, self._scratch.data, self._scratch.size, flag)
             except BatchFull:
                 full.append((slot, *self._take(encoder)))
                 text_bytes = 0
-                encoder._add(text, count, self._scratch.data, self._scratch.size, 0)
+                encoder._add(text, count, self._scratch.data, self._scratch.size, flag)
             self.size += encoder.size - text_bytes
         return full
 
@@ -250,12 +254,14 @@ cdef bint is_reserved(const uint8_t *name, Py_ssize_t count) noexcept:
 
 
 cdef int _check_rows(Py_ssize_t rows, const int32_t[::1] topics, const int32_t[::1] queue_ids,
-                     tuple columns) except -1:
+                     const int32_t[::1] flags, tuple columns) except -1:
     cdef ArrowText column
     if topics is not None and topics.shape[0] < rows:
         raise ValueError(f"{topics.shape[0]} topics for {rows} rows")
     if queue_ids is not None and queue_ids.shape[0] < rows:
         raise ValueError(f"{queue_ids.shape[0]} queue ids for {rows} rows")
+    if flags is not None and flags.shape[0] < rows:
+        raise ValueError(f"{flags.shape[0]} flags for {rows} rows")
     for column in columns:
         if column is not None and column.rows < rows:
             raise ValueError(f"a column of {column.rows} rows, {rows} wanted")

@@ -91,9 +91,10 @@ def open_catalog(options: ReadOptions) -> LocalStore | RemoteBrokers:
 class LocalStore:
     """A store directory, served by a broker on this machine or by nobody.
 
-    A store that nobody serves and that was not closed has queues that cannot be trusted until a
-    broker, or `cometmq store repair`, has recovered it. Its log can be read as it is: then
-    `recovered` is False, and ranges are what a walk over the whole log has seen.
+    A store that nobody serves and that was not closed, or whose queues have lost something, has
+    queues that cannot be trusted until a broker, or `cometmq store repair`, has recovered it. Its
+    log can be read as it is: then `distrust` says why, and ranges are what a walk over the whole
+    log has seen.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -106,19 +107,28 @@ class LocalStore:
         self._durable = options.isolation is Isolation.DURABLE
         self._by_broker = RemoteBrokers(options) if options.namesrv else None
         self._served = Served(self.path) if is_served(self.path) else None
-        self.recovered = self._served is not None or not (self.path / ABORT_FILE).exists()
+        self.distrust = ""
         self._closed: ClosedPositions | None = None
         self._surveyed: dict[tuple[str, int], QueueRange] | None = None
         if self._served is not None:
             self.reader = ColumnReader.at(self.path, self._served.positions)
-        elif self.recovered:
-            segment_bytes, queue_bytes = file_sizes(self.path)
-            self._closed = ClosedPositions(self.path, segment_bytes, queue_bytes)
-            self.reader = ColumnReader.at(self.path, self._closed)
         else:
-            self.reader = ColumnReader.up_to(self.path, log_end(self.path))
-            self._surveyed = _ranges_of(self.reader.survey(self.log_range()[1]))
-        self._check_queue_kind()
+            self.distrust = self._look_at_queues()
+            if self.distrust:
+                self.reader = ColumnReader.up_to(self.path, log_end(self.path))
+                self.survey()
+            else:
+                assert self._closed is not None
+                self.reader = ColumnReader.at(self.path, self._closed)
+
+    def _look_at_queues(self) -> str:
+        """Why they are of no use; "" if they are."""
+        if (self.path / ABORT_FILE).exists():
+            return f"{self.path} was not closed: its queues may not fit its log"
+        if (self.path / BATCH_QUEUES_DIR).is_dir():
+            return f"{self.path} has queues of another kind ({BATCH_QUEUES_DIR})"
+        self._closed = ClosedPositions(self.path, *file_sizes(self.path))
+        return self._closed.distrust and f"{self.path} is damaged: {self._closed.distrust}"
 
     @property
     def served(self) -> bool:
@@ -149,14 +159,6 @@ class LocalStore:
             return list(self._served.table.queues())
         assert self._closed is not None
         return list(self._closed.queues())
-
-    def _check_queue_kind(self) -> None:
-        """Queues of 46-byte entries are left for a later version; their log is not."""
-        if self._closed is not None and (self.path / BATCH_QUEUES_DIR).is_dir():
-            self.recovered = False
-            self.reader.close()
-            self.reader = ColumnReader.up_to(self.path, log_end(self.path))
-            self.survey()
 
     def store_ids(self) -> dict[str, str]:
         return {self.broker: self._store_id}

@@ -30,6 +30,7 @@ WRITE_COLUMNS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "keys": (("string",), "words to find the message by, separated by spaces"),
     "tags": (("string",), "the one tag that consumers may select by"),
     "properties": (("map<string,string>",), "TAGS, KEYS, UNIQ_KEY and WAIT are refused"),
+    "flag": (("int",), "a number of the sender's own, 0 where it is null"),
 }  # fmt: skip
 
 
@@ -100,12 +101,13 @@ class Encoding:
                 batch.num_rows,
                 codes,
                 routes,
-                _queue_ids(columns.get("queue_id")),
+                _numbers(columns.get("queue_id"), NO_QUEUE),
                 _text(columns.get("sharding_key")),
                 _needed_text(columns["body"]),
                 _text(columns.get("keys")),
                 _text(columns.get("tags")),
                 _properties(columns.get("properties")),
+                _numbers(columns.get("flag"), 0),
             )
         except RowIllegal as error:
             row, column, text = error.args
@@ -141,8 +143,8 @@ class Encoding:
         return found
 
 
-def _queue_ids(column: Any) -> Any:
-    return None if column is None else column.fill_null(NO_QUEUE).to_numpy()
+def _numbers(column: Any, null: int) -> Any:
+    return None if column is None else column.fill_null(null).to_numpy()
 
 
 def _text(column: Any) -> ArrowText | None:

@@ -167,7 +167,7 @@ class ReadOptions:
         key="layout",
         help="queue: through the ConsumeQueues. log: whole log segments, in the log's order, for "
         "batches of a store that nobody serves. auto: log where the queues cannot be trusted "
-        "because the store was not closed, else queue.",
+        "because the store was not closed or they have lost something, else queue.",
     )
     transport: Transport = option(
         Transport.AUTO,

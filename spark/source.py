@@ -63,6 +63,7 @@ log = logging.getLogger(__name__)
 
 Ranges = Mapping[Queue, tuple[int, int]]
 NOTHING: Final = InputPartition(None)
+_REMEDY: Final = "Start a broker on it, or run `cometmq store repair`"
 
 
 class CometDataSource(DataSource):
@@ -221,12 +222,9 @@ def _uses_log(options: ReadOptions, catalog: LocalStore | RemoteBrokers) -> bool
         if options.layout is Layout.LOG:
             raise OptionError("layout = log needs the files: transport = file")
         return False
-    if options.layout is Layout.QUEUE and not catalog.recovered:
-        raise OptionError(
-            f"{catalog.path} was not closed: its queues may not fit its log. Start a broker on it, "
-            "or run `cometmq store repair`; layout = log reads it as it is"
-        )
-    if options.layout is Layout.LOG or not catalog.recovered:
+    if options.layout is Layout.QUEUE and catalog.distrust:
+        raise OptionError(f"{catalog.distrust}. {_REMEDY}; layout = log reads it as it is")
+    if options.layout is Layout.LOG or catalog.distrust:
         catalog.survey()
         return True
     return False
@@ -271,12 +269,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     @cached_property
     def catalog(self) -> LocalStore | RemoteBrokers:
         found = open_catalog(self.options)
-        if isinstance(found, LocalStore) and not found.recovered:
+        if isinstance(found, LocalStore) and found.distrust:
             found.close()
-            raise OptionError(
-                f"{found.path} was not closed: a stream needs its queues. Start a broker on it, or "
-                "run `cometmq store repair`"
-            )
+            raise OptionError(f"{found.distrust}, and a stream needs them. {_REMEDY}")
         return found
 
     # --- positions ---

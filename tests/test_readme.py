@@ -14,7 +14,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def test_the_program(tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    program, _spark = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert program.count("tcp://127.0.0.1:9876") == 2
     with Broker(tmp_path / "store") as broker:
         program = program.replace("tcp://127.0.0.1:9876", broker.name_server)

@@ -80,9 +80,10 @@ def test_columns_that_are_too_short() -> None:
         (1, None, [(0, 0, array("i", [0]))], None, one, one, None, None),
         (2, None, route, array("i", [0]), None, two, None, None),
         (2, None, route, None, None, two, None, None, (one, two, two)),
+        (2, None, route, None, None, two, None, None, None, array("i", [0])),
         (1, None, route, None, None, one, None, None, (two, text([]), text([]))),
     ):
-        with pytest.raises(ValueError, match=r"wanted|topics|queue|rows|properties"):
+        with pytest.raises(ValueError, match=r"wanted|topics|queue|rows|properties|flags"):
             encoder.encode(*arguments)  # type: ignore[arg-type]
     with pytest.raises(RowIllegal):
         encoder.encode(1, None, route, array("i", [2**31 - 1]), None, one, None, None)

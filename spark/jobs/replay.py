@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cometmq.client import Admin, Producer
+from cometmq.client import Admin
 from cometmq.protocol.errors import StoreError
 from cometmq.shm import _kernel
 from cometmq.shm.files import COMMITLOG_DIR, segment_name, sync_folder
@@ -25,11 +26,12 @@ from cometmq.spark.jobs.manifest import ArchiveError, Entry
 from cometmq.spark.jobs.running import Progress, run_tasks
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-SEND_ROWS: Final = 1000
-# Made anew by whoever sends, or spelled out beside the properties.
-_OWN: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY", "WAIT", "__CRC32#"})
+REPLAY_FROM: Final = "REPLAY_FROM"  # a property: broker/topic/queue/queue offset
+DEDUPLICATION: Final = "spark.sql.mapKeyDedupPolicy"
+# Made anew by whoever sends, or a column of its own.
+_OWN: Final = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "__CRC32#")
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class Replayed(msgspec.Struct, frozen=True):
     segments: int
     messages: int
     seconds: float
+    left_out: int = 0  # without a body: no client may send such a message
 
 
 @dataclass(frozen=True)
@@ -110,119 +113,162 @@ class Choice:
     begin_ms: int = 0  # store time
     end_ms: int = (1 << 63) - 1
 
-    def files(self, root: Path) -> Iterator[Path]:
-        """In the order of the log; of one broker the messages of a queue ascend."""
+    def segments(self, root: Path) -> list[tuple[Entry, list[str]]]:
+        """Archived segments that may have some, with those files, in the order of each log."""
         folders = {manifest.escaped(self.topic), manifest.SMALL}
+        found = []
         for entry in manifest.entries(root, self.broker):
-            for file in entry.files:
-                folder = file.path.split("/")[1].removeprefix("topic=")
-                in_time = file.min_store_ms < self.end_ms and file.max_store_ms >= self.begin_ms
-                if folder in folders and in_time:
-                    yield manifest.inside(root, file.path)
+            paths = [
+                str(manifest.inside(root, file.path))
+                for file in entry.files
+                if file.path.split("/")[1].removeprefix("topic=") in folders
+                and file.min_store_ms < self.end_ms
+                and file.max_store_ms >= self.begin_ms
+            ]
+            if paths:
+                found.append((entry, paths))
+        return found
 
-    def rows(self, root: Path) -> Iterator[list[dict[str, Any]]]:
-        """Batches of rows; internal bookkeeping (transactions that were not committed) is not."""
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.compute as compute  # type: ignore[import-untyped]
-        from pyarrow import parquet
-
-        names = ["topic", "queue_id", "sys_flag", "flag", "store_ts", "body", "properties_raw"]
-        for path in self.files(root):
-            with parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(SEND_ROWS, columns=names):
-                    table = pa.Table.from_batches([batch])
-                    ms = compute.divide(table["store_ts"].cast(pa.int64()), 1000)
-                    keep = compute.and_(
-                        compute.equal(table["topic"], self.topic),
-                        compute.and_(
-                            compute.greater_equal(ms, self.begin_ms),
-                            compute.less(ms, self.end_ms),
-                        ),
-                    )
-                    rows = table.filter(keep).to_pylist()
-                    yield [row for row in rows if row["sys_flag"] & 0xC not in (0x4, 0xC)]
+    def sink_id(self, entry: Entry, to_topic: str, run: str) -> str:
+        """The same for the same request, so that a run that is begun again goes on."""
+        asked = [entry.broker, entry.store_id, *astuple(self), to_topic, run]
+        digest = hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:24]
+        return f"replay-{digest}-{entry.begin}"
 
 
 def replay_to_topic(
+    spark: SparkSession,
     archive: str | Path,
     choice: Choice,
     name_server: str,
     to_topic: str,
     *,
+    run: str = "",
     rate: int = 0,
+    at_least_once: bool = False,
+    to_broker: str = "",
     progress: Progress | None = None,
 ) -> Replayed:
-    """Send archived messages again: bodies, tags, keys and properties, queue by queue in order.
+    """Send archived messages again, queue by queue in order, to queues of the same numbers (modulo
+    their count); ids, times and hosts are new, the property REPLAY_FROM says where one was.
 
-    At least once: a run that ends early and is begun again sends what it had sent once more. Ids,
-    times and hosts are new ones. Runs in this process, not in Spark.
+    Exactly once, archived segment by archived segment: a run that ends early and is begun again
+    goes on where it was, for as long as brokers remember a sink (30 days).
 
     Args:
-        rate: messages a second, 0 = as fast as it goes.
+        run: with another name the same is replayed once more.
+        rate: at most so many messages a second are sent; 0 = as fast as it goes. Exactly once,
+            they are seen when their segment is committed.
+        at_least_once: they are seen as they are sent, and a run that is begun again begins again.
+        to_broker: needed where several have the topic, unless `at_least_once`.
+
+    Raises ArchiveError, TopicNotExist, NotReachable.
     """
     began = time.monotonic()
     root = manifest.local_root(archive)
-    files = list(choice.files(root))
-    if not files:
+    segments = choice.segments(root)
+    if not segments:
         raise ArchiveError(f"{root}: no message of topic {choice.topic} of that time is in it")
     with Admin(name_server) as admin:
-        queues = admin.describe_topic(to_topic)
-    count = len({queue.queue_id for queue in queues.queues})
-    pace = _Pace(rate)
-    sent = 0
-    with Producer(name_server) as producer:
-        for rows in choice.rows(root):
-            for _, alike in groupby(rows, key=_kind):
-                run = list(alike)
-                sent += _send(producer, to_topic, run, count)
-                pace.after(sent)
-                if progress is not None:
-                    progress(sent, sent)
-    return Replayed(str(root), to_topic, 0, sent, time.monotonic() - began)
+        queues = len({queue.queue_id for queue in admin.describe_topic(to_topic).queues})
+    options = {"namesrv": name_server, "topic": to_topic, "delivery": "at_least_once"}
+    messages = left_out = 0
+    for done, (entry, paths) in enumerate(segments, 1):
+        if not at_least_once:
+            options["delivery"] = "exactly_once"
+            options["sinkId"] = choice.sink_id(entry, to_topic, run)
+            options["brokerName"] = to_broker
+        rows = _rows(spark.read.parquet(*paths), choice, queues, rate)
+        with _last_wins(spark):
+            sent, empty = _write(rows, options)
+        messages, left_out = messages + sent, left_out + empty
+        if progress is not None:
+            progress(done, len(segments))
+    seconds = time.monotonic() - began
+    return Replayed(str(root), to_topic, len(segments), messages, seconds, left_out)
 
 
-def _kind(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What has to be the same of messages that are sent together."""
-    return row["queue_id"], row["flag"], tuple(sorted(_properties(row).items()))
+@contextmanager
+def _last_wins(spark: SparkSession) -> Iterator[None]:
+    """Of a property that is there twice the last counts, as RocketMQ reads it."""
+    before = spark.conf.get(DEDUPLICATION)
+    spark.conf.set(DEDUPLICATION, "LAST_WIN")
+    try:
+        yield
+    finally:
+        spark.conf.set(DEDUPLICATION, before or "EXCEPTION")
 
 
-def _properties(row: dict[str, Any]) -> dict[str, str]:
-    found = {}
-    for pair in row["properties_raw"].split(b"\x02"):
-        name, _, value = pair.partition(b"\x01")
-        if name and value:
-            found[name.decode(errors="replace")] = value.decode(errors="replace")
-    found.pop("UNIQ_KEY", None)
-    return found
+def _write(rows: DataFrame, options: Mapping[str, str]) -> tuple[int, int]:
+    """(messages sent, messages without a body)."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    seen = Observation()
+    empty = f.length("body") == 0
+    rows = rows.observe(seen, f.count_if(~empty).alias("sent"), f.count_if(empty).alias("empty"))
+    rows = rows.where(~empty)
+    rows.write.format("cometmq").mode("append").options(**options).save()
+    return int(seen.get["sent"]), int(seen.get["empty"])
 
 
-def _send(producer: Producer, topic: str, rows: list[dict[str, Any]], queues: int) -> int:
-    first = _properties(rows[0])
-    own = {name: value for name, value in first.items() if name not in _OWN}
-    bodies = [
-        _kernel.decompress(row["body"], row["sys_flag"]) if row["sys_flag"] & 1 else row["body"]
-        for row in rows
-    ]
-    producer.send_many(
-        topic,
-        bodies,
-        tags=first.get("TAGS"),
-        keys=first.get("KEYS"),
-        properties=own or None,
-        queue_id=rows[0]["queue_id"] % queues,
-        flag=rows[0]["flag"],
-    )
-    return len(rows)
+def _rows(table: DataFrame, choice: Choice, queues: int, rate: int) -> DataFrame:
+    """What the sink takes, each source queue in one task and in order."""
+    from pyspark.sql import functions as f
+
+    ms = f.unix_millis("store_ts")
+    prepared, rolled_back = 0x4, 0xC  # bookkeeping of transactions
+    table = table.where(
+        (f.col("topic") == choice.topic) & (ms >= choice.begin_ms) & (ms < choice.end_ms)
+        & ~f.col("sys_flag").bitwiseAND(0xC).isin(prepared, rolled_back)
+    )  # fmt: skip
+    folded = not table.where(f.col("sys_flag").bitwiseAND(1) == 1).isEmpty()
+    tasks = max(1, min(queues, table.sparkSession.sparkContext.defaultParallelism))
+    pairs = f.str_to_map(f.col("properties_raw").cast("string"), f.lit("\x02"), f.lit("\x01"))
+    kept = f.map_filter(pairs, lambda key, value: value.isNotNull() & ~key.isin("", *_OWN))
+    place = f.concat_ws("/", "broker", "topic", "queue_id", "queue_offset")
+    rows = table.repartition(tasks, "queue_id").sortWithinPartitions("queue_id", "queue_offset")
+    rows = rows.select(
+        (f.col("queue_id") % queues).cast("int").alias("queue_id"), "body", "keys", "tags",
+        f.map_concat(kept, f.create_map(f.lit(REPLAY_FROM), place)).alias("properties"),
+        "flag", "sys_flag",
+    )  # fmt: skip
+    if folded or rate:
+        rows = rows.mapInArrow(_Sent(rate / tasks), rows.schema)
+    return rows.drop("sys_flag")
 
 
-class _Pace:
-    """Waits so that no more than so many messages a second go out."""
+@dataclass(frozen=True)
+class _Sent:
+    """In a worker: bodies are unfolded, and no more than so many messages a second pass."""
 
-    def __init__(self, rate: int) -> None:
-        self._rate = rate
-        self._began = time.monotonic()
-        self._pause = threading.Event()
+    rate: float
 
-    def after(self, sent: int) -> None:
-        if self._rate:
-            self._pause.wait(max(0.0, self._began + sent / self._rate - time.monotonic()))
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        pause, began, passed = threading.Event(), time.monotonic(), 0
+        for batch in batches:
+            step = max(1, int(self.rate / 10)) if self.rate else max(1, batch.num_rows)
+            for at in range(0, batch.num_rows, step):
+                part = batch.slice(at, step)
+                yield _unfolded(part)
+                passed += part.num_rows
+                if self.rate:
+                    pause.wait(max(0.0, began + passed / self.rate - time.monotonic()))
+
+
+def _unfolded(batch: Any) -> Any:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    flags = batch.column("sys_flag").to_pylist()
+    if not any(flag & 1 for flag in flags):
+        return batch
+    bodies = batch.column("body").to_pylist()
+    for row, flag in enumerate(flags):
+        if flag & 1:
+            try:
+                bodies[row] = _kernel.decompress(bodies[row], flag)
+            except ValueError as error:
+                place = dict(batch.column("properties")[row].as_py())[REPLAY_FROM]
+                raise ArchiveError(f"{place}: {error}") from None
+    place = batch.schema.get_field_index("body")
+    return batch.set_column(place, batch.schema.field(place), pa.array(bodies, pa.binary()))

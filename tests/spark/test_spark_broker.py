@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 import zlib
@@ -21,6 +22,7 @@ from cometmq.shm.control import Counter as Counters
 from cometmq.spark import LagListener
 from cometmq.spark.listener import LagRow
 
+README = Path(__file__).resolve().parents[2] / "README.md"
 TRANSPORTS = ("file", "rpc")
 COLUMNS = "topic string, queue_id int, queue_offset bigint, body binary, tags string, keys string"
 
@@ -67,6 +69,18 @@ def places(rows: Sequence[Row]) -> list[tuple[int, int]]:
 
 def both(begin: int, end: int) -> list[tuple[int, int]]:
     return [(queue_id, offset) for queue_id in (0, 1) for offset in range(begin, end)]
+
+
+def test_the_readmes_program(spark: SparkSession, broker: RunningBroker) -> None:
+    _client, program = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    broker.create_topic("orders", 1)
+    names: dict[str, Any] = {}
+    exec(program.replace("127.0.0.1:9876", broker.ready.name_server), names)
+    broker.send("orders", 0, [b"paid"])
+    orders = names["orders"].writeStream.format("memory").queryName("orders")
+    orders.trigger(availableNow=True).start().awaitTermination(60)
+    assert names["spark"] is spark or names["spark"]._jvm is spark._jvm
+    assert spark.table("orders").count() == 0  # a stream begins at the latest message
 
 
 # --- batches ---

@@ -15,13 +15,20 @@ import golden
 import msgspec
 import pytest
 from family import RunningBroker
-from pyspark.sql import SparkSession
+from old_segments import ALL_HOURS, FAST, MIB, log_begins, make_old, write_segments
+from pyspark.errors import PythonException
+from pyspark.sql import Row, SparkSession
 from shared_data import data_path
 
+from cometmq.client import Admin
+from cometmq.protocol.commands import GetQueueRange, QueueRange
 from cometmq.protocol.errors import StoreError
-from cometmq.shm._kernel import ARCHIVE_NAMES, RECORD_FIELDS, put_records
+from cometmq.shm._kernel import ARCHIVE_NAMES, RECORD_FIELDS, Message, put_records
 from cometmq.shm.consume_queue import QueueFiles
+from cometmq.shm.control import Counter
+from cometmq.shm.holds import ARCHIVE_HOLD
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT
+from cometmq.shm.store_reader import file_sizes
 from cometmq.shm.verify import verify_store
 from cometmq.spark.jobs import archived, compact, ingest, lag, manifest, replay, stats
 from cometmq.spark.jobs.archive import ArchiveTask, archive, archive_segment, plan_archive
@@ -372,23 +379,137 @@ def test_log_files_through_broker_stream_archive_and_replay(
         assert [m.body for m in again.read_queue("HDFS", 0)] == lines["HDFS"][0::2]
 
 
+def test_the_cleaner_waits_for_the_archive(spark: SparkSession, tmp_path: Path) -> None:
+    """Each segment that is deleted is in the archive; what was not is said."""
+    settings = FAST | {"deleteWhen": ALL_HOURS, "archiveHold": True}
+    root = tmp_path / "archive"
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        name_server = broker.ready.name_server
+        broker.create_topic("t")
+        write_segments(broker, 3)
+        make_old(broker, 3)
+        with pytest.raises(ArchiveError, match="nobody said at which name server"):
+            archive(spark, broker.store, root)
+        assert len(manifest.entries(root)) == 3
+        assert broker.counter(Counter.MIN_OFFSET) == 0
+        done = archive(spark, broker.store, root, name_server=name_server)
+        assert (done.segments, done.skipped) == (0, 3)
+        assert (done.told, done.lost_bytes) == (3 * MIB, 0)
+        log_begins(broker, 3 * MIB)
+        write_segments(broker, 6)
+        make_old(broker, 3, 3)
+        with Admin(name_server) as admin:
+            admin.place_hold(ARCHIVE_HOLD, 4 * MIB)  # somebody has no patience
+        log_begins(broker, 4 * MIB)
+        after = archive(spark, broker.store, root, name_server=name_server)
+        assert (after.told, after.lost_bytes) == (6 * MIB, MIB)
+        log_begins(broker, 6 * MIB)
+    assert [entry.begin // MIB for entry in manifest.entries(root)] == [0, 1, 2, 4, 5]
+
+
 def test_replay_to_a_topic(
     spark: SparkSession, broker: RunningBroker, lines: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
-    archive(spark, broker.store, tmp_path / "archive")
+    """Once, however often it is run; under another name once more."""
+    root = tmp_path / "archive"
+    archive(spark, broker.store, root)
     broker.create_topic("again", 2)
     choice = replay.Choice("Spark")
     name_server = broker.ready.name_server
-    done = replay.replay_to_topic(tmp_path / "archive", choice, name_server, "again")
-    assert done.messages == len(lines["Spark"])
+    for _ in range(2):
+        done = replay.replay_to_topic(spark, root, choice, name_server, "again")
+        assert done.messages == len(lines["Spark"])
     for queue_id in (0, 1):
         mine = lines["Spark"][queue_id::2]
         found = broker.read_queue("again", queue_id, len(mine))
         assert [message.body for message in found] == mine
         assert {message.tags for message in found} == {"Spark"}
+        assert [message.properties["REPLAY_FROM"] for message in found] == [
+            f"broker-a/Spark/{queue_id}/{number}" for number in range(len(mine))
+        ]
+    assert len(broker_queue(broker, "again", 0)) == len(lines["Spark"][0::2])
+    replay.replay_to_topic(spark, root, choice, name_server, "again", run="once more")
+    twice = [message.body for message in broker_queue(broker, "again", 0)]
+    assert twice == 2 * lines["Spark"][0::2]
     nothing = replay.Choice("Spark", begin_ms=1 << 60)
     with pytest.raises(ArchiveError, match="no message of topic Spark"):
-        replay.replay_to_topic(tmp_path / "archive", nothing, name_server, "again")
+        replay.replay_to_topic(spark, root, nothing, name_server, "again")
+
+
+def in_ms(row: Row) -> int:
+    return int(row.store_ts.timestamp() * 1000)
+
+
+def seal(store: Path) -> None:
+    """Have another segment behind the last."""
+    segment_bytes, queue_segment_bytes = file_sizes(store)
+    settings = {
+        "mappedFileSizeCommitLog": segment_bytes, "mappedFileSizeConsumeQueue": queue_segment_bytes,
+        "maxMessageSize": 100_000,
+    }  # fmt: skip
+    with RunningBroker(store, settings) as broker:
+        broker.create_topic("filler", 1)
+        count = segment_bytes // 50_000 + 1
+        for _ in range(count):
+            broker.send("filler", 0, [b"f" * 50_000])
+        broker.read_queue("filler", 0, count)
+        assert broker.close() == 0
+
+
+def broker_queue(broker: RunningBroker, topic: str, queue_id: int) -> list[Message]:
+    """All that it has now."""
+    answer, _ = broker.reader.ask(GetQueueRange(topic, queue_id))
+    assert isinstance(answer, QueueRange)
+    return broker.read_queue(topic, queue_id, answer.max_queue_offset)
+
+
+@pytest.mark.parametrize("at_least_once", [False, True])
+def test_replay_keeps_what_a_message_has(
+    spark: SparkSession, broker: RunningBroker, tmp_path: Path, at_least_once: bool
+) -> None:
+    """Every message of RocketMQ's own store with all its kinds: flags, properties, compressed."""
+    store = golden.unpack("special-crc", tmp_path)
+    seal(store)
+    root = tmp_path / "archive"
+    archive(spark, store, root)
+    topic = f"special-{at_least_once}"
+    broker.create_topic(topic, 1)
+    name_server = broker.ready.name_server
+    sealed = manifest.entries(root)[-1].end
+    read = spark.read.format("cometmq").options(store=str(store), subscribePattern="sp_.*")
+    read = read.option("onCorrupt", "null-body")
+    named = (
+        "broker", "topic", "queue_id", "queue_offset", "store_ts", "physical_offset", "sys_flag",
+        "flag", "keys", "tags", "body", "properties",
+    )  # fmt: skip
+    schema = ", ".join(f"{name} {COLUMNS[name][0]}" for name in named)
+    rows = [row for row in read.schema(schema).load().collect() if row.physical_offset < sealed]
+    (bad,) = (row for row in rows if row.body is None)
+    with pytest.raises(
+        PythonException, match=f"{bad.topic}/{bad.queue_id}/{bad.queue_offset}: body"
+    ):
+        replay.replay_to_topic(spark, root, replay.Choice(bad.topic), name_server, topic)
+    rows = [row for row in rows if row.topic != bad.topic or row.store_ts < bad.store_ts]
+    empty = 0
+    for name in sorted({row.topic for row in rows}):
+        choice = replay.Choice(name, end_ms=in_ms(bad) if name == bad.topic else 1 << 60)
+        empty += replay.replay_to_topic(
+            spark, root, choice, name_server, topic, rate=50_000, at_least_once=at_least_once
+        ).left_out
+    assert empty == sum(not row.body for row in rows) > 0
+    rows = [row for row in rows if row.body]
+    found = {each.properties["REPLAY_FROM"]: each for each in broker_queue(broker, topic, 0)}
+    assert len(found) == len(rows)
+    assert any(row.sys_flag & 1 for row in rows), "none is compressed"
+    for row in rows:
+        place = f"{row.broker}/{row.topic}/{row.queue_id}/{row.queue_offset}"
+        message = found[place]
+        assert message.body == bytes(row.body)
+        assert (message.flag, message.keys, message.tags) == (row.flag, row.keys, row.tags)
+        own = dict.fromkeys(("UNIQ_KEY", "__CRC32#", "WAIT"))
+        kept = {name: text for name, text in row.properties.items() if name not in own}
+        came = {name: text for name, text in message.properties.items() if name not in own}
+        assert came == kept | {"REPLAY_FROM": place}
 
 
 def test_lag(broker: RunningBroker, lines: dict[str, list[bytes]]) -> None:
