@@ -67,8 +67,11 @@ class Process:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self.log_path.open("a") as log:
+            for line in self._process.stdout:
+                log.write(line)
+                log.flush()
+                self._lines.put(line)
         self._lines.put(None)
 
     def line(self, timeout_s: float) -> str | None:
@@ -98,12 +101,10 @@ class Daemon(Process):
     """Master or worker."""
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        said = ""
         while (line := self.line(START_S)) is not None:
-            said += line
             if found := re.search(pattern, line):
                 return found
-        raise AssertionError(f"it ended before {pattern!r}:\n{said}")
+        raise AssertionError(f"it ended before {pattern!r}:\n{self.log()}")
 
 
 class Driver(Process):
