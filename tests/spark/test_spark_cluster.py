@@ -23,7 +23,7 @@ from cometmq.protocol.commands import GetStatistics, Statistics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 QUEUES = 4
-COUNT = 4_000  # messages in each queue
+COUNT = 3_000  # messages in each queue
 BATCH = 4_000  # in a batch of a stream: two tasks
 
 
