@@ -218,6 +218,8 @@ class Consumer:
                 messages = self._take(max_count)
                 if messages:
                     return messages
+                if self._pump_due:
+                    continue  # what there was had been handed out before
                 left_s = 3600.0 if deadline is None else deadline - time.monotonic()
                 if left_s <= 0:
                     break

@@ -11,7 +11,6 @@ What cannot be mapped goes through ZeroMQ, unless `transport="mapped"` forbids t
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -424,13 +423,13 @@ class MappedQueues:
     def sleep(self, timeout_s: float) -> None:
         self._sleeper.sleep(timeout_s, self._spin_s)
 
-    def watch(self, wake_fd: int) -> None:
-        """Have a thread sleep instead, which makes a descriptor readable: for who needs one.
+    def watch(self) -> None:
+        """Have a thread sleep instead, which rings the owner: for who sleeps on descriptors.
 
         To be called after `look` and before `read`.
         """
         if self._watcher is None:
-            self._watcher = Watcher(wake_fd)
+            self._watcher = Watcher(self._owner.ring)
         self._watcher.watch(self._sleeper, list(self._ends()))
 
     def close(self) -> None:
@@ -443,8 +442,8 @@ class MappedQueues:
 class Watcher:
     """A thread that sleeps on counters for whoever sleeps on descriptors."""
 
-    def __init__(self, wake_fd: int) -> None:
-        self._wake_fd = wake_fd
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
         self._bell = Bell()
         self._order = threading.Condition()
         self._sleeper: Sleeper | None = None
@@ -479,7 +478,7 @@ class Watcher:
                     return
                 if self._sleeper is sleeper:
                     self._sleeper = None
-                    os.eventfd_write(self._wake_fd, 1)
+                    self._ring()
 
     def close(self) -> None:
         with self._order:

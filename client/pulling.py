@@ -180,6 +180,7 @@ class Puller:
         self._arrived: deque[tuple[Queue, int, Pending]] = deque()
         self._channels: dict[str, Channel] = {}
         self._check_at = 0.0
+        self._rung = False
         self._closed = False
         self._mapped: MappedQueues | None = None
         if transport != "zmq":
@@ -203,6 +204,7 @@ class Puller:
         """Whoever waits looks again."""
         if not self._closed:
             os.eventfd_write(self.wake_fd, 1)
+            self._rung = True  # not before it can be read
             if self._mapped is not None:
                 self._mapped.bell.ring()
 
@@ -228,7 +230,7 @@ class Puller:
             return 0.0
         mapped.look()
         if self._channels:
-            mapped.watch(self.wake_fd)
+            mapped.watch()
         if mapped.read():
             return 0.0
         if self._channels:
@@ -254,8 +256,10 @@ class Puller:
             self._check(now)
 
     def take_in(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fd)
+        if self._rung:
+            self._rung = False
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.wake_fd)
         if self._mapped is not None:
             self._mapped.take_in()
         while self._arrived:
@@ -269,7 +273,7 @@ class Puller:
         """What to sleep on until `pump` has something to do; empty: it has already."""
         if self._mapped is not None:
             self._mapped.look()
-            self._mapped.watch(self.wake_fd)
+            self._mapped.watch()
             if self.ready or self._mapped.read():
                 return []
         found = [self.wake_fd]
