@@ -60,12 +60,21 @@ class MappedStore:
         os.listdir(root / "commitlog")  # raises what opening a segment would
         self.reader = MappedReader(
             root,
+            found.path,
             segment_bytes=found.segment_bytes,
             queue_segment_bytes=found.queue_segment_bytes,
             positions=LivePositions(self.control, self.table),
         )
 
+    def _check_owner(self, found: LocalStore, owner: int, foreign: bool) -> None:
+        if not foreign and owner not in (0, os.geteuid()):
+            raise NotMapped(
+                f"{found.path} belongs to user {owner}, who could cut what this process has "
+                'mapped: only transport="mapped" accepts that'
+            )
+
     def _open_control(self, found: LocalStore, foreign: bool) -> ControlFile:
+        self._check_owner(found, os.fstat(self._folder).st_uid, foreign)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(CONTROL_FILE, flags, dir_fd=self._folder)
         try:
@@ -78,11 +87,7 @@ class MappedStore:
                     f"{found.path}/{CONTROL_FILE} is another file than the broker's: "
                     f"{is_there.st_dev}/{is_there.st_ino} here, {wanted[0]}/{wanted[1]} there"
                 )
-            if not foreign and is_there.st_uid not in (0, os.geteuid()):
-                raise NotMapped(
-                    f"{found.path} belongs to user {is_there.st_uid}, who could cut what this "
-                    f'process has mapped: only transport="mapped" accepts that'
-                )
+            self._check_owner(found, is_there.st_uid, foreign)
             return ControlFile.open(Path(f"/proc/self/fd/{descriptor}"), writable=False)
         finally:
             os.close(descriptor)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 from functools import lru_cache
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from cometmq.protocol.commands import PullStatus
@@ -12,7 +14,9 @@ from cometmq.shm._kernel import Message
 from cometmq.shm.consume_queue import UNIT
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.queue_table import QueueRange
-from cometmq.shm.store_reader import GetStatus, StoreReader, outside
+from cometmq.shm.store_reader import GetStatus, Positions, StoreReader, outside
+
+log = logging.getLogger(__name__)
 
 SCAN_COUNT: Final = 65_536  # entries looked at for one answer, whatever the tags
 AHEAD_BYTES: Final = 16 * 1_048_576  # the system is asked to have in memory
@@ -41,7 +45,39 @@ class Found(NamedTuple):
 
 
 class MappedReader(StoreReader):
-    """A StoreReader that hands out messages. Whoever has several threads locks it."""
+    """A StoreReader that hands out messages. Whoever has several threads locks it.
+
+    Args:
+        root: the store, by a name that stays the same folder's.
+        shown: what people call it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        shown: str,
+        *,
+        segment_bytes: int,
+        queue_segment_bytes: int,
+        positions: Positions,
+    ) -> None:
+        super().__init__(
+            root,
+            segment_bytes=segment_bytes,
+            queue_segment_bytes=queue_segment_bytes,
+            positions=positions,
+        )
+        self._shown = shown
+        self._ahead = range(0)  # physical offsets that the system was asked for
+
+    def _report(self, damaged: list[int]) -> None:
+        for physical_offset in set(damaged) - self.damaged:
+            self.damaged.add(physical_offset)
+            log.error(
+                "%s: the record at physical offset %d is damaged and is not delivered",
+                self._shown,
+                physical_offset,
+            )
 
     def messages(
         self,
@@ -84,8 +120,6 @@ class MappedReader(StoreReader):
                 return Found(PullStatus.NO_MATCHED_MESSAGE, queue_offset, low, high, [], 0)
 
     # --- what is not in memory ---
-
-    _ahead: range = range(0)  # physical offsets that the system was asked for
 
     def _read_ahead(self, units: mmap.mmap, at: int) -> None:
         """Have what comes next read in large pieces, and not page by page when it is met."""
