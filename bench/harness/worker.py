@@ -23,6 +23,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle, islice
+from operator import sub
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -186,6 +187,10 @@ class Times:
         self.service = array("q", bytes(8 * count))  # from the actual send to the acknowledgement
         self.response = array("q", bytes(8 * count))  # from the intended one
 
+    def delays(self) -> array[int]:
+        """From the intended to the actual send."""
+        return array("q", map(sub, self.response, self.service))
+
 
 def _produce(job: Job, sender: Sender) -> dict[str, Any]:
     stamper = Stamper(
@@ -209,6 +214,9 @@ def _produce(job: Job, sender: Sender) -> dict[str, Any]:
         "service_hlog": _log(job, "service", times and times.service[:sent], seconds),
         "response_hlog": _log(
             job, "response", times and times.response[:sent] if job.rate else None, seconds
+        ),
+        "delay_hlog": _log(
+            job, "delay", times and times.delays()[:sent] if job.rate else None, seconds
         ),
         "extra": getattr(sender, "extra", {}),
     }
@@ -281,6 +289,8 @@ def _open_loop(
     total = job.warmup + job.messages
     times = Times(total)
     loop = _wait_for_each if job.mode == "one_in_flight" else _pipelined
+    if hasattr(sender, "paced"):
+        loop = _paced
     cpu = time.process_time()
     start_ns = clock_ns() + START_NS
     sent, end_ns = loop(job, sender, stamper, orders, times, intended_times(job.rate, start_ns))
@@ -289,6 +299,22 @@ def _open_loop(
     del times.service[:warm], times.response[:warm]
     seconds = (end_ns - intended_times(job.rate, start_ns)(warm)) / 1e9
     return times, seconds, cpu_s * (sent - warm) / max(1, sent), sent - warm
+
+
+def _paced(
+    job: Job, sender: Any, stamper: Stamper, orders: _Orders, times: Times,
+    intended: Callable[[int], int],
+) -> tuple[int, int]:  # fmt: skip
+    """By the sender itself: a client of asyncio sends and reads in its own loop alone."""
+    progress = _Progress()
+    topics = islice(cycle(job.topics), job.warmup + job.messages)
+
+    def go_on(number: int) -> bool:
+        progress.tell(number, clock_ns())
+        return not orders.stop.is_set()
+
+    sent: tuple[int, int] = sender.paced(topics, intended, stamper.body, times, go_on)
+    return sent
 
 
 def sleep_until(due_ns: int) -> None:
@@ -348,7 +374,6 @@ class _Acknowledgements(threading.Thread):
             self.error = error
 
     def _take(self) -> bool:
-        """The next one, and what was acknowledged with it."""
         self._more.acquire()
         number, due, before, token = self._begun.popleft()
         if number < 0:
