@@ -232,7 +232,7 @@ def _log(job: Job, kind: str, values: array[int] | None, seconds: float) -> str 
     if not values or not job.hlog:
         return None
     path = Path(f"{job.hlog}.{kind}.hlog")
-    step = max(1, round(len(values) * INTERVAL_S / max(seconds, INTERVAL_S)))
+    step = -(-len(values) // max(1, round(seconds / INTERVAL_S)))
     parts = [values[at : at + step] for at in range(0, len(values), step)]
     histograms.write(path, *map(histograms.of, parts), seconds=seconds)
     return str(path)
