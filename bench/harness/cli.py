@@ -38,7 +38,7 @@ results: docs/performance.md. The libraries: pip install 'cometmq[bench]'.
 """
 
 
-class Bytes(click.ParamType):
+class Bytes(click.ParamType[int]):
     """A number of bytes: 128, 1k, 4m, 2g."""
 
     name = "bytes"
@@ -52,7 +52,7 @@ class Bytes(click.ParamType):
         return int(found[1]) * _UNITS[found[2]]
 
 
-class Systems(click.ParamType):
+class Systems(click.ParamType[tuple[str, ...]]):
     """Names of systems, joined by commas."""
 
     name = "systems"

@@ -75,7 +75,7 @@ class Session:
                 ctx = replace(self.ctx, round=number)
                 hint(f"{workload}, round {number + 1} of {self.rounds}")
                 if with_controls:
-                    self.lines += controls(ctx)
+                    self.lines += controls(ctx, workload)
                 for name in names:
                     self.lines += measured(workload, ctx, self.make(name))
                 self.save()
