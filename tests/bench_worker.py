@@ -94,9 +94,10 @@ class FileReceiver:
 
     def __init__(self, job: Job) -> None:
         self._file = (Path(job.endpoint["folder"]) / job.topics[0]).open()
+        self._rest = ""  # of a line that is not whole yet
 
     def poll(self, timeout_s: float) -> list[bytes]:
-        lines = [line for line in (self._file.readline() for _ in range(1000)) if line]
+        *lines, self._rest = (self._rest + self._file.read()).split("\n")
         return [bytes.fromhex(line) for line in lines]
 
     def split(self, messages: Sequence[bytes]) -> list[tuple[int, bytes]]:

@@ -250,8 +250,9 @@ def report(output: str, out: Path | None, store: Path | None, given: Path | None
     if out is None:
         raise click.UsageError("--out DIR: where the bundle is to be")
     if given is not None:
+        results = load_results(given)
         out.mkdir(parents=True, exist_ok=True)
-        write_report(load_results(given), out)
+        write_report(results, out)
         hint(f"the bundle: {out / 'report.html'}")
         return
     with folders(out, store) as (bundle, scratch):

@@ -69,6 +69,7 @@ class Session:
 
     def run(self, workloads: Sequence[str], *, with_controls: bool = True) -> None:
         """Round by round, and in a round system by system: A-B-A-B."""
+        self.ctx.plan()  # what cannot be asked for is told before anything starts
         names = self.usable()
         for workload in workloads:
             for number in range(self.rounds):
