@@ -350,6 +350,15 @@ def test_of_latencies_less_is_better() -> None:
     assert results.ratio(ours, theirs) == 3
 
 
+def test_latencies_at_different_rates_are_not_compared() -> None:
+    def at(rate: float) -> results.Group:
+        values = {"p50_us": 10.0, "asked_per_s": rate}
+        return results.grouped([line("cometmq", 0, key="p50_us", values=values)])[0]
+
+    assert results.ratio(at(1000), at(1000)) == 1
+    assert results.ratio(at(1000), at(2000)) is None
+
+
 def test_a_busy_machine_is_marked() -> None:
     assert "busy machine" in results.rows([line("cometmq", 1, others=0.06)])[0]["remarks"]
     assert not results.rows([line("cometmq", 1, others=0.05)])[0]["remarks"]

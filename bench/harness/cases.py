@@ -54,7 +54,7 @@ class Context:
     logs: Path
     say: Say
     seconds: float = 10.0
-    windows: int = 6
+    windows: int = 8
     size: int | None = None
     queues: int | None = None
     rate: float | None = None
@@ -93,7 +93,7 @@ class Context:
         room = shutil.disk_usage(self.folder).free * DISK_SHARE - ASIDE_BYTES
         if room <= 0:
             raise BenchError(f"{self.folder}: less than {2 * ASIDE_BYTES >> 30} GiB are free")
-        return sized(rate, self.seconds, plan, room / (plan.size + RECORD_BYTES))
+        return sized(rate, self.seconds, plan, room / (plan.size + RECORD_BYTES) / 1.5)
 
 
 @contextlib.contextmanager
@@ -193,7 +193,7 @@ class Case:
         def measure() -> list[Line]:
             warm = self.warm(case, plan)
             count = self.ctx.count(warm.rate, plan)
-            outcome = self.trial(case, replace(plan, messages=count, warmup=count // 10)).run()
+            outcome = self.trial(case, replace(plan, messages=count, warmup=count // 2)).run()
             values = rate_of(outcome.rate, plan.size) | {"cold_messages_per_s": warm.cold_rate}
             values["drain_messages_per_s"] = outcome.delivered / (outcome.consumer_seconds or 1)
             key, kinds = "messages_per_s", ("service",)

@@ -13,6 +13,7 @@ from cometmq.bench.extra import BenchError
 from cometmq.bench.systems import OWN
 
 CONTROL: Final = "control"
+SAME_RATE: Final = 0.01
 FORMAT: Final = 1  # of results.json
 
 # What a metric is, and whether less of it is better. Every line has the first three if they apply.
@@ -143,8 +144,14 @@ def grouped(lines: Iterable[Line]) -> list[Group]:
 
 
 def ratio(ours: Group, theirs: Group, metric: str = "") -> float | None:
-    """How many times better ours is: above 1 we win, whatever the metric is."""
+    """How many times better ours is: above 1 we win, whatever the metric is.
+
+    None where there is nothing to compare: latencies at different rates, above all.
+    """
     metric = metric or ours.key
+    asked = ours.spread("asked_per_s"), theirs.spread("asked_per_s")
+    if asked[0] and asked[1] and abs(asked[0].median / asked[1].median - 1) > SAME_RATE:
+        return None
     mine, other = ours.spread(metric), theirs.spread(metric)
     if mine is None or other is None or not mine.median or not other.median:
         return None

@@ -363,13 +363,14 @@ def is_stable(rates: Sequence[float]) -> bool:
 def warm_up(system: System, plan: Plan, folder: Path, window_s: float, windows_max: int) -> WarmUp:
     """Send windows of about so many seconds until they are alike, at most so many.
 
-    A window is a run of workers of its own: what gets warm is the server. The workers' own warm-up
-    is a tenth of what they send. What is sent here is checked as everything else.
+    A window is a run of workers of its own: what gets warm is the server. Each worker sends as many
+    messages as are measured before that, since a JVM has to compile itself again in each.
+    What is sent here is checked as everything else.
     """
     rates: list[float] = []
     count = PROBE
     for number in range(windows_max):
-        probe = replace(plan, messages=count, warmup=count // 10, groups=1, reading=LATE)
+        probe = replace(plan, messages=count, warmup=count, groups=1, reading=LATE)
         outcome = Trial(system, probe, folder / f"warm-up-{number}").run()
         if outcome.faults:
             raise BenchError(f"{system.name}, warm-up: {'; '.join(outcome.faults)}")
