@@ -50,30 +50,36 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
     return total
 
 
-def write(path: Path, histogram: Histogram, *, seconds: float = 0.0) -> Path:
-    """One interval of `seconds` that ends now, in the format of HistogramLogWriter."""
+def write(path: Path, *parts: Histogram, seconds: float = 0.0) -> Path:
+    """Histograms of `seconds` that end now, in equal intervals, as HistogramLogWriter writes them."""
     log = load("hdrh.log")
-    now = time.time()
+    step = seconds / max(1, len(parts))
+    begin = time.time() - seconds
     with path.open("w", encoding="ascii") as file:
         writer = log.HistogramLogWriter(file)
         writer.output_log_format_version()
         writer.output_comment("[Values: nanoseconds]")
         writer.output_legend()
-        writer.output_interval_histogram(histogram, now - seconds, now)
+        for number, part in enumerate(parts):
+            writer.output_interval_histogram(
+                part, begin + number * step, begin + (number + 1) * step
+            )
     return path
 
 
 def read(path: Path) -> Histogram:
     """All intervals of a log, together. Raises BenchError for a file that is none."""
+    return merged(intervals(path))
+
+
+def intervals(path: Path) -> list[Histogram]:
     log = load("hdrh.log")
-    total = new()
-    found = False
+    found = []
     try:
         reader = log.HistogramLogReader(str(path), new())
         try:
             while (interval := reader.get_next_interval_histogram()) is not None:
-                total.add(interval)
-                found = True
+                found.append(interval)
         finally:
             reader.input_file.close()
     except OSError as error:
@@ -82,7 +88,7 @@ def read(path: Path) -> Histogram:
         raise BenchError(f"{path}: not a histogram log: {error}") from None
     if not found:
         raise BenchError(f"{path}: no histogram in it")
-    return total
+    return found
 
 
 def summary(histogram: Histogram) -> dict[str, float | int]:
