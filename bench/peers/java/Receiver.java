@@ -5,7 +5,7 @@ import java.util.BitSet;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.Map;
-import org.HdrHistogram.Histogram;
+import java.util.function.LongConsumer;
 
 /** Takes every message that arrives, and knows afterwards what was wrong with them. One thread. */
 final class Receiver {
@@ -14,8 +14,9 @@ final class Receiver {
 
     private final long expect;
     private final long timeoutNs;
-    private final long highestNs;
-    private final Histogram latencies;
+    private final int seed;
+    private final long skip;
+    private final LongConsumer latencies;
     private final Map<Integer, BitSet> seen = new HashMap<>();
     private long start;
     private long first;
@@ -35,11 +36,13 @@ final class Receiver {
     private BitSet bits;
     private final Map<Long, long[]> lastOf = new HashMap<>();
 
-    Receiver(JsonObject job, long highestNs) {
+    /** `skip`: sequences below this are of a warm-up, and give no latency. */
+    Receiver(JsonObject job, long skip, LongConsumer latencies) {
         expect = job.get("expect").getAsLong();
+        seed = (int) job.get("seed").getAsLong();
         timeoutNs = (long) (job.get("timeout_s").getAsDouble() * 1e9);
-        this.highestNs = highestNs;
-        latencies = new Histogram(1, highestNs, 3);
+        this.skip = skip;
+        this.latencies = latencies;
     }
 
     void start() {
@@ -54,13 +57,10 @@ final class Receiver {
         return received;
     }
 
-    Histogram latencies() {
-        return latencies;
-    }
-
     /** All is there, or enough was waited: `timeout_s` without a message, or an order to stop. */
     boolean finished() {
-        if (stopped || distinct + badCrc >= expect) {
+        boolean some = received > 0; // read first: what was written before it is seen too
+        if (stopped || some && distinct >= expect) {
             return true;
         }
         return System.nanoTime() - Math.max(start, last) > timeoutNs;
@@ -78,17 +78,18 @@ final class Receiver {
             return;
         }
         long intended = stamp.getLong(0);
-        if (intended > 0) {
-            latencies.recordValue(Math.max(1, Math.min(highestNs, now - intended)));
+        if (intended > 0 && stamp.getLong(8) >= skip) {
+            latencies.accept(now - intended);
         }
         place(stamp.getLong(8), stamp.getInt(16), topic, queue);
     }
 
-    private static boolean whole(byte[] body, ByteBuffer stamp) {
+    private boolean whole(byte[] body, ByteBuffer stamp) {
         return body.length >= Bodies.STAMP_BYTES
             && Bodies.crc(body, 0, 28) == stamp.getInt(28)
             && Bodies.crc(body, Bodies.STAMP_BYTES, body.length - Bodies.STAMP_BYTES)
                 == stamp.getInt(24)
+            && stamp.getInt(20) == seed
             && stamp.getLong(8) >= 0 && stamp.getLong(8) < SEQUENCE_MAX;
     }
 

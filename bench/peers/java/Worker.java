@@ -1,6 +1,5 @@
 import com.google.gson.Gson;
 import com.google.gson.JsonArray;
-import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import com.sun.management.OperatingSystemMXBean;
@@ -14,6 +13,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -23,9 +23,9 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.LockSupport;
-import org.HdrHistogram.ConcurrentHistogram;
 import org.HdrHistogram.Histogram;
 import org.HdrHistogram.HistogramLogWriter;
+import org.HdrHistogram.Recorder;
 
 /**
  * What the Java workers of all peers share: the lines of JSON, the schedule, the window of messages
@@ -49,6 +49,9 @@ abstract class Worker {
     /** Threads of one producer have numbers this far apart, since each has its own sequence. */
     private static final int THREAD_STEP = 1 << 16;
     private static final long ANSWERS_TIMEOUT_S = 120;
+    private static final int INTERVAL_S = 10;
+    /** From the go to the first intended time. */
+    private static final long START_NS = 20_000_000;
 
     private static PrintStream answers;
 
@@ -62,16 +65,20 @@ abstract class Worker {
     int batch;
     String mode;
     private int producer;
-    private long rate;
+    private double rate;
+    private boolean spread;
+    private boolean windowed;
     private Bodies bodies;
 
     private final AtomicLong acked = new AtomicLong();
     private final AtomicLong failures = new AtomicLong();
     private final AtomicReference<Throwable> firstFailure = new AtomicReference<>();
-    private final Histogram service = new ConcurrentHistogram(1, HIGHEST_NS, 3);
-    private final Histogram response = new ConcurrentHistogram(1, HIGHEST_NS, 3);
+    private final Latencies service = new Latencies();
+    private final Latencies response = new Latencies();
     private volatile boolean measuring;
-    private volatile boolean recording;
+    private boolean recording;
+    private String hlog;
+    private volatile boolean stopped;
     private Receiver receiver;
 
     // What a peer's worker adds
@@ -101,6 +108,9 @@ abstract class Worker {
     int largestBatch(int wanted) {
         return wanted;
     }
+
+    /** What else is to be said of a run of a producer. */
+    void addTo(Map<String, Object> result) throws Exception { }
 
     /** Jobs beyond produce and consume. */
     Map<String, Object> other(String role) throws Exception {
@@ -138,26 +148,27 @@ abstract class Worker {
         BufferedReader lines =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         read(JsonParser.parseString(lines.readLine()).getAsJsonObject());
+        Map<String, Object> result;
         String role = job.get("role").getAsString();
         switch (role) {
             case "produce":
                 openProducer();
-                makeBodies();
+                bodies = new Bodies(size, job.get("seed").getAsLong());
                 awaitGo(lines);
-                answer(Map.of("result", produce()));
+                result = produce();
                 break;
             case "consume":
-                receiver = new Receiver(job, HIGHEST_NS);
+                receiver = new Receiver(job, option("skip", 0), response::record);
                 openConsumer(job.get("group").getAsString());
                 awaitGo(lines);
-                answer(Map.of("result", consumed()));
+                result = consumed();
                 break;
             default:
-                answer(Map.of("ready", true));
-                lines.readLine();
-                answer(Map.of("result", other(role)));
+                awaitGo(lines);
+                result = other(role);
         }
         close();
+        answer(Map.of("result", result));
     }
 
     private void read(JsonObject given) {
@@ -172,11 +183,14 @@ abstract class Worker {
         queues = number("queues", 1);
         size = number("size", 128);
         inFlight = number("in_flight", 64);
-        rate = number("rate", 0);
+        rate = job.has("rate") ? job.get("rate").getAsDouble() : 0;
+        spread = option("spread", false);
+        windowed = option("window", false);
         producer = number("producer", 0);
         mode = job.has("mode") ? job.get("mode").getAsString() : "async";
         batch = mode.equals("batch") ? largestBatch(number("batch", 256)) : 1;
-        recording = rate > 0 || job.has("hlog") && !job.get("hlog").isJsonNull();
+        hlog = job.has("hlog") && !job.get("hlog").isJsonNull() ? job.get("hlog").getAsString() : "";
+        recording = !hlog.isEmpty() && (rate > 0 || mode.equals("one_in_flight"));
     }
 
     int number(String name, int otherwise) {
@@ -187,15 +201,31 @@ abstract class Worker {
         return options.has(name) ? options.get(name).getAsInt() : otherwise;
     }
 
-    /** Settings of the client by its own names, which go before ours. */
-    Map<String, String> clientSettings() {
-        Map<String, String> settings = new LinkedHashMap<>();
-        if (options.has("client")) {
-            for (Map.Entry<String, JsonElement> one : options.getAsJsonObject("client").entrySet()) {
-                settings.put(one.getKey(), one.getValue().getAsString());
-            }
+    /** Also false, 0 and null are no. */
+    boolean option(String name, boolean otherwise) {
+        if (!options.has(name)) {
+            return otherwise;
         }
+        String given = options.get(name).toString();
+        return !given.equals("false") && !given.equals("0") && !given.equals("null");
+    }
+
+    /** Settings of the client by its own names: those of the peer, then those of this job. */
+    Map<String, String> clientSettings() {
+        boolean consumes = job.get("role").getAsString().equals("consume");
+        String phase = consumes ? "consume" : rate > 0 ? "open_loop" : mode;
+        Map<String, String> settings = new LinkedHashMap<>();
+        JsonObject ours = endpoint.getAsJsonObject("settings").getAsJsonObject("java");
+        put(settings, ours.getAsJsonObject(phase));
+        put(settings, options.getAsJsonObject(consumes ? "consumer" : "producer"));
         return settings;
+    }
+
+    private static void put(Map<String, String> settings, JsonObject given) {
+        if (given != null) {
+            given.entrySet().forEach(
+                one -> settings.put(one.getKey(), one.getValue().getAsString()));
+        }
     }
 
     private void awaitGo(BufferedReader lines) throws Exception {
@@ -206,6 +236,7 @@ abstract class Worker {
         }
         daemon("orders", () -> {
             while (lines.readLine() != null) {
+                stopped = true;
                 if (receiver != null) {
                     receiver.stop();
                 }
@@ -214,9 +245,13 @@ abstract class Worker {
             return null;
         });
         daemon("progress", () -> {
-            while (true) {
+            for (int second = 1; ; second++) {
                 Thread.sleep(1000);
                 answer(Map.of("progress", receiver == null ? acked.get() : receiver.received()));
+                if (second % INTERVAL_S == 0) {
+                    service.turn();
+                    response.turn();
+                }
             }
         });
     }
@@ -235,16 +270,11 @@ abstract class Worker {
 
     // Producing
 
-    private void makeBodies() {
-        bodies = new Bodies(size, job.get("seed").getAsLong());
-    }
-
     private Map<String, Object> produce() throws Exception {
         long warmup = number("warmup", 0);
         long messages = job.get("messages").getAsLong();
         runAll(0, warmup);
-        acked.set(0);
-        failures.set(0);
+        acked.set(0); // failures of the warm-up count: its messages are expected too
         measuring = true;
         long cpu = cpuNs();
         long ns = runAll(warmup, messages);
@@ -253,9 +283,10 @@ abstract class Worker {
         result.put("failed", failures.get());
         result.put("seconds", ns / 1e9);
         result.put("cpu_s", (cpuNs() - cpu) / 1e9);
-        result.put("service_hlog", recording ? write("service", service) : null);
-        result.put("response_hlog", rate > 0 ? write("response", response) : null);
+        result.put("service_hlog", write("service", service));
+        result.put("response_hlog", write("response", response));
         result.put("client", client());
+        addTo(result);
         if (firstFailure.get() != null) {
             result.put("first_failure", sentence(firstFailure.get()));
         }
@@ -325,7 +356,7 @@ abstract class Worker {
             }
             long start = System.nanoTime();
             for (int i = 0; i < now; i += batch) {
-                hand(sequence.from + at + i, made.subList(i, Math.min(i + batch, now)), window, null);
+                hand(sequence.from + at + i, made.subList(i, Math.min(i + batch, now)), window, 0);
             }
             window.awaitAll();
             ns += System.nanoTime() - start;
@@ -337,21 +368,12 @@ abstract class Worker {
     private long scheduled(Sequence sequence, long count, Window window) throws Exception {
         exactTimers();
         double interval = 1e9 / rate * threads();
-        long start = System.nanoTime() + 1_000_000;
-        for (long i = 0; i < count; ) {
-            awaitTime(start + (long) (i * interval));
-            long due = Math.min(count, (long) ((System.nanoTime() - start) / interval) + 1);
-            int now = (int) Math.max(1, Math.min(batch, due - i));
-            List<byte[]> made = new ArrayList<>(now);
-            long[] intended = new long[now];
-            for (int k = 0; k < now; k++) {
-                intended[k] = start + (long) ((i + k) * interval);
-                // a warm-up is not to be in the consumers' histograms
-                made.add(bodies.make(measuring ? intended[k] : 0, sequence.from + i + k,
-                    sequence.number));
-            }
-            hand(sequence.from + i, made, window, intended);
-            i += now;
+        long start = System.nanoTime() + START_NS;
+        for (long i = 0; i < count && !stopped; i++) {
+            long due = start + (long) (i * interval);
+            awaitTime(due);
+            byte[] body = bodies.make(due, sequence.from + i, sequence.number);
+            hand(sequence.from + i, Collections.singletonList(body), window, due);
         }
         window.awaitAll();
         return System.nanoTime() - start;
@@ -375,33 +397,40 @@ abstract class Worker {
         }
     }
 
-    /** Messages, or batches, go round robin over the topics, and in each over its queues. */
-    private void hand(long sequence, List<byte[]> group, Window window, long[] intended)
+    /**
+     * Messages, or batches, go to the topics in turn; with `spread` also to a topic's queues, else
+     * the client chooses one (-1).
+     */
+    private void hand(long sequence, List<byte[]> group, Window window, long due)
             throws Exception {
         long turn = sequence / batch;
         int topic = (int) (turn % topics.length);
-        int queue = (int) (turn / topics.length % queues);
+        int queue = spread || queues == 1 ? (int) (turn / topics.length % queues) : -1;
+        One done = new One(window, group.size(), due);
         if (mode.equals("one_in_flight") || threads() > 1) {
-            One done = new One(window, 1, intended, false);
             try {
                 sendAndWait(topic, queue, group.get(0));
                 done.acknowledged();
             } catch (Exception why) {
                 done.failed(why);
             }
-        } else if (mode.equals("async")) {
-            window.enter();
-            send(topic, queue, group.get(0), new One(window, 1, intended, true));
+        } else if (mode.equals("batch") && rate == 0) {
+            sendBatch(topic, queue, group, done);
         } else {
-            window.enter();
-            // the list is a view of bodies that stay as they are
-            sendBatch(topic, queue, group, new One(window, group.size(), intended, true));
+            send(topic, queue, group.get(0), done);
         }
     }
 
-    /** Lets `in_flight` messages be on their way; in batch mode as many batches as hold them. */
+    /** As many messages may be unanswered as the client allows itself. */
+    int windowMax() {
+        return Integer.MAX_VALUE;
+    }
+
+    /** Lets so many messages be on their way, or one batch; with `window` it is `in_flight`. */
     private final class Window {
-        private final int limit = Math.max(1, inFlight / batch);
+        private final int limit = !mode.equals("batch") || rate > 0
+            ? windowed && rate == 0 ? inFlight : windowMax()
+            : windowed ? Math.max(1, inFlight / batch) : 1;
         private final Semaphore free = new Semaphore(limit);
 
         void enter() throws InterruptedException {
@@ -421,33 +450,29 @@ abstract class Worker {
     private final class One implements Done {
         private final Window window;
         private final int messages;
-        private final long[] intended;
-        private final boolean windowed;
-        private final long sent = recording ? System.nanoTime() : 0;
+        private final long due;
+        private final long sent;
 
-        One(Window window, int messages, long[] intended, boolean windowed) {
+        /** Waits for its place in the window. `due`: when it was to be sent; 0 = now. */
+        One(Window window, int messages, long due) throws InterruptedException {
+            window.enter();
             this.window = window;
             this.messages = messages;
-            this.intended = intended;
-            this.windowed = windowed;
+            this.due = due;
+            sent = recording ? System.nanoTime() : 0;
         }
 
         @Override
         public void acknowledged() {
             acked.addAndGet(messages);
             if (recording && measuring) {
-                record(System.nanoTime());
-            }
-            leave();
-        }
-
-        private void record(long now) {
-            service.recordValueWithCount(Math.min(HIGHEST_NS, now - sent), messages);
-            if (intended != null) {
-                for (long due : intended) {
-                    response.recordValue(Math.min(HIGHEST_NS, now - due));
+                long now = System.nanoTime();
+                service.record(now - sent);
+                if (due > 0) {
+                    response.record(now - due);
                 }
             }
+            window.free.release();
         }
 
         @Override
@@ -456,13 +481,29 @@ abstract class Worker {
                 why.printStackTrace();
             }
             failures.addAndGet(messages);
-            leave();
+            window.free.release();
+        }
+    }
+
+    /** Nanoseconds from any thread, a histogram for every ten seconds. */
+    private static final class Latencies {
+        private final Recorder recorder = new Recorder(1, HIGHEST_NS, 3);
+        private final List<Histogram> intervals = new ArrayList<>();
+
+        void record(long ns) {
+            recorder.recordValue(Math.max(1, Math.min(HIGHEST_NS, ns)));
         }
 
-        private void leave() {
-            if (windowed) {
-                window.free.release();
+        synchronized void turn() {
+            Histogram interval = recorder.getIntervalHistogram();
+            if (interval.getTotalCount() > 0) {
+                intervals.add(interval);
             }
+        }
+
+        synchronized List<Histogram> all() {
+            turn();
+            return intervals;
         }
     }
 
@@ -474,8 +515,7 @@ abstract class Worker {
         consume(receiver);
         Map<String, Object> result = receiver.result();
         result.put("cpu_s", (cpuNs() - cpu) / 1e9);
-        result.put("hlog", receiver.latencies().getTotalCount() > 0
-            ? write("end_to_end", receiver.latencies()) : null);
+        result.put("hlog", write("end_to_end", response));
         result.put("client", client());
         return result;
     }
@@ -485,18 +525,21 @@ abstract class Worker {
             .getProcessCpuTime();
     }
 
-    /** One interval with everything; values in ns, the column of maxima too. */
-    private String write(String what, Histogram histogram) throws Exception {
-        if (!job.has("hlog") || job.get("hlog").isJsonNull()) {
+    /** All values are in ns, those of the column of maxima too. */
+    private String write(String what, Latencies latencies) throws Exception {
+        List<Histogram> all = latencies.all();
+        if (hlog.isEmpty() || all.isEmpty()) {
             return null;
         }
-        String path = job.get("hlog").getAsString() + "." + what + ".hlog";
+        String path = hlog + "." + what + ".hlog";
         HistogramLogWriter log = new HistogramLogWriter(path);
         log.outputLogFormatVersion();
+        log.outputComment("[Values: nanoseconds]");
         log.outputLegend();
-        histogram.setStartTimeStamp(0);
-        histogram.setEndTimeStamp(1000);
-        log.outputIntervalHistogram(0.0, 1.0, histogram.copy(), 1.0);
+        for (Histogram interval : all) {
+            log.outputIntervalHistogram(interval.getStartTimeStamp() / 1e3,
+                interval.getEndTimeStamp() / 1e3, interval, 1.0);
+        }
         log.close();
         return path;
     }
