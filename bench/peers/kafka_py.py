@@ -109,7 +109,12 @@ class KafkaReceiver:
         self._assigned: list[Any] | None = None
         self._going = False
         self._consumer.subscribe(job.topics, on_assign=self._assign, on_revoke=self._revoke)
-        self._wait(0 if job.options.get("shared") else len(job.topics) * job.queues)
+        if job.options.get("shared"):
+            # Members are balanced behind the go: who waits for it cannot answer those who come.
+            self._consumer.list_topics(job.topics[0], READY_S)
+            self._going = True
+        else:
+            self._wait(len(job.topics) * job.queues)
 
     def _assign(self, consumer: Any, partitions: list[Any]) -> None:
         """Nothing is fetched before the first poll."""

@@ -13,7 +13,8 @@ and `consumer` of a job overrule them): no retries, so that no message is sent t
 compression, which would start at 4 KiB; `autoBatch` is off, as by default, and a batch is what is sent
 as one. A stream has at most 1,024 messages unanswered. The consumer listens in one thread, as
 messages of one queue are otherwise handed over out of order, takes what came as one batch, and holds
-up to 65,535 messages (1,000 before the go); the broker gives at most 32 messages a pull unless its
+up to 65,535 messages (1,000 before the go; none where several share a group, and then it begins up to
+a second late); the broker gives at most 32 messages a pull unless its
 setting `maxTransferCountOnMessageInMemory` says otherwise.
 
 Neither client nor broker keeps the order of messages of one queue that are in flight together: both

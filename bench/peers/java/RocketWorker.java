@@ -150,8 +150,12 @@ final class RocketWorker extends Worker {
             take(messages);
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
-        consumer.start();
-        if (!option("shared", false)) {
+        if (option("shared", false)) {
+            // What a member holds when another takes the queue would be seen twice.
+            consumer.suspend();
+            consumer.start();
+        } else {
+            consumer.start();
             awaitQueues(topics.length * queues);
         }
     }
@@ -193,6 +197,7 @@ final class RocketWorker extends Worker {
         this.receiver = receiver;
         consumer.setPullThresholdForQueue(65_535);
         go.countDown();
+        consumer.resume();
         while (!end.await(200, TimeUnit.MILLISECONDS)) {
             if (receiver.finished()) {
                 return;
