@@ -78,3 +78,19 @@ def usable(name: str) -> System:
     if missing is not None:
         raise BenchError(f"{name} cannot be measured: {missing}")
     return found
+
+
+def describe(name: str, *, fetch: bool = False) -> dict[str, str]:
+    """A row: what it is, and what it lacks. With `fetch` it first gets what can be got."""
+    row = {"system": name, "version": "", "clients": "", "missing": ""}
+    try:
+        found = system(name)
+        if fetch and hasattr(found, "fetch"):
+            found.fetch()
+        row["clients"] = ", ".join(found.clients)
+        row["missing"] = found.missing() or ""
+        if not row["missing"]:
+            row["version"] = found.version()
+    except (BenchError, OSError) as error:
+        row["missing"] = str(error)
+    return row

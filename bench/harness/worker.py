@@ -210,6 +210,7 @@ def _produce(job: Job, sender: Sender) -> dict[str, Any]:
         "response_hlog": _log(
             job, "response", times and times.response[:sent] if job.rate else None, seconds
         ),
+        "extra": getattr(sender, "extra", {}),
     }
 
 
@@ -248,9 +249,7 @@ def _as_fast_as_it_goes(
     return times, elapsed / 1e9, cpu_s
 
 
-def _send(
-    job: Job, sender: Sender, bodies: list[bytes], times: Times | None, first: int
-) -> None:
+def _send(job: Job, sender: Sender, bodies: list[bytes], times: Times | None, first: int) -> None:
     topics = job.topics
     if job.mode == "async":
         sender.stream(topics, bodies, job.options.get("window", 0) and job.in_flight)
