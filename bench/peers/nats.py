@@ -9,8 +9,7 @@ js.publish(); a stream is js.publish_async() with at most `in_flight` unanswered
 without a window; a batch is so many publish_async() of one subject and the wait for all. The open loop
 runs in the event loop itself, paced by a timerfd, since its own timers are a millisecond coarse. Reads
 by an ordered consumer, which is pushed and needs no acknowledgement; with the options `shared` or
-`ack` by a durable pull consumer: fetch(500), one acknowledgement for all (`ack_policy=all`) unless
-shared, where JetStream needs one each.
+`ack` by a durable pull consumer: fetch(500), and an acknowledgement each.
 
 There is no C client among Debian's packages or on PyPI, so nats-py is also the best there is here.
 """
