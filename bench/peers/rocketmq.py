@@ -17,6 +17,13 @@ up to 65,535 messages (1,000 before the go; none where several share a group, an
 a second late); the broker gives at most 32 messages a pull unless its
 setting `maxTransferCountOnMessageInMemory` says otherwise.
 
+`embedded` is RocketMQ's store without a broker, DefaultMessageStore in the worker's own process. One
+call a message (`async`), or a batch of RocketMQ's own (`batch`), with the dispatch to the queues
+running; a result has `dispatch_lag_s`, the time that the dispatch went on behind the last put. Under
+SYNC_FLUSH `async` is `in_flight` threads with one call each. Reading is getMessage in slices of at most
+1,024 messages, whose bodies are copied out and checked. The store has one owner at a time, so a consumer
+cannot read beside a producer. The role `recover` opens what is there and says how long that took.
+
 Neither client nor broker keeps the order of messages of one queue that are in flight together: both
 have pools of threads. Runs in the mode `async` may therefore report messages out of order.
 
@@ -37,6 +44,7 @@ from cometmq.bench.extra import BenchError
 from cometmq.bench.peers.maven import Bundle
 from cometmq.bench.peers.server import LOOPBACK, Servers, free_ports
 from cometmq.bench.systems import Durability, System
+from cometmq.bench.trial import EMBEDDED
 
 VERSION: Final = "5.3.3"
 JARS: Final = Bundle(
@@ -80,6 +88,18 @@ NAMESRV_FLAGS: Final = ["-Xms128m", "-Xmx256m", "-XX:+UseSerialGC"]
 WORKER_FLAGS: Final = ["-Xms512m", "-Xmx2g", "-XX:+UseG1GC", *OPENED, *FULL_DISK]
 
 STORE_SETTINGS: Final = {"diskMaxUsedSpaceRatio": "95"}
+#: Of the embedded store, by level of durability.
+STORE_LEVELS: Final = {
+    str(durability): {
+        **STORE_SETTINGS,
+        "flushDiskType": flush,
+        "maxTransferCountOnMessageInMemory": "1024",
+        "maxTransferBytesOnMessageInMemory": str(4 << 20),
+        "timerWheelEnable": "false",
+        "enableCompaction": "false",
+    }
+    for durability, flush in FLUSHES.items()
+}
 _BROKER: Final = {
     **STORE_SETTINGS,
     "brokerClusterName": "bench",
@@ -125,7 +145,8 @@ class RocketMQ(Servers):
     """
 
     name = "rocketmq"
-    clients: tuple[str, ...] = ("java",)
+    clients: tuple[str, ...] = ("java", EMBEDDED)
+    unordered = frozenset({"async"})
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
         super().__init__()
@@ -139,6 +160,7 @@ class RocketMQ(Servers):
 
     def start(self, folder: Path, durability: Durability) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._namesrv = free_ports(1)
         self._listen = free_ports(4) + 2  # its second port is the one two below; then replication
         self._start_namesrv(folder)
@@ -193,8 +215,11 @@ class RocketMQ(Servers):
             time.sleep(0.01)  # the broker registers in its own time
 
     def command(self, client: str) -> list[str]:
-        assert client in self.clients, client
-        return JARS.java("RocketWorker", JARS.classes(SOURCES), flags=WORKER_FLAGS)
+        main = {"java": "RocketWorker", EMBEDDED: "StoreWorker"}[client]
+        # RocketMQ logs below it; the store's worker sets it itself.
+        home = [f"-Duser.home={self._folder}"] if client != EMBEDDED else []
+        command = JARS.java(main, JARS.classes(SOURCES), flags=[*WORKER_FLAGS, *home])
+        return [*command, json.dumps(STORE_LEVELS)] if client == EMBEDDED else command
 
     def endpoint(self) -> dict[str, Any]:
         return {"namesrv": f"{LOOPBACK}:{self._namesrv}", "settings": SETTINGS}
