@@ -42,9 +42,7 @@ class Bytes(click.ParamType):
 
     name = "bytes"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         found = re.fullmatch(r"(\d+)([kmg]?)", str(value).lower())
@@ -222,8 +220,13 @@ def omb(files: tuple[str, ...], output: str, out: Path | None, store: Path | Non
 
 @bench.command()
 @_common
-@click.option("--from", "given", type=click.Path(dir_okay=False, path_type=Path),
-              metavar="RESULTS.JSON", help="Measure nothing: report from these results.")
+@click.option(
+    "--from",
+    "given",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="RESULTS.JSON",
+    help="Measure nothing: report from these results.",
+)
 @output_option
 def report(output: str, out: Path | None, store: Path | None, given: Path | None,
            **options: Any) -> None:  # fmt: skip

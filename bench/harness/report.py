@@ -1,1 +1,2 @@
-def write_report(results, bundle): pass
+def write_report(results, bundle):
+    pass

@@ -135,7 +135,9 @@ class Kafka(Servers):
             host=LOOPBACK, port=self._port, controller=self._port + 1, data=folder / "data"
         )
         text += _FSYNC if durability == Durability.FSYNC else ""
-        config.write_text(text + "".join(f"{key}={value}\n" for key, value in self.settings.items()))
+        config.write_text(
+            text + "".join(f"{key}={value}\n" for key, value in self.settings.items())
+        )
         (folder / "log4j2.properties").write_text(_LOG4J)
         self._format(config)
         flags = [*SERVER_FLAGS, f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"]

@@ -42,9 +42,7 @@ class _Client:
         self.nats = self.run(
             load("nats").connect(job.endpoint["url"], error_cb=self._hear, connect_timeout=ANSWER_S)
         )
-        self.jetstream = self.nats.jetstream(
-            timeout=ANSWER_S, publish_async_max_pending=pending
-        )
+        self.jetstream = self.nats.jetstream(timeout=ANSWER_S, publish_async_max_pending=pending)
 
     async def _hear(self, error: Exception) -> None:
         self._said.append(error)
@@ -82,9 +80,7 @@ class NatsSender:
 
     async def _send(self, subjects: Iterable[str], bodies: list[bytes]) -> None:
         publish = self._jetstream.publish_async
-        answers = [
-            await publish(subject, body) for subject, body in zip(subjects, bodies)
-        ]
+        answers = [await publish(subject, body) for subject, body in zip(subjects, bodies)]
         async with asyncio.timeout(ANSWER_S):
             await asyncio.gather(*answers)
         self._client.check()

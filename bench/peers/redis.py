@@ -90,9 +90,7 @@ class Redis(Servers):
         command += ["-P", str(pipeline), "-c", str(connections), "-x", "XADD", topic, "*", "b"]
         before = self._length(topic)
         body = Stamper(size, 0, 1, pool=1).body(0)
-        done = subprocess.run(
-            command, input=body, capture_output=True, timeout=BENCHMARK_TIMEOUT_S
-        )
+        done = subprocess.run(command, input=body, capture_output=True, timeout=BENCHMARK_TIMEOUT_S)
         said = done.stdout.decode(errors="replace")
         acked = self._length(topic) - before
         if done.returncode or acked != count:

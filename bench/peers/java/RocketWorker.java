@@ -21,6 +21,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /** Apache RocketMQ's own client (remoting). Its settings are in cometmq.bench.peers.rocketmq. */
+@SuppressWarnings("deprecation") // consumeFromWhere and others have no successor for this consumer
 final class RocketWorker extends Worker {
     private static final long READY_MS = 60_000;
     /** The broker takes 4 MiB; what lies around each body of a batch is below 100 bytes. */
