@@ -1,14 +1,15 @@
 """Apache Kafka: one node in KRaft mode (broker and controller in one process), from published jars.
 
 Page cache is Kafka's default, which leaves syncing to the system; fdatasync is
-`log.flush.interval.messages=1`: every produce request is synced before it is answered. All producers
-have `acks=all`. The heap is Kafka's own 1 GiB, with the flags of its start script. The offsets topic
-has one partition instead of 50 and groups do not wait for more members: both only shorten starts.
+`log.flush.interval.messages=1`: every produce request is synced before it is answered. All
+producers have `acks=all`. The heap is Kafka's own 1 GiB, with the flags of its start script. The
+offsets topic has one partition instead of 50 and groups do not wait for more members: both only
+shorten starts.
 
 Clients, each with settings of its own for every phase (`SETTINGS`); the options `producer` and
 `consumer` of a job overrule them:
-    java: the official client. One in flight and open loop: `linger.ms=0`. Streams: `linger.ms=5` with
-        batches of 256 KiB. Batch: so many send() and a flush().
+    java: the official client. One in flight and open loop: `linger.ms=0`. Streams: `linger.ms=5`
+        with batches of 256 KiB. Batch: so many send() and a flush().
     confluent-kafka: librdkafka's binding. The same; streams and batches have
         `delivery.report.only.error`, so that an acknowledgement costs no call of Python, and are
         finished when flush() has left nothing.
@@ -42,10 +43,16 @@ _JAVA: Final = Path(__file__).with_name("java")
 SOURCES: Final = [
     _JAVA / f"{name}.java" for name in ("Worker", "Bodies", "Receiver", "KafkaWorker")
 ]
-SERVER_FLAGS: Final = (
-    "-Xms1g -Xmx1g -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35 "
-    "-XX:+ExplicitGCInvokesConcurrent -XX:MaxInlineLevel=15 -Djava.awt.headless=true"
-).split()
+SERVER_FLAGS: Final = [
+    "-Xms1g",
+    "-Xmx1g",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-XX:MaxInlineLevel=15",
+    "-Djava.awt.headless=true",
+]
 WORKER_FLAGS: Final = ["-Xms512m", "-Xmx2g", "-XX:+UseG1GC"]
 FORMAT_TIMEOUT_S: Final = 60
 CREATE_TIMEOUT_S: Final = 30
@@ -113,7 +120,7 @@ class Kafka(Servers):
     """
 
     name = "kafka"
-    clients = ("java", "confluent-kafka")
+    clients: tuple[str, ...] = ("java", "confluent-kafka")
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ class KafkaSender:
 
     def _send(self, topics: Iterable[str], bodies: list[bytes]) -> None:
         produce, queue = self._producer.produce, self._queue
-        for topic, body in zip(topics, bodies):
+        for topic, body in zip(topics, bodies, strict=False):
             while True:
                 try:
                     produce(topic, body, partition=queue(topic))

@@ -101,7 +101,7 @@ class Bundle:
         return self.folder / "jars"
 
     def fetch(self) -> list[Path]:
-        """The jars; got by Maven, which checks their sums, if not there yet. Raises NotAvailable."""
+        """The jars; if not there yet, got by Maven, which checks sums. Raises NotAvailable."""
         program("java", "default-jdk-headless")
         if not self._jars.is_dir():
             _fill(self._jars, self._copy)

@@ -1,15 +1,16 @@
 """NATS JetStream: Debian's nats-server with a file store; one stream a topic, a subject each queue.
 
-Page cache is the default: the server writes before it answers and syncs every two minutes. fdatasync is
-`sync_interval: always`, which nats-server has from 2.10 on; an older one (Debian 12 has 2.9) is
-refused for that level in a clear sentence.
+Page cache is the default: the server writes before it answers and syncs every two minutes.
+fdatasync is `sync_interval: always`, which nats-server has from 2.10 on; an older one (Debian 12
+has 2.9) is refused for that level in a clear sentence.
 
 Client: `nats-py`, the official one for Python, on uvloop where that is installed. One in flight is
-js.publish(); a stream is js.publish_async() with at most `in_flight` unanswered, 4,000 (its default)
-without a window; a batch is so many publish_async() of one subject and the wait for all. The open loop
-runs in the event loop itself, paced by a timerfd, since its own timers are a millisecond coarse. Reads
-by an ordered consumer, which is pushed and needs no acknowledgement; with the options `shared` or
-`ack` by a durable pull consumer: fetch(500), and an acknowledgement each.
+js.publish(); a stream is js.publish_async() with at most `in_flight` unanswered, 4,000 (its
+default) without a window; a batch is so many publish_async() of one subject and the wait for all.
+The open loop runs in the event loop itself, paced by a timerfd, since its own timers are a
+millisecond coarse. Reads by an ordered consumer, which is pushed and needs no acknowledgement;
+with the options `shared` or `ack` by a durable pull consumer: fetch(500), and an acknowledgement
+each.
 
 There is no C client among Debian's packages or on PyPI, so nats-py is also the best there is here.
 """
@@ -50,7 +51,7 @@ jetstream {{
 
 class Nats(Servers):
     name = "nats"
-    clients = ("nats-py",)
+    clients: tuple[str, ...] = ("nats-py",)
 
     def missing(self) -> str | None:
         return missing_program("nats-server", "nats-server") or missing_module("nats-py")

@@ -80,7 +80,9 @@ class NatsSender:
 
     async def _send(self, subjects: Iterable[str], bodies: list[bytes]) -> None:
         publish = self._jetstream.publish_async
-        answers = [await publish(subject, body) for subject, body in zip(subjects, bodies)]
+        answers = [
+            await publish(subject, body) for subject, body in zip(subjects, bodies, strict=False)
+        ]
         async with asyncio.timeout(ANSWER_S):
             await asyncio.gather(*answers)
         self._client.check()
@@ -89,7 +91,7 @@ class NatsSender:
         self, topics: Iterable[str], due: Callable[[int], int], body: Callable[[int, int], bytes],
         times: Times, go_on: Callable[[int], bool],
     ) -> tuple[int, int]:  # fmt: skip
-        """The open loop inside the event loop: how many were sent, and when the last was answered."""
+        """The open loop inside the event loop: how many were sent, when the last was answered."""
         loop = self._wait_for_each if self._one else self._pipelined
         sent, last = self._run(loop(topics, due, body, times, go_on))
         self._client.check()
@@ -219,9 +221,9 @@ class NatsReceiver:
 
     def poll(self, timeout_s: float) -> Sequence[Any]:
         self._client.check()
-        if self._pulled:
-            return self._run(self._fetch(timeout_s))
-        return self._run(self._wait(timeout_s))
+        take = self._fetch if self._pulled else self._wait
+        messages: Sequence[Any] = self._run(take(timeout_s))
+        return messages
 
     async def _wait(self, timeout_s: float) -> Sequence[Any]:
         if not self._subscriptions:

@@ -1,19 +1,20 @@
 """Redis Streams: Debian's redis-server, an append-only file, one stream for each queue.
 
-Page cache is `appendfsync everysec`, fdatasync is `appendfsync always`: Redis then answers what came
-in one turn of its event loop after one fdatasync. The append-only file is not rewritten
-(`auto-aof-rewrite-percentage 0`) and no snapshot is taken (`save ""`), as Redis would in the midst of
-a run at its defaults: both would cost it. Memory is bounded (`maxmemory 2gb`, `noeviction`): beyond
-that XADD fails, and so does the run.
+Page cache is `appendfsync everysec`, fdatasync is `appendfsync always`: Redis then answers what
+came in one turn of its event loop after one fdatasync. The append-only file is not rewritten
+(`auto-aof-rewrite-percentage 0`) and no snapshot is taken (`save ""`), as Redis would in the midst
+of a run at its defaults: both would cost it. Memory is bounded (`maxmemory 2gb`, `noeviction`):
+beyond that XADD fails, and so does the run.
 
 Clients:
-    redis-py: the official one for Python; with hiredis as its parser where that is installed. One in
-        flight is XADD; a stream and a batch are pipelines without a transaction, of 500 or of the
-        batch's size, or of `in_flight` with the option `window`. Reads by XREAD (COUNT 500), which
-        keeps no progress in the server; with the option `shared` or `ack` by XREADGROUP and XACK.
+    redis-py: the official one for Python; with hiredis as its parser where that is installed. One
+        in flight is XADD; a stream and a batch are pipelines without a transaction, of 500 or of
+        the batch's size, or of `in_flight` with the option `window`. Reads by XREAD (COUNT 500),
+        which keeps no progress in the server; with the option `shared` or `ack` by XREADGROUP and
+        XACK.
 
-The best official client is redis-benchmark, in C, which can neither read nor send more than one body:
-it is no worker, and has a row of its own, `Redis.benchmark()`.
+The best official client is redis-benchmark, in C, which can neither read nor send more than one
+body: it is no worker, and has a row of its own, `Redis.benchmark()`.
 
 The option `transport`: "tcp" (default) or "unix".
 """
@@ -46,7 +47,7 @@ BENCHMARK_TIMEOUT_S: Final = 600
 
 class Redis(Servers):
     name = "redis"
-    clients = ("redis-py",)
+    clients: tuple[str, ...] = ("redis-py",)
 
     def missing(self) -> str | None:
         return missing_program("redis-server", "redis-server") or missing_module("redis")

@@ -54,7 +54,7 @@ class RedisSender:
         turn = cycle(topics)
         for start in range(0, len(bodies), step):
             pipeline = self._redis.pipeline(transaction=False)
-            for body, topic in zip(bodies[start : start + step], turn):
+            for body, topic in zip(bodies[start : start + step], turn, strict=False):
                 pipeline.xadd(next(self._keys[topic]), {FIELD: body})
             pipeline.execute()
 

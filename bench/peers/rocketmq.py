@@ -1,34 +1,35 @@
 """Apache RocketMQ: a name server and a broker, from published jars, with the official Java client.
 
-Page cache is `flushDiskType=ASYNC_FLUSH`, RocketMQ's default; fdatasync is SYNC_FLUSH. Beside that the
-broker has its own defaults, with these exceptions, all in its favour: a disk that is fuller than 75 %
-is no reason to delete or to refuse, and a send that waits for longer than 200 ms, or a put that takes
-longer than 1 s, is not refused as "busy" before 10 s (`waitTimeMillsInSendQueue`,
-`osPageCacheBusyTimeOutMills`), as a slow disk would otherwise end the run. The start script's 8 GiB of
-heap are 2 GiB here.
+Page cache is `flushDiskType=ASYNC_FLUSH`, RocketMQ's default; fdatasync is SYNC_FLUSH. Beside that
+the broker has its own defaults, with these exceptions, all in its favour: a disk that is fuller
+than 75 % is no reason to delete or to refuse, and a send that waits for longer than 200 ms, or a
+put that takes longer than 1 s, is not refused as "busy" before 10 s (`waitTimeMillsInSendQueue`,
+`osPageCacheBusyTimeOutMills`), as a slow disk would otherwise end the run. The start script's 8
+GiB of heap are 2 GiB here.
 
-RocketMQ has no official client for this protocol in pure Python that were worth measuring, so there is
-only `java`, DefaultMQProducer and DefaultMQPushConsumer. Settings (`SETTINGS`; the options `producer`
-and `consumer` of a job overrule them): no retries, so that no message is sent twice unseen; no
-compression, which would start at 4 KiB; `autoBatch` is off, as by default, and a batch is what is sent
-as one. A stream has at most 1,024 messages unanswered. The consumer listens in one thread, as
-messages of one queue are otherwise handed over out of order, takes what came as one batch, and holds
-up to 65,535 messages (1,000 before the go; none where several share a group, and then it begins up to
-a second late); the broker gives at most 32 messages a pull unless its
+RocketMQ has no official client for this protocol in pure Python that were worth measuring, so
+there is only `java`, DefaultMQProducer and DefaultMQPushConsumer. Settings (`SETTINGS`; the
+options `producer` and `consumer` of a job overrule them): no retries, so that no message is sent
+twice unseen; no compression, which would start at 4 KiB; `autoBatch` is off, as by default, and a
+batch is what is sent as one. A stream has at most 1,024 messages unanswered. The consumer listens
+in one thread, as messages of one queue are otherwise handed over out of order, takes what came as
+one batch, and holds up to 65,535 messages (1,000 before the go; none where several share a group,
+and then it begins up to a second late); the broker gives at most 32 messages a pull unless its
 setting `maxTransferCountOnMessageInMemory` says otherwise.
 
-`embedded` is RocketMQ's store without a broker, DefaultMessageStore in the worker's own process. One
-call a message (`async`), or a batch of RocketMQ's own (`batch`), with the dispatch to the queues
-running; a result has `dispatch_lag_s`, the time that the dispatch went on behind the last put. Under
-SYNC_FLUSH `async` is `in_flight` threads with one call each. Reading is getMessage in slices of at most
-1,024 messages, whose bodies are copied out and checked. The store has one owner at a time, so a consumer
-cannot read beside a producer. The role `recover` opens what is there and says how long that took.
+`embedded` is RocketMQ's store without a broker, DefaultMessageStore in the worker's own process.
+One call a message (`async`), or a batch of RocketMQ's own (`batch`), with the dispatch to the
+queues running; a result has `dispatch_lag_s`, the time that the dispatch went on behind the last
+put. Under SYNC_FLUSH `async` is `in_flight` threads with one call each. Reading is getMessage in
+slices of at most 1,024 messages, whose bodies are copied out and checked. The store has one owner
+at a time, so a consumer cannot read beside a producer. The role `recover` opens what is there and
+says how long that took.
 
-Neither client nor broker keeps the order of messages of one queue that are in flight together: both
-have pools of threads. Runs in the mode `async` may therefore report messages out of order.
+Neither client nor broker keeps the order of messages of one queue that are in flight together:
+both have pools of threads. Runs in the mode `async` may therefore report messages out of order.
 
-The store's replication port is on all interfaces, since RocketMQ cannot bind it to one; it is free,
-and nobody answers to it that is not a RocketMQ slave.
+The store's replication port is on all interfaces, since RocketMQ cannot bind it to one; it is
+free, and nobody answers to it that is not a RocketMQ slave.
 """
 
 from __future__ import annotations
@@ -78,9 +79,15 @@ FULL_DISK: Final = [
     "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
 ]
 BROKER_FLAGS: Final = [
-    *"-Xms2g -Xmx2g -XX:+UseG1GC -XX:G1HeapRegionSize=16m -XX:G1ReservePercent=25".split(),
-    *"-XX:InitiatingHeapOccupancyPercent=30 -XX:SoftRefLRUPolicyMSPerMB=0".split(),
-    *"-XX:-OmitStackTraceInFastThrow -XX:MaxDirectMemorySize=2g".split(),
+    "-Xms2g",
+    "-Xmx2g",
+    "-XX:+UseG1GC",
+    "-XX:G1HeapRegionSize=16m",
+    "-XX:G1ReservePercent=25",
+    "-XX:InitiatingHeapOccupancyPercent=30",
+    "-XX:SoftRefLRUPolicyMSPerMB=0",
+    "-XX:-OmitStackTraceInFastThrow",
+    "-XX:MaxDirectMemorySize=2g",
     *OPENED,
     *FULL_DISK,
 ]
