@@ -15,6 +15,7 @@ from cometmq.output import hint, print_rows
 NAMES: Final = ("cometmq", "rocketmq", "kafka", "redis", "nats")  # as in systems.NAMES
 OPENING: Final = {
     "produce": "Acknowledged sends: throughput, and latency in open loop.",
+    "sizes": "Throughput of sends and batches, for bodies of 32 B to 128 KiB.",
     "consume": "One producer and one consumer at a time, as fast as they go.",
     "end-to-end": "From the intended send time to the consumer's hands, in open loop.",
     "sync-flush": "Every acknowledgement waits for the disk: 1 and 64 in flight.",
@@ -189,14 +190,24 @@ for _name in OPENING:
 
 
 @bench.command()
-@click.option("--fetch", is_flag=True, help="Get what is missing, as far as it can be got.")
 @output_option
-def systems(fetch: bool, output: str) -> None:
+def systems(output: str) -> None:
     """List what can be measured here, and what is missing."""
-    from cometmq.bench.systems import describe
+    from cometmq.bench.systems import describe_all
 
-    rows = [describe(name, fetch=fetch) for name in NAMES]
+    print_rows(describe_all(), output)
+
+
+@bench.command()
+@output_option
+def fetch(output: str) -> None:
+    """Get what is missing to measure the peers, and say what could not be had."""
+    from cometmq.bench.systems import describe_all
+
+    rows = describe_all(fetch=True)
     print_rows(rows, output)
+    if any(row["missing"] for row in rows):
+        raise click.ClickException("not all of it could be had")
 
 
 @bench.command()

@@ -42,6 +42,7 @@ class Worker:
     def __init__(self, command: Sequence[str], job: Job, said: Path) -> None:
         self.name = said.stem
         self.progress = 0
+        self.samples: list[tuple[float, int]] = []  # when it told its progress, and what it was
         self._said = said
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with said.open("wb") as errors:
@@ -60,8 +61,8 @@ class Worker:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                self._lines.put(json.loads(line))
-            except ValueError:
+                self._lines.put(json.loads(line) | {"at": time.monotonic()})
+            except (ValueError, TypeError):
                 self._lines.put({"error": f"not a line of JSON: {line[:80]!r}"})
         self._lines.put(None)
 
@@ -112,7 +113,9 @@ class Worker:
             raise self._failure(f"ended with status {self._process.wait()}")
         if "error" in line:
             raise self._failure(str(line["error"]))
-        self.progress = line.get("progress", self.progress)
+        if "progress" in line:
+            self.progress = int(line["progress"])
+            self.samples.append((line["at"], self.progress))
 
     def _failure(self, text: str) -> BenchError:
         tail = self._said.read_text(errors="replace").splitlines()[-TAIL_LINES:]
@@ -131,6 +134,8 @@ class Worker:
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
+        if not self._said.stat().st_size:
+            self._said.unlink()
 
 
 class Crew:

@@ -75,11 +75,10 @@ class CometMQ:
         return __version__
 
     def clean(self) -> int:
-        """Delete every full segment, as if it had expired; how many went."""
+        """Delete the oldest full segment as if it had expired; how many went."""
         log = self._running.settings.store_path_root_dir / COMMITLOG_DIR
-        for path in sorted(log.iterdir())[:-AHEAD]:
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+        for path in sorted(log.iterdir())[:-AHEAD][:1]:
+            os.utime(path, (LONG_AGO_S, LONG_AGO_S))
         with Admin(self._running.name_server) as admin:
             return sum(len(each.segments) for each in admin.delete_expired())
 

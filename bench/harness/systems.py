@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from cometmq.bench.extra import BenchError
+from cometmq.protocol.errors import CometError
 
 OWN: Final = "cometmq"
 PEERS: Final = ("rocketmq", "kafka", "redis", "nats")
 NAMES: Final = (OWN, *PEERS)
+# Where a system's store can be used without its server: the System of that, and its client.
+IN_PROCESS: Final = {OWN: (OWN, "embedded"), "rocketmq": ("rocketmq_store", "java")}
+_ALL: Final = (*NAMES, "rocketmq_store")
 
 
 class Durability(StrEnum):
@@ -56,7 +60,7 @@ class System(Protocol):
 
 def system(name: str) -> System:
     """A new System of this name. Raises BenchError for a name that there is not."""
-    if name not in NAMES:
+    if name not in _ALL:
         raise BenchError(f"no system {name!r}; there are {', '.join(NAMES)}")
     place = "cometmq.bench.own" if name == OWN else f"cometmq.bench.peers.{name}"
     try:
@@ -92,6 +96,10 @@ def describe(name: str, *, fetch: bool = False) -> dict[str, str]:
         row["missing"] = found.missing() or ""
         if not row["missing"]:
             row["version"] = found.version()
-    except (BenchError, OSError) as error:
+    except (CometError, OSError) as error:
         row["missing"] = str(error)
     return row
+
+
+def describe_all(*, fetch: bool = False) -> list[dict[str, str]]:
+    return [describe(name, fetch=fetch) for name in _ALL]

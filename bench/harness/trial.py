@@ -193,6 +193,8 @@ class Trial:
         self.folder = folder
         self.topics = list(topics) or new_topics(system, plan)
         self.guests_said: list[dict[str, Any]] = []
+        self.sent: list[Worker] = []  # who told what progress when
+        self.received: list[Worker] = []
         self._between, self._guests = between, guests
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -203,7 +205,9 @@ class Trial:
             guests = self._guests(crew) if self._guests else []
             for worker in (*producers, *guests):
                 worker.wait_ready()
-            workers = [*producers, *(each for group in readers for each in group), *guests]
+            self.sent = producers
+            self.received = [each for group in readers for each in group]
+            workers = [*producers, *self.received, *guests]
             watch = Watch(self.system.processes(), [worker.pid for worker in workers])
             began_ns = time.monotonic_ns()
             for worker in workers[::-1]:
@@ -227,7 +231,7 @@ class Trial:
     def read(self, crew: Crew) -> tuple[list[list[dict[str, Any]]], Cost]:
         """All groups read everything that is there."""
         readers = self._readers(crew)
-        workers = [worker for group in readers for worker in group]
+        workers = self.received = [worker for group in readers for worker in group]
         watch = Watch(self.system.processes(), [worker.pid for worker in workers])
         for worker in workers:
             worker.go()

@@ -23,6 +23,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle, islice
+from operator import sub
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -186,6 +187,10 @@ class Times:
         self.service = array("q", bytes(8 * count))  # from the actual send to the acknowledgement
         self.response = array("q", bytes(8 * count))  # from the intended one
 
+    def delays(self) -> array[int]:
+        """From the intended to the actual send."""
+        return array("q", map(sub, self.response, self.service))
+
 
 def _produce(job: Job, sender: Sender) -> dict[str, Any]:
     stamper = Stamper(
@@ -210,6 +215,9 @@ def _produce(job: Job, sender: Sender) -> dict[str, Any]:
         "response_hlog": _log(
             job, "response", times and times.response[:sent] if job.rate else None, seconds
         ),
+        "delay_hlog": _log(
+            job, "delay", times and times.delays()[:sent] if job.rate else None, seconds
+        ),
         "extra": getattr(sender, "extra", {}),
     }
 
@@ -224,7 +232,7 @@ def _log(job: Job, kind: str, values: array[int] | None, seconds: float) -> str 
     if not values or not job.hlog:
         return None
     path = Path(f"{job.hlog}.{kind}.hlog")
-    step = max(1, round(len(values) * INTERVAL_S / max(seconds, INTERVAL_S)))
+    step = -(-len(values) // max(1, round(seconds / INTERVAL_S)))
     parts = [values[at : at + step] for at in range(0, len(values), step)]
     histograms.write(path, *map(histograms.of, parts), seconds=seconds)
     return str(path)
@@ -366,7 +374,6 @@ class _Acknowledgements(threading.Thread):
             self.error = error
 
     def _take(self) -> bool:
-        """The next one, and what was acknowledged with it."""
         self._more.acquire()
         number, due, before, token = self._begun.popleft()
         if number < 0:

@@ -27,7 +27,7 @@ from cometmq.bench.cases import (
 from cometmq.bench.crew import Crew, Watch, Worker, descriptors, memory_bytes
 from cometmq.bench.extra import BenchError
 from cometmq.bench.results import CONTROL, Line
-from cometmq.bench.systems import Durability, System
+from cometmq.bench.systems import IN_PROCESS, Durability, System, usable
 from cometmq.bench.trial import (
     ASYNC,
     BATCH,
@@ -40,8 +40,12 @@ from cometmq.bench.trial import (
 )
 from cometmq.bench.worker import Job
 
+APPEND: Final = "append, one call a message"
+SEND, BATCHES = "one call a message", "batches"
 SEND_MANY: Final = 65_536  # bodies of one call
+SEND_MANY_BYTES: Final = 16 << 20
 GROUPS: Final = 4
+SIZES: Final = (32, 128, 1024, 16_384, 131_072)
 
 # --- the workloads --------------------------------------------------------------------------------
 
@@ -54,11 +58,26 @@ def produce(ctx: Context, system: System) -> list[Line]:
         with running(ctx, system, durability):
             case = Case(ctx, "produce", system, durability)
             plan = ctx.plan(client=client, queues=8)
-            lines += case.throughput("one call a message", plan)
-            lines += case.throughput("batches", replace(plan, mode=BATCH, batch=SEND_MANY))
+            lines += case.throughput(SEND, plan)
+            lines += case.throughput(BATCHES, replace(plan, mode=BATCH, batch=SEND_MANY))
             one = replace(plan, mode=ONE, queues=ctx.queues or 1)
             lines += case.throughput("one in flight", one)
             lines += case.at_shares(replace(one, mode=ASYNC), "response")
+    return lines
+
+
+def sizes(ctx: Context, system: System) -> list[Line]:
+    """Throughput of sends and batches, for bodies of 32 B to 128 KiB."""
+    lines = []
+    durability = ctx.durability or Durability.PAGE_CACHE
+    for client in ctx.clients(system):
+        with running(ctx, system, durability):
+            case = Case(ctx, "sizes", system, durability)
+            for size in SIZES:
+                plan = replace(ctx.plan(client=client, queues=8), size=size)
+                batch = max(1, min(SEND_MANY, SEND_MANY_BYTES // size))
+                lines += case.throughput(SEND, plan)
+                lines += case.throughput(BATCHES, replace(plan, mode=BATCH, batch=batch))
     return lines
 
 
@@ -187,24 +206,35 @@ def forget(folder: Path) -> None:
 
 
 def many_queues(ctx: Context, system: System) -> list[Line]:
-    """One queue against many, the messages spread over them one by one."""
+    """One queue against many, the messages spread over them one by one.
+
+    In the store itself where a system's can be used so, else through its client.
+    """
     lines = []
-    for client in (EMBEDDED,) if EMBEDDED in system.clients else ctx.clients(system):
-        for queues in (1, ctx.many):
-            case = Case(ctx, "many-queues", system)
+    inner, client = in_process(system) or (system, ctx.clients(system)[0])
+    for queues in (1, ctx.many):
+        with _served(ctx, inner, client):
             topics = max(1, queues // 1000)
             plan = replace(
                 ctx.plan(client=client), topics=topics, queues=queues // topics,
                 options={**ctx.options, "spread": 1},
             )  # fmt: skip
             name = f"{queues:,} queue{'s' * (queues > 1)}"
-            with _needed(ctx, system, client):
-                lines += case.throughput(name, plan)
+            lines += Case(ctx, "many-queues", inner).throughput(name, plan)
     return lines
 
 
-def _needed(ctx: Context, system: System, client: str) -> contextlib.AbstractContextManager[Any]:
-    """An embedded store needs no server."""
+def in_process(system: System) -> tuple[System, str] | None:
+    """What uses this system's store in its own process, and with which client; or None."""
+    place = IN_PROCESS.get(system.name)
+    if place is None:
+        return None
+    name, client = place
+    return (system if name == system.name else usable(name)), client
+
+
+def _served(ctx: Context, system: System, client: str) -> contextlib.AbstractContextManager[Any]:
+    """Ours needs nothing but a folder of the trial's."""
     if client == EMBEDDED:
         return contextlib.nullcontext()
     return running(ctx, system, Durability.PAGE_CACHE)
@@ -212,16 +242,19 @@ def _needed(ctx: Context, system: System, client: str) -> contextlib.AbstractCon
 
 def embedded(ctx: Context, system: System) -> list[Line]:
     """The store in the caller's own process: one call a message, 256 in one, and 1 KiB."""
-    if EMBEDDED not in system.clients:
+    found = in_process(system)
+    if found is None:
         ctx.say(f"  {system.name} cannot be embedded: left out")
         return []
-    case = Case(ctx, "embedded", system)
-    plan = ctx.plan(client=EMBEDDED)
-    lines = case.throughput("append, one call a message", plan)
-    lines += case.throughput("append, each one timed", replace(plan, mode=ONE))
-    lines += case.throughput("append_many(256)", replace(plan, mode=BATCH, batch=256))
-    if ctx.size is None:
-        lines += case.throughput("append, one call a message", replace(plan, size=1024))
+    inner, client = found
+    with _served(ctx, inner, client):
+        case = Case(ctx, "embedded", inner)
+        plan = ctx.plan(client=client)
+        lines = case.throughput(APPEND, plan)
+        lines += case.throughput(f"{APPEND}, each one timed", replace(plan, mode=ONE))
+        lines += case.throughput("append_many(256)", replace(plan, mode=BATCH, batch=256))
+        if ctx.size is None:
+            lines += case.throughput(APPEND, replace(plan, size=1024))
     return lines
 
 
@@ -276,27 +309,35 @@ def _write_beside_reader(
 
 
 def cleaning(ctx: Context, system: System) -> list[Line]:
-    """A writer in open loop, alone and while old segments are deleted."""
+    """A writer in open loop, alone and while the segments of an old backlog are deleted."""
     if not hasattr(system, "clean"):
         ctx.say(f"  {system.name} has no command that cleans at a given time: left out")
         return []
-    lines = []
-    settings = getattr(system, "settings", {})
-    settings.setdefault("mappedFileSizeCommitLog", 64 << 20)
+    getattr(system, "settings", {}).setdefault(
+        "mappedFileSizeCommitLog", min(64 << 20, max(8 << 20, ctx.bytes >> 4))
+    )
     with running(ctx, system, Durability.PAGE_CACHE):
         case = Case(ctx, "cleaning", system)
         plan = ctx.plan(client=ctx.clients(system)[0], size=1024, reading=EARLY)
         try:
             rate = ctx.rate or case.saturated(plan) / 2
+            lines = case.open_loop("writer alone", plan, rate, "response")
+            return lines + _write_beside_cleaner(case, plan, rate)
         except BenchError as error:
-            return [case.failed("maximum", plan, error)]
-        lines += case.open_loop("writer alone", plan, rate, "response")
-        with _cleaning_meanwhile(system) as cleaned:
-            lines += case.open_loop("writer beside the cleaner", plan, rate, "response")
-        ctx.say(f"  {cleaned[0]} segments were deleted meanwhile")
-        if not cleaned[0]:
-            lines.append(case.failed("writer beside the cleaner", plan,
-                                     BenchError("no segment was deleted: write more")))  # fmt: skip
+            return [case.failed("writer beside the cleaner", plan, error)]
+
+
+def _write_beside_cleaner(case: Case, plan: Plan, rate: float) -> list[Line]:
+    name = "writer beside the cleaner"
+    old = replace(plan, mode=BATCH, batch=4096, messages=max(40_000, case.ctx.bytes // plan.size))
+    written = case.trial("backlog", old).run()
+    if written.faults:
+        raise BenchError("; ".join(written.faults))
+    with _cleaning_meanwhile(case.system) as cleaned:
+        lines = case.open_loop(name, plan, rate, "response")
+    case.ctx.say(f"  {cleaned[0]} segments were deleted meanwhile")
+    if not cleaned[0]:
+        raise BenchError("no segment was deleted meanwhile: measure longer")
     return lines
 
 
@@ -420,6 +461,7 @@ def controls(ctx: Context) -> list[Line]:
 Workload = Callable[[Context, System], list[Line]]
 WORKLOADS: Final[dict[str, Workload]] = {
     "produce": produce,
+    "sizes": sizes,
     "consume": consume,
     "end-to-end": end_to_end,
     "sync-flush": sync_flush,
