@@ -115,9 +115,8 @@ def test_every_way_of_sending_is_read_whole(running: System, tmp_path: Path) -> 
     topic = new_topic(running, queues=4)
     numbers = count()
     expect = 0
-    clients = [each for each in running.clients if each != "embedded"]
     with Crew(tmp_path) as crew:
-        for client in clients:
+        for client in running.clients:
             for mode in MODES:
                 messages = FEW if mode == "one_in_flight" else MANY
                 produce(
@@ -127,7 +126,7 @@ def test_every_way_of_sending_is_read_whole(running: System, tmp_path: Path) -> 
                 )  # fmt: skip
                 assert (tmp_path / f"{mode}.service.hlog").exists() == (mode == "one_in_flight")
                 expect += messages + 256
-        for client in clients:
+        for client in running.clients:
             result = consume(
                 crew, running, client, topics=[topic], queues=4, group=f"all-{client}",
                 expect=expect, timeout_s=20,
@@ -137,7 +136,7 @@ def test_every_way_of_sending_is_read_whole(running: System, tmp_path: Path) -> 
 
 def test_open_loop_has_all_latencies(running: System, tmp_path: Path) -> None:
     """The consumer is there first; the warm-up is in no histogram."""
-    for client in (each for each in running.clients if each != "embedded"):
+    for client in running.clients:
         topic, expect = new_topic(running), FEW + 100
         with Crew(tmp_path) as crew:
             job = Job(
@@ -204,34 +203,19 @@ def test_what_is_not_of_this_run_is_noticed(running: System, tmp_path: Path) -> 
 @pytest.mark.jvm
 def test_rocketmqs_store_in_process(tmp_path: Path) -> None:
     """Written under both ways of flushing, by one thread and by many; read; opened again."""
-    system = peers.require("rocketmq")
-    place = {"folder": str(tmp_path / "store"), "settings": {}}
-    asynchronous = {**place, "durability": str(Durability.PAGE_CACHE)}
-    synchronous = {**place, "durability": str(Durability.FSYNC)}
-    jobs = [
-        {"endpoint": asynchronous, "mode": "batch", "messages": MANY},
-        {"endpoint": synchronous, "mode": "async", "in_flight": 16, "messages": FEW},
-    ]
+    system = peers.require("rocketmq_store")
+    given: dict[str, Any] = {"topics": ["t"], "queues": 4}
     with Crew(tmp_path) as crew:
-        for number, given in enumerate(jobs):
-            job = Job(role="produce", topics=["t"], queues=4, seed=SEED, producer=number, **given)
-            worker = crew.start(system.command("embedded"), job)
-            worker.wait_ready()
-            worker.go()
-            result = worker.result(ANSWER_S)
-            assert (result["acked"], result["failed"]) == (job.messages, 0)
-            assert result["dispatch_lag_s"] >= 0
-        job = Job(
-            role="consume", endpoint=asynchronous, topics=["t"], queues=4, seed=SEED,
-            expect=MANY + FEW,
-        )  # fmt: skip
-        worker = crew.start(system.command("embedded"), job)
-        worker.wait_ready()
-        worker.go()
-        assert_all(worker.result(ANSWER_S), MANY + FEW)
-        worker = crew.start(
-            system.command("embedded"), Job(role="recover", endpoint=asynchronous, topics=[])
-        )
+        system.start(tmp_path, Durability.PAGE_CACHE)
+        produce(crew, system, "java", mode="batch", messages=MANY, **given)
+        system.start(tmp_path, Durability.FSYNC)
+        threads = {"mode": "async", "in_flight": 16, "producer": 1}
+        sent = produce(crew, system, "java", messages=FEW, **threads, **given)
+        assert sent["extra"]["dispatched_after_s"] >= 0
+        read = consume(crew, system, "java", expect=MANY + FEW, group="all", **given)
+        assert_all(read, MANY + FEW)
+        job = Job(role="recover", endpoint=system.endpoint(), topics=[])
+        worker = crew.start(system.command("java"), job)
         worker.wait_ready()
         worker.go()
         recovered = worker.result(ANSWER_S)

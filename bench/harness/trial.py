@@ -279,7 +279,7 @@ class Trial:
     def _ordered(self) -> bool:
         """Whether the system promises the order of a queue for this way of sending."""
         unordered: Collection[str] = getattr(self.system, "unordered", ())
-        return self.plan.mode not in unordered or self.plan.client == EMBEDDED
+        return self.plan.mode not in unordered
 
     def _producer(self, crew: Crew, number: int) -> Worker:
         plan = self.plan

@@ -32,7 +32,7 @@ def _fetch(name: str, say: Callable[[str], None]) -> str | None:
     say(f"{name} ...")
     try:
         peer = system(name)
-        peer.fetch()  # type: ignore[attr-defined]
+        peer.fetch()  # type: ignore[attr-defined]  # all of ours have it
         missing = peer.missing()
     except BenchError as error:
         missing = str(error)

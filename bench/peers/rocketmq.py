@@ -17,14 +17,6 @@ one batch, and holds up to 65,535 messages (1,000 before the go; none where seve
 and then it begins up to a second late); the broker gives at most 32 messages a pull unless its
 setting `maxTransferCountOnMessageInMemory` says otherwise.
 
-`embedded` is RocketMQ's store without a broker, DefaultMessageStore in the worker's own process.
-One call a message (`async`), or a batch of RocketMQ's own (`batch`), with the dispatch to the
-queues running; a result has `dispatch_lag_s`, the time that the dispatch went on behind the last
-put. Under SYNC_FLUSH `async` is `in_flight` threads with one call each. Reading is getMessage in
-slices of at most 1,024 messages, whose bodies are copied out and checked. The store has one owner
-at a time, so a consumer cannot read beside a producer. The role `recover` opens what is there and
-says how long that took.
-
 Neither client nor broker keeps the order of messages of one queue that are in flight together:
 both have pools of threads. Runs in the mode `async` may therefore report messages out of order.
 
@@ -45,7 +37,6 @@ from cometmq.bench.extra import BenchError
 from cometmq.bench.peers.maven import Bundle
 from cometmq.bench.peers.server import LOOPBACK, Servers, free_ports
 from cometmq.bench.systems import Durability, System
-from cometmq.bench.trial import EMBEDDED
 
 VERSION: Final = "5.3.3"
 JARS: Final = Bundle(
@@ -95,18 +86,6 @@ NAMESRV_FLAGS: Final = ["-Xms128m", "-Xmx256m", "-XX:+UseSerialGC"]
 WORKER_FLAGS: Final = ["-Xms512m", "-Xmx2g", "-XX:+UseG1GC", *OPENED, *FULL_DISK]
 
 STORE_SETTINGS: Final = {"diskMaxUsedSpaceRatio": "95"}
-#: Of the embedded store, by level of durability.
-STORE_LEVELS: Final = {
-    str(durability): {
-        **STORE_SETTINGS,
-        "flushDiskType": flush,
-        "maxTransferCountOnMessageInMemory": "1024",
-        "maxTransferBytesOnMessageInMemory": str(4 << 20),
-        "timerWheelEnable": "false",
-        "enableCompaction": "false",
-    }
-    for durability, flush in FLUSHES.items()
-}
 _BROKER: Final = {
     **STORE_SETTINGS,
     "brokerClusterName": "bench",
@@ -145,6 +124,10 @@ _SUCCESS: Final = 0
 ANSWER_S: Final = 30.0
 
 
+def missing_jars() -> str | None:
+    return JARS.missing and f"{JARS.missing} (cometmq bench fetch)"
+
+
 class RocketMQ(Servers):
     """
     Args:
@@ -152,7 +135,7 @@ class RocketMQ(Servers):
     """
 
     name = "rocketmq"
-    clients: tuple[str, ...] = ("java", EMBEDDED)
+    clients: tuple[str, ...] = ("java",)
     unordered = frozenset({"async"})
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
@@ -160,7 +143,7 @@ class RocketMQ(Servers):
         self.settings = settings or {}
 
     def missing(self) -> str | None:
-        return JARS.missing and f"{JARS.missing} (cometmq bench fetch)"
+        return missing_jars()
 
     def fetch(self) -> None:
         JARS.classes(SOURCES)
@@ -222,11 +205,9 @@ class RocketMQ(Servers):
             time.sleep(0.01)  # the broker registers in its own time
 
     def command(self, client: str) -> list[str]:
-        main = {"java": "RocketWorker", EMBEDDED: "StoreWorker"}[client]
-        # RocketMQ logs below it; the store's worker sets it itself.
-        home = [f"-Duser.home={self._folder}"] if client != EMBEDDED else []
-        command = JARS.java(main, JARS.classes(SOURCES), flags=[*WORKER_FLAGS, *home])
-        return [*command, json.dumps(STORE_LEVELS)] if client == EMBEDDED else command
+        main = {"java": "RocketWorker"}[client]
+        flags = [*WORKER_FLAGS, f"-Duser.home={self._folder}"]  # it logs below that
+        return JARS.java(main, JARS.classes(SOURCES), flags=flags)
 
     def endpoint(self) -> dict[str, Any]:
         return {"namesrv": f"{LOOPBACK}:{self._namesrv}", "settings": SETTINGS}

@@ -25,11 +25,12 @@ from typing import Any
 import golden
 import pytest
 
-from cometmq.bench.peers.maven import FETCH_TIMEOUT_S, Bundle, NotAvailable
+from cometmq.bench.peers import maven
+from cometmq.bench.peers.maven import Bundle, NotAvailable
 
 VERSION = "5.3.3"
-assert FETCH_TIMEOUT_S  # for tests that may be the first to fetch
 STORE = Bundle(f"rocketmq-store-{VERSION}", (f"org.apache.rocketmq:rocketmq-store:{VERSION}",))
+FETCH_TIMEOUT_S = maven.FETCH_TIMEOUT_S  # for tests that may be the first to fetch
 HELPER = Path(__file__).with_name("StoreLister.java")
 RUN_TIMEOUT_S = 110  # below the limit of a test, so that the reason is seen and not only a timeout
 REFUSED = 3  # StoreLister's exit code

@@ -1,5 +1,3 @@
-import com.google.gson.JsonObject;
-import com.google.gson.JsonParser;
 import java.io.File;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
@@ -49,15 +47,8 @@ final class StoreWorker extends Worker {
     private int[] turns;
     private double loaded;
 
-    private final JsonObject levels;
-
-    /** `levels`: the settings of each level of durability. */
-    private StoreWorker(JsonObject levels) {
-        this.levels = levels;
-    }
-
     public static void main(String[] args) {
-        run(new StoreWorker(JsonParser.parseString(args[0]).getAsJsonObject()));
+        run(new StoreWorker());
     }
 
     @Override
@@ -71,8 +62,8 @@ final class StoreWorker extends Worker {
         MessageStoreConfig made = new MessageStoreConfig();
         Properties known = MixAll.object2Properties(made);
         Properties wanted = new Properties();
-        put(wanted, levels.getAsJsonObject(endpoint.get("durability").getAsString()));
-        put(wanted, endpoint.getAsJsonObject("settings"));
+        endpoint.getAsJsonObject("settings").entrySet().forEach(
+            one -> wanted.setProperty(one.getKey(), one.getValue().getAsString()));
         for (String name : wanted.stringPropertyNames()) {
             // RocketMQ passes over names it does not know
             if (!known.containsKey(name)) {
@@ -83,11 +74,6 @@ final class StoreWorker extends Worker {
         made.setHaListenPort(0);
         MixAll.properties2Object(wanted, made);
         return made;
-    }
-
-    private static void put(Properties wanted, JsonObject settings) {
-        settings.entrySet().forEach(
-            one -> wanted.setProperty(one.getKey(), one.getValue().getAsString()));
     }
 
     private void open() throws Exception {
@@ -182,7 +168,7 @@ final class StoreWorker extends Worker {
     void addTo(Map<String, Object> result) throws Exception {
         long start = System.nanoTime();
         awaitDispatch();
-        result.put("dispatch_lag_s", (System.nanoTime() - start) / 1e9);
+        result.put("extra", Map.of("dispatched_after_s", (System.nanoTime() - start) / 1e9));
     }
 
     /** RocketMQ offers nothing to wait on here, so this looks again every few milliseconds. */
