@@ -50,7 +50,7 @@ class _TopGroup(LazyGroup):
         "group": ("cometmq.cli_groups", "group", "List, describe and reset consumer groups."),
         "store": ("cometmq.cli_store", "store", "Look at the files of a store, and mend them."),
         "config": ("cometmq.cli_config", "config", "Show and explain settings."),
-        "bench": ("cometmq.bench.cli", "bench", "Measure it, and other brokers beside it."),
+        "bench": ("cometmq.bench.cli", "bench", "Measure CometMQ, and other brokers beside it."),
         "demo": ("cometmq.demo", "demo", "See it work: real lines, two groups, and a kill -9."),
     },
     epilog=_EPILOG,

@@ -38,7 +38,7 @@ results: docs/performance.md. The libraries: pip install 'cometmq[bench]'.
 """
 
 
-class Bytes(click.ParamType):
+class Bytes(click.ParamType[int]):
     """A number of bytes: 128, 1k, 4m, 2g."""
 
     name = "bytes"
@@ -52,7 +52,7 @@ class Bytes(click.ParamType):
         return int(found[1]) * _UNITS[found[2]]
 
 
-class Systems(click.ParamType):
+class Systems(click.ParamType[tuple[str, ...]]):
     """Names of systems, joined by commas."""
 
     name = "systems"
@@ -250,8 +250,9 @@ def report(output: str, out: Path | None, store: Path | None, given: Path | None
     if out is None:
         raise click.UsageError("--out DIR: where the bundle is to be")
     if given is not None:
+        results = load_results(given)
         out.mkdir(parents=True, exist_ok=True)
-        write_report(load_results(given), out)
+        write_report(results, out)
         hint(f"the bundle: {out / 'report.html'}")
         return
     with folders(out, store) as (bundle, scratch):

@@ -30,7 +30,7 @@ COMPILE: Final = ("gcc", "-O2", "-Wall")
 
 def build(folder: Path) -> Path:
     """Compile the bare loops. Raises BenchError when there is no gcc."""
-    program = folder / "control"
+    program = folder / "bare-loops"
     source = Path(__file__).with_name("control.c")
     if shutil.which(COMPILE[0]) is None:
         raise BenchError("gcc is not installed: the controls of memory and disk need it")
@@ -38,7 +38,8 @@ def build(folder: Path) -> Path:
         [*COMPILE, "-o", program, source], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise BenchError(f"{source.name} cannot be compiled: {done.stderr.strip()}")
+        said = "; ".join(done.stderr.split("\n")).strip("; ")
+        raise BenchError(f"{source.name} cannot be compiled: {said}")
     return program
 
 

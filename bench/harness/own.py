@@ -38,8 +38,8 @@ class CometMQ:
         settings: by RocketMQ's keys, beside the way of flushing; default: none.
     """
 
-    name = OWN
-    clients = ("python", "embedded")
+    name: str = OWN
+    clients: tuple[str, ...] = ("python", "embedded")
 
     def __init__(self, settings: Mapping[str, object] | None = None) -> None:
         self.settings = dict(settings or {})
@@ -111,10 +111,14 @@ class OwnSender:
             **job.options.get("producer", {}),
         )  # fmt: skip
         self._queues = job.queues if job.options.get("spread") else 0
-        self.one = self._producer.send
-        self.batch = self._producer.send_many
         for topic in job.topics:
             self._producer.learn(topic)
+
+    def one(self, topic: str, body: bytes) -> None:
+        self._producer.send(topic, body)
+
+    def batch(self, topic: str, bodies: list[bytes]) -> None:
+        self._producer.send_many(topic, bodies)
 
     def stream(self, topics: Sequence[str], bodies: list[bytes], in_flight: int) -> None:
         """With a window: so many calls, and a flush that waits for their answers."""

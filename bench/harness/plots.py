@@ -43,7 +43,13 @@ def draw_all(results: Results, logs: Path, folder: Path) -> list[Path]:
 
 def _fitting(controls: list[Group], key: tuple[str, str, int]) -> list[Group]:
     wanted = "pwrite and fdatasync" if key[0] == "sync-flush" else "pyzmq echo, one in flight"
-    return [each for each in controls if each.case == wanted and each.size == key[2]]
+    return [
+        each._replace(lines=lines)
+        for each in controls
+        if each.case == wanted
+        and each.size == key[2]
+        and (lines := [line for line in each.lines if line.beside == key[0]])
+    ]
 
 
 def _by(groups: list[Group], key: Any) -> dict[Any, list[Group]]:
@@ -96,7 +102,7 @@ def _sizes(pyplot: Any, case: str, groups: list[Group], folder: Path) -> Path:
         axis.set(xscale="log", yscale="log", xlabel="bytes of a body", ylabel=unit)
         ticks = sorted({each.size for each in groups})
         axis.set_xticks(ticks, [_bytes(each) for each in ticks])
-        axis.minorticks_off()
+        axis.tick_params(axis="x", which="minor", bottom=False)
     axes[0].legend()
     figure.suptitle(f"Acknowledged sends, {case}: median of the rounds, minimum to maximum")
     return _save(pyplot, figure, folder / f"sizes-{_name(case)}.png")

@@ -57,6 +57,7 @@ class Line(msgspec.Struct, kw_only=True, frozen=True):
     others: float = 0.0  # cores busy with something else
     stolen: float = 0.0
     notes: list[str] = []
+    beside: str = ""  # of a control: the workload whose round it belongs to
 
     @property
     def quiet(self) -> bool:
@@ -134,11 +135,11 @@ class Group(NamedTuple):
 
 def grouped(lines: Iterable[Line]) -> list[Group]:
     """In the order of their first line."""
-    found: dict[tuple[Any, ...], list[Line]] = {}
+    found: dict[tuple[str, str, int, str, str, str], list[Line]] = {}
     for line in lines:
         alike = (line.workload, line.case, line.size, line.system, line.client, line.durability)
         found.setdefault(alike, []).append(line)
-    return [Group(*alike, lines) for alike, lines in found.items()]
+    return [Group(*alike, lines=members) for alike, members in found.items()]
 
 
 def ratio(ours: Group, theirs: Group, metric: str = "") -> float | None:

@@ -69,13 +69,14 @@ class Session:
 
     def run(self, workloads: Sequence[str], *, with_controls: bool = True) -> None:
         """Round by round, and in a round system by system: A-B-A-B."""
+        self.ctx.plan()  # what cannot be asked for is told before anything starts
         names = self.usable()
         for workload in workloads:
             for number in range(self.rounds):
                 ctx = replace(self.ctx, round=number)
                 hint(f"{workload}, round {number + 1} of {self.rounds}")
                 if with_controls:
-                    self.lines += controls(ctx)
+                    self.lines += controls(ctx, workload)
                 for name in names:
                     self.lines += measured(workload, ctx, self.make(name))
                 self.save()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -66,6 +67,17 @@ class Figures:
         group = self.best(self.find(workload, case, **more), metric)
         spread = group.spread(metric) if group else None
         return spread.median if spread else None
+
+    def control(self, beside: str, case: str, metric: str) -> float | None:
+        """Of the controls that ran in the rounds of this workload."""
+        found = [
+            line.values[metric]
+            for group in self.groups
+            if (group.system, group.case) == (CONTROL, case)
+            for line in group.good
+            if line.beside == beside
+        ]
+        return statistics.median(found) if found else None
 
     def times(
         self, workload: str, case: str, metric: str, peers: Mapping[str, tuple[float, float]], *,
@@ -141,7 +153,7 @@ def _e3(figures: Figures) -> list[Mark]:
 
 def _p1(figures: Figures) -> list[Mark]:
     ours = figures.value("produce", ONE, "p50_us")
-    echo = figures.value(CONTROL, "pyzmq echo, one in flight", "p50_us", system=CONTROL)
+    echo = figures.control("produce", "pyzmq echo, one in flight", "p50_us")
     times = ours / echo if ours and echo else None
     return [
         *figures.absolute("p50 against a bare pyzmq echo", times, 1.3, 1.2, "x", most=True),

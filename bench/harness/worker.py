@@ -211,15 +211,17 @@ def _produce(job: Job, sender: Sender) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_s": cpu_s,
         "client": sender.client,
-        "service_hlog": _log(job, "service", times and times.service[:sent], seconds),
-        "response_hlog": _log(
-            job, "response", times and times.response[:sent] if job.rate else None, seconds
-        ),
-        "delay_hlog": _log(
-            job, "delay", times and times.delays()[:sent] if job.rate else None, seconds
-        ),
+        **(_logs(job, times, sent, seconds) if times else {}),
         "extra": getattr(sender, "extra", {}),
     }
+
+
+def _logs(job: Job, times: Times, count: int, seconds: float) -> dict[str, str | None]:
+    found = {"service_hlog": _log(job, "service", times.service[:count], seconds)}
+    if job.rate:
+        found["response_hlog"] = _log(job, "response", times.response[:count], seconds)
+        found["delay_hlog"] = _log(job, "delay", times.delays()[:count], seconds)
+    return found
 
 
 def _payload(job: Job) -> bytes:

@@ -431,7 +431,7 @@ def drift(outcome: Outcome) -> float:
     return float(100 * (last.get_value_at_percentile(99.9) / before - 1)) if before else 0.0
 
 
-def controls(ctx: Context) -> list[Line]:
+def controls(ctx: Context, beside: str) -> list[Line]:
     """A bare echo, push/pull, memcpy, and fdatasync beside the systems."""
     size = ctx.size or 128
     folder = ctx.folder / "control"
@@ -448,7 +448,8 @@ def controls(ctx: Context) -> list[Line]:
             Line(
                 workload=CONTROL, case=case, system=CONTROL, client="-", durability="-",
                 round=ctx.round, size=size, key="p50_us" if histogram else "messages_per_s",
-                values=values, others=round(cost.others, 3), stolen=round(cost.stolen, 3),
+                values=values, beside=beside,
+                others=round(cost.others, 3), stolen=round(cost.stolen, 3),
                 hlogs={"service": [str((log / "control.service.hlog").relative_to(ctx.logs))]}
                 if histogram is not None else {},
             )
