@@ -28,7 +28,8 @@ class Durability(StrEnum):
 class System(Protocol):
     """A server, with its clients. One is used for one run: start, create, ..., stop.
 
-    May have `fetch()` as well: get what is missing, raise BenchError with what could not be had.
+    May have `fetch()` as well: get what is missing, raise BenchError with what could not be had;
+    and `unordered`, the modes in which it promises no order within a queue.
     """
 
     name: str
