@@ -11,6 +11,7 @@ import psutil
 
 from cometmq.actors.family import Family
 from cometmq.actors.service import Request, ServiceActor, Timer
+from cometmq.conf.settings import ArchiveOverflow
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import (
     Command,
@@ -24,12 +25,13 @@ from cometmq.protocol.commands import (
     ListHolds,
     PlaceHold,
 )
-from cometmq.protocol.errors import SystemBusy
+from cometmq.protocol.errors import BadRequest, SystemBusy
 from cometmq.protocol.names import check_hold
 from cometmq.shm.consume_queue import QueueFiles, list_queues
 from cometmq.shm.control import Counter, Phase
 from cometmq.shm.files import COMMITLOG_DIR, CONSUME_QUEUE_DIR, list_segments, segment_name
-from cometmq.shm.holds import is_live, read_holds, write_holds
+from cometmq.shm.holds import ARCHIVE_HOLD, is_live, read_holds, write_holds
+from cometmq.shm.identity import read_identity
 from cometmq.shm.index_file import delete_expired
 from cometmq.shm.retired import RetiredSegments
 
@@ -82,6 +84,7 @@ class CleanerActor(ServiceActor):
         self._queues: Iterator[tuple[str, int]] | None = None  # still to be looked at
         self._followed = 0  # the log's beginning that queues and index have been cut to
         self._holds: dict[str, Hold] = {}
+        self._waits_at: int | None = None  # the segment's end that waits for the archive
         self._writable: bool | None = None  # None: the commitlog process has not been told
         self._deleted = 0
         self._rounds = 0
@@ -157,7 +160,7 @@ class CleanerActor(ServiceActor):
             expired = (self._folder / segment_name(start)).stat().st_mtime <= expired_before
             begun = end <= self._min.value  # it could not be moved when it was its turn
             if (held or not expired) and not begun:
-                if not (forced and self._is_still_too_full()):
+                if not (forced and self._is_still_too_full()) or self._waits_for_archive(end):
                     break
                 self._tell_overridden(end)
             self._retire(start)
@@ -172,6 +175,24 @@ class CleanerActor(ServiceActor):
         """Also without what has been deleted and is on its way out."""
         used = self.used_percent(self._retired.used_bytes())
         return used > self._settings.disk_space_clean_forcibly_ratio_percent
+
+    def _waits_for_archive(self, end: int) -> bool:
+        """Whether even a disk that is too full does not let a segment go, which is said once."""
+        settings = self._settings
+        if not settings.archive_hold or settings.archive_overflow is ArchiveOverflow.DELETE:
+            return False
+        hold = self._placed_holds().get(ARCHIVE_HOLD)
+        archived = self._min.value if hold is None else hold.physical_offset
+        if end <= archived:
+            return False
+        if end != self._waits_at:
+            self._waits_at = end
+            log.error(
+                "the disk is %.1f %% full, and the log waits for its archive, which has all below "
+                "%d: run `cometmq spark archive`, or set archiveOverflow=delete",
+                self.used_percent(), archived,
+            )  # fmt: skip
+        return True
 
     def _tell_overridden(self, end: int) -> None:
         for hold in self._live_holds():
@@ -276,7 +297,12 @@ class CleanerActor(ServiceActor):
 
     def on_place_hold(self, command: PlaceHold, _request: Request) -> Command:
         check_hold(command.name)
-        holds = {hold.name: hold for hold in self._live_holds()}
+        own = read_identity(self._family.store).store_id
+        if command.store_id not in ("", own):
+            raise BadRequest(
+                f"hold {command.name} is for store {command.store_id}, this one is {own}"
+            )
+        holds = self._placed_holds()
         if len(holds) >= HOLDS_MAX and command.name not in holds:
             raise SystemBusy(f"there are {len(holds)} holds, at most {HOLDS_MAX}")
         begin = max(command.physical_offset, self._min.value)
@@ -286,7 +312,7 @@ class CleanerActor(ServiceActor):
         return self._keep_holds(holds)
 
     def on_drop_hold(self, command: DropHold, _request: Request) -> Command:
-        holds = {hold.name: hold for hold in self._live_holds()}
+        holds = self._placed_holds()
         holds.pop(command.name, None)
         return self._keep_holds(holds)
 
@@ -302,7 +328,14 @@ class CleanerActor(ServiceActor):
         return HoldList(self._live_holds(), self._min.value)
 
     def _live_holds(self) -> list[Hold]:
-        return [hold for hold in self._holds.values() if is_live(hold)]
+        """With archiveHold the archive always has one; before it has said anything, of all."""
+        holds = self._placed_holds()
+        if self._settings.archive_hold:
+            holds.setdefault(ARCHIVE_HOLD, Hold(ARCHIVE_HOLD, self._min.value))
+        return list(holds.values())
+
+    def _placed_holds(self) -> dict[str, Hold]:
+        return {name: hold for name, hold in self._holds.items() if is_live(hold)}
 
     def settle(self) -> None:
         self._commitlog.close()

@@ -143,6 +143,7 @@ class BrokerActor(ServiceActor):
             "max_message_bytes": self._settings.max_message_size,
             "life": life_of(self._store),
             "flush": self._settings.flush_disk_type.value,
+            "archive_hold": self._settings.archive_hold,
         }
 
     @property

@@ -425,6 +425,7 @@ class Admin:
         *,
         lease_s: float | None = None,
         broker: str | None = None,
+        store_id: str = "",
     ) -> list[HoldDescription]:
         """Have nothing at or above a physical offset deleted; the holds there are now.
 
@@ -436,9 +437,11 @@ class Admin:
             physical_offset: below the log's beginning: from that beginning on.
             lease_s: it ends by itself after that time; None = it stays until it is dropped.
             broker: only there; None = on all. An offset means the same on one broker only.
+            store_id: what `cometmq.store` in the store's folder says: a broker that has another
+                store refuses. "" = it is not asked.
         """
         lease_ms = 0 if lease_s is None else max(1, int(lease_s * 1000))
-        return self._on_holds(PlaceHold(name, physical_offset, lease_ms), broker)
+        return self._on_holds(PlaceHold(name, physical_offset, lease_ms, store_id), broker)
 
     def drop_hold(self, name: str, *, broker: str | None = None) -> list[HoldDescription]:
         """End a hold; those that are left. Nothing happens if there is none of that name."""

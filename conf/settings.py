@@ -40,6 +40,13 @@ class FlushDiskType(Enum):
     SYNC_FLUSH = "SYNC_FLUSH"  # when it is on the disk
 
 
+class ArchiveOverflow(Enum):
+    """What a disk that is too full does to a log that waits for its archive."""
+
+    REFUSE_WRITES = "refuse-writes"  # nothing is deleted, and at the warning level nothing is taken
+    DELETE = "delete"  # what the archive does not have is deleted too
+
+
 class BrokerRole(Enum):
     """What a broker is to the others of its name."""
 
@@ -544,6 +551,17 @@ class CleaningSettings:
         at_most=1_000,
         help="How many deleted segments are kept to be used again, which is cheaper than to make "
         "new ones; none while the disk is fuller than diskSpaceCleanForciblyRatio.",
+    )
+    archive_hold: bool = option(
+        False,
+        key="archiveHold",
+        help="Whether segments are only deleted when the archive has them, see docs/cleaning.md.",
+    )
+    archive_overflow: ArchiveOverflow = option(
+        ArchiveOverflow.REFUSE_WRITES,
+        key="archiveOverflow",
+        help="With archiveHold, when the disk is fuller than diskSpaceCleanForciblyRatio: "
+        "refuse-writes keeps what is not archived, delete does not.",
     )
 
     @property

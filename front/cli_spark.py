@@ -271,25 +271,29 @@ def audit(
 @click.option("--codec", type=click.Choice(["zstd", "lz4", "snappy"]), default="zstd",
               show_default=True)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say which segments would be archived, and stop.")
+@name_server_option
 @session_options
 @output_option
 @job
 def archive(
     store: Path | None, root: str, broker: str, follow: float | None, keep_going: bool,
-    verify: bool, codec: str, dry_run: bool, master: str, driver_memory: str,
+    verify: bool, codec: str, dry_run: bool, name_server: str, master: str, driver_memory: str,
     conf: tuple[str, ...], output: str,
 ) -> None:  # fmt: skip
     """Bring sealed segments of a store to Parquet, each once.
 
     By topic and date, lossless; what is in the archive's manifest is not done again. A broker may
-    be serving the store; its last segment is never taken. Ends with exit code 1 if there was
-    damage (--keep-going), or --verify found something.
+    be serving the store; its last segment is never taken. If it has archiveHold on, it is told
+    what it may delete now. Ends with exit code 1 if there was damage (--keep-going), --verify
+    found something, or something was deleted before it was archived.
 
     \b
     cometmq spark archive --store ./store --archive /srv/archive
     """
     from cometmq.spark.jobs import archive as jobs
+    from cometmq.spark.jobs.manifest import local_root
 
+    local_root(root)  # before Spark is started
     if store is None:
         if not verify:
             raise click.UsageError("say what to archive (--store DIR), or --verify")
@@ -298,24 +302,25 @@ def archive(
     if dry_run:
         plan = jobs.plan_archive(store, root, broker)
         _plan({"store": plan.bounds.store, "broker": plan.bounds.broker,
-               "sealed": len(plan.sealed), "waiting": list(plan.waiting)}, output)  # fmt: skip
+               "sealed": len(plan.sealed), "waiting": list(plan.waiting),
+               "lost_bytes": plan.lost_bytes}, output)  # fmt: skip
         return
     session = _session(master, driver_memory, conf)
-    damaged = 0
+    findings = 0
     pause = threading.Event()
     while True:
         with _tasks("archive") as progress:
             done = jobs.archive(
                 session, store, root, broker=broker, keep_going=keep_going, verify=verify,
-                codec=codec, progress=progress,
+                codec=codec, name_server=name_server, progress=progress,
             )  # fmt: skip
-        damaged += done.damaged
+        findings += done.damaged + done.lost_bytes
         if done.segments or follow is None:
             _summary(msgspec.to_builtins(done), output)
         if follow is None:
             break
         pause.wait(follow)
-    if damaged:
+    if findings:
         raise SystemExit(EXIT_FINDINGS)
 
 

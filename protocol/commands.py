@@ -541,6 +541,7 @@ class PlaceHold(Command, frozen=True, tag=80):
     name: str
     physical_offset: int = 0
     lease_ms: int = 0  # 0 = until it is dropped
+    store_id: str = ""  # refused by a broker whose store is another one; "" = of any
 
 
 class DropHold(Command, frozen=True, tag=81):

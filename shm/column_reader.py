@@ -188,6 +188,11 @@ class Served:
         self._dispatched = self._control.read(Counter.DISPATCHED)
 
     @property
+    def waits_for_archive(self) -> bool:
+        """Whether its cleaner has to be told what is archived (archiveHold)."""
+        return bool(self._control.meta.get("archive_hold"))
+
+    @property
     def flushed(self) -> int:
         """A physical offset: fdatasync has returned for everything below."""
         return self._flushed.value

@@ -19,6 +19,7 @@ from cometmq.protocol.errors import StoreDamaged
 from cometmq.shm.files import replace_file
 
 HOLDS_FILE: Final = "cometmq.holds"
+ARCHIVE_HOLD: Final = "archive"  # everything below it is in the archive
 
 _decode: Final = msgspec.json.Decoder(list[Hold]).decode
 

@@ -7,11 +7,13 @@ import random
 import struct
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dying
+from dying import Line
 from family import encode_batch
-from recovery_child import DIED, Line, traced
 
 from cometmq.actors import staging as actor
 from cometmq.actors.staging import Staging
@@ -181,35 +183,12 @@ def again(store: Path) -> Writer:
 
 
 def lines_of_an_epoch(store: Path) -> Counter[Line]:
-    passed: Counter[Line] = Counter()
-
-    def see(line: Line) -> None:
-        passed[line] += 1
-
-    with traced(see, WATCHED):
-        epoch(store)
-    return passed
+    return dying.lines_of(partial(epoch, store), WATCHED)
 
 
 def die_at(store: Path, line: Line, nth: int, work: Callable[[Path], Any] = epoch) -> int:
     """Do it in a child that ends, as if killed, at the nth pass of a line; its exit status."""
-    child = os.fork()
-    if child == 0:
-        left = nth
-
-        def see(passed: Line) -> None:
-            nonlocal left
-            if passed == line:
-                left -= 1
-                if not left:
-                    os._exit(DIED)
-
-        try:
-            with traced(see, WATCHED):
-                work(store)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return dying.die_at(partial(work, store), WATCHED, line, nth)
 
 
 def cut_power(store: Path, seed: int) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,15 @@ from cleaning_child import (
 from cli_process import json_of, output_of
 from dying import DIED
 from family import RunningBroker, Sent, pull
+from old_segments import (
+    ALL_HOURS,
+    FAST,
+    MIB,
+    log_begins,
+    make_old,
+    until,
+    write_segments,
+)
 
 from cometmq.client import Admin
 from cometmq.protocol.commands import (
@@ -39,40 +48,26 @@ from cometmq.protocol.commands import (
     PullMessages,
     PullStatus,
 )
-from cometmq.protocol.errors import CometError, DiskFull, NameIllegal, StoreDamaged
+from cometmq.protocol.errors import (
+    BadRequest,
+    CometError,
+    DiskFull,
+    NameIllegal,
+    StoreDamaged,
+)
 from cometmq.shm.consume_queue import QueueFiles
 from cometmq.shm.control import Counter
 from cometmq.shm.files import RETIRED_DIR, list_segments, segment_name
-from cometmq.shm.holds import HOLDS_FILE, read_holds
+from cometmq.shm.holds import ARCHIVE_HOLD, HOLDS_FILE, read_holds
+from cometmq.shm.identity import read_identity
 from cometmq.shm.index_file import list_index_files, read_header
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.references import LogMaps, References
 from cometmq.shm.retired import RetiredSegments
 
-MIB = 1 << 20
-WAIT_S = 20
-ALL_HOURS = ";".join(f"{hour:02d}" for hour in range(24))
-OLD_S = 73 * 3600
-FAST: dict[str, Any] = {
-    "cleanResourceInterval": 20,
-    "deleteCommitLogFilesInterval": 5,
-    "deleteConsumeQueueFilesInterval": 5,
-    "flushIntervalCommitLog": 20,
-    "flushCommitLogLeastPages": 0,
-    "fileReservedTime": 72,
-    "deleteFileBatchMax": 100,
-}
-
 
 def another_hour() -> str:
     return f"{(datetime.now() + timedelta(hours=12)).hour:02d}"
-
-
-def until(what: Callable[[], Any], says: Callable[[], object] = lambda: "") -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := what()):
-        assert time.monotonic() < deadline, says()
-    return found
 
 
 def rounds_pass(broker: RunningBroker, count: int = 3) -> dict[str, Any]:
@@ -82,30 +77,6 @@ def rounds_pass(broker: RunningBroker, count: int = 3) -> dict[str, Any]:
         lambda: (now := broker.statistics("cleaner"))["rounds"] >= wanted and now,
         lambda: broker.log,
     )
-
-
-def write_segments(broker: RunningBroker, count: int, **kinds: Any) -> list[Sent]:
-    """Messages until the log's tail lies in a segment with so many before it, all of it flushed."""
-    sent: list[Sent] = []
-    while broker.counter(Counter.WROTE) <= count * MIB:
-        place = broker.counter(Counter.WROTE)
-        bodies = [b"%d %d " % (place, number) + b"x" * 100_000 for number in range(4)]
-        sent += broker.send("t", 0, bodies, **kinds)
-    wrote = broker.counter(Counter.WROTE)
-    for counter in (Counter.FLUSHED, Counter.DISPATCHED):
-        until(lambda counter=counter: broker.counter(counter) >= wrote)
-    return sent
-
-
-def make_old(broker: RunningBroker, count: int, first: int = 0) -> None:
-    old = time.time() - OLD_S
-    for number in range(first, first + count):
-        os.utime(broker.store / "commitlog" / segment_name(number * MIB), times=(old, old))
-
-
-def log_begins(broker: RunningBroker, at: int) -> None:
-    until(lambda: broker.counter(Counter.MIN_OFFSET) == at, lambda: broker.log)
-    until(lambda: list_segments(broker.store / "commitlog", MIB)[0] == at)
 
 
 def broker_has(broker: RunningBroker, sent: Sent) -> None:
@@ -539,6 +510,35 @@ def test_a_hold_outlives_the_broker(tmp_path: Path) -> None:
         log_begins(broker, broker.counter(Counter.WROTE) // MIB * MIB)
 
 
+def test_the_archive_is_waited_for(tmp_path: Path) -> None:
+    """From the first start on, and up to what it said, whatever else is dropped."""
+    settings = FAST | {"deleteWhen": ALL_HOURS, "archiveHold": True}
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        broker.create_topic("t")
+        write_segments(broker, 5)
+        make_old(broker, 5)
+        rounds_pass(broker)
+        log_begins(broker, 0)
+        store_id = read_identity(broker.store).store_id
+        with Admin(broker.ready.name_server) as admin:
+            (gone,) = admin.delete_expired()
+            assert (gone.segments, gone.held_by) == ([], [ARCHIVE_HOLD])
+            with pytest.raises(BadRequest, match=f"is for store another, this one is {store_id}"):
+                admin.place_hold(ARCHIVE_HOLD, 3 * MIB, store_id="another")
+            admin.place_hold(ARCHIVE_HOLD, 2 * MIB, store_id=store_id)
+            log_begins(broker, 2 * MIB)
+            (hold,) = admin.drop_hold(ARCHIVE_HOLD)  # nothing is known of it any more: all stays
+            assert (hold.name, hold.physical_offset) == (ARCHIVE_HOLD, 2 * MIB)
+            rounds_pass(broker)
+            log_begins(broker, 2 * MIB)
+            admin.place_hold(ARCHIVE_HOLD, 3 * MIB)
+        broker.kill_all()
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        log_begins(broker, 3 * MIB)
+        rounds_pass(broker)
+        log_begins(broker, 3 * MIB)
+
+
 def test_a_lease_ends(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "store", FAST | {"deleteWhen": ALL_HOURS}) as broker:
         broker.create_topic("t")
@@ -822,6 +822,34 @@ def test_only_a_disk_that_is_too_full_overrides_a_hold(disk: Path) -> None:
             rounds_pass(broker)
             assert broker.counter(Counter.MIN_OFFSET) == at
         filler.unlink()
+
+
+@pytest.mark.parametrize("overflow", ["refuse-writes", "delete"])
+def test_a_full_disk_and_an_archive_that_is_behind(overflow: str, disk: Path) -> None:
+    settings = FAST | MARKS | {
+        "deleteWhen": another_hour(), "archiveHold": True, "archiveOverflow": overflow,
+    }  # fmt: skip
+    with RunningBroker(disk / "store", settings) as broker:
+        broker.create_topic("t")
+        write_segments(broker, 8)
+        filler = fill_to(disk, 80)
+        if overflow == "delete":
+            until(lambda: broker.counter(Counter.MIN_OFFSET), lambda: broker.log)
+            assert "hold archive at 0 IS OVERRIDDEN" in broker.log
+            filler.unlink()
+            return
+        until(lambda: "waits for its archive, which has all below 0" in broker.log)
+        fill_to(disk, 98)
+        until(lambda: broker.statistics("cleaner")["writable"] == "no", lambda: broker.log)
+        rounds_pass(broker)
+        log_begins(broker, 0)
+        with Admin(broker.ready.name_server) as admin:
+            admin.place_hold(ARCHIVE_HOLD, 3 * MIB)
+        log_begins(broker, 3 * MIB)  # what it has goes, and no more
+        rounds_pass(broker)
+        log_begins(broker, 3 * MIB)
+        filler.unlink()
+        until(lambda: send_if_taken(broker), lambda: broker.log)
 
 
 def test_a_user_does_not_have_more_deleted_than_is_needed(disk: Path) -> None:

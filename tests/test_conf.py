@@ -97,6 +97,8 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "readerCount": 1,
     "consumerSessionTimeout": 10_000,
     "recycledSegmentsMax": 2,
+    "archiveHold": False,
+    "archiveOverflow": "refuse-writes",
     "stagedLease": 86_400_000,
     "maxStagedBytes": 4 * 2**30,
     "logFormat": "text",

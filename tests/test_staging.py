@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import staging_child as child
+from dying import DIED, Line, traced
 from family import RunningBroker, encode_batch
-from recovery_child import DIED
 
 from cometmq.client.staging import SinkLine, StageWriter
 from cometmq.protocol.channel import Channel
@@ -108,8 +108,8 @@ def test_killed_again_while_it_is_finished(before: Path, tmp_path: Path) -> None
     assert child.die_at(half, (file, at), 6) == DIED
     store = tmp_path / "store"
     shutil.copytree(half, store)
-    lines: set[child.Line] = set()
-    with child.traced(lines.add, child.WATCHED):
+    lines: set[Line] = set()
+    with traced(lines.add, child.WATCHED):
         child.again(store)
     for line in sorted(lines):
         shutil.rmtree(store)

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from cometmq.client import Admin
 from cometmq.shm import _kernel
 from cometmq.shm._kernel import Columns, LogWalk
 from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name, sync_folder
+from cometmq.shm.holds import ARCHIVE_HOLD
+from cometmq.shm.identity import read_identity
 from cometmq.spark.arrow import take_batch
 from cometmq.spark.jobs import manifest
 from cometmq.spark.jobs.archived import verify_entry
@@ -63,6 +66,8 @@ class Archived(msgspec.Struct, frozen=True):
     files: int
     damaged: int  # stretches without a whole record, kept as they are
     swept: int  # files of killed jobs that were removed
+    lost_bytes: int  # of the log, deleted since the last run without having been archived
+    told: int  # the broker may delete below this physical offset; -1: it did not ask (archiveHold)
     seconds: float
 
 
@@ -81,6 +86,7 @@ class ArchivePlan:
     bounds: LogBounds
     sealed: tuple[int, ...]
     waiting: tuple[int, ...]  # not in the archive yet
+    lost_bytes: int
 
 
 def plan_archive(store: Path, archive: str | Path, broker: str = "") -> ArchivePlan:
@@ -100,7 +106,9 @@ def plan_archive(store: Path, archive: str | Path, broker: str = "") -> ArchiveP
     )
     if sealed and not bounds.served and sealed[-1] + bounds.segment_bytes >= bounds.end:
         sealed = sealed[:-1]  # the last one: a broker may still write to it
-    return ArchivePlan(bounds, sealed, tuple(start for start in sealed if start not in there))
+    waiting = tuple(start for start in sealed if start not in there)
+    known = [entry.end for begin, entry in there.items() if begin < bounds.begin]
+    return ArchivePlan(bounds, sealed, waiting, bounds.begin - max(known, default=bounds.begin))
 
 
 def archive(
@@ -112,6 +120,7 @@ def archive(
     keep_going: bool = False,
     verify: bool = False,
     codec: str = "zstd",
+    name_server: str = "",
     progress: Progress | None = None,
 ) -> Archived:
     """Bring all sealed segments of a store, served or not, into an archive.
@@ -120,8 +129,11 @@ def archive(
         keep_going: a segment with damage is archived as it is; else it is an error.
         verify: each segment is put together again from its files, and compared with the log, before
             it counts as archived.
+        name_server: where a broker is found that waits for its archive (archiveHold). It is told,
+            at the end, what it may delete; it has to be running then.
 
-    Raises ArchiveError, StoreError. Killed at any line, the next run does what is missing.
+    Raises ArchiveError, StoreError, NotReachable. Killed at any line, the next run does what is
+    missing.
     """
     began = time.monotonic()
     root = manifest.local_root(archive)
@@ -134,13 +146,33 @@ def archive(
         ]
         answers = run_tasks(spark, tasks, archive_segment, progress)
         made = [msgspec.json.decode(answer, type=Entry) for answer in answers]
+        told = _tell_broker(plan.bounds, root, name_server)
     return Archived(
         plan.bounds.store, str(root), plan.bounds.broker, len(plan.sealed),
         len(plan.sealed) - len(plan.waiting), len(made), sum(entry.records for entry in made),
         sum(entry.end - entry.begin for entry in made), sum(entry.size_bytes for entry in made),
         sum(len(entry.files) for entry in made), sum(entry.damaged for entry in made), swept,
-        time.monotonic() - began,
+        plan.lost_bytes, told, time.monotonic() - began,
     )  # fmt: skip
+
+
+def _tell_broker(bounds: LogBounds, root: Path, name_server: str) -> int:
+    """What is archived from the log's beginning on, without a hole, need not be kept any more."""
+    if not bounds.waits_for_archive:
+        return -1
+    if not name_server:
+        raise ArchiveError(
+            f"{bounds.store}: the broker waits for its archive (archiveHold), and nobody said at "
+            "which name server it can be told"
+        )
+    below = bounds.begin
+    there = {entry.begin for entry in manifest.entries(root, bounds.broker)}
+    while below in there:
+        below += bounds.segment_bytes
+    broker = read_identity(Path(bounds.store)).broker
+    with Admin(name_server) as admin:
+        admin.place_hold(ARCHIVE_HOLD, below, broker=broker, store_id=bounds.store_id)
+    return below
 
 
 def archive_segment(task: ArchiveTask) -> bytes:

@@ -45,6 +45,7 @@ class LogBounds:
     dispatched: int  # everything below has its ConsumeQueue entry
     durable: int  # everything below survives a loss of power
     served: bool
+    waits_for_archive: bool  # the broker's cleaner: archiveHold
     starts: tuple[int, ...]  # of the segments that have something
 
     def stop_of(self, start: int) -> int:
@@ -76,7 +77,7 @@ def log_bounds(store: Path, broker: str = "") -> LogBounds:
     return LogBounds(
         str(store), broker or identity.broker or DEFAULT_BROKER, identity.store_id,
         segment_bytes, queue_bytes, kept[0] if kept else end, end, dispatched, durable,
-        served is not None, kept,
+        served is not None, served is not None and served.waits_for_archive, kept,
     )  # fmt: skip
 
 

@@ -15,12 +15,16 @@ import golden
 import msgspec
 import pytest
 from family import RunningBroker
+from old_segments import ALL_HOURS, FAST, MIB, log_begins, make_old, write_segments
 from pyspark.sql import SparkSession
 from shared_data import data_path
 
+from cometmq.client import Admin
 from cometmq.protocol.errors import StoreError
 from cometmq.shm._kernel import ARCHIVE_NAMES, RECORD_FIELDS, put_records
 from cometmq.shm.consume_queue import QueueFiles
+from cometmq.shm.control import Counter
+from cometmq.shm.holds import ARCHIVE_HOLD
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.verify import verify_store
 from cometmq.spark.jobs import archived, compact, ingest, lag, manifest, replay, stats
@@ -370,6 +374,34 @@ def test_log_files_through_broker_stream_archive_and_replay(
     assert segments_of(tmp_path / "back", sealed) == segments_of(broker.store, sealed)
     with RunningBroker(tmp_path / "back", {"brokerName": "broker-b"}) as again:
         assert [m.body for m in again.read_queue("HDFS", 0)] == lines["HDFS"][0::2]
+
+
+def test_the_cleaner_waits_for_the_archive(spark: SparkSession, tmp_path: Path) -> None:
+    """Each segment that is deleted is in the archive; what was not is said."""
+    settings = FAST | {"deleteWhen": ALL_HOURS, "archiveHold": True}
+    root = tmp_path / "archive"
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        name_server = broker.ready.name_server
+        broker.create_topic("t")
+        write_segments(broker, 3)
+        make_old(broker, 3)
+        with pytest.raises(ArchiveError, match="nobody said at which name server"):
+            archive(spark, broker.store, root)
+        assert len(manifest.entries(root)) == 3
+        assert broker.counter(Counter.MIN_OFFSET) == 0
+        done = archive(spark, broker.store, root, name_server=name_server)
+        assert (done.segments, done.skipped) == (0, 3)
+        assert (done.told, done.lost_bytes) == (3 * MIB, 0)
+        log_begins(broker, 3 * MIB)
+        write_segments(broker, 6)
+        make_old(broker, 3, 3)
+        with Admin(name_server) as admin:
+            admin.place_hold(ARCHIVE_HOLD, 4 * MIB)  # somebody has no patience
+        log_begins(broker, 4 * MIB)
+        after = archive(spark, broker.store, root, name_server=name_server)
+        assert (after.told, after.lost_bytes) == (6 * MIB, MIB)
+        log_begins(broker, 6 * MIB)
+    assert [entry.begin // MIB for entry in manifest.entries(root)] == [0, 1, 2, 4, 5]
 
 
 def test_replay_to_a_topic(
