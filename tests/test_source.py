@@ -27,6 +27,7 @@ FLOORS: dict[str, set[str]] = {
     "client": {"protocol", "shm"},
     "spark": {"client", "conf", "protocol", "shm"},
     "front": {"actors", "client", "conf", "protocol", "shm", "spark"},
+    "bench": {"actors", "client", "conf", "front", "protocol", "shm", "spark"},
 }
 
 
