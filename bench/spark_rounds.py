@@ -1,0 +1,60 @@
+"""What bench/spark shares: a topic of a known size, and rivals that take turns."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from cometmq import Broker
+from cometmq.client import Admin
+
+TOPIC = "bench"
+QUEUES = 16
+BATCH = 1000
+
+
+def fill(broker: Broker, count: int, body_bytes: int = 200) -> None:
+    """Half of each body is random; what compresses is not all noise, nor all the same."""
+    half = body_bytes // 2
+    with Admin(broker.name_server) as admin:
+        admin.create_topic(TOPIC, QUEUES)
+    with broker.producer() as producer:
+        for at in range(0, count, BATCH):
+            bodies = [os.urandom(half) + b"x" * (body_bytes - half) for _ in range(BATCH)]
+            producer.send_many(
+                TOPIC, bodies, tags="paid", keys=f"k{at}", queue_id=at // BATCH % QUEUES
+            )
+
+
+def take_turns(
+    rivals: Mapping[str, Callable[[], Any]], rounds: int, at_most: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """Each one's median seconds; they go round and round, so that a busy minute hits all.
+
+    Args:
+        at_most: rounds of those that take long.
+    """
+    took: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(rounds):
+        for name, run in rivals.items():
+            if len(took[name]) < (at_most or {}).get(name, rounds):
+                began = time.perf_counter()
+                run()
+                took[name].append(time.perf_counter() - began)
+    return {name: statistics.median(each) for name, each in took.items()}
+
+
+def drain(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def same_rows(frame: DataFrame, body: str = "body") -> tuple[int, int]:
+    """How many rows, and a checksum of all bodies: rivals must have read the same."""
+    row = frame.selectExpr("count(*)", f"sum(crc32({body}))").first()
+    assert row is not None
+    return row[0], row[1]
