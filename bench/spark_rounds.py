@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks import Report
 from pyspark.sql import DataFrame
 
 from cometmq import Broker
@@ -31,22 +32,38 @@ def fill(broker: Broker, count: int, body_bytes: int = 200) -> None:
             )
 
 
-def take_turns(
-    rivals: Mapping[str, Callable[[], Any]], rounds: int, at_most: Mapping[str, int] | None = None
-) -> dict[str, float]:
-    """Each one's median seconds; they go round and round, so that a busy minute hits all.
+class Turns:
+    """Seconds that rivals took. They go round and round, so that a busy minute hits all.
 
     Args:
         at_most: rounds of those that take long.
     """
-    took: dict[str, list[float]] = {name: [] for name in rivals}
-    for _ in range(rounds):
-        for name, run in rivals.items():
-            if len(took[name]) < (at_most or {}).get(name, rounds):
-                began = time.perf_counter()
-                run()
-                took[name].append(time.perf_counter() - began)
-    return {name: statistics.median(each) for name, each in took.items()}
+
+    def __init__(
+        self,
+        rivals: Mapping[str, Callable[[], Any]],
+        rounds: int,
+        at_most: Mapping[str, int] | None = None,
+    ) -> None:
+        self._took: dict[str, list[float]] = {name: [] for name in rivals}
+        for _ in range(rounds):
+            for name, run in rivals.items():
+                if len(self._took[name]) < (at_most or {}).get(name, rounds):
+                    began = time.perf_counter()
+                    run()
+                    self._took[name].append(time.perf_counter() - began)
+
+    def rates(self, report: Report, count: int) -> None:
+        """What each does in its median round."""
+        for name, took in self._took.items():
+            report(name, count / statistics.median(took) / 1e6, "M messages/s")
+
+    def ratio(self, report: Report, ours: str, *theirs: str) -> None:
+        """Our speed by the fastest of theirs: of the median rounds, and of the best ones."""
+        for which, text in ((statistics.median, "median"), (min, "best")):
+            rival = min(which(self._took[name]) for name in theirs)
+            what = f"{ours} : {theirs[0]}, {text} rounds"
+            report(what, rival / which(self._took[ours]), "times its speed")
 
 
 def drain(frame: DataFrame) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from benchmarks import Report
 from pyspark.sql import SparkSession
-from spark_rounds import TOPIC, fill, take_turns
+from spark_rounds import TOPIC, Turns, fill
 
 from cometmq import Broker
 from cometmq.spark.jobs.archive import archive
@@ -54,8 +54,7 @@ def test_audit(
 
     if full:
         run()  # the first one starts the workers
-    median = take_turns({"audit": run}, 9 if full else 1)
-    report(f"audit, {body_bytes} B", count / median["audit"] / 1e6, "M messages/s")
+    Turns({"audit": run}, 9 if full else 1).rates(report, count)
 
 
 @pytest.mark.timeout(1200)
@@ -78,9 +77,8 @@ def test_archive(spark: SparkSession, full: bool, tmp_path: Path, report: Report
         writer = frame.selectExpr("*", "to_date(store_ts) as dt").write.mode("overwrite")
         writer.option("compression", "zstd").partitionBy("topic", "dt").parquet(theirs)
 
-    median = take_turns({"archive": by_us, "spark": by_spark}, 5 if full else 1)
+    turns = Turns({"archive": by_us, "Spark's writer": by_spark}, 5 if full else 1)
     assert spark.read.parquet(theirs).count() == done.records
-    report("archive", done.records / median["archive"] / 1e6, "M messages/s")
-    report("Spark's Parquet writer", done.records / median["spark"] / 1e6, "M messages/s")
-    report("archive to Spark's writer", median["spark"] / median["archive"], "times its speed")
+    turns.rates(report, done.records)
+    turns.ratio(report, "archive", "Spark's writer")
     report("archive, size to log", done.file_bytes / done.log_bytes, "")

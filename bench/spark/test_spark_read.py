@@ -13,7 +13,7 @@ import tuple_source
 from benchmarks import Report
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from spark_rounds import QUEUES, TOPIC, drain, fill, same_rows, take_turns
+from spark_rounds import QUEUES, TOPIC, Turns, drain, fill, same_rows
 from tuple_source import TupleSource
 
 from cometmq import Broker
@@ -47,9 +47,8 @@ def test_read(spark: SparkSession, full: bool, tmp_path: Path, report: Report) -
         seen = {name: same_rows(frame) for name, frame in frames.items()}
         assert set(seen.values()) == {(count, seen["file"][1])}, seen
         rivals = {name: lambda frame=frame: drain(frame) for name, frame in frames.items()}
-        median = take_turns(rivals, 7 if full else 1, {"tuples": 3})
-    for name, each in median.items():
-        report(f"{name}, 12 columns", count / each / 1e6, "M messages/s")
-    report("file to parquet", median["parquet"] / median["file"], "times its speed")
-    report("file to tuples", median["tuples"] / median["file"], "times its speed")
-    report("rpc to file", median["file"] / median["rpc"], "times its speed")
+        turns = Turns(rivals, 7 if full else 1, {"tuples": 3})
+    turns.rates(report, count)
+    turns.ratio(report, "file", "parquet")
+    turns.ratio(report, "file", "tuples")
+    turns.ratio(report, "rpc", "file")
