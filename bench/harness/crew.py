@@ -231,7 +231,10 @@ class Watch:
         self._ours_s = self._ours()
 
     def _ours(self) -> float:
-        return cpu_seconds({*self._servers, *self._workers})
+        """What runs, and what the harness has waited for: compilers and controls."""
+        ended = os.times()
+        running = cpu_seconds({*self._servers, *self._workers})
+        return running + ended.children_user + ended.children_system
 
     def cost(self) -> Cost:
         """To be asked for while the processes are still there."""

@@ -51,7 +51,7 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
 
 
 def write(path: Path, *parts: Histogram, seconds: float = 0.0) -> Path:
-    """Histograms of `seconds` that end now, in equal intervals, as HistogramLogWriter writes them."""
+    """Histograms of `seconds` that end now, in equal intervals, as HistogramLogWriter does it."""
     log = load("hdrh.log")
     step = seconds / max(1, len(parts))
     begin = time.time() - seconds

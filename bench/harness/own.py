@@ -6,9 +6,9 @@ Page cache is flushDiskType=ASYNC_FLUSH, which is the default; fdatasync is SYNC
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import cycle
@@ -20,12 +20,15 @@ import psutil
 from cometmq import Admin, Broker, Consumer, Message, Producer, Receipt, __version__
 from cometmq.bench.systems import OWN, Durability, System
 from cometmq.bench.worker import Job, serve
+from cometmq.shm.files import COMMITLOG_DIR
 
 LINGER_MS: Final = 5.0  # of the streams
 TIMEOUT_S: Final = 60.0
 POLL_COUNT: Final = 8192
 FLUSHES: Final = {Durability.PAGE_CACHE: "ASYNC_FLUSH", Durability.FSYNC: "SYNC_FLUSH"}
 READY_S: Final = 30.0
+AHEAD: Final = 3  # the segment in use, and those that are made ahead of it
+LONG_AGO_S: Final = 0.0  # before fileReservedTime
 
 
 class CometMQ:
@@ -72,7 +75,11 @@ class CometMQ:
         return __version__
 
     def clean(self) -> int:
-        """Delete what has expired; how many segments went."""
+        """Delete every full segment, as if it had expired; how many went."""
+        log = self._running.settings.store_path_root_dir / COMMITLOG_DIR
+        for path in sorted(log.iterdir())[:-AHEAD]:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path, (LONG_AGO_S, LONG_AGO_S))
         with Admin(self._running.name_server) as admin:
             return sum(len(each.segments) for each in admin.delete_expired())
 

@@ -24,7 +24,8 @@ class Durability(StrEnum):
 class System(Protocol):
     """A server, with its clients. One is used for one run: start, create, ..., stop.
 
-    May have `fetch()` as well: get what is missing, raise BenchError with what could not be had.
+    May have `fetch()` as well: get what is missing, raise BenchError with what could not be had;
+    and `unordered`, the modes in which it promises no order within a queue.
     """
 
     name: str
@@ -78,3 +79,19 @@ def usable(name: str) -> System:
     if missing is not None:
         raise BenchError(f"{name} cannot be measured: {missing}")
     return found
+
+
+def describe(name: str, *, fetch: bool = False) -> dict[str, str]:
+    """A row: what it is, and what it lacks. With `fetch` it first gets what can be got."""
+    row = {"system": name, "version": "", "clients": "", "missing": ""}
+    try:
+        found = system(name)
+        if fetch and hasattr(found, "fetch"):
+            found.fetch()
+        row["clients"] = ", ".join(found.clients)
+        row["missing"] = found.missing() or ""
+        if not row["missing"]:
+            row["version"] = found.version()
+    except (BenchError, OSError) as error:
+        row["missing"] = str(error)
+    return row

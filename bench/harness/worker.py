@@ -210,6 +210,7 @@ def _produce(job: Job, sender: Sender) -> dict[str, Any]:
         "response_hlog": _log(
             job, "response", times and times.response[:sent] if job.rate else None, seconds
         ),
+        "extra": getattr(sender, "extra", {}),
     }
 
 
@@ -248,9 +249,7 @@ def _as_fast_as_it_goes(
     return times, elapsed / 1e9, cpu_s
 
 
-def _send(
-    job: Job, sender: Sender, bodies: list[bytes], times: Times | None, first: int
-) -> None:
+def _send(job: Job, sender: Sender, bodies: list[bytes], times: Times | None, first: int) -> None:
     topics = job.topics
     if job.mode == "async":
         sender.stream(topics, bodies, job.options.get("window", 0) and job.in_flight)
@@ -282,6 +281,8 @@ def _open_loop(
     total = job.warmup + job.messages
     times = Times(total)
     loop = _wait_for_each if job.mode == "one_in_flight" else _pipelined
+    if hasattr(sender, "paced"):
+        loop = _paced
     cpu = time.process_time()
     start_ns = clock_ns() + START_NS
     sent, end_ns = loop(job, sender, stamper, orders, times, intended_times(job.rate, start_ns))
@@ -290,6 +291,22 @@ def _open_loop(
     del times.service[:warm], times.response[:warm]
     seconds = (end_ns - intended_times(job.rate, start_ns)(warm)) / 1e9
     return times, seconds, cpu_s * (sent - warm) / max(1, sent), sent - warm
+
+
+def _paced(
+    job: Job, sender: Any, stamper: Stamper, orders: _Orders, times: Times,
+    intended: Callable[[int], int],
+) -> tuple[int, int]:  # fmt: skip
+    """By the sender itself: a client of asyncio sends and reads in its own loop alone."""
+    progress = _Progress()
+    topics = islice(cycle(job.topics), job.warmup + job.messages)
+
+    def go_on(number: int) -> bool:
+        progress.tell(number, clock_ns())
+        return not orders.stop.is_set()
+
+    sent: tuple[int, int] = sender.paced(topics, intended, stamper.body, times, go_on)
+    return sent
 
 
 def sleep_until(due_ns: int) -> None:

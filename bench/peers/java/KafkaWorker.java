@@ -25,7 +25,6 @@ final class KafkaWorker extends Worker {
     private KafkaConsumer<byte[], byte[]> consumer;
     private final Map<String, Integer> numbers = new HashMap<>();
     private final List<TopicPartition> assigned = new ArrayList<>();
-    private boolean assignedOnce;
     private boolean going;
 
     public static void main(String[] args) {
@@ -109,9 +108,14 @@ final class KafkaWorker extends Worker {
             numbers.put(topics[i], i);
         }
         consumer.subscribe(Arrays.asList(topics), new Assignment());
-        boolean shared = option("shared", false);
+        if (option("shared", false)) {
+            // Members are balanced behind the go: who waits for it cannot answer those who come.
+            consumer.partitionsFor(topics[0]);
+            going = true;
+            return;
+        }
         long giveUp = System.currentTimeMillis() + READY_MS;
-        while (shared ? !assignedOnce : assigned.size() < topics.length * queues) {
+        while (assigned.size() < topics.length * queues) {
             if (System.currentTimeMillis() > giveUp) {
                 throw new IllegalStateException("only " + assigned.size() + " queues assigned");
             }
@@ -129,7 +133,6 @@ final class KafkaWorker extends Worker {
 
         @Override
         public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
-            assignedOnce = true;
             assigned.addAll(partitions);
             if (!going) {
                 consumer.pause(partitions);

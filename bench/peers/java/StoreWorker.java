@@ -1,11 +1,12 @@
-import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
 import java.io.File;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.SocketAddress;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -15,6 +16,7 @@ import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBatch;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
@@ -47,8 +49,15 @@ final class StoreWorker extends Worker {
     private int[] turns;
     private double loaded;
 
+    private final JsonObject levels;
+
+    /** `levels`: the settings of each level of durability. */
+    private StoreWorker(JsonObject levels) {
+        this.levels = levels;
+    }
+
     public static void main(String[] args) {
-        run(new StoreWorker());
+        run(new StoreWorker(JsonParser.parseString(args[0]).getAsJsonObject()));
     }
 
     @Override
@@ -57,21 +66,28 @@ final class StoreWorker extends Worker {
     }
 
     private MessageStoreConfig config() {
+        // RocketMQ logs below it, from its first class on
+        System.setProperty("user.home", endpoint.get("folder").getAsString() + ".logs");
         MessageStoreConfig made = new MessageStoreConfig();
         Properties known = MixAll.object2Properties(made);
         Properties wanted = new Properties();
-        JsonObject settings = endpoint.getAsJsonObject("store");
-        for (Map.Entry<String, JsonElement> setting : settings.entrySet()) {
+        put(wanted, levels.getAsJsonObject(endpoint.get("durability").getAsString()));
+        put(wanted, endpoint.getAsJsonObject("settings"));
+        for (String name : wanted.stringPropertyNames()) {
             // RocketMQ passes over names it does not know
-            if (!known.containsKey(setting.getKey())) {
-                throw new IllegalArgumentException("no such setting: " + setting.getKey());
+            if (!known.containsKey(name)) {
+                throw new IllegalArgumentException("no such setting of a store: " + name);
             }
-            wanted.setProperty(setting.getKey(), setting.getValue().getAsString());
         }
         made.setStorePathRootDir(endpoint.get("folder").getAsString());
         made.setHaListenPort(0);
         MixAll.properties2Object(wanted, made);
         return made;
+    }
+
+    private static void put(Properties wanted, JsonObject settings) {
+        settings.entrySet().forEach(
+            one -> wanted.setProperty(one.getKey(), one.getValue().getAsString()));
     }
 
     private void open() throws Exception {
@@ -116,6 +132,8 @@ final class StoreWorker extends Worker {
         message.setBornTimestamp(System.currentTimeMillis());
         message.setBornHost(HOST);
         message.setStoreHost(HOST);
+        // As the broker does: the store looks into them.
+        MessageAccessor.setProperties(message, new HashMap<>());
         message.setPropertiesString("");
         return message;
     }
