@@ -29,7 +29,7 @@ CONSUMER = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes"
 
 
 @pytest.mark.timeout(1200)  # --full on a busy machine
-def test_read(spark: SparkSession, full: bool, tmp_path: Path, report: Report) -> None:
+def test_kafka(spark: SparkSession, full: bool, tmp_path: Path, report: Report) -> None:
     count = 2_000_000 if full else 32_000
     try:
         version = add_connector(spark, fetch=full)
