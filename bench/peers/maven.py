@@ -26,12 +26,20 @@ COMPILE_TIMEOUT_S: Final = 110
 
 # Plain `dependency:copy-dependencies` would take whatever plugin version this Maven was built with.
 _COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+# Spark's POMs name a mirror of Central that is asked before it and is not there for everybody:
+# Central itself under the mirror's name.
 _POM: Final = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>cometmq</groupId>
   <artifactId>fetch</artifactId>
   <version>1</version>
+  <repositories>
+    <repository>
+      <id>gcs-maven-central-mirror</id>
+      <url>https://repo.maven.apache.org/maven2</url>
+    </repository>
+  </repositories>
   <dependencies>
 {dependencies}  </dependencies>
 </project>
