@@ -50,7 +50,10 @@ def test_types(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     checked = re.search(r"no issues found in (\d+) source files", done.stdout)
     assert checked is not None
-    packaged = [path for folder in PACKAGE_DIR.values() for path in (ROOT / folder).glob("*.py")]
+    folders = [ROOT / folder for folder in PACKAGE_DIR.values()]
+    packaged = [
+        path for folder in folders for kind in ("*.py", "*.pyi") for path in folder.glob(kind)
+    ]
     assert int(checked[1]) == len(packaged)
 
 
