@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 
 from cometmq import Admin, Broker, Consumer, Message, Producer, Receipt, __version__
-from cometmq.bench.systems import OWN, Durability, System
+from cometmq.bench.systems import OVER_ZEROMQ, OWN, SPINNING, Durability, System
 from cometmq.bench.worker import Job, serve
 from cometmq.shm.files import COMMITLOG_DIR
 
@@ -40,6 +40,11 @@ class CometMQ:
 
     name: str = OWN
     clients: tuple[str, ...] = ("python", "embedded")
+    ways: Mapping[str, Mapping[str, Any]] = {
+        "": {},  # by itself: the mapped store
+        OVER_ZEROMQ: {"consumer": {"transport": "zmq"}},
+        SPINNING: {"consumer": {"spin_us": 1000}},
+    }
 
     def __init__(self, settings: Mapping[str, object] | None = None) -> None:
         self.settings = dict(settings or {})

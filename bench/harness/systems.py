@@ -11,6 +11,9 @@ from cometmq.bench.extra import BenchError
 from cometmq.protocol.errors import CometError
 
 OWN: Final = "cometmq"
+# Ways of our own consumer.
+OVER_ZEROMQ: Final = "over ZeroMQ"
+SPINNING: Final = "spinning"
 PEERS: Final = ("rocketmq", "kafka", "redis", "nats")
 NAMES: Final = (OWN, *PEERS)
 # Where a system's store can be used without its server: the System of that, and its client.
@@ -29,7 +32,8 @@ class System(Protocol):
     """A server, with its clients. One is used for one run: start, create, ..., stop.
 
     May have `fetch()` as well: get what is missing, raise BenchError with what could not be had;
-    and `unordered`, the modes in which it promises no order within a queue.
+    `unordered`, the modes in which it promises no order within a queue; and `ways`, options of the
+    worker for each way that messages may reach a consumer, by what is added to the case's name.
     """
 
     name: str

@@ -131,8 +131,11 @@ def end_to_end(ctx: Context, system: System) -> list[Line]:
         with running(ctx, system, ctx.durability or Durability.PAGE_CACHE):
             case = Case(ctx, "end-to-end", system, ctx.durability or Durability.PAGE_CACHE)
             plan = ctx.plan(client=client, reading=EARLY)
-            for rate in rates:
-                lines += case.open_loop(f"at {rate:,.0f}/s", plan, rate, "end_to_end")
+            for way, options in getattr(system, "ways", {"": {}}).items():
+                some = replace(plan, options={**options, **plan.options})
+                for rate in rates:
+                    name = f"at {rate:,.0f}/s{way and f', {way}'}"
+                    lines += case.open_loop(name, some, rate, "end_to_end")
     return lines
 
 
