@@ -117,6 +117,8 @@ class Lane(msgspec.Struct):
     last_offset: int
     first_physical: int
     last_physical: int
+    first_ms: int  # the earliest store time
+    last_ms: int
     log_sum: int
     queue_sum: int
     missing: int
@@ -416,6 +418,7 @@ class _Merging:
                 queues.setdefault((lane.topic, lane.queue_id), []).append(lane)
         findings = [finding for part in self.parts for finding in part.findings]
         findings += self._segment_gaps()
+        findings += self._times()
         if not bounds.served:
             findings += self._dirty_tails()
         for key, lanes in sorted(queues.items()):
@@ -443,6 +446,21 @@ class _Merging:
                 f"a segment from {low} on", f"the next begins at {high}",
             )  # fmt: skip
 
+    def _times(self) -> Iterator[Finding]:
+        """The first record of a segment against the ones before."""
+        latest = -(1 << 63)
+        for part in self.parts:
+            if not part.lanes:
+                continue
+            first = min(part.lanes, key=lambda lane: lane.first_physical)
+            if first.first_ms < latest:
+                yield Finding(
+                    "TIME_BACKWARD", WARNING, self.bounds.broker, segment_name(part.start),
+                    first.topic, first.queue_id, first.first_offset, first.first_physical,
+                    *_texts("TIME_BACKWARD", 0, (latest, first.first_ms, 0, 0, 0)),
+                )  # fmt: skip
+            latest = max(latest, *(lane.last_ms for lane in part.lanes))
+
     def _dirty_tails(self) -> Iterator[Finding]:
         bounds = self.bounds
         files = StoreFiles(Path(bounds.store), bounds.segment_bytes, bounds.queue_segment_bytes)
@@ -463,6 +481,11 @@ class _Merging:
             places = before.last_physical, after.first_physical
             if offsets[0] < offsets[1]:
                 yield from holes_in(self.bounds, self.damages, topic, queue_id, offsets, places)
+            elif offsets[0] > offsets[1]:
+                yield Finding(
+                    "OFFSET_DUP", ERROR, self.bounds.broker, "", topic, queue_id, offsets[1],
+                    places[1], *_texts("OFFSET_DUP", 0, (*offsets, 0, 0, 0)),
+                )  # fmt: skip
         files = _queue_files(self.bounds, topic, queue_id)
         first, last = lanes[0].first_offset, max(lane.last_offset for lane in lanes)
         low = files.first_index_from(self.bounds.begin, first)
