@@ -19,6 +19,8 @@ from cometmq.conf.option import ConfigError, environment_variable
 from cometmq.conf.settings import BrokerSettings, did_you_mean, nearest_key, options_by_key
 
 _ENVIRONMENT_PREFIX: Final = "COMETMQ_"
+# No settings: of clients, of benchmarks, of tests.
+_OTHERS: Final = ("COMETMQ_NAME_SERVER", "COMETMQ_CACHE", "COMETMQ_TEST_")
 
 # Java's Properties ends a line, and takes for blank, nothing but these.
 _LINE_END: Final = re.compile("\r\n|\r|\n")
@@ -165,7 +167,7 @@ def _from_file(file: Path) -> Iterator[Assignment]:
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Assignment]:
     keys = {environment_variable(key): key for key in (*NOT_USED, *options_by_key())}
     for name in sorted(environment):
-        if name.startswith(_ENVIRONMENT_PREFIX):
+        if name.startswith(_ENVIRONMENT_PREFIX) and not name.startswith(_OTHERS):
             yield Assignment(keys.get(name, name), environment[name], Origin.ENV, _shown(name))
 
 

@@ -174,11 +174,12 @@ def test_duplicates_are_told_and_are_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_or_is_refused_is_an_error(tmp_path: Path) -> None:
+    before = psutil.Process().children(recursive=True)
     with pytest.raises(BenchError, match="produce-0: ended with status 3"):
         run(tmp_path, messages=50, options={"fault": "die"})
     with pytest.raises(BenchError, match="the disk is full"):
         run(tmp_path, messages=50, rate=1000, options={"fault": "refuse"})
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 def test_a_worker_that_acknowledges_too_little_is_caught() -> None:

@@ -844,10 +844,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def fill(disk: Path, leave_bytes: int) -> Path:
     filler = disk / "filler"
-    status = os.statvfs(disk)
     with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - leave_bytes)
-    return filler
+        while True:
+            status = os.statvfs(disk)
+            try:
+                os.posix_fallocate(
+                    file.fileno(), 0, status.f_bavail * status.f_frsize - leave_bytes
+                )
+            except OSError:  # the allocator has taken some meanwhile
+                file.truncate(0)
+            else:
+                return filler
 
 
 def send_until_refused(broker: RunningBroker, sent: list[Sent]) -> None:

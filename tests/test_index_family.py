@@ -49,6 +49,14 @@ def wait_indexed(broker: RunningBroker) -> None:
             time.sleep(0.005)
 
 
+def wait_logged(broker: RunningBroker, text: str) -> None:
+    """The dispatcher serves before it looks at its index."""
+    deadline = time.monotonic() + 20
+    while text not in broker.log:
+        assert time.monotonic() < deadline, broker.log
+        time.sleep(0.005)
+
+
 class Sent:
     """Batches with keys that come again and again, and all that was acknowledged of them."""
 
@@ -366,11 +374,11 @@ def test_a_log_without_keys_is_not_read_again(end: str, tmp_path: Path) -> None:
             broker.finish("dispatcher")  # which writes the mark, as every 64 MiB would
             broker.kill_all()
     with RunningBroker(store, SMALL_INDEX) as broker:
-        assert f"indexing from {wrote} to {wrote}" in broker.log
+        wait_logged(broker, f"indexing from {wrote} to {wrote}")
         assert [message.body for message in query(broker, "t", "a")] == [b"with"]
         broker.kill_all()
     for name in list_index_files(store):
         (store / "index" / name).unlink()
     with RunningBroker(store, SMALL_INDEX) as broker:
-        assert f"indexing from 0 to {wrote}" in broker.log
+        wait_logged(broker, f"indexing from 0 to {wrote}")
         assert [message.body for message in query(broker, "t", "a")] == [b"with"]

@@ -244,7 +244,7 @@ def test_hand_overs_through_the_broker(broker: Broker, monkeypatch: pytest.Monke
     monkeypatch.setattr(pulling, "CHECK_S", 60.0)  # else a lost wake-up is noticed every second
     with broker.producer() as producer, broker.consumer("g", "ping") as consumer:
         until(lambda: consumer.poll(1, 0.01) == [] and len(consumer.assignment) == 8)
-        for number in range(3_000):
+        for number in range(1_000):
             producer.send("ping", b"%d" % number, queue_id=number % 8)
             messages = consumer.poll(10, 20)
             assert [m.body for m in messages] == [b"%d" % number]
