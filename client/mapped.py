@@ -11,6 +11,7 @@ What cannot be mapped goes through ZeroMQ, unless `transport="mapped"` forbids t
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 TRANSPORTS: Final = ("auto", "mapped", "zmq")
 ASK_S: Final = 3.0  # for the broker to say where its store is
 HOLD_MS: Final = 5_000
+SLOW_S: Final = 30.0  # who does not answer in time is read by ZeroMQ for so long
 QUEUES_MAX: Final = 100  # with more of them one sleeps on the counter `dispatched`
 ANY_QUEUE: Final = QueueKey("", -1)
 
@@ -101,6 +103,7 @@ class LocalBroker:
         self.store: MappedStore | None = None
         self.serving = False
         self.refusal: CometError | None = None  # it goes by ZeroMQ
+        self.again_at = math.inf  # time.monotonic(): then it is asked again all the same
         self.asked_at = 0.0  # time.monotonic() of a question that is not answered; 0: none
         self.queues: deque[Queue] = deque()  # that are read, the next to look at first
         self.ends: dict[Queue, ReadCell | None] = {}  # of these; None: not in the queue table yet
@@ -161,6 +164,9 @@ class MappedQueues:
         for other in [each for each in self._brokers.values() if each.endpoint != endpoint]:
             self._leave(other, queue)  # the broker has moved
         broker = self._brokers.get(endpoint)
+        if broker is not None and time.monotonic() > broker.again_at:
+            self._forget(broker)
+            broker = None
         if broker is None:
             broker = self._brokers[endpoint] = LocalBroker(endpoint)
         if broker.refusal is not None:
@@ -322,9 +328,15 @@ class MappedQueues:
         return queues
 
     def check(self, now: float) -> None:
-        """Give up what was asked too long ago."""
+        """Give up what was asked too long ago. A dispatcher that is far behind answers late, and
+        what it has dispatched is there to be read."""
         for broker in list(self._brokers.values()):
-            if broker.asked_at and now - broker.asked_at > ASK_S:
+            if not broker.asked_at or now - broker.asked_at <= ASK_S:
+                continue
+            if not self._forced:
+                self._refused(broker, NotConfirmed(f"no answer within {ASK_S:g} s"))
+                broker.again_at = now + SLOW_S
+            else:
                 queues = self._take_queues(broker)
                 self._forget(broker)
                 for queue in queues:

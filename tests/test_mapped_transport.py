@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from cli_process import free_ports
 from client_children import consume_until_killed, hand_back
@@ -24,7 +25,7 @@ from family import RunningBroker, send_batch
 from shared_data import data_path
 
 from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message, Producer
-from cometmq.client import pulling
+from cometmq.client import mapped, pulling
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import (
     Attended,
@@ -332,6 +333,32 @@ def test_processes_of_the_broker_are_killed(tmp_path: Path) -> None:
             messages = take(consumer, 200)
             assert Counts(m.body for m in messages) == {b"before": 100, b"after": 100}
             assert len(messages) == 200
+
+
+def test_a_dispatcher_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has dispatched is read by ZeroMQ meanwhile, and afterwards where it lies again."""
+    monkeypatch.setattr(mapped, "SLOW_S", 1.0)
+    with (
+        RunningBroker(tmp_path / "store") as broker,
+        Producer(broker.ready.name_server) as producer,
+    ):
+        producer.send_many("t", [b"before"] * 100)
+        with Consumer(broker.ready.name_server, "first", "t") as consumer:
+            take(consumer, 100)  # everything is dispatched
+        dispatcher = psutil.Process(broker.pids()["dispatcher"])
+        dispatcher.suspend()
+        try:
+            with Consumer(broker.ready.name_server, "g", "t") as consumer:
+                assert len(take(consumer, 100)) == 100
+                assert stores_of(consumer) == []
+                dispatcher.resume()
+                deadline = time.monotonic() + WAIT_S
+                while not stores_of(consumer):
+                    assert time.monotonic() < deadline
+                    producer.send("t", b"after")
+                    consumer.ack(consumer.poll(100, 0.05))
+        finally:
+            dispatcher.resume()
 
 
 def test_another_store_at_the_same_place(tmp_path: Path) -> None:
