@@ -26,8 +26,8 @@ COMPILE_TIMEOUT_S: Final = 110
 
 # Plain `dependency:copy-dependencies` would take whatever plugin version this Maven was built with.
 _COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
-# Spark's POMs name a mirror of Central that is asked before it and is not there for everybody:
-# Central itself under the mirror's name.
+# Spark's POMs name a mirror of Central that is asked before it, and is not there for everybody: who
+# names it first is who counts, and says that it has nothing.
 _POM: Final = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -37,7 +37,9 @@ _POM: Final = """\
   <repositories>
     <repository>
       <id>gcs-maven-central-mirror</id>
-      <url>https://repo.maven.apache.org/maven2</url>
+      <url>file:///nowhere</url>
+      <releases><enabled>false</enabled></releases>
+      <snapshots><enabled>false</enabled></snapshots>
     </repository>
   </repositories>
   <dependencies>
