@@ -111,6 +111,7 @@ class Shim:
             "LD_PRELOAD": str(self.library),
             "FAULT_STORE": str(store.resolve()),
             "FAULT_STATE": str(self._path),
+            "FAULT_PLACE": fault.place,
             "FAULT_CALLS": ",".join(fault.calls),
             "FAULT_ERRNO": str(fault.errno),
             "FAULT_FOREVER": str(int(fault.forever)),
@@ -125,10 +126,12 @@ class Fault:
     errno: int = errno.EIO  # 0: the power is cut
     calls: tuple[str, ...] = ()
     forever: bool = False
+    place: str = ""  # only calls on what is in this folder of the store
 
     def __str__(self) -> str:
         what = errno.errorcode[self.errno] if self.errno else "power cut"
-        return f"{what}{' for good' if self.forever else ''} at {','.join(self.calls) or 'any'}"
+        calls = ",".join(self.calls) or "any"
+        return f"{what}{' for good' if self.forever else ''} at {calls} {self.place}".rstrip()
 
 
 @dataclass

@@ -3,6 +3,7 @@
  * Preloaded into every process of a broker. Told by the environment:
  *
  *   FAULT_STORE   the store; only calls on paths and descriptors below it count
+ *   FAULT_PLACE   a folder of it, such as /commitlog/; only what is in that one; empty: all
  *   FAULT_STATE   a file of 4096 bytes that all processes map, see struct state
  *   FAULT_CALLS   the names to be counted, between commas; empty: all of them
  *   FAULT_ERRNO   what a failing call reports; 0: the power is cut instead
@@ -43,7 +44,7 @@ struct state {
 };
 
 static struct state *state;
-static char store[PATH_MAX], calls[512], mount_path[PATH_MAX];
+static char store[PATH_MAX], place[PATH_MAX], calls[512], mount_path[PATH_MAX];
 static size_t store_length;
 static int fault_errno, forever;
 
@@ -63,6 +64,7 @@ __attribute__((constructor)) static void set_up(void) {
     store_length = strlen(store);
     snprintf(calls, sizeof calls, ",%s,", getenv("FAULT_CALLS") ? getenv("FAULT_CALLS") : "");
     snprintf(mount_path, sizeof mount_path, "%s", getenv("FAULT_MOUNT") ? getenv("FAULT_MOUNT") : "");
+    snprintf(place, sizeof place, "%s", getenv("FAULT_PLACE") ? getenv("FAULT_PLACE") : "");
     fault_errno = getenv("FAULT_ERRNO") ? atoi(getenv("FAULT_ERRNO")) : EIO;
     forever = getenv("FAULT_FOREVER") && atoi(getenv("FAULT_FOREVER"));
     state = memory;
@@ -70,7 +72,8 @@ __attribute__((constructor)) static void set_up(void) {
 
 static int below(const char *path) {
     return path && strncmp(path, store, store_length) == 0 &&
-           (path[store_length] == '/' || path[store_length] == 0);
+           (path[store_length] == '/' || path[store_length] == 0) &&
+           strncmp(path + store_length, place, strlen(place)) == 0;
 }
 
 static int wanted(const char *name) {
