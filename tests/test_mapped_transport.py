@@ -245,7 +245,7 @@ def test_hand_overs_through_the_broker(broker: Broker, monkeypatch: pytest.Monke
     monkeypatch.setattr(pulling, "CHECK_S", 60.0)  # else a lost wake-up is noticed every second
     with broker.producer() as producer, broker.consumer("g", "ping") as consumer:
         until(lambda: consumer.poll(1, 0.01) == [] and len(consumer.assignment) == 8)
-        for number in range(1_000):
+        for number in range(500):
             producer.send("ping", b"%d" % number, queue_id=number % 8)
             messages = consumer.poll(10, 20)
             assert [m.body for m in messages] == [b"%d" % number]
@@ -262,7 +262,7 @@ def test_asyncio_is_woken(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> No
             ) as consumer:
                 while len(consumer.assignment) < 8:
                     assert await consumer.poll(1, 0.05) == []
-                for number in range(500):
+                for number in range(250):
                     producer.send("async", b"%d" % number)
                     (message,) = await consumer.poll(10, 20)
                     assert message.body == b"%d" % number

@@ -133,7 +133,7 @@ def test_killed_by_a_power_cut(before: Path, tmp_path: Path) -> None:
     shutil.copytree(before, store)
     passed = child.lines_of_an_epoch(store)
     undone = 0
-    for seed, (line, count) in enumerate(passed.items()):
+    for seed, (line, count) in enumerate(list(passed.items())[::2]):
         nth = 1 if seed % 4 < 2 else count
         shutil.rmtree(store)
         shutil.copytree(before, store)
@@ -150,7 +150,7 @@ def test_killed_by_a_power_cut(before: Path, tmp_path: Path) -> None:
         writer = child.again(store)
         check(writer, others=False)
         writer.close()
-    assert undone > 15
+    assert undone > 8
 
 
 def test_progress() -> None:

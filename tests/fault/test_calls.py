@@ -1,4 +1,4 @@
-"""The nth system call of the store fails, or is where the power is cut: every 20th n here, every n
+"""The nth system call of the store fails, or is where the power is cut: every 30th n here, every n
 with python -m tests.fault nth-call."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from fault.calls import Fault, Outcome, Scenario
 from fault.disk import Disk, need, skipped
 
-STEP = 20
+STEP = 30
 
 
 @pytest.fixture(autouse=True)
