@@ -387,6 +387,8 @@ class Checkpoint:
             content = self.path.read_bytes()
         except FileNotFoundError:
             return
+        if not content:
+            return  # whoever made it got no further: it says as little as none
         if len(content) < CHECKPOINT.size:
             raise StoreDamaged(
                 f"{self.path}: {len(content)} bytes, {CHECKPOINT_FILE_BYTES} expected"

@@ -116,6 +116,15 @@ def test_checkpoint(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint").stat().st_size == 4096
 
 
+def test_a_checkpoint_that_was_only_just_made(tmp_path: Path) -> None:
+    """Killed, or failed, between its name and its bytes: that keeps nobody from starting."""
+    (tmp_path / "checkpoint").touch()
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.min_timestamp == 0
+    checkpoint.store(physic_msg_timestamp=9_000)
+    assert Checkpoint(tmp_path).words["physic_msg_timestamp"] == 9_000
+
+
 def test_a_folder_of_other_things_is_not_a_store(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(StoreNotOurs, match=r"thesis\.tex"):
