@@ -26,7 +26,7 @@ def produce_at(name_server: str, topic: str, rate: int, count: int) -> None:
         for number in range(count):
             left_s = (due - time.monotonic_ns()) / 1e9
             if left_s > 0:
-                time.sleep(left_s)
+                time.sleep(left_s)  # the pace
             send = producer.send if number == count - 1 else producer.send_oneway
             send(topic, b"%020d%020d" % (due, time.monotonic_ns()) + filler, queue_id=0)
             due += 1_000_000_000 // rate

@@ -18,7 +18,6 @@ from cometmq.conf import BrokerSettings
 from cometmq.protocol.channel import RemoteRef
 from cometmq.protocol.errors import CometError, from_code
 
-START_TIMEOUT_S: Final = 600  # a recovery may take its time
 _decode_answer: Final = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 
 

@@ -618,33 +618,6 @@ class Attended(Command, frozen=True, tag=93):
     min_offset: int  # the log begins here
 
 
-ANSWERS: Final = (
-    HoldList,
-    DeletedSegments,
-    Failed,
-    Done,
-    Pong,
-    Statistics,
-    SendResult,
-    StagesCommitted,
-    PullResult,
-    QueueRange,
-    FoundOffset,
-    QueryResult,
-    QueueRanges,
-    QueueParts,
-    TopicRoute,
-    TopicList,
-    GroupShare,
-    GroupOffsets,
-    GroupList,
-    GroupDescription,
-    BrokerList,
-    LocalStore,
-    Attended,
-)
-
-
 def _all(root: type[Command]) -> list[type[Command]]:
     return [child for kind in root.__subclasses__() for child in (kind, *_all(kind))]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cometmq.protocol.errors import StoreDamaged
 from cometmq.shm import _kernel
 from cometmq.shm.files import (
     CONSUME_QUEUE_DIR,
@@ -243,10 +242,3 @@ class WindowCache:
             self._dispatcher.detach(slot)
             memory.close()
         self._open.clear()
-
-
-def check_entry_size(segment_bytes: int) -> int:
-    """Whole entries only: RocketMQ rounds mappedFileSizeConsumeQueue up to a multiple of 20."""
-    if segment_bytes <= 0:
-        raise StoreDamaged(f"ConsumeQueue segments of {segment_bytes} bytes")
-    return -(-segment_bytes // UNIT) * UNIT

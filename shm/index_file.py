@@ -240,12 +240,6 @@ def check_room(path: Path, count: int) -> None:
 # --- reading --------------------------------------------------------------------------------------
 
 
-class DamagedChain(NamedTuple):
-    """A file in which a chain led to what cannot be an entry."""
-
-    name: str
-
-
 class IndexReader:
     """Finds physical offsets by key. One thread uses it; files are mapped as they are needed."""
 

@@ -322,7 +322,7 @@ def _paced(
 def sleep_until(due_ns: int) -> None:
     left_ns = due_ns - clock_ns()
     if left_ns > 0:
-        time.sleep(left_ns / 1e9)
+        time.sleep(left_ns / 1e9)  # the pace
 
 
 def _wait_for_each(
