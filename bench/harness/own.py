@@ -182,7 +182,7 @@ class OwnReceiver:
         self.acknowledge = self._consumer.ack
 
     def _wait_for_queues(self, count: int) -> None:
-        """Until all queues are ours: the membership learns it in its own thread, and calls no one."""
+        """Until all queues are ours: the membership learns it in its own thread, untold."""
         deadline = time.monotonic() + READY_S
         while len(self._consumer.assignment) < count:
             if time.monotonic() > deadline:
