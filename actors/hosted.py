@@ -36,6 +36,7 @@ from cometmq.protocol.errors import (
     CometError,
     FlushDiskTimeout,
     MessageIllegal,
+    ServiceNotAvailable,
     StoreError,
     StoreLocked,
 )
@@ -94,6 +95,9 @@ class HostedCommitLog(CommitLogActor):
                 first = self._log.append_all(queue, bodies, properties) if bodies else 0
                 self._log.appender.publish()
                 self._log.appender.wake()
+        except ServiceNotAvailable:
+            self._check_usable()  # or it is for ever
+            raise
         except AssertionError as error:
             self.on_broken_invariant()
             raise StoreError(f"a broken invariant: {error}") from error
