@@ -60,7 +60,7 @@ class Family:
     clean: bool = True  # the last run ended in order
     last_run: LastRun | None = None  # it was killed, and these were its counters
     control: ControlFile = field(init=False)
-    # There is no broker any more, in a process that outlives it: nobody is to wait for its counters.
+    # The broker has ended and this process has not: nobody is to wait for a counter.
     gone: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:

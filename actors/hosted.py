@@ -1,4 +1,4 @@
-"""The commitlog actor inside a service's own process, which embeds the broker and appends by itself.
+"""The commitlog actor inside the process of a service, which appends by itself.
 
     service                                     supervisor
       Guest <------------ a socket pair ----------> Host
@@ -40,13 +40,13 @@ from cometmq.protocol.errors import (
     StoreError,
     StoreLocked,
 )
+from cometmq.protocol.names import RESERVED_PROPERTIES
 from cometmq.shm._kernel import Appender, QueueCursor
 from cometmq.shm.control import Counter, Doorbell
 
 log = logging.getLogger(__name__)
 
 TOPIC_TIMEOUT_S: Final = 10
-RESERVED_PROPERTIES: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY", "WAIT"})
 _LENGTH: Final = struct.Struct("<I")
 _DOORBELLS_MAX: Final = 64
 
@@ -175,7 +175,7 @@ class HostedCommitLog(CommitLogActor):
 
 
 class Guest:
-    """The service's end. `theirs` becomes the supervisor's standard input, which then is started."""
+    """The service's end. `theirs` becomes the standard input of the supervisor."""
 
     def __init__(self) -> None:
         self._socket, self.theirs = socket.socketpair()

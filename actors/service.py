@@ -197,6 +197,9 @@ class SocketInbox:
         self._routers.clear()
         self._poll_list = [(self._wake, zmq.POLLIN)]
 
+    def __del__(self) -> None:
+        os.close(self._wake)  # not before: somebody may still put something in
+
     # --- pykka's interface ---
 
     def put(self, envelope: Envelope[Any]) -> None:

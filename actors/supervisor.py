@@ -313,7 +313,9 @@ class BrokerActor(ServiceActor):
         if status == EXIT_FATAL:
             self._fail(StoreError(f"{role} took the store out of service; see its log"))
         elif self._is_hosted(role):
-            self._fail(CometError(f"the writer in process {pid} has ended, and this broker with it"))
+            self._fail(
+                CometError(f"the writer in process {pid} has ended, and this broker with it")
+            )
         elif not self._is_ready:
             self._fail(
                 CometError(f"{role} (process {pid}) ended {how} before the broker was ready")

@@ -64,7 +64,7 @@ class Broker:
         command = [sys.executable, "-m", "cometmq.actors.supervisor"]
         self._process = subprocess.Popen(
             command if self._guest is None else [*command, "hosted"],
-            stdin=subprocess.PIPE if self._guest is None else self._guest.theirs,
+            stdin=subprocess.PIPE if self._guest is None else self._guest.theirs.fileno(),
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for this process, which then closes the broker
         )

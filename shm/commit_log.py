@@ -122,9 +122,7 @@ class CommitLog:
             self.appender.check_all(queue, bodies, properties)
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
-        return self._append_after_roll(
-            partial(self.appender.append_all, queue, bodies, properties)
-        )
+        return self._append_after_roll(partial(self.appender.append_all, queue, bodies, properties))
 
     def append_many(
         self, queue: QueueCursor, bodies: list[bytes], properties: bytes = b""

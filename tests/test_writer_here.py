@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -31,8 +32,10 @@ from cometmq.protocol.commands import (
     CommitStages,
     CreateTopic,
     DiskState,
+    GetStatistics,
     Section,
     StageMessages,
+    Statistics,
     TopicInfo,
 )
 from cometmq.shm._kernel import Appender, Message
@@ -74,8 +77,6 @@ def pids(broker: Broker) -> dict[str, int]:
 
 
 def ask_statistics(broker: Broker, role: str = "broker") -> dict[str, Any]:
-    from cometmq.protocol.commands import GetStatistics, Statistics
-
     answer = ask(broker, role, GetStatistics())
     assert isinstance(answer, Statistics)
     return answer.values
@@ -105,6 +106,11 @@ def assert_whole(broker: Broker, topic: str, bodies: dict[tuple[int, int], bytes
         for message in messages
     }
     assert got == bodies
+
+
+def append_often(appender: Appender, body: bytes, **options: Any) -> None:
+    for _ in range(200):
+        appender.append(body, **options)
 
 
 def appends_fail(appender: Appender, error: type[BaseException]) -> BaseException:
@@ -210,7 +216,7 @@ def test_without_the_writer_there_is_no_appender(store: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, SYNC], ids=["async", "sync"])
 def test_threads_and_producers_at_once(settings: dict[str, object], store: Path) -> None:
-    """Over some roll-overs: each one's order is kept, every offset is given once, nothing is lost."""
+    """Over roll-overs: each one's order is kept, an offset is given once, nothing is lost."""
     rounds = 400 if settings else 1500
     stored: dict[tuple[int, int], bytes] = {}
     failed: list[BaseException] = []
@@ -323,8 +329,7 @@ def test_an_append_waits_for_the_disk(store: Path) -> None:
             with pytest.raises(errors.FlushDiskTimeout):
                 appender.wait(timeout_s=0.1)
             with pytest.raises(errors.SystemBusy, match="maxInFlightSendBytes"):
-                for _ in range(200):
-                    appender.append(bytes(10_000), wait=False)
+                append_often(appender, bytes(10_000), wait=False)
         finally:
             flush.resume()
         appender.wait()
@@ -385,10 +390,9 @@ def test_no_room_for_a_segment(store: Path) -> None:
         allocator = pids(broker)["allocator"]
         soft, hard = resource.prlimit(allocator, resource.RLIMIT_FSIZE)
         resource.prlimit(allocator, resource.RLIMIT_FSIZE, (1 << 19, hard))
-        count = 0
         with pytest.raises(errors.DiskFull):
-            for _ in range(200):
-                count = appender.append(bytes(50_000)) + 1
+            append_often(appender, bytes(50_000))
+        count = appender.queue.next_offset
         with pytest.raises(errors.DiskFull):
             appender.append_many([bytes(50_000)] * 10)
         resource.prlimit(allocator, resource.RLIMIT_FSIZE, (soft, hard))
@@ -463,8 +467,7 @@ def test_a_broken_invariant_ends_the_broker_and_not_the_service(
 
         monkeypatch.setattr(broker._guest.actor._log, "_roll", broken)
         with pytest.raises(errors.StoreError, match="made up"):
-            for _ in range(100):
-                appender.append(bytes(50_000))
+            append_often(appender, bytes(50_000))
         appends_fail(appender, errors.StoreError)
         assert broker._process.wait(WAIT_S) == 1
     monkeypatch.undo()
@@ -575,6 +578,7 @@ def test_closed_while_it_appends(settings: dict[str, object], store: Path) -> No
 
 def test_nothing_stays_behind_in_the_service(tmp_path: Path) -> None:
     def opened() -> tuple[int, int]:
+        gc.collect()
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     with service(tmp_path / "first") as broker:  # and whatever is made once

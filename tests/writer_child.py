@@ -2,8 +2,8 @@
 
     python writer_child.py STORE SETTINGS(JSON) ACKED [what]
 
-Each of its threads appends to a queue of its own and to one that all share, and writes into ACKED, a
-mapped file of 8-byte numbers, how many of its messages were acknowledged by an append that returned.
+Each of its threads appends to a queue of its own and to one that all share, and writes into ACKED,
+a mapped file of 8-byte numbers, how many of its messages were acknowledged: the append returned.
 """
 
 from __future__ import annotations
