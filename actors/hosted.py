@@ -179,7 +179,6 @@ class Guest:
 
     def __init__(self) -> None:
         self._socket, self.theirs = socket.socketpair()
-        self._pid = os.getpid()
         self.actor: HostedCommitLog | None = None
         self._closing = False
         self._doorbells: list[int] = []
@@ -195,9 +194,16 @@ class Guest:
     # --- its thread ---
 
     def _run(self) -> None:
-        order = self._receive_order()
-        if order is None:
-            return  # it could not start, and says why elsewhere
+        try:
+            order = self._receive_order()
+            if order is not None:  # else it could not start, and says why elsewhere
+                self._host(order)
+        finally:
+            for descriptor in self._doorbells:
+                os.close(descriptor)
+
+    def _host(self, order: dict[str, Any]) -> None:
+        """The actor's whole life."""
         try:
             family = Family.from_message(order)
             bind = [(family.addresses["commitlog"], True), (family.bind, False)]
@@ -220,16 +226,17 @@ class Guest:
             reference.tell(Finish())
         watch.join()
         actor.let_go()
-        for descriptor in self._doorbells:
-            os.close(descriptor)
 
     def _receive_order(self) -> dict[str, Any] | None:
         """The Family message, with its doorbells; None if the socket ends before."""
         held = b""
         while len(held) < _LENGTH.size or len(held) < _LENGTH.size + _LENGTH.unpack_from(held)[0]:
-            more, rights, _, _ = self._socket.recvmsg(
-                65_536, socket.CMSG_SPACE(_DOORBELLS_MAX * 4), socket.MSG_CMSG_CLOEXEC
-            )
+            try:
+                more, rights, _, _ = self._socket.recvmsg(
+                    65_536, socket.CMSG_SPACE(_DOORBELLS_MAX * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except ConnectionResetError:
+                return None
             for level, kind, data in rights:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     self._doorbells += array.array("i", data)
@@ -266,8 +273,9 @@ class Guest:
         poll.register(self._socket, select.POLLIN)
         poll.register(self._supervisor, select.POLLIN)
         poll.poll()
-        if not self._closing and not actor.ended.is_set():
-            log.critical("the broker has ended: nothing more is appended")
+        if not actor.ended.is_set():
+            if not self._closing:
+                log.critical("the broker has ended: nothing more is appended")
             actor.take_out(StoreError(f"{actor.store}: the broker has ended, see its log"))
 
     # --- for the service ---
