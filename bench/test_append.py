@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import Counters, Report
@@ -91,7 +92,7 @@ def measure_service(
     full: bool,
     report: Report,
     per_call: int,
-    append: Callable[[Broker], Callable[[], object]],
+    append: Callable[[Broker], tuple[Callable[[Any], object], Any]],
 ) -> None:
     """Short rounds, of which the best one is little disturbed by others on the machine. The next
     begins when everything is dispatched: a burst. Then one long round: what is sustained."""
@@ -99,12 +100,12 @@ def measure_service(
     rounds, calls = (60, 100_000 // per_call) if full else (3, 2_000 // per_call + 1)
     took, processor = [], []
     with Broker(store, settings=settings, writer="here") as broker:
-        counters, call = Counters(store), append(broker)
+        counters, (call, what) = Counters(store), append(broker)
 
         def run(count: int) -> tuple[float, float]:
             began, processor_began = time.perf_counter_ns(), time.thread_time_ns()
             for _ in range(count):
-                call()
+                call(what)
             messages = count * per_call
             now = time.perf_counter_ns(), time.thread_time_ns()
             return (now[0] - began) / messages, (now[1] - processor_began) / messages
@@ -128,19 +129,17 @@ def measure_service(
 
 
 def test_service_append_one_call_a_message(tmp_path: Path, full: bool, report: Report) -> None:
-    def one(broker: Broker) -> Callable[[], object]:
-        append = broker.appender("bench").append
-        return lambda: append(BODY)
-
-    measure_service(tmp_path / "store", full, report, 1, one)
+    measure_service(
+        tmp_path / "store", full, report, 1, lambda broker: (broker.appender("bench").append, BODY)
+    )
 
 
 def test_service_append_many(tmp_path: Path, full: bool, report: Report) -> None:
-    def many(broker: Broker) -> Callable[[], object]:
-        append_many, bodies = broker.appender("bench").append_many, [BODY] * 256
-        return lambda: append_many(bodies)
-
-    measure_service(tmp_path / "store", full, report, 256, many)
+    bodies = [BODY] * 256
+    measure_service(
+        tmp_path / "store", full, report, 256,
+        lambda broker: (broker.appender("bench").append_many, bodies),
+    )  # fmt: skip
 
 
 def memcpy_seconds(rounds: int) -> float:

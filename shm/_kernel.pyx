@@ -6,6 +6,7 @@ Positions and sizes come from layout.pxi, which shm/layout.py prints. Functions 
 raw memory only; every pointer they get has been checked against the size of its buffer before.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
@@ -37,6 +38,9 @@ cdef extern from "kernel.h" nogil:
     bint is_ascii8(const uint8_t *p)
     uint32_t hash_ascii8(uint32_t h, const uint8_t *p)
     void prefetch_to_write(const uint8_t *p)
+    struct recent:
+        pass
+    int64_t recent_ms(recent *last)
     uint32_t *word_wiped_on_fork()
     void free_word(uint32_t *word)
     struct sleepers:
@@ -397,6 +401,7 @@ cdef void write_digits_reversed(uint8_t *at, uint32_t value) noexcept nogil:
 cdef class OwnedCell  # in counters.pxi
 
 
+@cython.final
 cdef class QueueCursor:
     """The writer's end of one topic queue: its names as bytes, and the next queue offset."""
 
@@ -419,6 +424,7 @@ cdef class QueueCursor:
             raise ValueError(f"topic of {len(self.topic_bytes)} bytes")
 
 
+@cython.final
 cdef class LogAppender:
     """Lays records into the current segment. Has one user, the holder of the put lock.
 
@@ -437,6 +443,7 @@ cdef class LogAppender:
     cdef readonly int64_t last_store_timestamp
     cdef readonly bytes store_host
     cdef int64_t _max_message_bytes
+    cdef recent _clock
     cdef bint _crc_property
     cdef readonly int64_t batch_queue_offset  # of the first message that append_batch laid down
     cdef readonly int64_t count  # messages laid down, from what `publishes` found on
@@ -532,7 +539,7 @@ cdef class LogAppender:
         self._at = self._segment_bytes
 
     cdef int64_t _timestamp(self, int64_t wanted) noexcept:
-        cdef int64_t now = wanted if wanted > 0 else now_ms()
+        cdef int64_t now = wanted if wanted > 0 else recent_ms(&self._clock)
         if now < self.last_store_timestamp and wanted <= 0:
             now = self.last_store_timestamp  # the clock went back; the log does not
         self.last_store_timestamp = now

@@ -6,6 +6,7 @@ cdef enum:
     SLICE_NS = 100000000  # how long a signal, or the end, may stay unnoticed by who sleeps
 
 
+@cython.final
 cdef class Gate:
     """Whether an Appender goes straight to the log, or has to ask its desk.
 
@@ -48,6 +49,7 @@ cdef class Gate:
         self._open[0] = self._depth == 0 and not barred
 
 
+@cython.final
 cdef class Sleepers:
     """The threads of this process that sleep on counters with one doorbell. Threads share it."""
 
@@ -98,6 +100,7 @@ cdef class Sleepers:
             PyErr_CheckSignals()
 
 
+@cython.final
 cdef class Appender:
     """Appends messages to one queue of an embedded broker: `broker.appender(topic, queue_id)`.
 

@@ -56,6 +56,20 @@ static inline int64_t now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/* The time of the last call where that was at most some microseconds ago: to read the clock costs as
+   much as to lay down a small record. */
+#define RECENT_CYCLES 8192
+struct recent { uint64_t cycles; int64_t ms; };
+
+static inline int64_t recent_ms(struct recent *last) {
+#if defined(__x86_64__)
+    uint64_t cycles = __builtin_ia32_rdtsc();
+    if (cycles - last->cycles < RECENT_CYCLES) return last->ms;
+    last->cycles = cycles;
+#endif
+    return last->ms = now_ms();
+}
+
 /* A word that a fork of this process finds at 0, however it was forked. NULL where it cannot be had. */
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
