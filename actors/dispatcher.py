@@ -9,8 +9,9 @@ from typing import ClassVar, Final
 from cometmq.actors.family import Family
 from cometmq.actors.indexing import Indexing
 from cometmq.actors.service import Request, ServiceActor, Timer
+from cometmq.actors.sleepers import Sleepers
 from cometmq.conf import FlushDiskType
-from cometmq.protocol.commands import Command, Done, Finish, RebuildIndex
+from cometmq.protocol.commands import Command, Done, Finish, RebuildIndex, WakeSleepers
 from cometmq.protocol.errors import CometError, DiskFull
 from cometmq.shm.consume_queue import UNIT
 from cometmq.shm.control import Counter, Phase
@@ -31,13 +32,14 @@ class DispatcherActor(ServiceActor):
     and its counters (`Indexing`).
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
     could take back. While nobody waits for messages it naps between two looks, so that a stream of
-    single messages does not wake it for each; a reader that begins to wait rings it.
+    single messages does not wake it for each; a reader that begins to wait rings it. Consumers
+    that have the store mapped sleep on the queue table (`Sleepers`).
     An entry's place is its record's queue offset, so the next process may write the last entries
     once more. A record that is none is reported and passed over.
     """
 
     role = "dispatcher"
-    internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish, RebuildIndex)
+    internal_commands: ClassVar[tuple[type[Command], ...]] = (Finish, RebuildIndex, WakeSleepers)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__(bind=bind)
@@ -57,6 +59,7 @@ class DispatcherActor(ServiceActor):
         self._nap: Timer | None = None
         self._retry: Timer | None = None  # when the disk is full
         self._table = family.queue_table(writable=True)
+        self._sleepers = Sleepers(control, self._table)
         files = StoreFiles(family.store, self._segment_bytes, self._queue_bytes)
         self._builder = QueueBuilder(files, self._table, self._queues)
         self._index = Indexing(family)
@@ -165,7 +168,7 @@ class DispatcherActor(ServiceActor):
     def _begin_nap(self) -> bool:
         """False if somebody waits for messages: then every one of them counts."""
         self._napping.reset(1)
-        if self._dispatched.has_sleepers():
+        if self._dispatched.has_sleepers() or self._sleepers.expected:
             self._napping.reset(0)
             return False
         self._nap = self.after(NAP_S, self._work)
@@ -186,6 +189,13 @@ class DispatcherActor(ServiceActor):
             self._dispatched.reset(reached)
         else:
             self._dispatched.advance(reached)
+            self._sleepers.wake()
+
+    def on_wake_sleepers(self, command: WakeSleepers, _request: Request) -> Command:
+        self._sleepers.expect(command.queues, command.lease_ms / 1000)
+        if self._nap is not None:
+            self.call_soon(self._work)
+        return Done()
 
     def on_rebuild_index(self, command: RebuildIndex, _request: Request) -> Command:
         self._index.rebuild(command.file, self._dispatched.value)

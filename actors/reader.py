@@ -13,12 +13,15 @@ from typing import Any, ClassVar, Final
 
 from cometmq.actors.family import Family
 from cometmq.actors.indexing import index_shape
+from cometmq.actors.local_clients import LocalClients
 from cometmq.actors.service import Request, ServiceActor
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import (
+    AttendQueues,
     Command,
     DescribeQueues,
     FoundOffset,
+    GetLocal,
     GetMessageAt,
     GetQueueRange,
     MeasureQueue,
@@ -47,6 +50,7 @@ from cometmq.protocol.tags import parse_tags
 from cometmq.shm.control import Counter, Doorbell, Phase
 from cometmq.shm.identity import read_identity
 from cometmq.shm.index_file import IndexReader, carries
+from cometmq.shm.mapped_reader import PULL_STATUS
 from cometmq.shm.store_reader import (
     MARKS_MAX,
     GetResult,
@@ -67,16 +71,6 @@ TAGS_MAX: Final = 32  # as many as the kernel compares
 QUERY_COUNT_MAX: Final = 1024
 QUERY_LOOKED_AT_MAX: Final = 65_536  # entries of one hash, for one query
 QUEUES_MAX: Final = 65_536  # in one question
-
-_STATUS: Final = {
-    GetStatus.FOUND: PullStatus.FOUND,
-    GetStatus.NO_MATCHED_MESSAGE: PullStatus.NO_MATCHED_MESSAGE,
-    GetStatus.MESSAGE_WAS_REMOVING: PullStatus.NO_MATCHED_MESSAGE,
-    GetStatus.OFFSET_OVERFLOW_ONE: PullStatus.NO_NEW_MESSAGE,
-    GetStatus.OFFSET_FOUND_NULL: PullStatus.OFFSET_MOVED,
-    GetStatus.OFFSET_OVERFLOW_BADLY: PullStatus.OFFSET_MOVED,
-    GetStatus.OFFSET_TOO_SMALL: PullStatus.OFFSET_MOVED,
-}
 
 
 @dataclass(slots=True)
@@ -103,6 +97,7 @@ class ReaderActor(ServiceActor):
         PullMessages,
         GetMessageAt,
         QueryMessages,
+        AttendQueues,
     )
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
@@ -131,6 +126,7 @@ class ReaderActor(ServiceActor):
         self._flushed = family.control.read(Counter.FLUSHED)
         self._store_id = read_identity(family.store).store_id
         self._dispatcher = Channel(family.addresses["dispatcher"], "dispatcher")
+        self._local = LocalClients(self, family, self._dispatcher)
         self._napping = family.control.read(Counter.NAPPING)
         self._wait_ms_max = SUSPEND_MS_MAX if settings.long_polling_enable else 0
         self._held: list[Held] = []
@@ -183,7 +179,7 @@ class ReaderActor(ServiceActor):
             if result.status is GetStatus.NO_MESSAGE_IN_QUEUE:
                 empty = PullStatus.OFFSET_MOVED if queue_offset else PullStatus.NO_NEW_MESSAGE
                 return empty, result
-            status = _STATUS[result.status]
+            status = PULL_STATUS[result.status]
             moved_on = result.next_queue_offset > queue_offset
             if status != PullStatus.NO_MATCHED_MESSAGE or not moved_on:
                 return status, result
@@ -223,6 +219,7 @@ class ReaderActor(ServiceActor):
         if self._min.value > self._log_min:
             self._log_min = self._min.value
             self._store.let_go_of_deleted()
+            self._local.tell_of_deleted(self._log_min)
 
     def _serve_held(self) -> None:
         """Answer who has something now, and sleep on the rest. Armed first: nothing is missed."""
@@ -250,6 +247,15 @@ class ReaderActor(ServiceActor):
         for held in overdue:
             status, result = self._read(held.command, held.queue_offset)
             self._answer_pull(held.request, status, result)
+
+    # --- who reads by himself ---
+
+    def on_get_local(self, command: GetLocal, _request: Request) -> Command:
+        return self._local.describe(command)
+
+    def on_attend_queues(self, command: AttendQueues, request: Request) -> Command | None:
+        self._local.attend(command, request)
+        return None
 
     # --- questions ---
 
@@ -359,6 +365,7 @@ class ReaderActor(ServiceActor):
         for held in self._held:
             held.request.fail(ShuttingDown("the broker is shutting down"))
         self._held.clear()
+        self._local.settle()
         self._dispatcher.close()
 
     def statistics(self) -> dict[str, Any]:

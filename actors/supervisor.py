@@ -142,6 +142,7 @@ class BrokerActor(ServiceActor):
             "version": VERSION,
             "pid": os.getpid(),
             "token": self._token,
+            "nonce": secrets.token_hex(16),  # who knows it can read this very file
             "store": str(self._store.resolve()),
             "started_ms": int(time.time() * 1000),
             "roles": self._roles,

@@ -54,7 +54,7 @@ def test_poll_of_a_warm_backlog(
         producer.send_many("bench_poll", [BODY] * count)
 
     def drain(group: str) -> None:
-        with broker.consumer(group, "bench_poll") as consumer:
+        with broker.consumer(group, "bench_poll", transport="zmq") as consumer:
             left = count
             while left:
                 messages = consumer.poll(8192, timeout_s=10)

@@ -14,9 +14,6 @@ from cometmq.shm.column_reader import ColumnReader, FixedPositions
 from cometmq.shm.queue_table import QueueRange
 from cometmq.spark.schema import default_schema
 
-QUEUES = 16
-TOPIC = "bench"
-
 
 class Everything(FixedPositions):
     """Every queue holds as many, none has expired."""
@@ -40,23 +37,23 @@ class TupleSource(DataSource):
         return default_schema()
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return TupleReader(
-            str(self.options["store"]), int(self.options["count"]), int(self.options["log_max"])
-        )
+        return TupleReader(dict(self.options))
 
 
 class TupleReader(DataSourceReader):
-    def __init__(self, store: str, count: int, log_max: int) -> None:
-        self.store, self.count, self.log_max = store, count, log_max
+    def __init__(self, options: dict[str, str]) -> None:
+        self.store, self.topic = Path(options["store"]), options["topic"]
+        self.log_max, self.queues = int(options["log_max"]), int(options["queues"])
+        self.each = int(options["count"]) // self.queues
 
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(queue_id) for queue_id in range(QUEUES)]
+        return [InputPartition(queue_id) for queue_id in range(self.queues)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        reader = ColumnReader.at(Path(self.store), Everything(self.log_max, self.count // QUEUES))
+        reader = ColumnReader.at(self.store, Everything(self.log_max, self.each))
         at = 0
-        while at < self.count // QUEUES:
-            found = reader.get_message(TOPIC, partition.value, at, 32)
+        while at < self.each:
+            found = reader.get_message(self.topic, partition.value, at, 32)
             at = found.next_queue_offset
             for one in decode(found.payload, None, False):
                 yield (

@@ -3,6 +3,8 @@
 One pull per queue is on its way; the next is sent when its answer arrives, before anything of it
 is decoded, so that the reader works while the client does. Everything here runs in the thread that
 polls, which also receives from the sockets itself; other threads only leave a note and ring.
+
+Queues of a broker on this machine are read by `MappedQueues`, when nothing else is ready.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, Final
 
 import zmq
 
+from cometmq.client.mapped import MappedQueues
 from cometmq.client.progress import Progress
 from cometmq.client.recovery import pause_s
 from cometmq.protocol.channel import Channel, Pending, wait_any
@@ -26,6 +29,7 @@ from cometmq.protocol.errors import CometError
 from cometmq.protocol.tags import parse_tags
 from cometmq.shm._kernel import Message, RecordDamaged, decode
 from cometmq.shm.layout import MAGIC_V1, MAGIC_V2
+from cometmq.shm.mapped_reader import Found
 
 log = logging.getLogger(__name__)
 
@@ -120,13 +124,21 @@ class Chunk:
 
     __slots__ = ("end", "frame", "messages", "position", "queue", "size", "start", "stop")
 
-    def __init__(self, queue: Queue, start: int, end: int, frame: zmq.Frame, count: int) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        start: int,
+        end: int,
+        frame: zmq.Frame | None,
+        count: int,
+        messages: list[Message] | None = None,
+    ) -> None:
         self.queue = queue
         self.start = start  # queue offsets [start, end) were looked at for it
         self.end = end
-        self.frame: zmq.Frame | None = frame
-        self.size = len(frame)
-        self.messages: list[Message] = []
+        self.frame = frame
+        self.size = 0 if frame is None else len(frame)
+        self.messages = messages or []
         self.position = 0  # the next message to go out
         self.stop = count  # where they end; 0 once the queue is lost
 
@@ -139,6 +151,9 @@ class Puller:
         pull_bytes: asked for in one answer.
         prefetch_bytes: of all queues together; a queue goes on while it has less than its share.
         on_trouble: called when a reader does not answer; must not block.
+        transport: "auto", "mapped" or "zmq"; see Consumer.
+        spin_us: how long to look at mapped queues without sleeping.
+        on_refused: what makes going on pointless.
     """
 
     def __init__(
@@ -149,6 +164,9 @@ class Puller:
         prefetch_bytes: int,
         prefetch_count: int,
         on_trouble: Callable[[], None],
+        transport: str = "zmq",
+        spin_us: float = 0,
+        on_refused: Callable[[CometError], None] = lambda error: None,
     ) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.ready: deque[Chunk] = deque()
@@ -162,7 +180,18 @@ class Puller:
         self._arrived: deque[tuple[Queue, int, Pending]] = deque()
         self._channels: dict[str, Channel] = {}
         self._check_at = 0.0
+        self._rung = False
         self._closed = False
+        self._mapped: MappedQueues | None = None
+        if transport != "zmq":
+            self._mapped = MappedQueues(
+                self,
+                max_count=self._pull_count,
+                max_bytes=pull_bytes,
+                forced=transport == "mapped",
+                spin_s=spin_us / 1e6,
+                on_refused=on_refused,
+            )
 
     # --- from other threads ---
 
@@ -175,6 +204,9 @@ class Puller:
         """Whoever waits looks again."""
         if not self._closed:
             os.eventfd_write(self.wake_fd, 1)
+            self._rung = True  # not before it can be read
+            if self._mapped is not None:
+                self._mapped.bell.ring()
 
     # --- in the polling thread ---
 
@@ -183,9 +215,29 @@ class Puller:
         self.begin()
         if self._arrived:
             timeout_s = 0
-        if self._channels or timeout_s > 0:
+        if self._mapped is not None:
+            timeout_s = self._pump_mapped(self._mapped, timeout_s)
+        if self._channels or (timeout_s > 0 and self._mapped is None):
             wait_any(self._channels.values(), min(timeout_s, self.due_s()), self.wake_fd)
         self.take_in()
+
+    def _pump_mapped(self, mapped: MappedQueues, timeout_s: float) -> float:
+        """Read where something is; else sleep, unless ZeroMQ may wake us too. The time left."""
+        if self.ready:
+            return timeout_s
+        if timeout_s <= 0:
+            mapped.read()
+            return 0.0
+        mapped.look()
+        if self._channels:
+            mapped.watch()
+        if mapped.read():
+            return 0.0
+        if self._channels:
+            return timeout_s
+        mapped.sleep(min(timeout_s, self.due_s()))
+        mapped.read()
+        return 0.0
 
     def begin(self) -> None:
         """Send what is due."""
@@ -193,17 +245,23 @@ class Puller:
             queue = self._notes.popleft()
             if queue.dropped:
                 self._queues.discard(queue)
+                if self._mapped is not None:
+                    self._mapped.drop(queue)
             else:
                 self._queues.add(queue)
                 if not queue.pulling:
-                    self._pull(queue)
+                    self.pull(queue)
         now = time.monotonic()
         if now >= self._check_at:
             self._check(now)
 
     def take_in(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fd)
+        if self._rung:
+            self._rung = False
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.wake_fd)
+        if self._mapped is not None:
+            self._mapped.take_in()
         while self._arrived:
             self._answered(*self._arrived.popleft())
 
@@ -213,6 +271,11 @@ class Puller:
 
     def descriptors(self) -> list[int]:
         """What to sleep on until `pump` has something to do; empty: it has already."""
+        if self._mapped is not None:
+            self._mapped.look()
+            self._mapped.watch()
+            if self.ready or self._mapped.read():
+                return []
         found = [self.wake_fd]
         for channel in self._channels.values():
             descriptors = channel.descriptors()
@@ -224,19 +287,24 @@ class Puller:
     def _check(self, now: float) -> None:
         """Pull again where a pull failed a while ago, or was not answered for too long."""
         next_at = now + CHECK_S
+        if self._mapped is not None:
+            self._mapped.check(now)
         for queue in self._queues:
             if queue.retry_at and queue.retry_at <= now:
                 queue.retry_at = 0.0
-                self._pull(queue)
+                self.pull(queue)
             elif queue.pulling and now - queue.pull_sent_at > ANSWER_S:
                 queue.epoch += 1  # should it still come: too late
-                self._failed(queue, f"no answer within {ANSWER_S:g} s")
+                self.failed(queue, f"no answer within {ANSWER_S:g} s")
             if queue.retry_at:
                 next_at = min(next_at, queue.retry_at)
         self._check_at = next_at
 
-    def _pull(self, queue: Queue) -> None:
+    def pull(self, queue: Queue) -> None:
+        """Go on with the queue."""
         queue.hungry = False
+        if self._mapped is not None and self._mapped.takes(queue):
+            return
         readers = queue.endpoints().readers
         try:
             channel = self._channel(readers[queue.queue_id % len(readers)])
@@ -256,7 +324,7 @@ class Puller:
                 pump=False,
             )
         except CometError as error:
-            self._failed(queue, str(error))
+            self.failed(queue, str(error))
 
     def _channel(self, endpoint: str) -> Channel:
         channel = self._channels.get(endpoint)
@@ -282,38 +350,65 @@ class Puller:
         try:
             answer, payload = pending.result()
         except CometError as error:
-            self._failed(queue, str(error))
+            self.failed(queue, str(error))
             return
         if not isinstance(answer, PullResult):
-            self._failed(queue, f"a pull was answered by {type(answer).__name__}")
+            self.failed(queue, f"a pull was answered by {type(answer).__name__}")
             return
+        chunk = None
+        if answer.status == PullStatus.FOUND and payload:
+            end = answer.next_queue_offset
+            chunk = Chunk(queue, queue.next_offset, end, payload[0], answer.count)
+        if self._take(queue, epoch, answer, chunk):
+            self._pull_if_room(queue)
+        elif not queue.retry_at and queue.epoch == epoch:
+            self._empty(queue)
+
+    def _take(
+        self, queue: Queue, epoch: int, answer: PullResult | Found, chunk: Chunk | None
+    ) -> bool:
+        """Whether the queue goes on; False also when there is nothing new."""
         queue.failures = 0
         start, end = queue.next_offset, answer.next_queue_offset
         if answer.status == PullStatus.OFFSET_MOVED:
             self._moved(queue, answer)
-        elif answer.status == PullStatus.FOUND and payload and end > start:
-            chunk = Chunk(queue, start, end, payload[0], answer.count)
+        elif chunk is not None and end > start:
             with self._lock:
                 if queue.epoch != epoch:
-                    return  # given up or moved in this moment
+                    return False  # given up or moved in this moment
                 queue.next_offset = end
                 queue.chunks.add(chunk)
                 queue.buffered_bytes += chunk.size
+                if chunk.messages:
+                    self._arrange(chunk)
             self.ready.append(chunk)
         elif answer.status in _NOTHING and end > start:  # looked through: none of it is ours
             queue.next_offset = end
             with self._lock:
                 queue.progress.arrived(start, end, ())
         elif answer.status != PullStatus.NO_NEW_MESSAGE:
-            self._failed(queue, f"an answer that leads nowhere: {answer}")
-            return
-        elif time.monotonic() - queue.pull_sent_at < SUSPEND_MS / 4000:
+            self.failed(queue, f"an answer that leads nowhere: {answer}")
+            return False
+        else:
+            return False
+        return True
+
+    def take_found(self, queue: Queue, epoch: int, found: Found) -> None:
+        """What was read where it lies."""
+        chunk = None
+        if found.messages:
+            end, count = found.next_queue_offset, len(found.messages)
+            chunk = Chunk(queue, queue.next_offset, end, None, count, found.messages)
+        self._take(queue, epoch, found, chunk)
+
+    def _empty(self, queue: Queue) -> None:
+        if time.monotonic() - queue.pull_sent_at < SUSPEND_MS / 4000:
             queue.failures = 2  # a reader that does not hold pulls: do not storm it
             self._retry_later(queue)
-            return
-        self._pull_if_room(queue)
+        else:
+            self._pull_if_room(queue)
 
-    def _moved(self, queue: Queue, answer: PullResult) -> None:
+    def _moved(self, queue: Queue, answer: PullResult | Found) -> None:
         """The queue does not have the offset we asked for: expired, or lost by the broker."""
         log.warning(
             "%s: offset %d is outside [%d, %d], going on at %d",
@@ -330,13 +425,16 @@ class Puller:
                 queue.progress.arrived(queue.next_offset, answer.next_queue_offset, ())
                 queue.next_offset = answer.next_queue_offset
 
-    def _failed(self, queue: Queue, text: str) -> None:
+    def failed(self, queue: Queue, text: str) -> None:
+        """Try again later."""
         queue.pulling = False
         queue.failures += 1
         level = logging.WARNING if queue.failures == 5 else logging.DEBUG
         log.log(level, "%s: %s; trying again", queue, text)
         self._on_trouble()
         self._retry_later(queue)
+        if self._mapped is not None:
+            self._mapped.doubt(queue)
 
     def _retry_later(self, queue: Queue) -> None:
         queue.retry_at = time.monotonic() + pause_s(queue.failures)
@@ -345,7 +443,7 @@ class Puller:
     def _pull_if_room(self, queue: Queue) -> None:
         share = self._prefetch_bytes // max(1, len(self._queues))
         if queue.buffered_bytes <= max(share, 1):
-            self._pull(queue)
+            self.pull(queue)
         else:
             queue.hungry = True
 
@@ -364,10 +462,15 @@ class Puller:
         with self._lock:
             if not chunk.stop:
                 return  # lost meanwhile
-            queue.progress.arrived(chunk.start, chunk.end, messages)
             chunk.messages, chunk.stop = messages, len(messages)
-            if messages:
-                queue.store_hosts.add(messages[0].store_host)
+            self._arrange(chunk)
+
+    def _arrange(self, chunk: Chunk) -> None:
+        """Its messages are known: which will be delivered, and from where. Under the lock."""
+        queue, messages = chunk.queue, chunk.messages
+        queue.progress.arrived(chunk.start, chunk.end, messages)
+        if messages:
+            queue.store_hosts.add(messages[0].store_host)
 
     def taken(self, chunk: Chunk) -> None:
         """Everything of it has gone out."""
@@ -382,6 +485,8 @@ class Puller:
 
     def close(self) -> None:
         self._closed = True
+        if self._mapped is not None:
+            self._mapped.close()
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()

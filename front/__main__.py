@@ -51,6 +51,7 @@ class _TopGroup(LazyGroup):
         "store": ("cometmq.cli_store", "store", "Look at the files of a store, and mend them."),
         "spark": ("cometmq.cli_spark", "spark", "Jobs over stores, archives and brokers."),
         "config": ("cometmq.cli_config", "config", "Show and explain settings."),
+        "bench": ("cometmq.bench.cli", "bench", "Measure CometMQ, and other brokers beside it."),
         "demo": ("cometmq.demo", "demo", "See it work: real lines, two groups, and a kill -9."),
     },
     epilog=_EPILOG,

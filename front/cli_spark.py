@@ -58,6 +58,7 @@ class _JobGroup(LazyGroup):
         "lag": (_HERE, "lag", "What consumer groups are behind: messages, bytes, time."),
         "ingest": (_HERE, "ingest", "Bring a topic into a Parquet table, each message once."),
         "compact": (_HERE, "compact", "Write the newest message of each key as a table."),
+        "doctor": ("cometmq.cli_doctor", "doctor", "Look for what Spark needs, and try it."),
     },
     epilog="\b\nExit codes: 0 done, 1 findings, 2 wrong usage, 3 failed, 130 interrupted (Ctrl-C).",
 )

@@ -521,6 +521,16 @@ class RebuildIndex(Command, frozen=True, tag=74):
     file: str
 
 
+class WakeSleepers(Command, frozen=True, tag=78):
+    """Reader to dispatcher: for so long somebody may sleep on the ends of these queues. -> Done
+
+    The dispatcher wakes him by futex. A topic of "" means the counter `dispatched`.
+    """
+
+    queues: list[QueueKey]
+    lease_ms: int
+
+
 # --- cleaning: the coordinator, for the cleaner ---------------------------------------------------
 
 
@@ -568,6 +578,46 @@ class DeletedSegments(Command, frozen=True, tag=84):
     held_by: list[str] = []  # holds that kept more from being deleted
 
 
+# --- consumers on the same machine: the first reader ----------------------------------------------
+
+
+class GetLocal(Command, frozen=True, tag=90):
+    """Where the store lies, for a client that could map it. -> LocalStore
+
+    Refused with NotMapped unless the client names the boot of this very machine, which who asks
+    from elsewhere does not know.
+    """
+
+    boot_id: str
+
+
+class LocalStore(Command, frozen=True, tag=91):
+    """The store, and which file its control file is: a client believes the file, not the path."""
+
+    path: str
+    control_device: int
+    control_inode: int
+    segment_bytes: int
+    queue_segment_bytes: int
+
+
+class AttendQueues(Command, frozen=True, tag=92):
+    """A client has the store mapped, and may sleep on these queues until it asks again.
+
+    -> Attended, after `wait_ms`, or as soon as the log begins behind `min_offset`. Refused with
+    NotMapped when `nonce` is not what stands in this broker's control file.
+    """
+
+    nonce: str
+    queues: list[QueueKey]
+    min_offset: int = 0
+    wait_ms: int = 0
+
+
+class Attended(Command, frozen=True, tag=93):
+    min_offset: int  # the log begins here
+
+
 ANSWERS: Final = (
     HoldList,
     DeletedSegments,
@@ -590,6 +640,8 @@ ANSWERS: Final = (
     GroupList,
     GroupDescription,
     BrokerList,
+    LocalStore,
+    Attended,
 )
 
 

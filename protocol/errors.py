@@ -22,6 +22,7 @@ CometError
 ├── NotConfirmed               the broker may have taken it: an answer did not come in time
 │   └── FlushDiskTimeout       it is stored, but not yet on the disk
 ├── NotReachable               nobody answers at that address
+├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
 └── StoreError                 a store directory that cannot be opened
     ├── StoreLocked
     ├── StoreNotOurs           a file that does not belong there, or has the wrong size
@@ -167,6 +168,15 @@ class NotReachable(CometError):
 
     code = 9011
     retriable = True
+
+
+class NotMapped(CometError):
+    """`transport="mapped"` was asked for, and this process cannot map the broker's store.
+
+    The text says why: another machine, no permission, another file at that place, an old kernel.
+    """
+
+    code = 9030
 
 
 class StoreError(CometError):

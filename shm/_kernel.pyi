@@ -539,6 +539,36 @@ class OwnedCell(ReadCell):
     def advance(self, value: int) -> None: ...
     def reset(self, value: int) -> None: ...
 
+# --- sleeping on counters without a doorbell ---
+
+SLEEP_CELLS_MAX: int
+
+class Bell:
+    """Wakes a sleeper of the same process; what was rung before it sleeps is not lost."""
+
+    def ring(self) -> None: ...
+
+class Sleeper:
+    """Sleeps until one of several counters moves, or its bell is rung. One thread uses it."""
+
+    def __init__(self, cells: Sequence[ReadCell], bell: Bell) -> None: ...
+    def look(self) -> None:
+        """From now on a change counts."""
+    def hear(self) -> None:
+        """What the bell was rung for is about to be looked at."""
+    def sleep(self, timeout_s: float, spin_s: float = 0) -> bool:
+        """Whether something moved within the time. Raises OSError on a kernel before 5.16."""
+
+class WakeList:
+    """Counters of this process on which others sleep by Sleeper."""
+
+    def __init__(self, cells: Sequence[ReadCell]) -> None: ...
+    def wake(self) -> int:
+        """Wake who sleeps on what has moved since the last call; how many that were."""
+
+def wake_sleepers(cell: ReadCell) -> int:
+    """Wake whoever sleeps on a counter of this process; how many that were."""
+
 # --- batches and messages ---
 
 class BatchFull(Exception):
@@ -631,6 +661,23 @@ def decode(buffer: Any, tags: Iterable[str] | None = None, check_crc: bool = Tru
 
     With tags only messages whose tag is exactly one of them. Raises RecordDamaged.
     """
+
+def deliver(
+    log: LogView,
+    units: Any,
+    first_index: int,
+    begin: int,
+    end: int,
+    log_min: int,
+    log_max: int,
+    count_max: int,
+    bytes_max: int,
+    scan_max: int,
+    codes: Sequence[int] | None = None,
+    tags: Iterable[str] | None = None,
+) -> tuple[int, list[Message], int, int, int, int, list[int] | None]:
+    """`gather` and `decode` in one: (reason, messages, bytes, next index, unreadable entries,
+    detail, physical offsets of damaged records or None)."""
 
 def runs(messages: list[Message]) -> list[tuple[str, int, int, int, int]]:
     """Messages as runs of one queue: (topic, queue_id, first offset, last offset, count) each."""

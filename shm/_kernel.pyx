@@ -50,7 +50,6 @@ cdef extern from "kernel.h" nogil:
     uint64_t sleepers_rings(sleepers *s)
     void sleepers_ring(sleepers *s)
     void sleepers_wait(sleepers *s, int doorbell, uint64_t rings, int64_t until_ns)
-    int64_t monotonic_ns()
 
 crc_prepare()
 crc_detect()
@@ -928,8 +927,11 @@ include "dispatch.pxi"
 include "index.pxi"
 include "gather.pxi"
 include "messages.pxi"
+include "mapped.pxi"
 include "counters.pxi"
+include "futex.pxi"
 include "append.pxi"
+include "spans.pxi"
 include "columns.pxi"
 include "rows.pxi"
 include "walk.pxi"

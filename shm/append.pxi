@@ -1,7 +1,5 @@
 # --- appending from any thread of the writer's process ---------------------------------------------
 
-from cpython.exc cimport PyErr_CheckSignals
-
 cdef enum:
     SLICE_NS = 100000000  # how long a signal, or the end, may stay unnoticed by who sleeps
 

@@ -144,12 +144,6 @@ static void sleepers_wait(struct sleepers *s, int doorbell, uint64_t rings, int6
     pthread_mutex_unlock(&s->lock);
 }
 
-static inline int64_t monotonic_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 /* CRC-32 of IEEE 802.3, reflected, as zlib's. Eight tables take eight bytes a step. */
 static uint32_t crc_tables[8][256];
 

@@ -139,6 +139,12 @@ class QueueTable:
         fields = SLOT.unpack(self.memory, slot * SLOT_BYTES)
         return QueueRange(fields["min_queue_offset"], fields["max_queue_offset"])
 
+    def end_of(self, topic: str, queue_id: int) -> ReadCell | None:
+        """The word that moves with every message of a queue: its maximum."""
+        if self.range_of(topic, queue_id) is None:
+            return None
+        return ReadCell(self.memory, self.max_at(self._slots[topic, queue_id]))
+
     # --- the dispatcher's side ---
 
     def fill_slot(self, slot: int, topic: str, queue_id: int, queue_range: QueueRange) -> None:

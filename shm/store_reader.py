@@ -204,7 +204,7 @@ class StoreReader:
         """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there."""
         found = self.positions.queue_range(topic, queue_id)
         low, high = found or QueueRange(0, 0)  # RocketMQ makes a queue when it is asked for
-        status, moved = _outside(queue_offset, low, high)
+        status, moved = outside(queue_offset, low, high)
         if status is not None:
             return GetResult(status, moved, low, high)
         window = self._window(topic, queue_id, queue_offset)
@@ -480,7 +480,7 @@ class StoreReader:
         self._windows.clear()
 
 
-def _outside(queue_offset: int, low: int, high: int) -> tuple[GetStatus | None, int]:
+def outside(queue_offset: int, low: int, high: int) -> tuple[GetStatus | None, int]:
     """RocketMQ's answer to an offset that is not in the queue, and where to go on."""
     if high == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0

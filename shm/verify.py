@@ -15,7 +15,7 @@ from cometmq.shm._kernel import Message
 from cometmq.shm.consume_queue import UNIT, QueueFiles, list_queues
 from cometmq.shm.files import (
     COMMITLOG_DIR,
-    data_ranges,
+    dirty_chunks,
     map_segment,
     segment_name,
 )
@@ -100,15 +100,11 @@ def dirty_tails(files: StoreFiles, end: int, reason: str) -> Iterator[Finding]:
         path = files.store / COMMITLOG_DIR / segment_name(start)
         begin = max(0, end - start)
         with path.open("rb") as segment:
-            descriptor = segment.fileno()
-            for low, high in data_ranges(descriptor, begin, files.segment_bytes):
-                segment.seek(low)
-                rest = segment.read(high - low)
-                dirty = rest.lstrip(b"\0")
-                if dirty:
-                    at = low + len(rest) - len(dirty)
-                    yield Finding("dirty", str(path), at, "zeros behind the last record", reason)
-                    break
+            chunks = dirty_chunks(segment.fileno(), begin, files.segment_bytes)
+            for low, chunk in chunks:
+                at = low + len(chunk) - len(chunk.lstrip(b"\0"))
+                yield Finding("dirty", str(path), at, "zeros behind the last record", reason)
+                break
 
 
 def whole_records(files: StoreFiles, begin: int, end: int) -> Iterator[Message]:

@@ -36,10 +36,16 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make `cometmq` known as a format. Every node needs the package installed."""
+    """Make `cometmq` known as a format. Every node needs the package installed.
+
+    Writers look a format up in their thread's active session, which a thread of the caller's own
+    does not have: it calls this too.
+    """
     from cometmq.spark.source import CometDataSource
 
     spark.dataSource.register(CometDataSource)
+    if spark.getActiveSession() is None:
+        spark.createDataFrame([], "none int")  # makes it the active one
 
 
 def messages(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from cometmq.client import Consumer
+from cometmq.shm._kernel import Bell, OwnedCell, ReadCell, Sleeper, WakeList
 
 
 def consume_until_killed(name_server: str, group: str, topic: str, line: Connection) -> None:
@@ -16,3 +19,21 @@ def consume_until_killed(name_server: str, group: str, topic: str, line: Connect
             if consumer.assignment != known:
                 known = consumer.assignment
                 line.send(known)
+
+
+def hand_back(path: Path, count: int) -> None:
+    """Answer every step of the first counter in a file by the same step of the second."""
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), 4096)
+        read_only = mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ)
+    there, back = ReadCell(read_only, 0), OwnedCell(memory, 128)
+    sleeper, wakes = Sleeper([there], Bell()), WakeList([back])
+    number = 0
+    while number < count:
+        sleeper.look()
+        if there.value == number:
+            assert sleeper.sleep(60), f"hand-over {number + 1} was lost"
+            continue
+        number = there.value
+        back.publish(number)
+        wakes.wake()

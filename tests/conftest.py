@@ -36,7 +36,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
     if rocketmq.SKIP_REASON:
         terminalreporter.write_line(f"WARNING: {rocketmq.SKIP_REASON}", yellow=True, bold=True)
-    disk = sys.modules.get("fault.disk")
-    for what, reason in disk.skipped.items() if disk is not None else ():
-        line = f"WARNING: NOT TESTED: {what}: {reason}"
-        terminalreporter.write_line(line, yellow=True, bold=True)
+    for name in ("fault.disk", "interop.peers"):
+        module = sys.modules.get(name)
+        for what, reason in module.skipped.items() if module is not None else ():
+            line = f"WARNING: NOT TESTED: {what}: {reason}"
+            terminalreporter.write_line(line, yellow=True, bold=True)

@@ -86,20 +86,34 @@ def run_tasks(
     tasks: Sequence[Task],
     work: Callable[[Task], bytes],
     progress: Progress | None = None,
+    *,
+    parts: int | None = None,
 ) -> list[bytes]:
     """Each task's result, in their order; each runs in a Python worker.
 
     `work` has to stand in a module that the workers can import. What it returns goes through the
     JVM, so it should be small.
+
+    Args:
+        parts: Spark's tasks, which share these out; by default it has one for each.
     """
     if not tasks:
         return []
-    frame = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(
+    parts = min(parts or len(tasks), len(tasks))
+    frame = spark.range(0, len(tasks), 1, parts).mapInArrow(
         _Runner(tuple(tasks), work), "id bigint, result binary"
     )
-    with _Watch(spark, len(tasks), progress):
+    with _Watch(spark, len(tasks), parts, progress):
         rows = frame.collect()
     return [bytes(row.result) for row in sorted(rows, key=lambda row: row.id)]
+
+
+def parts_of(spark: SparkSession, size_bytes: int, part_bytes: int) -> int:
+    """How many tasks Spark should make of a scan, so that no core is idle while others end."""
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    cores = context.defaultParallelism if context is not None else 1
+    rounds = -(-size_bytes // (part_bytes * cores))
+    return max(1, rounds) * int(cores)
 
 
 @dataclass(frozen=True)
@@ -125,8 +139,10 @@ class _Runner:
 class _Watch:
     """Tells how many tasks are done, from a thread beside the one that waits for them."""
 
-    def __init__(self, spark: SparkSession, total: int, progress: Progress | None) -> None:
-        self._spark, self._total, self._progress = spark, total, progress
+    def __init__(
+        self, spark: SparkSession, total: int, parts: int, progress: Progress | None
+    ) -> None:
+        self._spark, self._total, self._parts, self._progress = spark, total, parts, progress
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="progress", daemon=True)
 
@@ -146,5 +162,6 @@ class _Watch:
         while not self._ended.wait(LOOK_S):
             for stage in tracker.getActiveStageIds():
                 info = tracker.getStageInfo(stage)
-                if info is not None and info.numTasks == self._total:
-                    self._progress(info.numCompletedTasks, self._total)
+                if info is not None and info.numTasks == self._parts:
+                    done = info.numCompletedTasks * self._total // self._parts
+                    self._progress(done, self._total)

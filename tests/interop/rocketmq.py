@@ -16,49 +16,27 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import json
-import os
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import golden
 import pytest
 
+from cometmq.bench.peers import maven
+from cometmq.bench.peers.maven import Bundle, NotAvailable
+
 VERSION = "5.3.3"
+STORE = Bundle(f"rocketmq-store-{VERSION}", (f"org.apache.rocketmq:rocketmq-store:{VERSION}",))
+FETCH_TIMEOUT_S = maven.FETCH_TIMEOUT_S  # for tests that may be the first to fetch
 HELPER = Path(__file__).with_name("StoreLister.java")
-FETCH_TIMEOUT_S = 600
 RUN_TIMEOUT_S = 110  # below the limit of a test, so that the reason is seen and not only a timeout
 REFUSED = 3  # StoreLister's exit code
 
-# Plain `dependency:copy-dependencies` would take whatever plugin version this Maven was built with.
-COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
-POM = f"""\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>cometmq</groupId>
-  <artifactId>interop</artifactId>
-  <version>1</version>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.rocketmq</groupId>
-      <artifactId>rocketmq-store</artifactId>
-      <version>{VERSION}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
-
 #: Why tests were skipped, for the terminal summary; None while nothing was.
 SKIP_REASON: str | None = None
-
-
-class NotAvailable(Exception):
-    """RocketMQ's classes cannot be run here: no JVM, no Maven, or the artifacts cannot be had."""
 
 
 class StoreRefused(Exception):
@@ -71,86 +49,15 @@ class StoreRefused(Exception):
 # Getting RocketMQ
 
 
-def cache_dir() -> Path:
-    root = os.environ.get("COMETMQ_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "cometmq") / f"rocketmq-{VERSION}"
-
-
-def jars() -> list[Path]:
-    """The pinned rocketmq-store with all it needs to run; fetched if not in the cache yet.
-
-    Raises NotAvailable.
-    """
-    there = cache_dir() / "jars"
-    if not there.is_dir():
-        _fill(there, _fetch)
-    return sorted(there.glob("*.jar"))
-
-
 def compile_helper() -> Path:
     """The directory of StoreLister's classes; each content of it has its own."""
-    key = hashlib.sha256(HELPER.read_bytes()).hexdigest()[:16]
-    classes = cache_dir() / f"helper-{key}"
-    if not classes.is_dir():
-        jars()
-        _fill(classes, _compile)
-    return classes
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise NotAvailable(f"no `{name}` on the PATH")
-    return found
-
-
-def _fill(target: Path, fill: Callable[[Path], None]) -> None:
-    """Makes `target` by `fill(directory)`; it appears whole or not at all, also for two at once."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as directory:
-            made = Path(directory) / "made"
-            made.mkdir()
-            fill(made)
-            if not target.is_dir():
-                made.rename(target)
-    except OSError as error:
-        if not target.is_dir():
-            raise NotAvailable(f"cannot write to the cache: {error}") from error
-
-
-def _fetch(into: Path) -> None:
-    pom = into.parent / "pom.xml"
-    pom.write_text(POM)
-    command = [_program("mvn"), "-B", "-C", "-q", "-Dstyle.color=never", "-f", str(pom)]
-    command += [COPY_DEPENDENCIES, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
-    _program("java")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise NotAvailable(f"mvn took longer than {FETCH_TIMEOUT_S} s") from error
-    if done.returncode or not (into / f"rocketmq-store-{VERSION}.jar").exists():
-        raise NotAvailable(
-            f"mvn could not get rocketmq-store {VERSION}: {_first_error(done.stdout)}"
-        )
-
-
-def _first_error(log: str) -> str:
-    errors = [line for line in log.splitlines() if line.startswith("[ERROR]")]
-    return (errors or log.splitlines() or ["it said nothing"])[0][:400]
-
-
-def _compile(into: Path) -> None:
-    command = [_program("javac"), "-cp", str(cache_dir() / "jars" / "*"), "-d", str(into)]
-    # A helper that does not compile is a fault of ours, so it is no reason to skip.
-    subprocess.run([*command, str(HELPER)], check=True, timeout=RUN_TIMEOUT_S)
+    return STORE.classes([HELPER])
 
 
 @functools.cache
 def _why_not() -> str | None:
     """Asked once a session, so that a machine without a network waits for Maven only once."""
     try:
-        _program("java")
         compile_helper()
     except NotAvailable as why:
         return str(why)
@@ -236,10 +143,9 @@ def append_messages(
 def _run(store_dir: Path, request: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """One run of StoreLister: the lines it wrote, and its summary."""
     require()
-    classpath = os.pathsep.join([str(compile_helper()), str(cache_dir() / "jars" / "*")])
-    command = [_program("java"), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    flags = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     done = subprocess.run(
-        [*command, "-cp", classpath, "StoreLister"],
+        STORE.java("StoreLister", compile_helper(), flags=flags),
         input=json.dumps({**request, "storeDir": str(store_dir)}).encode(),
         capture_output=True,
         timeout=RUN_TIMEOUT_S,

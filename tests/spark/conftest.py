@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from installed import installed
 from pyspark.sql import SparkSession
 
 from cometmq.spark import session
@@ -42,3 +43,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.chdir(before)
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def installed_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment with the wheel, as users get it."""
+    return installed(tmp_path_factory.mktemp("installed"))

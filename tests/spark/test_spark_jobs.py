@@ -32,9 +32,9 @@ from cometmq.shm.store_reader import file_sizes
 from cometmq.shm.verify import verify_store
 from cometmq.spark.jobs import archived, compact, ingest, lag, manifest, replay, stats
 from cometmq.spark.jobs.archive import ArchiveTask, archive, archive_segment, plan_archive
-from cometmq.spark.jobs.audit import audit, rebuild_queues
+from cometmq.spark.jobs.audit import Lane, SegmentAudit, _Merging, audit, rebuild_queues
 from cometmq.spark.jobs.manifest import ArchiveError
-from cometmq.spark.jobs.running import JobFailed
+from cometmq.spark.jobs.running import JobFailed, log_bounds
 from cometmq.spark.schema import COLUMNS
 
 UNIT = CONSUME_QUEUE_UNIT.size
@@ -155,6 +155,35 @@ def test_audit_of_damage_and_bad_ends(spark: SparkSession, tmp_path: Path) -> No
     second.unlink()
     found = audit(spark, store)
     assert [each.kind for each in found.findings if each.kind != "CQ_EXTRA"] == ["SEGMENT_GAP"]
+
+
+def test_what_only_shows_between_segments(clean: Path) -> None:
+    bounds = log_bounds(clean)
+
+    def lane(offsets: tuple[int, int], places: tuple[int, int], ms: tuple[int, int]) -> Lane:
+        count = offsets[1] - offsets[0] + 1
+        return Lane("other", 0, count, 100 * count, *offsets, *places, *ms, 0, 0, 0)
+
+    begin, size = bounds.begin, bounds.segment_bytes
+    parts = [
+        SegmentAudit(begin, lanes=[lane((0, 9), (begin, begin + 900), (50, 60))]),
+        SegmentAudit(begin + size),  # all of it is a blank
+        SegmentAudit(
+            begin + 2 * size,
+            lanes=[lane((9, 12), (begin + 2 * size, begin + 2 * size + 300), (59, 70))],
+        ),
+    ]
+    found = _Merging(bounds, parts).audited(0).findings
+    mine = [
+        (each.kind, each.queue_offset, each.physical_offset, each.expected, each.actual)
+        for each in found
+        if each.topic == "other"
+    ]
+    at = begin + 2 * size
+    assert mine == [
+        ("TIME_BACKWARD", 9, at, "stored at 60 ms or later", "59 ms"),
+        ("OFFSET_DUP", 9, at, "queue offset 10 or higher", "9"),
+    ]
 
 
 # --- archive, verify, replay to a store ---

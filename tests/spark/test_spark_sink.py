@@ -7,11 +7,13 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from family import RunningBroker
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -22,6 +24,7 @@ from cometmq.client.staging import SinkLine
 from cometmq.protocol.commands import BrokerEndpoints, BrokerRoute, TopicInfo, TopicRoute
 from cometmq.protocol.errors import TopicNotExist
 from cometmq.shm._kernel import Message, java_hash
+from cometmq.spark import register
 from cometmq.spark.encoding import as_table as column_table
 from cometmq.spark.options import OptionError, as_table
 from cometmq.spark.sink import BatchWriter, Written
@@ -130,6 +133,26 @@ def check_message(number: int, queue_id: int, message: Message) -> None:
 def test_no_rows(spark: SparkSession, broker: RunningBroker, topic: str) -> None:
     write(numbers(spark, 0).select("body"), broker, topic=topic)
     assert bodies(broker, topic) == Counter()
+
+
+def test_from_a_thread_of_ones_own(spark: SparkSession, broker: RunningBroker, topic: str) -> None:
+    """Writers look for the format in the thread's active session; `register` gives it one."""
+
+    def batch() -> str:
+        try:
+            write(numbers(spark, 10).select("body"), broker, topic=topic)
+        except Py4JJavaError as error:
+            return str(error)
+        return "written"
+
+    def registered() -> str:
+        register(spark)
+        return batch()
+
+    with ThreadPoolExecutor(1) as thread:
+        assert "DATA_SOURCE_NOT_FOUND" in thread.submit(batch).result()
+        assert thread.submit(registered).result() == "written"
+    assert bodies(broker, topic, 10) == expected(0, 10)
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])

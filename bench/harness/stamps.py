@@ -1,0 +1,149 @@
+"""What is in a body, so that every message can be told from all others and checked.
+
+    0   u64  intended send time, ns of CLOCK_MONOTONIC; 0 in throughput runs
+    8   u64  sequence of its producer: 0, 1, ...
+   16   u32  producer
+   20   u32  seed of the run
+   24   u32  CRC-32 of the body from byte 32 on
+   28   u32  CRC-32 of the first 28 bytes
+   32        half random bytes, half zeros, from a pool of bodies made from the seed
+
+Little-endian. The pool has 1,000 bodies, 100 above 16 KiB, as OpenMessaging Benchmark has it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from struct import Struct, pack_into
+from typing import Any, Final
+from zlib import crc32
+
+STAMP: Final = Struct("<QQIIII")
+STAMP_BYTES: Final = STAMP.size
+_FIRST: Final = Struct("<QQIII")
+_CHECKED: Final = _FIRST.size  # bytes that the second CRC covers
+POOL: Final = 1_000
+POOL_OF_LARGE: Final = 100
+LARGE_BYTES: Final = 16_384
+GROUP_BYTES: Final = 1 << 30  # bodies that are made at once
+_OBJECT_BYTES: Final = 41  # of a bytes object in a list, beside its content
+
+assert STAMP_BYTES == 32
+
+
+class Stamper:
+    """Makes the bodies of one producer.
+
+    Args:
+        size: of a body; at least 32 bytes.
+        share: of the bytes behind the stamp that are random; the rest are zeros.
+        payload: these bytes behind the stamp instead, cut or repeated.
+    """
+
+    def __init__(
+        self, size: int, producer: int, seed: int, *, share: float = 0.5, pool: int = 0,
+        payload: bytes = b"",
+    ) -> None:  # fmt: skip
+        if size < STAMP_BYTES:
+            raise ValueError(f"size {size}: a body has at least {STAMP_BYTES} bytes")
+        self.size, self.producer, self.seed = size, producer, seed
+        count = pool or (POOL_OF_LARGE if size > LARGE_BYTES else POOL)
+        rests = _rests(size - STAMP_BYTES, seed, share, count, payload)
+        self._rests = [(crc32(rest), rest) for rest in rests]
+
+    def body(self, sequence: int, intended_ns: int = 0) -> bytes:
+        crc, rest = self._rests[sequence % len(self._rests)]
+        first = _FIRST.pack(intended_ns, sequence, self.producer, self.seed, crc)
+        return first + crc32(first).to_bytes(4, "little") + rest
+
+    def bodies(self, start: int, stop: int) -> list[bytes]:
+        body = self.body
+        return [body(sequence) for sequence in range(start, stop)]
+
+    @property
+    def group_count(self) -> int:
+        """So many bodies are held at once in a throughput run."""
+        return max(1, GROUP_BYTES // (self.size + _OBJECT_BYTES))
+
+
+def _rests(size: int, seed: int, share: float, count: int, payload: bytes) -> list[bytes]:
+    if payload:
+        return [(payload * (size // len(payload) + 1))[:size]]
+    source = random.Random(seed)
+    filled = round(size * share)
+    return [source.randbytes(filled) + bytes(size - filled) for _ in range(count)]
+
+
+class Verifier:
+    """Counts what a consumer gets, and what is wrong with it.
+
+    `add` takes messages of one queue in the order of their coming. A sequence that was seen before
+    is a duplicate; one below its predecessor of the same producer and queue is out of order.
+
+    Args:
+        seed: of the run; a message of another run is counted as `foreign`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.received = self.distinct = self.duplicates = 0
+        self.out_of_order = self.bad_crc = self.foreign = 0
+        self._seen: dict[int, bytearray] = {}  # by producer: a byte for each sequence
+        self._last: dict[tuple[int, Any], int] = {}
+
+    def add(self, queue: Any, body: bytes | memoryview) -> tuple[int, int, int] | None:
+        """(intended_ns, producer, sequence) of a body that is whole and of this run."""
+        self.received += 1
+        if len(body) < STAMP_BYTES:
+            self.bad_crc += 1
+            return None
+        intended_ns, sequence, producer, seed, crc, first_crc = STAMP.unpack_from(body)
+        view = memoryview(body)
+        if crc32(view[:_CHECKED]) != first_crc or crc32(view[STAMP_BYTES:]) != crc:
+            self.bad_crc += 1
+            return None
+        if seed != self.seed:
+            self.foreign += 1
+            return None
+        self._count(producer, sequence, queue)
+        return intended_ns, producer, sequence
+
+    def add_all(self, queue: Any, bodies: Iterable[bytes | memoryview]) -> None:
+        for body in bodies:
+            self.add(queue, body)
+
+    def _count(self, producer: int, sequence: int, queue: Any) -> None:
+        seen = self._seen.get(producer)
+        if seen is None:
+            seen = self._seen[producer] = bytearray(1 << 16)
+        if sequence >= len(seen):
+            seen.extend(bytes(max(len(seen), sequence + 1 - len(seen))))
+        if seen[sequence]:
+            self.duplicates += 1
+            return
+        seen[sequence] = 1
+        self.distinct += 1
+        last = self._last.get((producer, queue), -1)
+        if sequence < last:
+            self.out_of_order += 1
+        else:
+            self._last[producer, queue] = sequence
+
+    def result(self, expect: int) -> dict[str, int]:
+        """The fields of a worker's result. `expect`: distinct messages that were acknowledged."""
+        return {
+            "received": self.received,
+            "distinct": self.distinct,
+            "duplicates": self.duplicates,
+            "out_of_order": self.out_of_order,
+            "bad_crc": self.bad_crc + self.foreign,
+            "lost": max(0, expect - self.distinct),
+        }
+
+
+def damaged(body: bytes) -> bytes:
+    """The body with one bit turned, for tests of the check."""
+    copy = bytearray(body)
+    pack_into("B", copy, len(copy) - 1, copy[-1] ^ 1)
+    return bytes(copy)

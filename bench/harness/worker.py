@@ -1,0 +1,495 @@
+"""What a worker in Python is made of: it reads a job, sends or receives, and answers in JSON lines.
+
+A worker is a process, in any language. It reads one line of JSON from standard input (`Job`), says
+{"ready": true} when it is connected, begins with {"go": true}, may say {"progress": n} about once a
+second, ends early with {"stop": true}, and answers {"result": {...}} with exit code 0, or
+{"error": "one sentence"} with 1. What it has to say beside that goes to standard error. When its
+standard input ends, so does it.
+
+A Python client brings a `Sender` and a `Receiver`; the loops, clocks, histograms and checks here
+are the same for all of them. Sequences run through warm-up and measurement alike: a producer sends
+`warmup + messages` messages, and all of them are expected at the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle, islice
+from operator import sub
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from cometmq.bench import histograms
+from cometmq.bench.stamps import Stamper, Verifier
+
+PROGRESS_NS: Final = 1_000_000_000
+HELD_BYTES_MAX: Final = 256 << 20  # unchecked messages, before the clock is stopped to check them
+INTERVAL_S: Final = 10.0  # of one histogram in a log
+START_NS: Final = 20_000_000  # from "go" to the first intended time
+POLL_S: Final = 0.2
+_PR_SET_TIMERSLACK: Final = 29
+
+clock_ns: Final = time.monotonic_ns  # CLOCK_MONOTONIC: one clock for all processes
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is to do. Unknown fields are passed over."""
+
+    role: str
+    endpoint: dict[str, Any]
+    topics: list[str]
+    queues: int = 1  # of each topic
+    hlog: str = ""  # prefix of the histogram logs' paths
+    options: dict[str, Any] = {}
+    # produce
+    size: int = 128
+    messages: int = 0
+    warmup: int = 0
+    rate: float = 0.0  # messages/s; 0 = as fast as it goes
+    mode: str = "async"  # one_in_flight, async, batch
+    in_flight: int = 64
+    batch: int = 256
+    producer: int = 0
+    seed: int = 1
+    # consume
+    group: str = ""
+    expect: int = 0
+    timeout_s: float = 60.0  # without any message
+
+
+class Sender(Protocol):
+    """A producer's client. Every method raises when a message is not acknowledged."""
+
+    client: str  # name and version
+
+    def one(self, topic: str, body: bytes) -> None:
+        """Send, and return when it is acknowledged."""
+
+    def stream(self, topics: Sequence[str], bodies: list[bytes], in_flight: int) -> None:
+        """One call of the client for each, the topics in turn; return when all are acknowledged.
+
+        `in_flight`: as many may be unanswered; 0 = as many as the client allows.
+        """
+
+    def batch(self, topic: str, bodies: list[bytes]) -> None:
+        """One call for all; return when all are acknowledged."""
+
+    def begin(self, topic: str, body: bytes) -> Any:
+        """Send without waiting; what `finish` is asked with."""
+
+    def finish(self, token: Any) -> None:
+        """Wait for the acknowledgement."""
+
+    def close(self) -> None: ...
+
+
+class Receiver(Protocol):
+    """A consumer's client, subscribed and positioned."""
+
+    client: str
+
+    def poll(self, timeout_s: float) -> Sequence[Any]:
+        """The next messages as the client has them; empty after the time."""
+
+    def split(self, messages: Sequence[Any]) -> Iterable[tuple[Any, bytes | memoryview]]:
+        """(queue, body) of each."""
+
+    def acknowledge(self, messages: Sequence[Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def serve(sender: Callable[[Job], Sender], receiver: Callable[[Job], Receiver]) -> None:
+    """Carry out the one job of this process."""
+    try:
+        job = msgspec.json.decode(sys.stdin.readline(), type=Job)
+        _precise_sleep()
+        if job.role == "produce":
+            result = _produce(job, sender(job))
+        elif job.role == "consume":
+            result = _consume(job, receiver(job))
+        else:
+            raise ValueError(f"role {job.role!r}: produce or consume")
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        say({"error": f"{type(error).__name__}: {error}"})
+        sys.stdout.flush()
+        os._exit(1)
+    say({"result": result})
+    sys.stdout.flush()
+    os._exit(0)  # a client's threads do not hold us
+
+
+def say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _precise_sleep() -> None:
+    """Sleep to the microsecond: the kernel adds 50 us to every sleep of an ordinary thread."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+class _Orders:
+    """The lines that follow the job."""
+
+    def __init__(self) -> None:
+        self.go, self.stop = threading.Event(), threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            order = json.loads(line)
+            if order.get("go"):
+                self.go.set()
+            if order.get("stop"):
+                self.stop.set()
+                self.go.set()
+        os._exit(2)  # nobody is left who wants to know
+
+    def ready(self) -> None:
+        say({"ready": True})
+        self.go.wait()
+
+
+class _Progress:
+    def __init__(self) -> None:
+        self._due = clock_ns() + PROGRESS_NS
+
+    def tell(self, count: int, now: int) -> None:
+        if now >= self._due:
+            self._due = now + PROGRESS_NS
+            say({"progress": count})
+
+
+# --- producing ------------------------------------------------------------------------------------
+
+
+class Times:
+    """Latencies of a run, in nanoseconds; in the order of sending."""
+
+    def __init__(self, count: int) -> None:
+        self.service = array("q", bytes(8 * count))  # from the actual send to the acknowledgement
+        self.response = array("q", bytes(8 * count))  # from the intended one
+
+    def delays(self) -> array[int]:
+        """From the intended to the actual send."""
+        return array("q", map(sub, self.response, self.service))
+
+
+def _produce(job: Job, sender: Sender) -> dict[str, Any]:
+    stamper = Stamper(
+        job.size, job.producer, job.seed, share=job.options.get("random_share", 0.5),
+        pool=job.options.get("pool", 0), payload=_payload(job),
+    )  # fmt: skip
+    orders, times = _Orders(), None
+    orders.ready()
+    if job.rate:
+        times, seconds, cpu_s, sent = _open_loop(job, sender, stamper, orders)
+    else:
+        times, seconds, cpu_s = _as_fast_as_it_goes(job, sender, stamper)
+        sent = job.messages
+    sender.close()
+    return {
+        "acked": sent,
+        "failed": 0,
+        "seconds": seconds,
+        "cpu_s": cpu_s,
+        "client": sender.client,
+        **(_logs(job, times, sent, seconds) if times else {}),
+        "extra": getattr(sender, "extra", {}),
+    }
+
+
+def _logs(job: Job, times: Times, count: int, seconds: float) -> dict[str, str | None]:
+    found = {"service_hlog": _log(job, "service", times.service[:count], seconds)}
+    if job.rate:
+        found["response_hlog"] = _log(job, "response", times.response[:count], seconds)
+        found["delay_hlog"] = _log(job, "delay", times.delays()[:count], seconds)
+    return found
+
+
+def _payload(job: Job) -> bytes:
+    path = job.options.get("payload_file")
+    return Path(path).read_bytes() if path else b""
+
+
+def _log(job: Job, kind: str, values: array[int] | None, seconds: float) -> str | None:
+    """Write a histogram log, an interval for every ten seconds; its path."""
+    if not values or not job.hlog:
+        return None
+    path = Path(f"{job.hlog}.{kind}.hlog")
+    step = -(-len(values) // max(1, round(seconds / INTERVAL_S)))
+    parts = [values[at : at + step] for at in range(0, len(values), step)]
+    histograms.write(path, *map(histograms.of, parts), seconds=seconds)
+    return str(path)
+
+
+def _as_fast_as_it_goes(
+    job: Job, sender: Sender, stamper: Stamper
+) -> tuple[Times | None, float, float]:
+    """Bodies are made before the clock runs, in groups."""
+    times = Times(job.messages) if job.mode == "one_in_flight" else None
+    if job.warmup:
+        _send(job, sender, stamper.bodies(0, job.warmup), None, 0)
+    elapsed, cpu_s = 0, 0.0
+    end = job.warmup + job.messages
+    for start in range(job.warmup, end, stamper.group_count):
+        bodies = stamper.bodies(start, min(end, start + stamper.group_count))
+        cpu, began = time.process_time(), clock_ns()
+        _send(job, sender, bodies, times, start - job.warmup)
+        elapsed += clock_ns() - began
+        cpu_s += time.process_time() - cpu
+        say({"progress": start + len(bodies)})
+    return times, elapsed / 1e9, cpu_s
+
+
+def _send(job: Job, sender: Sender, bodies: list[bytes], times: Times | None, first: int) -> None:
+    topics = job.topics
+    if job.mode == "async":
+        sender.stream(topics, bodies, job.options.get("window", 0) and job.in_flight)
+    elif job.mode == "batch":
+        turn = cycle(topics)
+        for start in range(0, len(bodies), job.batch):
+            sender.batch(next(turn), bodies[start : start + job.batch])
+    elif job.mode == "one_in_flight":
+        one = sender.one
+        service = times.service if times else array("q", bytes(8 * len(bodies)))
+        for index, (topic, body) in enumerate(zip(cycle(topics), bodies), first):
+            before = clock_ns()
+            one(topic, body)
+            service[index] = clock_ns() - before
+    else:
+        raise ValueError(f"mode {job.mode!r}: one_in_flight, async or batch")
+
+
+def intended_times(rate: float, start_ns: int) -> Callable[[int], int]:
+    """The open loop's schedule: when message n is to be sent, whatever became of those before."""
+    period_ns = 1e9 / rate
+    return lambda number: start_ns + int(number * period_ns)
+
+
+def _open_loop(
+    job: Job, sender: Sender, stamper: Stamper, orders: _Orders
+) -> tuple[Times, float, float, int]:
+    """Send on schedule until all are sent or we are stopped: times, seconds, CPU, measured."""
+    total = job.warmup + job.messages
+    times = Times(total)
+    loop = _wait_for_each if job.mode == "one_in_flight" else _pipelined
+    if hasattr(sender, "paced"):
+        loop = _paced
+    cpu = time.process_time()
+    start_ns = clock_ns() + START_NS
+    sent, end_ns = loop(job, sender, stamper, orders, times, intended_times(job.rate, start_ns))
+    cpu_s = time.process_time() - cpu
+    warm = min(job.warmup, sent)
+    del times.service[:warm], times.response[:warm]
+    seconds = (end_ns - intended_times(job.rate, start_ns)(warm)) / 1e9
+    return times, seconds, cpu_s * (sent - warm) / max(1, sent), sent - warm
+
+
+def _paced(
+    job: Job, sender: Any, stamper: Stamper, orders: _Orders, times: Times,
+    intended: Callable[[int], int],
+) -> tuple[int, int]:  # fmt: skip
+    """By the sender itself: a client of asyncio sends and reads in its own loop alone."""
+    progress = _Progress()
+    topics = islice(cycle(job.topics), job.warmup + job.messages)
+
+    def go_on(number: int) -> bool:
+        progress.tell(number, clock_ns())
+        return not orders.stop.is_set()
+
+    sent: tuple[int, int] = sender.paced(topics, intended, stamper.body, times, go_on)
+    return sent
+
+
+def sleep_until(due_ns: int) -> None:
+    left_ns = due_ns - clock_ns()
+    if left_ns > 0:
+        time.sleep(left_ns / 1e9)
+
+
+def _wait_for_each(
+    job: Job, sender: Sender, stamper: Stamper, orders: _Orders, times: Times,
+    intended: Callable[[int], int],
+) -> tuple[int, int]:  # fmt: skip
+    progress, after = _Progress(), clock_ns()
+    total = job.warmup + job.messages
+    for number, topic in enumerate(islice(cycle(job.topics), total)):
+        if orders.stop.is_set():
+            return number, after
+        due = intended(number)
+        sleep_until(due)
+        body = stamper.body(number, due)
+        before = clock_ns()
+        sender.one(topic, body)
+        after = clock_ns()
+        times.service[number], times.response[number] = after - before, after - due
+        progress.tell(number, after)
+    return total, after
+
+
+class _Acknowledgements(threading.Thread):
+    """Waits for what was begun, in its order, and takes the time."""
+
+    def __init__(self, sender: Sender, times: Times) -> None:
+        super().__init__(daemon=True)
+        self._sender, self._times = sender, times
+        self._begun: deque[tuple[int, int, int, Any]] = deque()
+        self._more = threading.Semaphore(0)
+        self.last_ns = 0
+        self.error: Exception | None = None
+
+    def put(self, number: int, due: int, before: int, token: Any) -> None:
+        self._begun.append((number, due, before, token))
+        self._more.release()
+
+    def end(self) -> None:
+        """Wait until all are acknowledged."""
+        self._begun.append((-1, 0, 0, None))
+        self._more.release()
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+    def run(self) -> None:
+        try:
+            while self._take():
+                pass
+        except Exception as error:
+            self.error = error
+
+    def _take(self) -> bool:
+        self._more.acquire()
+        number, due, before, token = self._begun.popleft()
+        if number < 0:
+            return False
+        self._sender.finish(token)
+        now = self.last_ns = clock_ns()
+        self._times.service[number], self._times.response[number] = now - before, now - due
+        return True
+
+
+def _pipelined(
+    job: Job, sender: Sender, stamper: Stamper, orders: _Orders, times: Times,
+    intended: Callable[[int], int],
+) -> tuple[int, int]:  # fmt: skip
+    progress = _Progress()
+    acknowledgements = _Acknowledgements(sender, times)
+    acknowledgements.start()
+    total = number = job.warmup + job.messages
+    for number, topic in enumerate(islice(cycle(job.topics), total)):
+        due = intended(number)
+        before = clock_ns()
+        if due > before:
+            sleep_until(due)
+            before = clock_ns()
+        acknowledgements.put(number, due, before, sender.begin(topic, stamper.body(number, due)))
+        progress.tell(number, before)
+        if orders.stop.is_set() or acknowledgements.error is not None:
+            number += 1
+            break
+    else:
+        number = total
+    acknowledgements.end()
+    return number, acknowledgements.last_ns
+
+
+# --- consuming ------------------------------------------------------------------------------------
+
+
+class _Reading:
+    """What a consumer has got, and what it has not yet checked.
+
+    Throughput runs check behind the clock, in groups of at most 256 MiB, for which it is stopped;
+    with `verify` "inline" each poll is checked at once, as a service would look at its messages.
+    """
+
+    def __init__(self, job: Job, receiver: Receiver) -> None:
+        self.verifier = Verifier(job.seed)
+        self.latencies: array[int] = array("q")
+        self.received = self.paused_ns = self.first_ns = self.last_ns = 0
+        self._split = receiver.split
+        self._inline = job.options.get("verify") == "inline"
+        self._skip = int(job.options.get("skip", 0))  # sequences of the warm-up
+        self._held: list[tuple[int, Sequence[Any]]] = []
+        self._held_max = HELD_BYTES_MAX // (job.size + 128)
+        self._held_count = 0
+
+    def take(self, messages: Sequence[Any], now: int) -> None:
+        self.first_ns = self.first_ns or now
+        self.last_ns = now
+        self.received += len(messages)
+        self._held.append((now, messages))
+        self._held_count += len(messages)
+        if self._inline:
+            self.check()
+        elif self._held_count >= self._held_max:
+            began = clock_ns()
+            self.check()
+            self.paused_ns += clock_ns() - began
+
+    def check(self) -> None:
+        add, append = self.verifier.add, self.latencies.append
+        for now, messages in self._held:
+            for queue, body in self._split(messages):
+                found = add(queue, body)
+                if found is not None and found[0] and found[2] >= self._skip:
+                    append(now - found[0])
+        self._held.clear()
+        self._held_count = 0
+
+
+def _consume(job: Job, receiver: Receiver) -> dict[str, Any]:
+    orders, progress, reading = _Orders(), _Progress(), _Reading(job, receiver)
+    orders.ready()
+    cpu, began = time.process_time(), clock_ns()
+    last = began
+    while not orders.stop.is_set():
+        messages = receiver.poll(POLL_S)
+        now = clock_ns()
+        if messages:
+            last = now
+            receiver.acknowledge(messages)
+            reading.take(messages, now)
+            progress.tell(reading.received, now)
+        elif now - last > job.timeout_s * 1e9:
+            break
+        else:
+            progress.tell(reading.received, now)
+        if reading.received >= job.expect and _all_there(reading, job):
+            break
+    cpu_s = time.process_time() - cpu
+    seconds = max(0, reading.last_ns - began - reading.paused_ns) / 1e9
+    reading.check()
+    receiver.close()
+    return reading.verifier.result(job.expect) | {
+        "seconds": seconds,
+        "first_ns": reading.first_ns,
+        "last_ns": reading.last_ns,
+        "cpu_s": cpu_s,
+        "client": receiver.client,
+        "hlog": _log(job, "end_to_end", reading.latencies or None, seconds),
+    }
+
+
+def _all_there(reading: _Reading, job: Job) -> bool:
+    """Duplicates count once. The check is behind the last message: no clock runs."""
+    reading.check()
+    return reading.verifier.distinct >= job.expect

@@ -1,0 +1,1 @@
+"""OpenMessaging Benchmark workload files, and what runs them: `cometmq bench omb FILE.yaml`."""

@@ -1,0 +1,23 @@
+"""Spark looks for modules `pyspark_*` with a `DefaultSource`, and one that fails hides all others.
+
+So nothing is imported here but what Spark itself has loaded by then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+
+
+class DefaultSource(DataSource):
+    """Makes the source `cometmq`. If that lacks something, it is an error when it is used."""
+
+    def __new__(cls, options: Any) -> Any:
+        from cometmq.spark import CometDataSource
+
+        return CometDataSource(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "cometmq"

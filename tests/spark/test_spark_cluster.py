@@ -1,0 +1,164 @@
+"""On a Spark standalone cluster: what is killed there loses no row and doubles none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import STEP_S, Cluster, Driver
+from family import RunningBroker, is_readable
+
+from cometmq.protocol.channel import Channel
+from cometmq.protocol.commands import GetStatistics, Statistics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+QUEUES = 4
+COUNT = 3_000  # messages in each queue
+BATCH = 4_000  # in a batch of a stream: two tasks
+
+
+@pytest.fixture(scope="module")
+def cluster(installed_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(installed_python, tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    folder = tmp_path_factory.mktemp("broker")
+    settings = {"brokerName": "broker-a", "mappedFileSizeCommitLog": 16 << 20}
+    with RunningBroker(folder / "store", settings) as running:
+        yield running
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def produced(broker: RunningBroker) -> Counter[bytes]:
+    """What the topic `in` has: each message is another one."""
+    broker.create_topic("in", QUEUES)
+    bodies = [
+        [b"%d %d " % (queue_id, number) + b"x" * 300 for number in range(COUNT)]
+        for queue_id in range(QUEUES)
+    ]
+    for queue_id, each in enumerate(bodies):
+        for at in range(0, COUNT, 500):
+            broker.send("in", queue_id, each[at : at + 500], tags="t")
+        broker.read_queue("in", queue_id, COUNT)
+    return Counter(body for each in bodies for body in each)
+
+
+@pytest.fixture
+def out(broker: RunningBroker) -> str:
+    name = f"out-{uuid.uuid4().hex[:8]}"
+    broker.create_topic(name, QUEUES)
+    return name
+
+
+def arrived(broker: RunningBroker, topic: str) -> Counter[bytes]:
+    """All that anyone can read of it, when all that was stored is in its queue."""
+    for _ in range(200):
+        queues = [broker.read_queue(topic, queue_id) for queue_id in range(QUEUES)]
+        found = Counter(message.body for queue in queues for message in queue)
+        if found.total() >= QUEUES * COUNT:
+            break
+    return found
+
+
+def test_batches(cluster: Cluster, broker: RunningBroker, produced: Counter[bytes]) -> None:
+    """By the files and by the readers; both executors read."""
+    common = {"subscribe": "in", "maxMessagesPerPartition": COUNT, "isolation": "dispatched"}
+    places = [{"store": str(broker.store)}, {"namesrv": broker.ready.name_server}]
+    crc = sum(map(zlib.crc32, produced))
+    with cluster.driver("read", sources=[common | place for place in places]) as driver:
+        for _ in places:
+            found = driver.wait_for("read")
+            assert sum(part["count"] for part in found) == produced.total()
+            assert sum(part["crc"] for part in found) == crc
+            assert len({part["executor"] for part in found}) == 2
+        assert driver.wait(STEP_S) == 0
+
+
+class Copying:
+    """A stream from `in` to another topic, each row once, by drivers one after the other."""
+
+    def __init__(self, cluster: Cluster, broker: RunningBroker, out: str, folder: Path) -> None:
+        self.broker = broker
+        self.cluster = cluster
+        pipe = folder / "held"
+        os.mkfifo(pipe)
+        self._held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        address = broker.ready.name_server
+        self.told: dict[str, Any] = {
+            "source": {
+                "namesrv": address, "subscribe": "in", "startingOffsets": "earliest",
+                "isolation": "dispatched",
+                "maxMessagesPerTrigger": BATCH, "maxMessagesPerPartition": BATCH // 2,
+            },
+            "sink": {"namesrv": address, "topic": out, "batchBytes": 20_000,
+                     "maxInFlightBytes": 60_000},
+            "checkpoint": str(folder / "checkpoint"),
+            "hold": str(pipe), "hold_after": BATCH // 4,
+        }  # fmt: skip
+
+    def __enter__(self) -> Copying:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._held)
+
+    def driver(self) -> Driver:
+        return self.cluster.driver("copy", **self.told)
+
+    def wait_held(self) -> int:
+        """Until a task stands still in mid-write; the pid of its executor."""
+        assert is_readable(self._held, STEP_S), "no task has come so far"
+        executor = int(os.read(self._held, 20))
+        deadline = time.monotonic() + STEP_S
+        with Channel(self.broker.address("commitlog")) as line:
+            while time.monotonic() < deadline:
+                answer, _ = line.ask(GetStatistics(), timeout_s=10)
+                assert isinstance(answer, Statistics)
+                if answer.values["staged_bytes"]:
+                    return executor
+        raise AssertionError("the task has not written")
+
+
+def test_an_executor_is_killed(
+    cluster: Cluster, broker: RunningBroker, produced: Counter[bytes], out: str, tmp_path: Path
+) -> None:
+    with Copying(cluster, broker, out, tmp_path) as copying, copying.driver() as driver:
+        victim = copying.wait_held()
+        assert victim in [each.pid for each in cluster.executors()]
+        os.kill(victim, signal.SIGKILL)
+        driver.wait_for("done")
+        assert driver.wait(STEP_S) == 0
+    assert arrived(broker, out) == produced
+
+
+def test_the_driver_is_killed(
+    cluster: Cluster, broker: RunningBroker, produced: Counter[bytes], out: str, tmp_path: Path
+) -> None:
+    """Once in mid-write, and once when a batch is just done."""
+    with Copying(cluster, broker, out, tmp_path) as copying:
+        with copying.driver() as driver:
+            query = driver.wait_for("started")
+            copying.wait_held()
+        with copying.driver() as driver:
+            assert driver.wait_for("started") == query
+            first = driver.wait_for("batch")
+        with copying.driver() as driver:
+            assert driver.wait_for("started") == query
+            assert driver.wait_for("batch") >= first
+            driver.wait_for("done")
+            assert driver.wait(STEP_S) == 0
+    assert arrived(broker, out) == produced

@@ -1,0 +1,85 @@
+"""The wheel in an environment of its own, used from elsewhere and without register()."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import golden
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+READ = """
+import json, sys
+import cometmq
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[1]")
+for key, value in {
+    "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}.items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+frame = spark.read.format("cometmq").option("store", sys.argv[1]).option("subscribePattern", ".*")
+rows = frame.load().select("topic", "queue_id", "queue_offset").collect()
+print(json.dumps({"from": cometmq.__file__, "rows": sorted(tuple(row) for row in rows)}))
+"""
+
+
+def run(
+    python: Path, cwd: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environ = {**kept, "PYSPARK_PYTHON": str(python), **variables}
+    return subprocess.run(
+        [python, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+
+
+def test_found_without_register(installed_python: Path, tmp_path: Path) -> None:
+    store = golden.unpack("loghub-clean", tmp_path)
+    done = run(installed_python, tmp_path, "-c", READ, str(store))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert Path(found["from"]).is_relative_to(installed_python.parents[1])
+    listed = [
+        [row["topic"], row["queueId"], row["queueOffset"]]
+        for row in golden.listing("loghub-clean")
+    ]  # fmt: skip
+    assert found["rows"] == sorted(listed)
+
+
+DOCTOR = ("-m", "cometmq", "spark", "doctor", "-o", "json", "--master", "local[1]")
+
+
+def test_the_doctor_finds_all_well(installed_python: Path, tmp_path: Path) -> None:
+    quick = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    done = run(installed_python, tmp_path, *DOCTOR, "--driver-memory", "512m", "--conf", quick)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {each["check"]: each["state"] for each in json.loads(done.stdout)} == dict.fromkeys(
+        ("java", "worker", "pyspark", "pyarrow", "cometmq", "format", "round trip"), "ok"
+    )
+
+
+def test_the_doctor_finds_what_is_wrong(installed_python: Path, tmp_path: Path) -> None:
+    """A neighbour that fails hides all formats; it is named. Nothing is tried without Java."""
+    (tmp_path / "pyspark_neighbour.py").write_text("raise ValueError('I am broken')")
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('no such library')")
+    variables = {"PYTHONPATH": str(tmp_path), "JAVA_HOME": str(tmp_path)}
+    done = run(installed_python, tmp_path, *DOCTOR, **variables)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {each["check"]: (each["state"], each["says"]) for each in json.loads(done.stdout)}
+    assert {check for check, (state, _) in found.items() if state == "wrong"} == {"java", "pyarrow"}
+    assert "set JAVA_HOME" in found["java"][1]
+    assert "no such library; pip install 'cometmq[spark]'" in found["pyarrow"][1]
+    assert "pyspark_neighbour (ValueError: I am broken)" in found["format"][1]
+    assert found["round trip"] == ("note", "not tried")
+    done = run(installed_python, tmp_path, *DOCTOR, PYSPARK_PYTHON="/nowhere/python")
+    assert done.returncode == 1
+    (worker,) = [each for each in json.loads(done.stdout) if each["check"] == "worker"]
+    assert "PYSPARK_PYTHON, /nowhere/python, does not run" in worker["says"]
