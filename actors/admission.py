@@ -45,6 +45,10 @@ class Admission:
             log.warning("writes are taken")
             self._closed = None
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed is not None
+
     # --- for a group of sends ---
 
     def begin_group(self, now: float, waits_since: float | None) -> None:
@@ -78,10 +82,14 @@ class Admission:
         Args:
             waiting_bytes: what is stored and not confirmed by the disk, while somebody waits.
         """
+        if self._busy is not None and self._closed is None:
+            raise self._busy
+        self.check_lasting(waiting_bytes)
+
+    def check_lasting(self, waiting_bytes: int) -> None:
+        """`check` for who is in no group: a thread that had to wait for the put before its own."""
         if self._closed is not None:
             raise self._closed
-        if self._busy is not None:
-            raise self._busy
         if waiting_bytes > self._bytes_max:
             raise SystemBusy(
                 f"{waiting_bytes} bytes wait for the disk, at most {self._bytes_max} "

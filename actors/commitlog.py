@@ -8,7 +8,8 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -49,9 +50,9 @@ from cometmq.protocol.errors import (
     TopicNotExist,
 )
 from cometmq.protocol.names import check_writable_topic
-from cometmq.shm._kernel import QueueCursor
+from cometmq.shm._kernel import QueueCursor, Sleepers
 from cometmq.shm.commit_log import CommitLog
-from cometmq.shm.control import HOT_STEP_BYTES, Counter, Phase
+from cometmq.shm.control import HOT_STEP_BYTES, Counter, Doorbell, Phase
 from cometmq.shm.files import (
     COMMITLOG_DIR,
     StoreLock,
@@ -109,7 +110,8 @@ class CommitLogActor(ServiceActor):
         # A step never spans more than the segments that are ready: the allocator wakes on it.
         self._step_bytes = min(HOT_STEP_BYTES, family.settings.mapped_file_size_commit_log_bytes)
         self._phase = control.own(Counter.PHASE)
-        self._allocated = control.read(Counter.ALLOCATED)
+        self._sleepers = Sleepers(family.doorbells[Doorbell.APPENDERS])
+        self._allocated = control.sleep_on(Counter.ALLOCATED, Doorbell.APPENDERS)
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
         self._flush_timeout_s = family.settings.sync_flush_timeout_ms / 1000
         self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -120,7 +122,6 @@ class CommitLogActor(ServiceActor):
         self._cursors: dict[tuple[str, int], QueueCursor] = {}
         self._unflushed: deque[Unflushed] = deque()
         self._admission = Admission(family.settings)
-        self._stored = self._messages.value  # of this run, also after a restart of this process
         self._alarm: Timer | None = None
         self._staging = Staging(
             family.store,
@@ -144,12 +145,17 @@ class CommitLogActor(ServiceActor):
             small_pages=self._sync,
             ready=self._wait_for_segment,
         )
+        self._log.appender.publishes(
+            self._wrote, self._timestamp, self._messages, self._steps, self._step_bytes,
+            self._log.tidy,
+        )  # fmt: skip
         self._load_queue_offsets()
         self._log.open_segment()
         self._load_topics()
-        self._staging.start()
+        with self._alone():
+            self._staging.start()
         self.every(self._staging.sweep_interval_s, self._staging.sweep)
-        self.every(BLOCKED_RETRY_S, self._staging.try_to_finish)
+        self.every(BLOCKED_RETRY_S, self._try_to_finish_stages)
         self._phase.reset(Phase.SERVING)  # lower after one that was told to stop
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
 
@@ -213,9 +219,8 @@ class CommitLogActor(ServiceActor):
             return
         if self._log.physical_offset > self._wrote.value:
             # Or the allocator would not know how far we have come.
-            self._publish(self._log.physical_offset)
-            self._wrote.wake()
-            self._steps.advance(self._log.physical_offset // self._step_bytes)
+            self._log.appender.publish()
+            self._log.appender.wake()
         deadline = time.monotonic() + SEGMENT_TIMEOUT_S
         errno_cell = self._family.control.read(Counter.ALLOCATE_ERRNO)
         while True:
@@ -229,12 +234,11 @@ class CommitLogActor(ServiceActor):
                 raise ServiceNotAvailable(
                     f"the segment at {start} was not ready within {SEGMENT_TIMEOUT_S} s"
                 )
-            try:
-                # Short steps, so that a full disk is noticed although nothing is counted then.
-                self._family.wait_for(Counter.ALLOCATED, end, min(0.1, left_s))
-            except ServiceNotAvailable:
-                continue
-            return
+            if self._family.gone.is_set():
+                raise ServiceNotAvailable("the broker has ended")
+            # Short steps, so that a full disk is noticed although nothing is counted then.
+            if self._sleepers.wait(self._allocated, end, min(0.1, left_s)):
+                return
 
     # --- commands ---
 
@@ -263,24 +267,16 @@ class CommitLogActor(ServiceActor):
         self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
         if end > before:
-            self._publish(end)
+            self._log.appender.publish()
         for (request, command), (answer, wait) in zip(sends, answers, strict=True):
             if wait and self._sync:
                 self._unflushed.append(Unflushed(end, began, request, answer))
             elif not command.oneway:
                 request.reply(answer)
         if end > before:
-            self._wrote.wake()
-            if end // self._step_bytes != self._steps.value:
-                self._steps.advance(end // self._step_bytes)
-                self._log.tidy()
+            self._log.appender.wake()
         if self._unflushed:
             self._release_flushed()
-
-    def _publish(self, end: int) -> None:
-        self._timestamp.reset(self._log.last_store_timestamp)
-        self._messages.publish(self._stored)
-        self._wrote.publish(end)
 
     def _store(self, request: Request, command: SendMessages) -> tuple[SendResult, bool]:
         """Append the sections of one command; whether its answer has to wait for the disk."""
@@ -307,8 +303,7 @@ class CommitLogActor(ServiceActor):
         self._admission.check(self._waiting_bytes() if self._unflushed else 0)
         if self._staging.blocked is not None:
             raise self._staging.blocked
-        queue = self._writable_queue(section)
-        first = queue.next_offset
+        queue = self._writable_queue(section.topic, section.queue_id)
         try:
             at = self._log.append_batch(
                 queue,
@@ -320,39 +315,47 @@ class CommitLogActor(ServiceActor):
             )
         except OverflowError as error:
             raise BadRequest(f"a number does not fit its field: {error}") from None
-        self._stored += section.count
-        return SectionResult(0, first, at)
+        return SectionResult(0, self._log.appender.batch_queue_offset, at)
 
-    def _writable_queue(self, section: Section) -> QueueCursor:
-        queue = self._cursors.get((section.topic, section.queue_id))
-        if queue is None or section.topic not in self._topics:
-            queue = self._new_queue(section)
-        if not self._topics[section.topic].perm & PERM_WRITE:
-            raise NoPermission(f"topic {section.topic} is not writable")
+    def _writable_queue(self, topic: str, queue_id: int) -> QueueCursor:
+        queue = self._cursors.get((topic, queue_id))
+        if queue is None or topic not in self._topics:
+            queue = self._new_queue(topic, queue_id)
+        if not self._may_write(topic):
+            raise NoPermission(f"topic {topic} is not writable")
         return queue
+
+    def _may_write(self, topic: str) -> bool:
+        info = self._topics.get(topic)
+        return info is not None and bool(info.perm & PERM_WRITE)
 
     def _waiting_bytes(self) -> int:
         """Under SYNC_FLUSH: what was appended and is not confirmed by the disk."""
         return self._log.physical_offset - self._flushed.value
 
-    def _new_queue(self, section: Section) -> QueueCursor:
+    def _new_queue(self, topic: str, queue_id: int) -> QueueCursor:
         """The cursor of a queue that nothing was sent to yet, if it may be sent to."""
-        check_writable_topic(section.topic)
-        info = self._topics.get(section.topic)
+        check_writable_topic(topic)
+        info = self._topics.get(topic)
         if info is None:
-            raise TopicNotExist(f"topic {section.topic} does not exist on this broker")
+            raise TopicNotExist(f"topic {topic} does not exist on this broker")
         queues = max(info.read_queues, info.write_queues)
-        if not 0 <= section.queue_id < queues:
-            raise MessageIllegal(
-                f"queue {section.queue_id} of {section.topic}, which has {queues} queues"
-            )
-        key = section.topic, section.queue_id
+        if not 0 <= queue_id < queues:
+            raise MessageIllegal(f"queue {queue_id} of {topic}, which has {queues} queues")
+        return self._cursor_of(topic, queue_id)
+
+    def _cursor_of(self, topic: str, queue_id: int) -> QueueCursor:
+        """There is never a second one of a queue, whichever thread asks."""
+        key = topic, queue_id
         if key not in self._cursors:
-            self._cursors[key] = self._cursor(*key, 0)
+            self._cursors.setdefault(key, self._cursor(topic, queue_id, 0))
+            self._cursors[key].barred = not self._may_write(topic)
         return self._cursors[key]
 
     def on_topics_changed(self, command: TopicsChanged, _request: Request) -> Command:
         self._topics = {info.topic: info for info in command.topics}
+        for queue in list(self._cursors.values()):
+            queue.barred = not self._may_write(queue.topic)
         return Done()
 
     def on_disk_state(self, command: DiskState, _request: Request) -> Command:
@@ -360,7 +363,21 @@ class CommitLogActor(ServiceActor):
             self._admission.open()
         else:
             self._admission.close(DiskFull(command.reason))
+        self._bar_if_refused()
         return Done()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing of another thread enters the log meanwhile."""
+        with self._log.gate:
+            try:
+                yield
+            finally:
+                self._bar_if_refused()
+
+    def _bar_if_refused(self) -> None:
+        """Appenders ask before they append, as long as there is something to be told."""
+        self._log.gate.bar(self._admission.is_closed or self._staging.blocked is not None)
 
     # --- stages ---
 
@@ -383,22 +400,27 @@ class CommitLogActor(ServiceActor):
 
     def on_commit_stages(self, command: CommitStages, _request: Request) -> Command:
         self._admission.check(0)
-        return self._staging.commit(command)
+        with self._alone():
+            return self._staging.commit(command)
 
     def on_drop_stages(self, command: DropStages, _request: Request) -> Command:
-        self._staging.drop(command)
+        with self._alone():
+            self._staging.drop(command)
         return Done()
+
+    def _try_to_finish_stages(self) -> None:
+        if self._staging.blocked is not None:
+            with self._alone():
+                self._staging.try_to_finish()
 
     def check_staged(self, section: Section, batch: memoryview, born_host: bytes) -> None:
         if section.sys_flag:
             raise MessageIllegal(f"staged messages with system flags ({section.sys_flag})")
-        self._log.check_batch(self._writable_queue(section), batch, section.count, born_host)
+        queue = self._writable_queue(section.topic, section.queue_id)
+        self._log.check_batch(queue, batch, section.count, born_host)
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
-        key = topic, queue_id
-        if key not in self._cursors:  # nothing of it has reached the log
-            self._cursors[key] = self._cursor(topic, queue_id, 0)
-        return self._cursors[key].next_offset
+        return self._cursor_of(topic, queue_id).next_offset  # 0: nothing of it has reached the log
 
     def append_staged(self, head: StagedHead, batch: memoryview, count: int) -> None:
         self._log.append_batch(
@@ -409,15 +431,10 @@ class CommitLogActor(ServiceActor):
             born_timestamp_ms=head.born_timestamp_ms,
             born_host=head.born_host,
         )
-        self._stored += count
 
     def publish_staged(self) -> None:
-        end = self._log.physical_offset
-        if end > self._wrote.value:
-            self._publish(end)
-        self._wrote.wake()
-        self._steps.advance(max(self._steps.value, end // self._step_bytes))
-        self._log.tidy()
+        self._log.appender.publish()
+        self._log.appender.wake()
 
     def wait_flushed(self) -> None:
         """Nobody else is served meanwhile: what they send has to wait for the same disk."""
@@ -482,24 +499,26 @@ class CommitLogActor(ServiceActor):
     def settle(self) -> None:
         """Take nothing more, and let the flush process confirm what is still unanswered."""
         self._admission.close(ShuttingDown("the broker is shutting down"))
+        self._bar_if_refused()
         deadline = time.monotonic() + self._flush_timeout_s
-        while self._unflushed and time.monotonic() < deadline:
+        while self._unflushed and time.monotonic() < deadline and not self._family.gone.is_set():
             try:
                 self._family.wait_for(Counter.FLUSHED, self._unflushed[0].end, 1)
             except ServiceNotAvailable:
                 continue
             self._release_flushed()
         self._staging.close()
-        self._phase.advance(Phase.STOPPED)
-        segment = self._log.segment
-        self._log.close()
+        with self._log.gate:  # who has asked, and been let in, comes to its end
+            self._phase.advance(Phase.STOPPED)
+            segment = self._log.segment
+            self._log.close()
         if segment is not None:
             path = self._family.store / COMMITLOG_DIR / segment_name(segment[1])
             forget_tail(path, self._wrote.value - segment[1])
 
     def statistics(self) -> dict[str, int | float | str]:
         return {
-            "messages": self._stored,
+            "messages": self._log.appender.count,
             "wrote": self._wrote.value,
             "queues": len(self._cursors),
             "topics": len(self._topics),

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import select
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class Family:
     clean: bool = True  # the last run ended in order
     last_run: LastRun | None = None  # it was killed, and these were its counters
     control: ControlFile = field(init=False)
+    # The broker has ended and this process has not: nobody is to wait for a counter.
+    gone: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
         control = ControlFile.open(self.store / CONTROL_FILE, self.doorbells, writable=True)
@@ -74,7 +77,10 @@ class Family:
         )
 
     def wait_for(self, counter: Counter, at_least: int, timeout_s: float | None = None) -> None:
-        """Sleep until a counter has reached a value. Raises ServiceNotAvailable after the time."""
+        """Sleep until a counter has reached a value. Raises ServiceNotAvailable after the time.
+
+        For the one thread that this process's doorbell is for.
+        """
         cell = self.control.sleep_on(counter, self.doorbell)
         poll = select.poll()
         poll.register(self.doorbell_fd, select.POLLIN)
@@ -89,6 +95,8 @@ class Family:
                 raise ServiceNotAvailable(
                     f"{counter.name.lower()} did not reach {at_least} within {timeout_s:g} s"
                 )
+            if self.gone.is_set():
+                raise ServiceNotAvailable("the broker has ended")
             if poll.poll(left_ms):
                 os.eventfd_read(self.doorbell_fd)
 

@@ -197,6 +197,9 @@ class SocketInbox:
         self._routers.clear()
         self._poll_list = [(self._wake, zmq.POLLIN)]
 
+    def __del__(self) -> None:
+        os.close(self._wake)  # not before: somebody may still put something in
+
     # --- pykka's interface ---
 
     def put(self, envelope: Envelope[Any]) -> None:
@@ -358,6 +361,10 @@ class ServiceActor(pykka.ThreadingActor):
     def settle(self) -> None:
         """Bring the work to its orderly end; called on Finish, before it is answered."""
 
+    def on_broken_invariant(self) -> None:
+        """Nothing that this actor knows can be relied on: it ends at once, with its process."""
+        os._exit(70)
+
     # --- the loop's side ---
 
     def on_receive(self, message: Any) -> Any:
@@ -365,7 +372,7 @@ class ServiceActor(pykka.ThreadingActor):
             return self._receive(message)
         except AssertionError:
             log.critical("%s: broken invariant\n%s", self.role, traceback.format_exc())
-            os._exit(70)
+            self.on_broken_invariant()
 
     def _receive(self, message: Any) -> Any:
         if isinstance(message, Drained):

@@ -22,6 +22,7 @@ import psutil
 import pykka
 
 from cometmq.actors.family import EXIT_FATAL
+from cometmq.actors.hosted import Host
 from cometmq.actors.logs import set_up_logging
 from cometmq.actors.service import VERSION, ServiceActor
 from cometmq.actors.zygote import Broken, Ended, Ready, Report, ReportReader, Started, Zygote
@@ -85,12 +86,15 @@ class BrokerActor(ServiceActor):
         doorbells: Sequence[int],
         token: str,
         on_ready: Callable[[BrokerActor], None],
+        host: Host | None = None,
     ) -> None:
         super().__init__(bind=[(address_of(token, "broker"), True)])
         self._settings = settings
         self._store = settings.store_path_root_dir
         self._zygote = zygote
         self._reports = ReportReader(zygote.report_fd)
+        self._host = host  # of the commitlog actor, which then is no child
+        self._host_reports = ReportReader(host.report_fd) if host else None
         self._doorbells = doorbells
         self._token = token
         self._on_ready = on_ready
@@ -122,6 +126,9 @@ class BrokerActor(ServiceActor):
         create_references(self._store)
         self.inbox.listen_to(self._zygote.report_fd)
         self.inbox.listen_to(self._zygote.end_fd)
+        if self._host is not None:
+            self.inbox.listen_to(self._host.report_fd)
+            self.inbox.listen_to(self._host.end_fd)
         for role in self._roles:
             self._start(role)
 
@@ -172,7 +179,16 @@ class BrokerActor(ServiceActor):
             "clean": self._clean,
             "last_run": self._last_run and self._last_run.as_message(),
         }
-        self._zygote.start(family_message)
+        if self._is_hosted(role):
+            assert self._host is not None
+            self._pids[role] = self._host.pid
+            self._host.start(family_message)
+        else:
+            self._zygote.start(family_message)
+
+    def _is_hosted(self, role: str) -> bool:
+        """Whether it lives in a service's process, which is never killed, nor waited for."""
+        return role == "commitlog" and self._host is not None
 
     @property
     def name_servers(self) -> list[str]:
@@ -189,6 +205,20 @@ class BrokerActor(ServiceActor):
         if source == self._zygote.end_fd:
             self.inbox.forget(source)
             self._fail(CometError("the zygote has ended: no process could be started again"))
+        if self._host is not None and self._host_reports is not None:
+            self._follow_host(self._host, self._host_reports, source)
+
+    def _follow_host(self, host: Host, reports: ReportReader, source: Any) -> None:
+        """What the service reports; when it closes its end, or dies, the broker ends."""
+        for report in reports.read():
+            self._take(report)
+        if source == host.end_fd:
+            log.error("process %d, which has the writer, is gone", host.pid)
+        if reports.ended or source == host.end_fd:
+            self.inbox.forget(host.report_fd)
+            self.inbox.forget(host.end_fd)
+            self._host_reports = None
+            self.actor_ref.tell(Finish())
 
     def _take(self, report: Report) -> None:
         match report:
@@ -259,7 +289,7 @@ class BrokerActor(ServiceActor):
     def _on_broken(self, role: str, text: str, code: int) -> None:
         """A child said why it cannot start: at the first start that is the broker's own failure."""
         error = BY_CODE.get(code, CometError)(f"{role}: {self._name_port_holder(role, text)}")
-        if self._is_ready:
+        if self._is_ready and not self._is_hosted(role):
             log.error("%s did not start again: %s", role, text)
         else:
             self._fail(error)
@@ -283,6 +313,10 @@ class BrokerActor(ServiceActor):
         self._deaths[role] = [*deaths, now]
         if status == EXIT_FATAL:
             self._fail(StoreError(f"{role} took the store out of service; see its log"))
+        elif self._is_hosted(role):
+            self._fail(
+                CometError(f"the writer in process {pid} has ended, and this broker with it")
+            )
         elif not self._is_ready:
             self._fail(
                 CometError(f"{role} (process {pid}) ended {how} before the broker was ready")
@@ -306,6 +340,8 @@ class BrokerActor(ServiceActor):
             return
         log.critical("%s", error)
         self.failure = error
+        if self._host is not None:
+            self._host.close()
         self._kill_children()
         if self._clean and self._control.read(Counter.PHASE).value == Phase.STARTING:
             self._remove_marks()  # nothing was touched: the last end is still the orderly one
@@ -313,9 +349,10 @@ class BrokerActor(ServiceActor):
 
     def _kill_children(self) -> None:
         """At once: a store is to be recovered from any moment, so there is nothing to wait for."""
-        for pid in self._pids.values():
+        children = [pid for role, pid in self._pids.items() if not self._is_hosted(role)]
+        for pid in children:
             _signal(pid, signal.SIGKILL)
-        for process in _processes(self._pids.values()):
+        for process in _processes(children):
             _wait(process, KILL_TIMEOUT_S)
 
     # --- end ---
@@ -352,12 +389,13 @@ class BrokerActor(ServiceActor):
         with Channel(address_of(self._token, role), role) as channel:
             pending = channel.request(Finish())
             while not channel.wait(pending, 0.2, keep=True):
-                if not psutil.pid_exists(pid):
+                if _has_ended(pid):
                     log.error("%s (process %d) is gone, and did not finish", role, pid)
                     return False
                 if time.monotonic() > deadline:
                     log.error("%s did not finish within %d s", role, FINISH_TIMEOUT_S)
-                    _signal(pid, signal.SIGKILL)
+                    if not self._is_hosted(role):
+                        _signal(pid, signal.SIGKILL)
                     return False
         try:
             pending.result()
@@ -366,7 +404,7 @@ class BrokerActor(ServiceActor):
             complete = False
         else:
             complete = True
-        for process in _processes([pid]):
+        for process in _processes([] if self._is_hosted(role) else [pid]):
             _wait(process, deadline - time.monotonic())
         return complete
 
@@ -382,6 +420,8 @@ class BrokerActor(ServiceActor):
 
     def on_stop(self) -> None:
         super().on_stop()
+        if self._host is not None:
+            self._host.close()
         self._zygote.close()
 
     def statistics(self) -> dict[str, int | float | str]:
@@ -451,6 +491,20 @@ def _processes(pids: Any) -> list[psutil.Process]:
     return found
 
 
+def _has_ended(pid: int) -> bool:
+    """Also one that nobody has buried yet."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(descriptor)
+
+
 def _wait(process: psutil.Process, timeout_s: float) -> None:
     """Until it has ended. Whether it was buried does not matter: once the zygote is dead that is
     left to init, which may take its time, or in a container never do it."""
@@ -481,8 +535,9 @@ def run_broker(
     settings: BrokerSettings,
     on_ready: Callable[[BrokerActor], None],
     lifeline: int | None = None,
+    host: Host | None = None,
 ) -> None:
-    """Serve until a signal, or the end of the lifeline, ends it in order.
+    """Serve until a signal, or the end of the lifeline or of the host, ends it in order.
 
     To be called in the main thread of a process that has started no other. Raises CometError when
     the broker could not start or had to give up.
@@ -502,7 +557,7 @@ def run_broker(
     zygote = Zygote()
     set_up_logging("broker", settings)
     token = secrets.token_hex(8)
-    reference = BrokerActor.start(settings, zygote, doorbells, token, on_ready)
+    reference = BrokerActor.start(settings, zygote, doorbells, token, on_ready, host)
     actor = reference._actor_weakref()
     assert actor is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -548,7 +603,10 @@ class EmbeddedFailed(msgspec.Struct, tag="failed"):
 
 def main() -> None:
     """An embedded broker: settings come as one line of JSON on standard input, which then is the
-    lifeline; what became of it goes out as one line on standard output."""
+    lifeline; what became of it goes out as one line on standard output.
+
+    With the argument `hosted` standard input is the socket of a service that has the writer.
+    """
     line = b""
     while not line.endswith(b"\n"):
         more = os.read(0, 1)
@@ -568,8 +626,13 @@ def main() -> None:
             )
         )
 
+    hosted = sys.argv[1:] == ["hosted"]
     try:
-        run_broker(BrokerSettings.from_keys(msgspec.json.decode(line)), ready, lifeline=0)
+        settings = BrokerSettings.from_keys(msgspec.json.decode(line))
+        if hosted:
+            run_broker(settings, ready, host=Host(0))
+        else:
+            run_broker(settings, ready, lifeline=0)
     except Exception as error:
         tell(EmbeddedFailed(getattr(error, "code", CometError.code), str(error)))
         sys.exit(1)

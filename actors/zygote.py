@@ -72,6 +72,7 @@ class ReportReader:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._held = b""
+        self.ended = False  # nobody will report any more
         os.set_blocking(descriptor, False)
 
     def read(self) -> list[Report]:
@@ -80,7 +81,10 @@ class ReportReader:
                 more = os.read(self._descriptor, 65_536)
             except BlockingIOError:
                 break
+            except ConnectionResetError:
+                more = b""
             if not more:
+                self.ended = True
                 break
             self._held += more
         found = []

@@ -1,21 +1,26 @@
-"""Embedded append: a writer in its own process, as the commitlog process is one.
+"""Embedded append: the log alone, and a service that has its broker's writer inside.
 
-Canonical load: 128-byte bodies, one queue, page-cache durability, file space reserved before.
-The control is a memcpy of the same bytes into the same mapping.
+Canonical load: 128-byte bodies, one queue, page-cache durability. The log alone lies in one segment
+whose pages are in memory, and its control is a memcpy of the same bytes into such a mapping. The
+service is `Broker(..., writer="here")`, the way that users go: whole family, published with every
+call, dispatched beside it, over segments as the allocator has them.
 """
 
 from __future__ import annotations
 
 import mmap
 import random
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from benchmarks import Report
+from benchmarks import Counters, Report
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from cometmq import Broker
 from cometmq.shm._kernel import QueueCursor, scan
 from cometmq.shm.commit_log import CommitLog
 from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name
@@ -80,6 +85,61 @@ def test_append_many(
     median = benchmark.stats.stats.median
     report("append_many(256)", rounds * 256 / median / 1e6, "M messages/s")
     report("of a memcpy of the same records", memcpy_seconds(rounds) / median, "times its speed")
+
+
+def measure_service(
+    store: Path,
+    full: bool,
+    report: Report,
+    per_call: int,
+    append: Callable[[Broker], tuple[Callable[[Any], object], Any]],
+) -> None:
+    """Short rounds, of which the best one is little disturbed by others on the machine. The next
+    begins when everything is dispatched: a burst. Then one long round: what is sustained."""
+    settings = {} if full else {"mappedFileSizeCommitLog": 1 << 24, "maxMessageSize": 1 << 20}
+    rounds, calls = (60, 100_000 // per_call) if full else (3, 2_000 // per_call + 1)
+    took, processor = [], []
+    with Broker(store, settings=settings, writer="here") as broker:
+        counters, (call, what) = Counters(store), append(broker)
+
+        def run(count: int) -> tuple[float, float]:
+            began, processor_began = time.perf_counter_ns(), time.thread_time_ns()
+            for _ in range(count):
+                call(what)
+            messages = count * per_call
+            now = time.perf_counter_ns(), time.thread_time_ns()
+            return (now[0] - began) / messages, (now[1] - processor_began) / messages
+
+        for _ in range(rounds):
+            wall, used = run(calls)
+            took.append(wall)
+            processor.append(used)
+            counters.wait_dispatched()
+        began = time.perf_counter()
+        run(calls * rounds // 2)
+        appended = time.perf_counter() - began
+        counters.wait_dispatched()
+        dispatched = time.perf_counter() - began
+        messages = calls * rounds // 2 * per_call
+    report("burst, best round", 1e3 / min(took), "M messages/s")
+    report("burst, median round", 1e3 / statistics.median(took), "M messages/s")
+    report("processor of the caller, median", statistics.median(processor), "ns a message")
+    report("sustained", messages / appended / 1e6, "M messages/s")
+    report("sustained and dispatched", messages / dispatched / 1e6, "M messages/s")
+
+
+def test_service_append_one_call_a_message(tmp_path: Path, full: bool, report: Report) -> None:
+    measure_service(
+        tmp_path / "store", full, report, 1, lambda broker: (broker.appender("bench").append, BODY)
+    )
+
+
+def test_service_append_many(tmp_path: Path, full: bool, report: Report) -> None:
+    bodies = [BODY] * 256
+    measure_service(
+        tmp_path / "store", full, report, 256,
+        lambda broker: (broker.appender("bench").append_many, bodies),
+    )  # fmt: skip
 
 
 def memcpy_seconds(rounds: int) -> float:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from cometmq.protocol.errors import MessageIllegal, MessageTooLarge
+from cometmq.protocol.names import RESERVED_PROPERTIES
 from cometmq.shm import _kernel
 
 Body = bytes | bytearray | memoryview
@@ -16,8 +17,6 @@ Keys = str | Iterable[str] | None
 PROPERTIES_BYTES_MAX: Final = 32_767
 UNIQ_KEY_BYTES: Final = 42  # the property that the encoder adds
 ENCODED_BYTES_MAX: Final = 16_777_216  # of one message in a batch
-# These are arguments of their own: as a property they would contradict the argument.
-RESERVED_PROPERTIES: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY", "WAIT"})
 
 
 class Target(msgspec.Struct, gc=False):

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
         Receipt,
         subscribe_actor,
     )
+    from cometmq.shm._kernel import Appender
 
 __all__ = [
     "Admin",
+    "Appender",
     "AsyncConsumer",
     "AsyncProducer",
     "Broker",
@@ -45,6 +47,7 @@ __all__ = [
 # Where each name lives, and what it is called there: nothing, where it is a module of its own.
 _HOME: Final = {
     **dict.fromkeys(__all__, "cometmq.client"),
+    "Appender": "cometmq.shm._kernel",
     "Broker": "cometmq.broker",
     "__version__": "cometmq.actors.service",
     "errors": "cometmq.errors",

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
+from cometmq.actors.hosted import Guest
 from cometmq.actors.supervisor import EmbeddedFailed, EmbeddedReady, address_of
 from cometmq.client import AsyncConsumer, AsyncProducer, Consumer, Producer
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.channel import RemoteRef
 from cometmq.protocol.errors import CometError, from_code
+from cometmq.shm._kernel import Appender
 
 _decode_answer: Final = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 
@@ -34,6 +37,9 @@ class Broker:
         store: the store directory; made if it does not exist.
         port: the name server's; 0 takes free ports, which is all that an embedded broker needs.
         settings: more settings, by RocketMQ's keys, such as {"flushDiskType": "SYNC_FLUSH"}.
+        writer: "here" has this very process hold the log's lock and write it, so that `appender`
+            stores a message without asking anybody. Everything else stays as it is. When this
+            process dies, the broker ends; its forks cannot append.
 
     Raises StoreLocked, StoreNotOurs and others of `cometmq.errors` when it cannot start.
     """
@@ -44,20 +50,31 @@ class Broker:
         *,
         port: int = 0,
         settings: Mapping[str, object] | None = None,
+        writer: Literal["apart", "here"] = "apart",
     ) -> None:
+        if writer not in ("apart", "here"):
+            raise ValueError(f"writer={writer!r}: 'apart' or 'here'")
         given: dict[str, object] = {"logLevel": "WARNING", **(settings or {})}
         given |= {"storePathRootDir": str(Path(store).absolute()), "port": port}
         self.settings = BrokerSettings.from_keys(given)
         self._closed = False
+        self._owner = os.getpid()
+        self._guest = Guest() if writer == "here" else None
+        command = [sys.executable, "-m", "cometmq.actors.supervisor"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cometmq.actors.supervisor"],
-            stdin=subprocess.PIPE,
+            command if self._guest is None else [*command, "hosted"],
+            stdin=subprocess.PIPE if self._guest is None else self._guest.theirs.fileno(),
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for this process, which then closes the broker
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self.settings.as_keys()) + b"\n")
-        self._process.stdin.flush()
+        line = msgspec.json.encode(self.settings.as_keys()) + b"\n"
+        if self._guest is None:
+            assert self._process.stdin is not None
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        else:
+            self._guest.start(self._process.pid, line)
+            _hosting.add(self)
         self._ready = self._wait_ready()
 
     def _wait_ready(self) -> EmbeddedReady:
@@ -102,6 +119,20 @@ class Broker:
     def async_consumer(self, group: str, topic: str | None = None, **options: Any) -> AsyncConsumer:
         return AsyncConsumer(self.name_server, group, topic, **options)
 
+    def appender(self, topic: str, queue_id: int = 0) -> Appender:
+        """Appends to one queue of a topic, in this process; for `writer="here"` only.
+
+            orders = broker.appender("orders")
+            orders.append(b"paid", tags="eu", keys="o-42")  # its queue offset, once it is stored
+            orders.append_many(bodies)
+
+        The topic is made if it does not exist and may be made. Raises TopicNotExist, NameIllegal,
+        NoPermission, MessageIllegal for a queue that it does not have.
+        """
+        if self._guest is None or self._guest.actor is None:
+            raise ValueError('an appender needs Broker(..., writer="here")')
+        return self._guest.actor.appender(topic, queue_id)
+
     def actor(self, role: str) -> RemoteRef:
         """A reference to one of the family's actors that pykka code can tell and ask.
 
@@ -111,14 +142,22 @@ class Broker:
         return RemoteRef(address_of(self._ready.token, role), role)
 
     def close(self) -> None:
-        """End in order: everything that was acknowledged is flushed. May be called twice."""
-        if self._closed:
+        """End in order: everything that was acknowledged is flushed. May be called twice.
+
+        Nothing in a fork of the process that has opened it.
+        """
+        if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
-        assert self._process.stdin is not None
+        _hosting.discard(self)
         assert self._process.stdout is not None
-        self._process.stdin.close()  # its lifeline
+        if self._guest is not None:
+            self._guest.close()
+        elif self._process.stdin is not None:
+            self._process.stdin.close()  # its lifeline
         self._process.wait()
+        if self._guest is not None:
+            self._guest.wait()
         self._process.stdout.close()
 
     def __enter__(self) -> Broker:
@@ -131,3 +170,13 @@ class Broker:
         _traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+# Brokers with their writer in this process end before it does, in order.
+_hosting: Final[set[Broker]] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for broker in list(_hosting):
+        broker.close()

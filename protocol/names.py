@@ -26,6 +26,8 @@ SYSTEM_TOPICS: Final = frozenset(
 )
 
 STAGING_NAME_MAX: Final = 120
+# These are arguments of their own: as a property they would contradict the argument.
+RESERVED_PROPERTIES: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY", "WAIT"})
 
 _STAGING: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")  # they become names of files
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")

@@ -62,6 +62,7 @@ class QueueCursor:
     topic: str
     queue_id: int
     next_offset: int
+    barred: bool  # an Appender has to ask before it appends to it
     def __init__(
         self, topic: str, queue_id: int, next_offset: int = 0, auto_version: bool = True
     ) -> None: ...
@@ -75,11 +76,29 @@ class LogAppender:
     store_host: bytes
     physical_offset: int
     remaining: int
+    batch_queue_offset: int  # of the first message that append_batch laid down
+    count: int  # messages laid down, from what `publishes` found on
     def __init__(
         self, store_host: bytes, max_message_bytes: int, crc_property: bool = False
     ) -> None: ...
     def attach(self, buffer: Any, segment_start: int, physical_offset: int) -> None: ...
     def detach(self) -> None: ...
+    def publishes(
+        self,
+        wrote: OwnedCell,
+        timestamp: OwnedCell,
+        messages: OwnedCell,
+        steps: OwnedCell,
+        step_bytes: int,
+        on_step: Callable[[], None],
+    ) -> None:
+        """Which counters `publish` moves; `on_step` is called with every `step_bytes` written."""
+    def publish(self) -> None:
+        """Whatever was laid down may be seen. Sleepers go on sleeping until `wake`."""
+    def wake(self) -> None:
+        """Ring for everyone who sleeps on `wrote`; and on `steps`, if it has come so far."""
+    def roll(self, buffer: Any, segment_start: int) -> None:
+        """Close this segment with a blank and go on in the next, in one step for all threads."""
     def write_blank(self) -> None: ...
     def append(
         self,
@@ -99,6 +118,11 @@ class LogAppender:
         self, queue: QueueCursor, bodies: list[bytes], start: int = 0, properties: bytes = b""
     ) -> int:
         """The index of the first body that was not appended."""
+    def append_all(self, queue: QueueCursor, bodies: list[bytes], properties: bytes = b"") -> int:
+        """The first one's queue offset, or -1 when they do not fit into the segment."""
+    def check_all(self, queue: QueueCursor, bodies: list[bytes], properties: bytes = b"") -> None:
+        """Raises RecordTooLarge if they, or one of them, fit into no segment; BatchIllegal for an
+        empty one."""
     def append_batch(
         self,
         queue: QueueCursor,
@@ -113,6 +137,66 @@ class LogAppender:
         """The first record's physical offset, or -1 when the batch does not fit."""
     def check_batch(self, queue: QueueCursor, batch: Buffer, count: int, born_bytes: int) -> int:
         """Bytes of a batch's records. Raises what `append_batch` would raise of it."""
+
+# --- appending from any thread of the writer's process ---
+
+@final
+class Gate:
+    """Whether an Appender goes straight to the log. Shut inside `with`, and in a fork."""
+
+    def __enter__(self) -> Gate: ...
+    def __exit__(self, *_: object) -> None: ...
+    def bar(self, barred: bool = True) -> None:
+        """Have everybody ask, from now on until `bar(False)`."""
+
+@final
+class Sleepers:
+    """The threads of this process that sleep on counters with one doorbell."""
+
+    def __init__(self, doorbell_fd: int) -> None: ...
+    def end(self) -> None:
+        """Nobody sleeps any more."""
+    def wait(self, cell: SleepCell, at_least: int, timeout_s: float) -> bool:
+        """Sleep until the counter is there; False if it is not after the time."""
+
+@final
+class Appender:
+    """Appends messages to one queue of an embedded broker."""
+
+    queue: QueueCursor
+    topic: str
+    queue_id: int
+    def __init__(
+        self,
+        log: LogAppender,
+        gate: Gate,
+        queue: QueueCursor,
+        desk: Any,  # see actors/hosted.py
+        sleepers: Sleepers,
+        flushed: SleepCell | None,
+        timeout_s: float,
+        unflushed_max: int,
+    ) -> None: ...
+    def append(
+        self,
+        body: Buffer,
+        tags: str | None = None,
+        keys: str | None = None,
+        properties: dict[str, str] | None = None,
+        wait: bool = True,
+    ) -> int:
+        """Append one message; its queue offset."""
+    def append_many(
+        self,
+        bodies: Iterable[Buffer],
+        tags: str | None = None,
+        keys: str | None = None,
+        properties: dict[str, str] | None = None,
+        wait: bool = True,
+    ) -> range:
+        """Append messages that differ in their bodies only, all or none; their queue offsets."""
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Sleep until everything that was appended before is on the disk."""
 
 # --- dispatch and gather ---
 

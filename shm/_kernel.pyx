@@ -6,8 +6,9 @@ Positions and sizes come from layout.pxi, which shm/layout.py prints. Functions 
 raw memory only; every pointer they get has been checked against the size of its buffer before.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -37,6 +38,18 @@ cdef extern from "kernel.h" nogil:
     bint is_ascii8(const uint8_t *p)
     uint32_t hash_ascii8(uint32_t h, const uint8_t *p)
     void prefetch_to_write(const uint8_t *p)
+    struct recent:
+        pass
+    int64_t recent_ms(recent *last)
+    uint32_t *word_wiped_on_fork()
+    void free_word(uint32_t *word)
+    struct sleepers:
+        pass
+    void sleepers_begin(sleepers *s)
+    void sleepers_end(sleepers *s)
+    uint64_t sleepers_rings(sleepers *s)
+    void sleepers_ring(sleepers *s)
+    void sleepers_wait(sleepers *s, int doorbell, uint64_t rings, int64_t until_ns)
 
 crc_prepare()
 crc_detect()
@@ -384,6 +397,10 @@ cdef void write_digits_reversed(uint8_t *at, uint32_t value) noexcept nogil:
         value //= 10
 
 
+cdef class OwnedCell  # in counters.pxi
+
+
+@cython.final
 cdef class QueueCursor:
     """The writer's end of one topic queue: its names as bytes, and the next queue offset."""
 
@@ -392,6 +409,7 @@ cdef class QueueCursor:
     cdef readonly int32_t queue_id
     cdef bint long_topic
     cdef public int64_t next_offset
+    cdef public bint barred  # an Appender has to ask before it appends to it
 
     def __init__(self, str topic not None, int32_t queue_id, int64_t next_offset=0,
                  bint auto_version=True):
@@ -405,6 +423,7 @@ cdef class QueueCursor:
             raise ValueError(f"topic of {len(self.topic_bytes)} bytes")
 
 
+@cython.final
 cdef class LogAppender:
     """Lays records into the current segment. Has one user, the holder of the put lock.
 
@@ -423,7 +442,13 @@ cdef class LogAppender:
     cdef readonly int64_t last_store_timestamp
     cdef readonly bytes store_host
     cdef int64_t _max_message_bytes
+    cdef recent _clock
     cdef bint _crc_property
+    cdef readonly int64_t batch_queue_offset  # of the first message that append_batch laid down
+    cdef readonly int64_t count  # messages laid down, from what `publishes` found on
+    cdef OwnedCell _wrote, _timestamp_cell, _messages, _steps
+    cdef int64_t _step_bytes
+    cdef object _on_step
 
     def __init__(self, bytes store_host not None, int64_t max_message_bytes,
                  bint crc_property=False):
@@ -467,6 +492,42 @@ cdef class LogAppender:
     def remaining(self):
         return self._segment_bytes - self._at
 
+    def publishes(self, OwnedCell wrote not None, OwnedCell timestamp not None,
+                  OwnedCell messages not None, OwnedCell steps not None, int64_t step_bytes,
+                  on_step):
+        """Which counters `publish` moves; `on_step` is called with every `step_bytes` written."""
+        self._wrote, self._timestamp_cell, self._messages = wrote, timestamp, messages
+        self._steps, self._step_bytes, self._on_step = steps, step_bytes, on_step
+        self.count = <int64_t>load_relaxed64(messages._word)
+
+    def publish(self):
+        """Whatever was laid down may be seen. Sleepers go on sleeping until `wake`."""
+        self._publish()
+
+    def wake(self):
+        """Ring for everyone who sleeps on `wrote`; and on `steps`, if it has come so far."""
+        self._wake()
+
+    cdef void _publish(self) noexcept:
+        store_release64(self._timestamp_cell._word, <uint64_t>self.last_store_timestamp)
+        store_release64(self._messages._word, <uint64_t>self.count)
+        store_release64(self._wrote._word, <uint64_t>(self.segment_start + self._at))
+
+    cdef int _wake(self) except -1:
+        cdef uint64_t step = load_relaxed64(self._wrote._word) // <uint64_t>self._step_bytes
+        self._wrote._wake()
+        if step > load_relaxed64(self._steps._word):
+            store_release64(self._steps._word, step)
+            self._steps._wake()
+            self._on_step()
+        return 0
+
+    def roll(self, buffer, int64_t segment_start):
+        """Close this segment with a blank and go on in the next, in one step for all threads."""
+        if self._at < self._segment_bytes:
+            self.write_blank()
+        self.attach(buffer, segment_start, segment_start)
+
     def write_blank(self):
         """Close the segment: everything that remains becomes the end-of-segment blank."""
         cdef int64_t left = self._segment_bytes - self._at
@@ -477,7 +538,7 @@ cdef class LogAppender:
         self._at = self._segment_bytes
 
     cdef int64_t _timestamp(self, int64_t wanted) noexcept:
-        cdef int64_t now = wanted if wanted > 0 else now_ms()
+        cdef int64_t now = wanted if wanted > 0 else recent_ms(&self._clock)
         if now < self.last_store_timestamp and wanted <= 0:
             now = self.last_store_timestamp  # the clock went back; the log does not
         self.last_store_timestamp = now
@@ -627,6 +688,7 @@ cdef class LogAppender:
         if transaction != SYS_TRANSACTION_PREPARED and transaction != SYS_TRANSACTION_ROLLBACK:
             queue.next_offset += 1
         self._at = start + size
+        self.count += 1
         return self.segment_start + start
 
     cdef int _check_sizes(self, int64_t body_bytes, int64_t properties_bytes,
@@ -676,8 +738,88 @@ cdef class LogAppender:
                 PyBuffer_Release(&view)
             queue.next_offset += 1
             self._at += size
+            self.count += 1
             index += 1
         return index
+
+    def append_all(self, QueueCursor queue not None, list bodies not None, bytes properties=b""):
+        """Append bodies as messages of their own, all or none; the first one's queue offset.
+
+        -1 when they do not fit into what is left of the segment; see `check_all` for the rest.
+        """
+        if self._base == NULL:
+            raise ValueError("no segment is attached")
+        return self._append_all(queue, bodies, properties)
+
+    def check_all(self, QueueCursor queue not None, list bodies not None, bytes properties=b""):
+        """Raises RecordTooLarge if they, or one of them, fit into no segment; BatchIllegal for an
+        empty one."""
+        cdef int64_t size, total = 0
+        cdef bint separator = self._wants_separator(properties)
+        for body in bodies:
+            if not body:
+                raise BatchIllegal("a message needs a body of at least one byte")
+            size = self._record_size(
+                queue, len(<bytes?>body), len(properties), separator, <int>len(self.store_host))
+            self._check_sizes(len(body), len(properties) + (CRC_PROPERTY_BYTES + separator
+                              if self._crc_property else 0), size)
+            total += size
+        if total + BLANK_BYTES > self._segment_bytes:
+            raise RecordTooLarge("batch", total, self._segment_bytes - BLANK_BYTES)
+
+    cdef int64_t _append_all(self, QueueCursor queue, list bodies, bytes properties) except -2:
+        """Append them one behind the other, all or none; the first one's queue offset.
+
+        -1 where something stands against it: a body that is no bytes, or empty, or too large, or
+        no room in the segment.
+        """
+        cdef Py_ssize_t index, count = len(bodies)
+        cdef int64_t size, total = 0, first = queue.next_offset, timestamp
+        cdef int64_t properties_bytes = len(properties), body_bytes
+        cdef const uint8_t *raw_properties = <const uint8_t *>PyBytes_AS_STRING(properties)
+        cdef const uint8_t *host = <const uint8_t *>PyBytes_AS_STRING(self.store_host)
+        cdef int host_bytes = <int>len(self.store_host)
+        cdef bint separator = self._wants_separator(properties)
+        for index in range(count):
+            if not PyBytes_CheckExact(bodies[index]):
+                return -1
+            body_bytes = len(<bytes>bodies[index])
+            size = self._record_size(queue, body_bytes, properties_bytes, separator, host_bytes)
+            if not self._may_be(body_bytes, properties_bytes, separator, size):
+                return -1
+            total += size
+        if total + BLANK_BYTES > self._segment_bytes - self._at:
+            return -1
+        timestamp = self._timestamp(0)
+        for index in range(count):
+            body_bytes = len(<bytes>bodies[index])
+            size = self._record_size(queue, body_bytes, properties_bytes, separator, host_bytes)
+            self._write(
+                self._base + self._at, size, queue, queue.next_offset, 0, 0, timestamp, host,
+                host_bytes, timestamp, 0, 0,
+                <const uint8_t *>PyBytes_AS_STRING(bodies[index]), body_bytes,
+                raw_properties, properties_bytes, separator,
+            )
+            queue.next_offset += 1
+            self._at += size
+        self.count += count
+        return first
+
+    cdef bint _wants_separator(self, bytes properties) noexcept:
+        """Whether properties that do not end with one need it before the CRC property."""
+        cdef Py_ssize_t count = len(properties)
+        return self._crc_property and count > 0 and properties[count - 1] != 2
+
+    cdef bint _may_be(self, int64_t body_bytes, int64_t properties_bytes, bint separator,
+                      int64_t size) noexcept:
+        """What `_check_sizes` would let pass, and a body of at least one byte."""
+        if self._crc_property:
+            properties_bytes += CRC_PROPERTY_BYTES + separator
+        return (
+            0 < body_bytes <= self._max_message_bytes and properties_bytes <= PROPERTIES_MAX_BYTES
+            and size <= self._max_message_bytes + 65536
+            and size + BLANK_BYTES <= self._segment_bytes
+        )
 
     def append_batch(
         self, QueueCursor queue not None, const uint8_t[::1] batch not None, int64_t count,
@@ -708,8 +850,10 @@ cdef class LogAppender:
             queue, &batch[0], count, sys_flag, born_timestamp if born_timestamp > 0 else timestamp,
             <const uint8_t *>PyBytes_AS_STRING(born), born_bytes, timestamp, reconsume_times,
         )
+        self.batch_queue_offset = queue.next_offset
         queue.next_offset += count
         self._at = start + total
+        self.count += count
         return self.segment_start + start
 
     def check_batch(self, QueueCursor queue not None, const uint8_t[::1] batch not None,
@@ -786,6 +930,7 @@ include "messages.pxi"
 include "mapped.pxi"
 include "counters.pxi"
 include "futex.pxi"
+include "append.pxi"
 include "spans.pxi"
 include "columns.pxi"
 include "rows.pxi"

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from cometmq.protocol.errors import MessageIllegal, MessageTooLarge
-from cometmq.shm._kernel import BatchIllegal, LogAppender, QueueCursor, RecordTooLarge
+from cometmq.shm._kernel import (
+    BatchIllegal,
+    Gate,
+    LogAppender,
+    QueueCursor,
+    RecordTooLarge,
+)
 from cometmq.shm.files import (
     COMMITLOG_DIR,
     STAGING_DIR,
@@ -21,6 +28,9 @@ LEFT_MAX = 2  # full segments that stay mapped with a writer that never calls `t
 
 class CommitLog:
     """Appends records, one segment after the other. Has one user, the holder of the put lock.
+
+    Its threads may append at once: each record is laid down in one step. What needs more than one,
+    to roll over first of all, is done inside `gate`.
 
     Args:
         small_pages: for SYNC_FLUSH, see SegmentMaps.
@@ -45,27 +55,28 @@ class CommitLog:
         self.segment_bytes = segment_bytes
         self._staging = store / STAGING_DIR
         self._ready = ready or self._make_segment
-        self._appender = LogAppender(store_host, max_message_bytes, crc_property)
+        self.appender = LogAppender(store_host, max_message_bytes, crc_property)
         self._maps = SegmentMaps(self.folder, segment_bytes, small_pages=small_pages)
         self._left: list[mmap.mmap] = []  # mappings of segments that are full
         self._memory: mmap.mmap | None = None
         self._physical_offset = physical_offset
+        self.gate = Gate()
         # The kernel's own methods, for those who append one message a call.
-        self._append = self._appender.append
+        self._append = self.appender.append
 
     @property
     def physical_offset(self) -> int:
         """The first byte that is not written."""
-        return self._physical_offset if self._memory is None else self._appender.physical_offset
+        return self._physical_offset if self._memory is None else self.appender.physical_offset
 
     @property
     def last_store_timestamp(self) -> int:
-        return self._appender.last_store_timestamp
+        return self.appender.last_store_timestamp
 
     @property
     def segment(self) -> tuple[mmap.mmap, int] | None:
         """The mapped segment and its start."""
-        return None if self._memory is None else (self._memory, self._appender.segment_start)
+        return None if self._memory is None else (self._memory, self.appender.segment_start)
 
     def append(
         self,
@@ -90,15 +101,28 @@ class CommitLog:
                 store_timestamp_ms, reconsume_times, prepared_transaction_offset,
             )  # fmt: skip
             if at < 0:
-                self._roll()
-                at = self._append(
-                    queue, body, properties, flag, sys_flag, born_timestamp_ms, born_host,
-                    store_timestamp_ms, reconsume_times, prepared_transaction_offset,
-                )  # fmt: skip
+                at = self._append_after_roll(partial(
+                    self._append, queue, body, properties, flag, sys_flag, born_timestamp_ms,
+                    born_host, store_timestamp_ms, reconsume_times, prepared_transaction_offset,
+                ))  # fmt: skip
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
-        assert at >= 0, "a record that was measured does not fit into an empty segment"
         return at
+
+    def _append_after_roll(self, append: Callable[[], int]) -> int:
+        """There was no room; but another thread may have made some, or taken it again."""
+        with self.gate:
+            while (at := append()) < 0:
+                self._roll()
+        return at
+
+    def append_all(self, queue: QueueCursor, bodies: list[bytes], properties: bytes = b"") -> int:
+        """Append messages that differ in their bodies only, all or none; the first queue offset."""
+        try:
+            self.appender.check_all(queue, bodies, properties)
+        except (RecordTooLarge, BatchIllegal) as error:
+            raise refusal(error) from None
+        return self._append_after_roll(partial(self.appender.append_all, queue, bodies, properties))
 
     def append_many(
         self, queue: QueueCursor, bodies: list[bytes], properties: bytes = b""
@@ -109,7 +133,7 @@ class CommitLog:
         try:
             if self._memory is None:
                 self.open_segment()
-            while (done := self._appender.append_many(queue, bodies, done, properties)) < len(
+            while (done := self.appender.append_many(queue, bodies, done, properties)) < len(
                 bodies
             ):
                 self._roll()
@@ -137,13 +161,11 @@ class CommitLog:
         try:
             if self._memory is None:
                 self.open_segment()
-            at = self._appender.append_batch(*arguments)
+            at = self.appender.append_batch(*arguments)
             if at < 0:
-                self._roll()
-                at = self._appender.append_batch(*arguments)
+                at = self._append_after_roll(partial(self.appender.append_batch, *arguments))
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
-        assert at >= 0, "a batch that was measured does not fit into an empty segment"
         return at
 
     def check_batch(
@@ -151,7 +173,7 @@ class CommitLog:
     ) -> None:
         """Raises what `append_batch` would raise of it; a segment has to be open."""
         try:
-            self._appender.check_batch(queue, batch, count, len(born_host))
+            self.appender.check_batch(queue, batch, count, len(born_host))
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
 
@@ -160,7 +182,7 @@ class CommitLog:
         start = self._physical_offset // self.segment_bytes * self.segment_bytes
         self._ready(start)
         memory = self._maps.map(start)
-        self._appender.attach(memory, start, self._physical_offset)
+        self.appender.attach(memory, start, self._physical_offset)
         self._memory = memory
         self.tidy()
 
@@ -169,9 +191,10 @@ class CommitLog:
 
         For the moments when nobody waits: it wakes a thread.
         """
-        while self._left:
-            self._maps.let_go(self._left.pop())
-        self._maps.map_ahead(self._appender.segment_start + self.segment_bytes)
+        with self.gate:
+            while self._left:
+                self._maps.let_go(self._left.pop())
+        self._maps.map_ahead(self.appender.segment_start + self.segment_bytes)
 
     def _roll(self) -> None:
         """Close the segment with a blank and go on in the next.
@@ -179,12 +202,10 @@ class CommitLog:
         The next segment is there before the blank is written: when it cannot be had, nothing has
         happened yet. Normally it is mapped as well, and this makes no system call that may block.
         """
-        start = self._appender.segment_start + self.segment_bytes
+        start = self.appender.segment_start + self.segment_bytes
         self._ready(start)
         memory = self._maps.map(start)
-        if self._appender.remaining:
-            self._appender.write_blank()
-        self._appender.attach(memory, start, start)
+        self.appender.roll(memory, start)
         old, self._memory = self._memory, memory
         if old is not None:
             self._left.append(old)
@@ -203,7 +224,7 @@ class CommitLog:
 
     def close(self) -> None:
         self._physical_offset = self.physical_offset
-        self._appender.detach()
+        self.appender.detach()
         if self._memory is not None:
             self._left.append(self._memory)
             self._memory = None

@@ -78,7 +78,8 @@ class Doorbell(IntEnum):
     COORDINATOR = 5
     BROKER = 6
     NAMESRV = 7
-    READER = 8
+    APPENDERS = 8  # threads of the commitlog process that wait for a segment, or for the disk
+    READER = 9
 
 
 class ControlFile:

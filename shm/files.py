@@ -39,6 +39,9 @@ _WRITE_RANGE_AND_WAIT: Final = 1 | 2 | 4  # ..._WAIT_BEFORE, ..._WRITE, ..._WAIT
 _CHUNK: Final = 1_048_576
 FLOCK: Final = struct.Struct("hhqqi4x")  # of 64-bit Linux: type, whence, start, length, pid
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+# Locks of this process, by device and inode of the file, and byte; with the process's id, since a
+# fork inherits the table and not the locks.
+_held: Final[dict[tuple[int, int, int], int]] = {}
 
 
 def segment_name(start: int) -> str:
@@ -301,6 +304,7 @@ class StoreLock:
 
     def __init__(self, store: Path, byte: int) -> None:
         self.path = store / LOCK_FILE
+        _check_not_held_here(self.path, byte)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
@@ -308,6 +312,9 @@ class StoreLock:
             holder = self._holder(byte)
             os.close(self._descriptor)
             raise StoreLocked(f"{self.path} is held by {holder}") from None
+        found = os.fstat(self._descriptor)
+        self._key = found.st_dev, found.st_ino, byte
+        _held[self._key] = os.getpid()
         if byte == 0:
             os.pwrite(self._descriptor, self.FILE, 0)
             os.fsync(self._descriptor)
@@ -317,8 +324,20 @@ class StoreLock:
 
     def release(self) -> None:
         if self._descriptor >= 0:
+            _held.pop(self._key, None)
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _check_not_held_here(path: Path, *held_bytes: int) -> None:
+    """Raises StoreLocked without opening the file: to close it again would release the lock."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    for byte in held_bytes:
+        if _held.get((found.st_dev, found.st_ino, byte)) == os.getpid():
+            raise StoreLocked(f"{path} is held by this process")
 
 
 def lock_for_family(store: Path, timeout_s: float) -> int:
@@ -326,7 +345,9 @@ def lock_for_family(store: Path, timeout_s: float) -> int:
 
     The kernel releases the lock when the last of them is gone. Without it a broker could begin to
     recover while children of a killed one are still at work. Waits for such children; raises
-    StoreLocked at once where a supervisor lives, and when the time is over.
+    StoreLocked at once where a supervisor lives, or a writer that is none of such children (a real
+    RocketMQ, a service that has not noticed yet that its broker was killed), and when the time is
+    over.
     """
     descriptor = os.open(store / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     holder = _lock_holder(descriptor, 1, 1)
@@ -341,7 +362,11 @@ def lock_for_family(store: Path, timeout_s: float) -> int:
         waiter.start()
         waiter.join(timeout_s)
         if taken.is_set():
-            return descriptor
+            writer = _lock_holder(descriptor, 0, 1)
+            if writer is None:
+                return descriptor
+            os.close(descriptor)
+            raise StoreLocked(f"{store / LOCK_FILE} is held by {describe_process(writer)}")
     who = "processes of a killed broker" if holder is None else describe_process(holder)
     raise StoreLocked(f"{store / LOCK_FILE} is held by {who}")
 
@@ -355,6 +380,7 @@ def _lock_holder(descriptor: int, byte: int, count: int) -> int | None:
 
 def check_not_in_use(store: Path) -> None:
     """Look at the store's lock without taking it. Raises StoreLocked."""
+    _check_not_held_here(store / LOCK_FILE, 0, 1)
     try:
         descriptor = os.open(store / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -2,10 +2,15 @@
 #ifndef COMETMQ_KERNEL_H
 #define COMETMQ_KERNEL_H
 
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 static inline uint16_t load_be16(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
 static inline uint32_t load_be32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
@@ -49,6 +54,94 @@ static inline int64_t now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* The time of the last call where that was at most some microseconds ago: to read the clock costs as
+   much as to lay down a small record. */
+#define RECENT_CYCLES 8192
+struct recent { uint64_t cycles; int64_t ms; };
+
+static inline int64_t recent_ms(struct recent *last) {
+#if defined(__x86_64__)
+    uint64_t cycles = __builtin_ia32_rdtsc();
+    if (cycles - last->cycles < RECENT_CYCLES) return last->ms;
+    last->cycles = cycles;
+#endif
+    return last->ms = now_ms();
+}
+
+/* A word that a fork of this process finds at 0, however it was forked. NULL where it cannot be had. */
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+static inline uint32_t *word_wiped_on_fork(void) {
+    void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return NULL;
+    if (madvise(page, 4096, MADV_WIPEONFORK) == 0) return page;
+    munmap(page, 4096);
+    return NULL;
+}
+static inline void free_word(uint32_t *word) { munmap(word, 4096); }
+
+/* Threads that sleep on one doorbell: one of them polls it, and tells the others that it rang.
+   Who sleeps takes `rings`, arms and looks at its counter, and then waits for another ring. */
+struct sleepers {
+    pthread_mutex_t lock;
+    pthread_cond_t rang;
+    uint64_t rings;
+    int led;
+};
+
+static inline void sleepers_begin(struct sleepers *s) {
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->rang, &clock);
+    pthread_condattr_destroy(&clock);
+    s->rings = 0;
+    s->led = 0;
+}
+
+static inline void sleepers_end(struct sleepers *s) {
+    pthread_cond_destroy(&s->rang);
+    pthread_mutex_destroy(&s->lock);
+}
+
+static inline uint64_t sleepers_rings(struct sleepers *s) { return __atomic_load_n(&s->rings, __ATOMIC_SEQ_CST); }
+
+static inline void sleepers_ring(struct sleepers *s) {
+    pthread_mutex_lock(&s->lock);
+    __atomic_fetch_add(&s->rings, 1, __ATOMIC_SEQ_CST);
+    pthread_cond_broadcast(&s->rang);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void sleepers_wait(struct sleepers *s, int doorbell, uint64_t rings, int64_t until_ns) {
+    struct timespec until = {until_ns / 1000000000, until_ns % 1000000000}, now, left;
+    struct pollfd bell = {doorbell, POLLIN, 0};
+    uint64_t count;
+    int late = 0;
+    pthread_mutex_lock(&s->lock);
+    while (s->rings == rings && s->led && !late)
+        late = pthread_cond_timedwait(&s->rang, &s->lock, &until) == ETIMEDOUT;
+    if (s->rings != rings || late) {
+        pthread_mutex_unlock(&s->lock);
+        return;
+    }
+    s->led = 1;
+    pthread_mutex_unlock(&s->lock);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t left_ns = until_ns - now.tv_sec * 1000000000 - now.tv_nsec;
+    if (left_ns < 0) left_ns = 0;
+    left.tv_sec = left_ns / 1000000000;
+    left.tv_nsec = left_ns % 1000000000;
+    if (ppoll(&bell, 1, &left, NULL) > 0 && read(doorbell, &count, 8) < 0) { /* nobody else reads it */ }
+    pthread_mutex_lock(&s->lock);
+    s->led = 0;
+    __atomic_fetch_add(&s->rings, 1, __ATOMIC_SEQ_CST);
+    pthread_cond_broadcast(&s->rang);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* CRC-32 of IEEE 802.3, reflected, as zlib's. Eight tables take eight bytes a step. */

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter as Count
 from pathlib import Path
 
@@ -47,7 +46,6 @@ class Allocator(AllocatorActor):
         self._hot.close()
         self._maker.close()
         self.inbox.close()
-        os.close(self.inbox._wake)
 
 
 def get_ready(store: Path, flush: str = "SYNC_FLUSH") -> Allocator:

@@ -84,7 +84,7 @@ def test_tags_and_keys_out_of_each_line(at: dict[str, str]) -> None:
 def test_until_end_with_tags_that_are_not_the_last(tags: str, at: dict[str, str]) -> None:
     topic = "Tags" + tags.replace(" ", "").replace("|", "_")
     lines = b"a 1\na 2\nb 3\nx 4\n"
-    output_of("msg", "send", "-t", topic, "--tags-from", "1", input=lines, **at)
+    output_of("msg", "send", "-t", topic, "--queue", "0", "--tags-from", "1", input=lines, **at)
     printed = output_of("msg", "tail", "-t", topic, "--tags", tags, "--until-end", **at)
     wanted = [line for line in lines.split(b"\n") if line[:1] in tags.encode().split(b" || ")]
     assert printed.split(b"\n")[:-1] == [line for line in wanted if line]

@@ -14,7 +14,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def test_the_program(tmp_path: Path) -> None:
-    program, _spark = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert program.count("tcp://127.0.0.1:9876") == 2
     with Broker(tmp_path / "store") as broker:
         program = program.replace("tcp://127.0.0.1:9876", broker.name_server)
@@ -25,3 +25,13 @@ def test_the_program(tmp_path: Path) -> None:
             run.send_signal(signal.SIGINT)  # it would go on reading
             run.communicate(timeout=30)
     assert re.fullmatch(rb"b'paid' \d 0\n", line)
+
+
+def test_the_service(tmp_path: Path) -> None:
+    _, program, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
+    with (
+        Broker(tmp_path / "store") as broker,
+        broker.consumer("g", "orders", start="earliest") as c,
+    ):
+        assert next(iter(c)).body == b"paid"

@@ -72,7 +72,7 @@ def both(begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def test_the_readmes_program(spark: SparkSession, broker: RunningBroker) -> None:
-    _client, program = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    *_, program = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     broker.create_topic("orders", 1)
     names: dict[str, Any] = {}
     exec(program.replace("127.0.0.1:9876", broker.ready.name_server), names)
