@@ -28,6 +28,8 @@ from cometmq.protocol.commands import (
     Done,
     DropStages,
     Finish,
+    GetLine,
+    LineAddress,
     ListTopics,
     Section,
     SectionResult,
@@ -45,6 +47,7 @@ from cometmq.protocol.errors import (
     FlushDiskTimeout,
     MessageIllegal,
     NoPermission,
+    NotLocal,
     ServiceNotAvailable,
     ShuttingDown,
     TopicNotExist,
@@ -60,6 +63,7 @@ from cometmq.shm.files import (
     list_segments,
     segment_name,
 )
+from cometmq.shm.local import boot_id
 from cometmq.shm.recovery import LAST_RUN_ENDED, recover_log, zero_behind
 from cometmq.shm.staging import StagedHead
 
@@ -158,6 +162,8 @@ class CommitLogActor(ServiceActor):
         self.every(BLOCKED_RETRY_S, self._try_to_finish_stages)
         self._phase.reset(Phase.SERVING)  # lower after one that was told to stop
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
+        address = self._family.addresses[self.role]
+        self.inbox.listen_for_lines(address.removeprefix("ipc://@") + "-line")
 
     @property
     def _segment_bytes(self) -> int:
@@ -351,6 +357,14 @@ class CommitLogActor(ServiceActor):
             self._cursors.setdefault(key, self._cursor(topic, queue_id, 0))
             self._cursors[key].barred = not self._may_write(topic)
         return self._cursors[key]
+
+    def on_get_line(self, command: GetLine, _request: Request) -> Command:
+        if not command.boot_id or command.boot_id != boot_id():
+            raise NotLocal("the broker is on another machine")
+        lines = self.inbox.lines
+        if lines is None or not lines.is_open:
+            raise NotLocal("the broker takes no more lines")
+        return LineAddress(lines.name, os.getuid())
 
     def on_topics_changed(self, command: TopicsChanged, _request: Request) -> Command:
         self._topics = {info.topic: info for info in command.topics}

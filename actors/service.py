@@ -18,12 +18,15 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import pykka
 import zmq
 from pykka._envelope import Envelope
 
+from cometmq.actors.lines import LineListener
+from cometmq.actors.request import Frames, Payload, Request, request_from
 from cometmq.protocol import frames
 from cometmq.protocol.channel import ZERO_COPY_BYTES
 from cometmq.protocol.commands import (
@@ -48,48 +51,38 @@ MAILBOX_COUNT: Final = 1_000  # commands waiting in a socket before it stops rea
 
 _MORE: Final = zmq.NOBLOCK | zmq.SNDMORE
 
-Payload = Sequence[bytes | bytearray | memoryview]
 
+class RouterRequest(Request):
+    """It came through a ROUTER."""
 
-class Request:
-    """A command that came through a socket, and the way back to its sender."""
-
-    __slots__ = ("_identity", "_socket", "command", "internal", "payload", "request_id")
+    __slots__ = ("_identity", "_socket")
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         identity: zmq.Frame,
+        internal: bool,
         request_id: int,
         command: Command,
-        payload: list[zmq.Frame],
-        internal: bool,
+        payload: Frames,
     ) -> None:
+        super().__init__(request_id, command, payload, internal)
         self._socket = socket
         self._identity = identity
-        self.request_id = request_id
-        self.command = command
-        self.payload = payload
-        self.internal = internal
 
-    def reply(self, answer: Command, payload: Payload = ()) -> None:
-        """Send the answer. A sender that is gone or does not read loses it; that is all."""
+    def _send(self, head: bytes, payload: Payload) -> None:
         send, last = self._socket.send, len(payload)
         try:
             send(self._identity, zmq.NOBLOCK | zmq.SNDMORE)
-            send(frames.pack(self.request_id, answer), _MORE if last else zmq.NOBLOCK)
+            send(head, _MORE if last else zmq.NOBLOCK)
             for index, frame in enumerate(payload, 1):
                 copy = len(frame) < ZERO_COPY_BYTES
                 send(frame, _MORE if index < last else zmq.NOBLOCK, copy=copy)
         except zmq.ZMQError as error:
-            log.debug("answer %s not sent: %s", type(answer).__name__, error)
-
-    def fail(self, error: CometError) -> None:
-        self.reply(frames.failed(error))
+            log.debug("an answer was not sent: %s", error)
 
     @property
     def sender(self) -> bytes:
-        """Who asked, for as long as the connection lasts."""
         return bytes(self._identity.buffer)
 
 
@@ -153,6 +146,8 @@ class SocketInbox:
         self._local: deque[Envelope[Any]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._routers: dict[zmq.Socket[bytes], bool] = {}  # whether only the family may come
+        self.lines: LineListener | None = None
+        self._lines_fd = -1
         self._others: dict[Any, object] = {}
         self._poll_list: list[tuple[Any, int]] = [(self._wake, zmq.POLLIN)]
         self.wake_at: float | None = None  # time.monotonic() of the next TimerDue
@@ -178,6 +173,12 @@ class SocketInbox:
         self._poll_list.append((socket, zmq.POLLIN))
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
+    def listen_for_lines(self, name: str) -> None:
+        """Also take clients of this machine who come to that address; see lines.py."""
+        self.lines = LineListener(name)
+        self._lines_fd = self.lines.fd
+        self._poll_list.append((self._lines_fd, zmq.POLLIN))
+
     def listen_to_doorbell(self, fd: int) -> None:
         self._others[fd] = DoorbellRang()
         self._poll_list.append((fd, zmq.POLLIN))
@@ -195,6 +196,9 @@ class SocketInbox:
         for socket in self._routers:
             socket.close()
         self._routers.clear()
+        if self.lines is not None:
+            self.lines.close()
+            self.lines = None
         self._poll_list = [(self._wake, zmq.POLLIN)]
 
     def __del__(self) -> None:
@@ -217,21 +221,25 @@ class SocketInbox:
             timeout_ms = -1
             if self.wake_at is not None:
                 timeout_ms = max(0, int((self.wake_at - time.monotonic()) * 1000 + 0.999))
+            requests: list[Request] = []
             for source, _ in zmq.zmq_poll(self._poll_list, timeout_ms):
-                self._take(source)
+                self._take(source, requests)
+            if requests:
+                self._local.append(Envelope(Drained(requests)))
             if self.wake_at is not None and time.monotonic() >= self.wake_at:
                 self.wake_at = None
                 self._local.append(Envelope(TimerDue()))
 
-    def _take(self, source: Any) -> None:
+    def _take(self, source: Any, requests: list[Request]) -> None:
+        if source == self._lines_fd and self.lines is not None:
+            requests += self.lines.drain(DRAIN_COUNT)
+            return
         if source == self._wake:
             os.eventfd_read(self._wake)
             return
         other = self._others.get(source)
         if other is None:
-            requests = self._drain(source, self._routers[source])
-            if requests:
-                self._local.append(Envelope(Drained(requests)))
+            requests += self._drain(source, self._routers[source])
             return
         if isinstance(other, DoorbellRang):
             os.eventfd_read(source)
@@ -246,7 +254,9 @@ class SocketInbox:
                 parts: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            request = _request_from(socket, parts, internal)
+            head = parts[1].buffer if len(parts) > 1 else memoryview(b"")
+            make = partial(RouterRequest, socket, parts[0], internal)
+            request = request_from(make, head, parts[2:])
             if request is not None:
                 requests.append(request)
                 taken_bytes += sum([len(frame) for frame in request.payload])
@@ -254,21 +264,6 @@ class SocketInbox:
             if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
         return requests
-
-
-def _request_from(
-    socket: zmq.Socket[bytes], parts: list[zmq.Frame], internal: bool
-) -> Request | None:
-    """The request in a message; rubbish is answered and logged at once."""
-    identity = parts[0]
-    head = parts[1].buffer if len(parts) > 1 else memoryview(b"")
-    try:
-        request_id, command = frames.unpack(head)
-    except CometError as error:
-        log.warning("refused a message of %d frames: %s", len(parts), error)
-        Request(socket, identity, frames.request_id_of(head), Done(), [], internal).fail(error)
-        return None
-    return Request(socket, identity, request_id, command, parts[2:], internal)
 
 
 def _snake(name: str) -> str:

@@ -351,7 +351,7 @@ class Admin:
             except MessageNotFound:
                 continue
             if isinstance(answer, PullResult) and payload:
-                for message in decode(payload[0].bytes):
+                for message in decode(payload[0].buffer):
                     if message.offset_msg_id == wanted:
                         return message
         return None
@@ -400,7 +400,7 @@ class Admin:
             return []
         return [
             message
-            for message in decode(payload[0].bytes)
+            for message in decode(payload[0].buffer)
             if carries(message, command.topic, command.key, unique=command.unique)
         ]
 

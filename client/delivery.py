@@ -258,7 +258,7 @@ class Delivery:
     def launch(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
             try:
-                channel = self._routes.channel(
+                channel = self._routes.commitlog(
                     flight.endpoint, f"broker {flight.batches[0].broker}"
                 )
                 channel.request(

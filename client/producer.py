@@ -80,6 +80,9 @@ class Producer:
         retry_max: further attempts for a batch; None = as many as fit into `timeout_s`.
         max_in_flight_bytes: sent and unanswered; with more, sending waits. Open batches come extra.
         max_message_bytes: a larger body is refused at once. The broker has a limit of its own.
+        transport: "auto": what fits into 64 KiB goes to a broker on this machine by a Unix socket,
+            if it runs as the same user, and all else through ZeroMQ. "local": a broker of which
+            that cannot be had is an error, NotLocal. "zmq": ZeroMQ for all.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Producer:
         retry_max: int | None = None,
         max_in_flight_bytes: int = 32 * 1_048_576,
         max_message_bytes: int = 4 * 1_048_576,
+        transport: str = "auto",
     ) -> None:
         if timeout_s <= 0 or linger_ms < 0:
             raise ValueError(f"timeout_s={timeout_s}, linger_ms={linger_ms}: must be above 0")
@@ -102,7 +106,7 @@ class Producer:
         self._batch_bytes = batch_bytes
         self._batch_count = batch_count
         self._max_message_bytes = max_message_bytes
-        self._routes = Routes(name_server)
+        self._routes = Routes(name_server, transport=transport)
         self._delivery = Delivery(
             self._routes,
             timeout_s=timeout_s,
@@ -309,7 +313,7 @@ class Producer:
             lane = self._lane_for(lanes, target) or lanes.next()
         batch.queue_id = lane.queue_id
         command = send_command(lane.endpoint, [batch], oneway=True)
-        self._routes.channel(lane.endpoint, f"broker {lane.broker}").tell(command, [batch.body])
+        self._routes.commitlog(lane.endpoint, f"broker {lane.broker}").tell(command, [batch.body])
 
     # --- for the asyncio twin ---
 
@@ -473,7 +477,7 @@ class Producer:
                     lane = lanes.elsewhere(lane.broker) or lane
 
     def _attempt(self, lane: Lane, endpoint: str, batch: Batch) -> None:
-        channel = self._routes.channel(endpoint, f"broker {lane.broker}")
+        channel = self._routes.commitlog(endpoint, f"broker {lane.broker}")
         command = send_command(endpoint, [batch])
         pending = channel.request(command, [batch.body])
         while not channel.wait(pending, CHECK_S, keep=True):

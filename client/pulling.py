@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
-import zmq
-
 from cometmq.client.mapped import MappedQueues
 from cometmq.client.progress import Progress
 from cometmq.client.recovery import pause_s
 from cometmq.protocol.channel import Channel, Pending, wait_any
 from cometmq.protocol.commands import BrokerEndpoints, PullMessages, PullResult, PullStatus
 from cometmq.protocol.errors import CometError
+from cometmq.protocol.frames import Frame
 from cometmq.protocol.tags import parse_tags
 from cometmq.shm._kernel import Message, RecordDamaged, decode
 from cometmq.shm.layout import MAGIC_V1, MAGIC_V2
@@ -129,7 +128,7 @@ class Chunk:
         queue: Queue,
         start: int,
         end: int,
-        frame: zmq.Frame | None,
+        frame: Frame | None,
         count: int,
         messages: list[Message] | None = None,
     ) -> None:

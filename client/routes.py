@@ -15,11 +15,13 @@ from cometmq.protocol.commands import (
     BrokerRoute,
     Command,
     EnsureTopic,
+    GetLine,
     GetRoute,
     ListBrokers,
     TopicRoute,
 )
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, TopicNotExist
+from cometmq.shm.local import boot_id
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ REFRESH_S: Final = 30.0  # RocketMQ pollNameServerInterval
 ASK_S: Final = 3.0
 DEFAULT_PORT: Final = 9876
 MASTER: Final = 0  # broker_id
+TRANSPORTS: Final = ("auto", "local", "zmq")
 
 Answer = TypeVar("Answer", bound=Command)
 
@@ -63,10 +66,14 @@ class Routes:
     Args:
         name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
             They are asked in turn, beginning with the last that answered.
+        transport: of `line`: "auto", "local" or "zmq"; see Producer.
     """
 
-    def __init__(self, name_server: str | Iterable[str]) -> None:
+    def __init__(self, name_server: str | Iterable[str], *, transport: str = "zmq") -> None:
+        if transport not in TRANSPORTS:
+            raise ValueError(f"transport={transport!r}: {', '.join(map(repr, TRANSPORTS))}")
         self.addresses = parse_addresses(name_server)
+        self._transport = transport
         self._lock = threading.Lock()  # guards the fields below
         self._channels: dict[str, Channel] = {}
         self._entries: dict[str, _Entry] = {}
@@ -211,8 +218,28 @@ class Routes:
 
     # --- lines ---
 
-    def channel(self, endpoint: str, name: str = "") -> Channel:
-        """The line to that address, opened when first asked for."""
+    def commitlog(self, endpoint: str, name: str) -> Channel:
+        """The channel to a commitlog actor, which may have a line for us.
+
+        Raises NotLocal if there must be one and is not, NotConfirmed if nobody says.
+        """
+        channel = self._channels.get(endpoint)
+        if channel is not None:
+            return channel
+        request = None if self._transport == "zmq" else GetLine(boot_id())
+        channel = self.channel(endpoint, name, request)
+        if self._transport == "local":
+            try:
+                channel.open_line(ASK_S)
+            except CometError:
+                self.retire(endpoint)
+                raise
+        return channel
+
+    def channel(
+        self, endpoint: str, name: str = "", line_request: Command | None = None
+    ) -> Channel:
+        """The channel to that address, opened when first asked for."""
         channel = self._channels.get(endpoint)
         if channel is None:
             with self._lock:
@@ -221,7 +248,9 @@ class Routes:
                 channel = self._channels.get(endpoint)
                 if channel is None:
                     text = f"{name} at {endpoint}" if name else endpoint
-                    channel = self._channels[endpoint] = Channel(endpoint, text)
+                    channel = self._channels[endpoint] = Channel(
+                        endpoint, text, line_request=line_request
+                    )
         return channel
 
     def retire(self, endpoint: str) -> None:

@@ -5,8 +5,11 @@ waits and receives, so that a single request costs no hand-over between threads.
 thread arrives, or somebody wants answers without waiting for them, a pump thread takes over the
 receiving and stays.
 
-When the line breaks, every unanswered request fails with NotConfirmed and the socket is replaced,
-so that nothing which was queued in it is sent later, behind the back of whoever retries.
+When the connection breaks, every unanswered request fails with NotConfirmed and the socket is
+replaced, so that nothing which was queued in it is sent later, behind the back of whoever retries.
+
+On the machine of the other side a channel may ask for a line (line.py), and then sends by it what
+fits into a packet. The DEALER stays for the rest, and for everything once the line has ended.
 """
 
 from __future__ import annotations
@@ -23,8 +26,16 @@ import zmq
 import zmq.utils.monitor
 
 from cometmq.protocol import frames
-from cometmq.protocol.commands import Command
-from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
+from cometmq.protocol.commands import Command, LineAddress
+from cometmq.protocol.errors import (
+    BadRequest,
+    CometError,
+    NotConfirmed,
+    NotLocal,
+    NotReachable,
+)
+from cometmq.protocol.frames import Frame
+from cometmq.protocol.line import Line
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +58,7 @@ class Pending:
         "channel",
         "done",
         "error",
+        "line",
         "payload",
         "request_id",
     )
@@ -57,8 +69,9 @@ class Pending:
         self.channel = channel
         self.request_id = request_id
         self.answer: Command | None = None
-        self.payload: list[zmq.Frame] = []
+        self.payload: Sequence[Frame] = ()
         self.error: CometError | None = None
+        self.line: Line | None = None  # that the answer will come by
         self.done = False
         self._event: threading.Event | None = None
         self._on_done = on_done
@@ -72,7 +85,7 @@ class Pending:
         return event
 
     def settle(
-        self, answer: Command | None, payload: list[zmq.Frame], error: CometError | None
+        self, answer: Command | None, payload: Sequence[Frame], error: CometError | None
     ) -> None:
         self.answer, self.payload, self.error = answer, payload, error
         self.done = True
@@ -81,7 +94,7 @@ class Pending:
         if self._on_done is not None:
             self._on_done(self)
 
-    def result(self) -> tuple[Command, list[zmq.Frame]]:
+    def result(self) -> tuple[Command, Sequence[Frame]]:
         """The answer and its payload; raises the error that was answered."""
         if self.error is not None:
             raise self.error
@@ -89,7 +102,7 @@ class Pending:
         return frames.raise_if_failed(self.answer), self.payload
 
 
-Settled = tuple[Pending, Command | None, list[zmq.Frame], CometError | None]
+Settled = tuple[Pending, Command | None, Sequence[Frame], CometError | None]
 
 
 class Channel:
@@ -98,9 +111,12 @@ class Channel:
     Args:
         endpoint: ZeroMQ address of the process, such as "tcp://127.0.0.1:9877".
         name: what error texts call the other side.
+        line_request: the command that asks for a line; None: there is to be none.
     """
 
-    def __init__(self, endpoint: str, name: str = "") -> None:
+    def __init__(
+        self, endpoint: str, name: str = "", *, line_request: Command | None = None
+    ) -> None:
         self.endpoint = endpoint
         self.name = name or endpoint
         self._lock = threading.Lock()  # guards the sockets
@@ -112,6 +128,10 @@ class Channel:
         self._closed = False
         self._pid = os.getpid()
         self._slice_ms = -1
+        self._line: Line | None = None
+        self._line_lock = threading.Lock()  # guards that there is one
+        self._line_request = line_request
+        self._line_asked = False
         self._open()
 
     # --- asking ---
@@ -132,10 +152,16 @@ class Channel:
         pending = Pending(self, next(self._ids), on_done)
         if on_done is not None and pump:
             self.start_pump()
+        head = frames.pack(pending.request_id, command)
+        if self._line is not None and self._request_by_line(self._line, pending, head, payload):
+            return pending
+        if self._line is None and self._line_request is not None and not self._line_asked:
+            self._line_asked = True
+            self.request(self._line_request, on_done=self._take_line, pump=False)
         if self._pump is None:
             self._notice_loss()
         self._pending[pending.request_id] = pending
-        self._send(pending.request_id, command, payload)
+        self._send(pending.request_id, head, payload)
         return pending
 
     def wait(self, pending: Pending, timeout_s: float, *, keep: bool = False) -> bool:
@@ -157,7 +183,7 @@ class Channel:
 
     def ask(
         self, command: Command, payload: Payload = (), *, timeout_s: float = 3.0
-    ) -> tuple[Command, list[zmq.Frame]]:
+    ) -> tuple[Command, Sequence[Frame]]:
         """Send and wait. Raises the answered error, or NotConfirmed when no answer comes."""
         pending = self.request(command, payload)
         if not self.wait(pending, timeout_s):
@@ -168,7 +194,8 @@ class Channel:
 
     def tell(self, command: Command, payload: Payload = ()) -> None:
         """Send; an answer, if one comes, is dropped."""
-        self._send(next(self._ids), command, payload)
+        request_id = next(self._ids)
+        self._send(request_id, frames.pack(request_id, command), payload)
 
     # --- life ---
 
@@ -191,6 +218,10 @@ class Channel:
             return
         self._closed = True
         self._ring()
+        with self._line_lock:
+            line, self._line = self._line, None
+        if line is not None:
+            line.shut()
         if self._pump is not None and self._pump is not threading.current_thread():
             self._pump.join()
         with self._lock:
@@ -232,17 +263,17 @@ class Channel:
         self._socket.close(linger=0)
 
     def _reopen(self) -> None:
+        self._line_asked = False
         self._shut()
         self._open()
 
     # --- sending and receiving ---
 
-    def _send(self, request_id: int, command: Command, payload: Payload) -> None:
+    def _send(self, request_id: int, head: bytes, payload: Payload) -> None:
         if self._closed:
             self._pending.pop(request_id, None)
             raise NotReachable(f"the channel to {self.name} is closed")
         assert self._pid == os.getpid(), "a channel does not survive a fork"
-        head = frames.pack(request_id, command)
         if not self._lock.acquire(blocking=False):
             self.start_pump()  # somebody else is waiting in it
             self._lock.acquire()
@@ -264,36 +295,58 @@ class Channel:
     def _receive_here(self, wanted: Pending, timeout_s: float) -> None:
         """Sleep in the socket itself, which is the shortest way from the answer to the asker.
 
-        In slices: another thread that comes, and a line that breaks, are noticed in between.
+        In slices: another thread that comes, and a connection that breaks, are noticed in between.
         """
-        settled, lost = None, False
+        settled: list[Settled] = []
+        lost, line = False, wanted.line
         with self._lock:
             if self._closed or wanted.done or self._wants_pump:
                 return
-            slice_ms = max(1, int(min(timeout_s, SLICE_S) * 1000))
-            if slice_ms != self._slice_ms:
-                self._socket.rcvtimeo = self._slice_ms = slice_ms
             try:
-                settled = self._match(self._socket.recv_multipart(copy=False))
-            except zmq.Again:
-                lost = self._was_disconnected()
-                if lost:
-                    self._reopen()
-        if settled is not None:
-            settled[0].settle(*settled[1:])
+                if line is not None:
+                    self._receive_by_line(line, min(timeout_s, SLICE_S), settled)
+                    line = None
+                else:
+                    lost = self._receive_by_dealer(timeout_s, settled)
+            except EOFError:
+                pass  # the line's
+        for pending, answer, payload, error in settled:
+            pending.settle(answer, payload, error)
+        if line is not None:
+            self._lose_line(line)
         if lost:
-            self._fail_all(f"the connection to {self.name} was lost before it answered")
+            self._fail_all(self._lost_text)
+
+    def _receive_by_dealer(self, timeout_s: float, settled: list[Settled]) -> bool:
+        """Sleep until a message comes, for a slice at most; whether the connection was lost."""
+        slice_ms = max(1, int(min(timeout_s, SLICE_S) * 1000))
+        if slice_ms != self._slice_ms:
+            self._socket.rcvtimeo = self._slice_ms = slice_ms
+        try:
+            head, *payload = self._socket.recv_multipart(copy=False)
+        except zmq.Again:
+            lost = self._was_disconnected()
+            if lost:
+                self._reopen()
+            return lost
+        found = self._match(head.buffer, payload)
+        if found is not None:
+            settled.append(found)
+        return False
 
     def _pump_once(self) -> None:
         """Settle whatever has been answered, without waiting."""
         settled: list[Settled] = []
-        lost = False
+        lost, ended = False, None
         with self._lock:
             if self._closed:
                 return
-            events = zmq.zmq_poll(self._poll_list, 0)
-            for source, _ in events:
-                if source is self._socket:
+            line = self._line
+            polled = [*self._poll_list, (line.fd, POLLIN)] if line else self._poll_list
+            for source, _ in zmq.zmq_poll(polled, 0):
+                if line is not None and source == line.fd:
+                    ended = self._receive_all_by_line(line, settled)
+                elif source is self._socket:
                     self._receive_all(settled)
                 elif source is self._monitor:
                     lost = self._was_disconnected()
@@ -304,33 +357,44 @@ class Channel:
                 self._reopen()
         for pending, answer, payload, error in settled:
             pending.settle(answer, payload, error)
+        if ended is not None:
+            self._lose_line(ended)
         if lost:
-            self._fail_all(f"the connection to {self.name} was lost before it answered")
+            self._fail_all(self._lost_text)
+
+    def _receive_all_by_line(self, line: Line, settled: list[Settled]) -> Line | None:
+        """The line, if it has ended."""
+        try:
+            while self._receive_by_line(line, 0, settled):
+                pass
+        except EOFError:
+            return line
+        return None
 
     def _receive_all(self, settled: list[Settled]) -> None:
         while True:
             try:
-                found = self._match(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+                head, *payload = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            found = self._match(head.buffer, payload)
             if found is not None:
                 settled.append(found)
 
-    def _match(self, parts: list[zmq.Frame]) -> Settled | None:
+    def _match(self, head: memoryview, payload: Sequence[Frame]) -> Settled | None:
         """What an answer settles; None if it timed out meanwhile, or was told and not asked."""
-        head = parts[0].buffer
         pending = self._pending.pop(frames.request_id_of(head), None)
         if pending is None:
             return None
         try:
-            return pending, frames.unpack(head)[1], parts[1:], None
+            return pending, frames.unpack(head)[1], payload, None
         except CometError as error:
             return pending, None, [], error
 
     def _notice_loss(self) -> None:
-        """See a break of the line that nobody was waiting in, before something is sent on it.
+        """See a break of the connection that nobody was waiting in, before something is sent on it.
 
-        Else the next request would be taken for lost although the new line carries it.
+        Else the next request would be taken for lost although the new connection carries it.
         """
         if not self._lock.acquire(blocking=False):
             return  # somebody is waiting in it
@@ -340,7 +404,7 @@ class Channel:
             self._reopen()
         finally:
             self._lock.release()
-        self._fail_all(f"the connection to {self.name} was lost before it answered")
+        self._fail_all(self._lost_text)
 
     def _was_disconnected(self) -> bool:
         lost = False
@@ -349,11 +413,96 @@ class Channel:
             lost = lost or event["event"] == zmq.EVENT_DISCONNECTED
         return lost
 
+    @property
+    def _lost_text(self) -> str:
+        return f"the connection to {self.name} was lost before it answered"
+
     def _fail_all(self, text: str) -> None:
-        for request_id in list(self._pending):
-            pending = self._pending.pop(request_id, None)
-            if pending is not None:
-                pending.settle(None, [], NotConfirmed(text))
+        """What cannot be answered any more: nothing by ZeroMQ, nor by a line that is gone."""
+        for pending in list(self._pending.values()):
+            if pending.line is not None and pending.line is self._line:
+                continue
+            if self._pending.pop(pending.request_id, None) is not None:
+                pending.settle(None, (), NotConfirmed(text))
+
+    # --- the line ---
+
+    def open_line(self, timeout_s: float) -> None:
+        """Have a line from the start. Raises NotLocal, or what `ask` raises."""
+        assert self._line_request is not None
+        self._line_asked = True
+        answer, _ = self.ask(self._line_request, timeout_s=timeout_s)
+        if not isinstance(answer, LineAddress):
+            raise NotLocal(f"{self.name} answered {type(answer).__name__}")
+        self._use_line(Line(answer.name, answer.uid))
+
+    def _take_line(self, pending: Pending) -> None:
+        """The other side has said whether there is one; in the thread that received that."""
+        try:
+            answer, _ = pending.result()
+            if not isinstance(answer, LineAddress):
+                raise NotLocal(f"answered by {type(answer).__name__}")
+            line = Line(answer.name, answer.uid)
+        except NotConfirmed:
+            return  # with the next connection it is asked again
+        except CometError as error:
+            log.debug("no line to %s: %s", self.name, error)
+            self._line_request = None
+            return
+        self._use_line(line)
+
+    def _use_line(self, line: Line) -> None:
+        """Unless another thread was first: what was sent by a line is answered there."""
+        with self._line_lock:
+            if self._line is not None or self._closed:
+                return
+            self._line = line
+            self._ring()  # the pump does not listen to it yet
+
+    def _request_by_line(self, line: Line, pending: Pending, head: bytes, payload: Payload) -> bool:
+        """False if it has to go by ZeroMQ: too large, or the other side does not keep up, or is
+        gone and cannot have read it."""
+        packet = frames.join(head, payload)
+        if packet is None or self._closed:
+            return False
+        assert self._pid == os.getpid(), "a channel does not survive a fork"
+        pending.line = line
+        self._pending[pending.request_id] = pending
+        if self._pump is None and self._lock.locked():
+            self.start_pump()  # somebody else is waiting in it
+        try:
+            if line.send(packet):
+                return True
+        except OSError:
+            self._lose_line(line)
+        pending.line = None
+        return self._pending.pop(pending.request_id, None) is None
+
+    def _lose_line(self, line: Line) -> None:
+        with self._line_lock:
+            if self._line is line:
+                self._line = None
+                self._line_asked = False
+                if not line.answered:
+                    self._line_request = None  # somebody does not want us there
+        for pending in list(self._pending.values()):
+            if pending.line is line and self._pending.pop(pending.request_id, None) is not None:
+                pending.settle(None, (), NotConfirmed(self._lost_text))
+
+    def _receive_by_line(self, line: Line, timeout_s: float, settled: list[Settled]) -> bool:
+        """Whether a packet came in time. Raises EOFError when the line has ended."""
+        try:
+            packet = line.receive(timeout_s)
+            if packet is None:
+                return False
+            head, *payload = frames.split(packet)
+        except (OSError, BadRequest) as error:
+            log.warning("the line to %s: %s", self.name, error)
+            raise EOFError from None
+        found = self._match(head, [frames.Part(memoryview(bytes(each))) for each in payload])
+        if found is not None:
+            settled.append(found)
+        return True
 
     def _run_pump(self) -> None:
         while not self._closed:
@@ -376,7 +525,8 @@ class Channel:
         with self._lock:
             if self._closed or _readable(self._socket):
                 return ()
-            return self._descriptors
+            line = self._line
+            return (*self._descriptors, line.fd) if line else self._descriptors
 
     def _ring(self) -> None:
         os.eventfd_write(self._wake, 1)

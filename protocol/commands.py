@@ -618,6 +618,23 @@ class Attended(Command, frozen=True, tag=93):
     min_offset: int  # the log begins here
 
 
+# --- clients on the same machine: the commitlog actor ---------------------------------------------
+
+
+class GetLine(Command, frozen=True, tag=94):
+    """Where this process listens to clients of its machine without ZeroMQ between. -> LineAddress
+
+    Refused with NotLocal unless the client names the boot of this very machine.
+    """
+
+    boot_id: str
+
+
+class LineAddress(Command, frozen=True, tag=95):
+    name: str  # of a Unix socket, in the abstract namespace
+    uid: int  # the user who listens there, and the only one, beside root, who is let in
+
+
 def _all(root: type[Command]) -> list[type[Command]]:
     return [child for kind in root.__subclasses__() for child in (kind, *_all(kind))]
 

@@ -23,6 +23,7 @@ CometError
 │   └── FlushDiskTimeout       it is stored, but not yet on the disk
 ├── NotReachable               nobody answers at that address
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
+├── NotLocal                   transport="local", and the broker has no line for this process
 └── StoreError                 a store directory that cannot be opened
     ├── StoreLocked
     ├── StoreNotOurs           a file that does not belong there, or has the wrong size
@@ -177,6 +178,15 @@ class NotMapped(CometError):
     """
 
     code = 9030
+
+
+class NotLocal(CometError):
+    """`transport="local"` was asked for, and the broker has no line for this process.
+
+    The text says why: another machine, another user.
+    """
+
+    code = 9031
 
 
 class StoreError(CometError):

@@ -4,12 +4,18 @@
 
 The head is one frame: HEAD (version, request id), then the command in MessagePack. An answer
 repeats the request id. A head is small by nature, so it is refused over HEAD_MAX before parsing.
+
+On a line, which is a Unix socket of its own (line.py), all frames are one packet:
+
+    [ number of frames: 1 byte ][ size of each: 4 bytes, big endian ][ frames ]
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, Union
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, Protocol, Union
 
 import msgspec
 
@@ -20,6 +26,9 @@ from cometmq.protocol.errors import BadRequest, CometError, UnsupportedVersion, 
 HEAD: Final = struct.Struct(">BQ")  # protocol version, request id
 HEAD_MAX: Final = 1_048_576  # bytes of a head frame
 FRAME_MAX: Final = 16 * 1_048_576  # bytes of any frame; RocketMQ's transport limit as well
+
+PACKET_MAX: Final = 65_536  # bytes of a packet; what is larger goes through ZeroMQ
+PACKET_FRAMES_MAX: Final = 65
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[COMMANDS]).decode  # noqa: UP007
@@ -47,6 +56,61 @@ def unpack(head: bytes | memoryview) -> tuple[int, Command]:
         return request_id, _decode(head[HEAD.size :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"not a command: {error}") from None
+
+
+class Frame(Protocol):
+    """A frame that was received: ZeroMQ's, or a Part of a packet."""
+
+    @property
+    def buffer(self) -> memoryview: ...
+
+    def __len__(self) -> int: ...
+
+
+class Part:
+    """A frame out of a packet."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: memoryview) -> None:
+        self.buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+
+@lru_cache(maxsize=PACKET_FRAMES_MAX + 1)
+def _sizes(count: int) -> struct.Struct:
+    return struct.Struct(f">B{count}I")
+
+
+def join(head: bytes, payload: Sequence[bytes | bytearray | memoryview]) -> bytes | None:
+    """The packet of these frames; None if they are too many, or too large together."""
+    count = 1 + len(payload)
+    if count > PACKET_FRAMES_MAX:
+        return None
+    sizes = [len(head), *map(len, payload)]
+    prefix = _sizes(count)
+    if prefix.size + sum(sizes) > PACKET_MAX:
+        return None
+    return b"".join((prefix.pack(count, *sizes), head, *payload))
+
+
+def split(packet: bytes | memoryview) -> list[memoryview]:
+    """The frames of a packet, at least one. Raises BadRequest when it is none."""
+    view = memoryview(packet)
+    count = view[0] if len(view) else 0
+    if not 0 < count <= PACKET_FRAMES_MAX or len(view) < _sizes(count).size:
+        raise BadRequest(f"a packet of {len(view)} bytes that says it has {count} frames")
+    _, *sizes = _sizes(count).unpack_from(view)
+    at = _sizes(count).size
+    if at + sum(sizes) != len(view):
+        raise BadRequest(f"a packet of {len(view)} bytes that says it has {at + sum(sizes)}")
+    frames = []
+    for size in sizes:
+        frames.append(view[at : at + size])
+        at += size
+    return frames
 
 
 def failed(error: CometError) -> Failed:

@@ -348,7 +348,7 @@ class RemoteBrokers:
         channel = self._routes.channel(self.endpoints(queue.broker).readers[0])
         command = PullMessages(queue.topic, queue.queue_id, offset, 1)
         _, payload = channel.ask(command, timeout_s=self._timeout_s)
-        return decode(payload[0].bytes)[0].store_timestamp_ms if payload else None
+        return decode(payload[0].buffer)[0].store_timestamp_ms if payload else None
 
     def _ask(self, broker: str, role: str, command: Command, kind: type[Answer]) -> Answer:
         def ask() -> Answer:

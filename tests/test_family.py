@@ -27,6 +27,7 @@ from family import (
     pull,
     send_batch,
 )
+from old_segments import until
 
 from cometmq.protocol.commands import (
     DiskState,
@@ -112,7 +113,7 @@ def test_an_orderly_end_leaves_nothing_behind(store: Path) -> None:
     broker.create_topic("t")
     sent = [one for queue in range(4) for one in broker.send("t", queue, [b"x" * 9_000] * 100)]
     assert token in unix_sockets()
-    assert len(list((store / "commitlog").iterdir())) > 4  # those ready ahead among them
+    until(lambda: len(list((store / "commitlog").iterdir())) > 4)  # those ready ahead among them
     assert sorted(marks(store)) == sorted([ABORT_FILE, CONTROL_FILE, QUEUES_FILE, STAGING_DIR])
 
     assert broker.close() == 0
