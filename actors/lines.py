@@ -14,7 +14,7 @@ from cometmq.actors.request import Frames, Payload, Request, request_from
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import BadRequest
-from cometmq.protocol.line import abstract, peer_uid
+from cometmq.protocol.line import NO_WAIT, abstract, peer_uid
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Caller:
     def send(self, packet: bytes) -> None:
         """A client that does not read is hung up on, and so knows that it was not answered."""
         try:
-            self.socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self.socket.send(packet, NO_WAIT)
         except OSError as error:
             log.debug("%s: answer not sent: %s", self.name.decode(), error)
             self.hang_up()
@@ -141,7 +141,7 @@ class LineListener:
         receive, make = caller.socket.recv, partial(LineRequest, caller)
         while len(requests) < count_max:
             try:
-                packet = receive(frames.PACKET_MAX + 1, socket.MSG_DONTWAIT)
+                packet = receive(frames.PACKET_MAX + 1, NO_WAIT)
             except BlockingIOError:
                 return True
             except OSError:

@@ -15,6 +15,7 @@ from typing import Final
 from cometmq.protocol.errors import NotLocal
 from cometmq.protocol.frames import PACKET_MAX
 
+NO_WAIT: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # a plain number is quicker
 _TIME: Final = struct.Struct("@ll")
 _CREDENTIALS: Final = struct.Struct("@3i")  # pid, uid, gid
 
@@ -61,7 +62,7 @@ class Line:
     def send(self, packet: bytes) -> bool:
         """False when the other side has not kept up. Raises OSError when it is gone."""
         try:
-            self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._socket.send(packet, NO_WAIT)
         except BlockingIOError:
             return False
         return True
@@ -72,7 +73,7 @@ class Line:
         Raises EOFError when the other side is gone, after everything that it had sent before.
         """
         if timeout_s <= 0:
-            return self._receive(socket.MSG_DONTWAIT)
+            return self._receive(NO_WAIT)
         if timeout_s != self._timeout_s:
             seconds = int(timeout_s)
             value = _TIME.pack(seconds, int((timeout_s - seconds) * 1e6) or 1)
