@@ -1,4 +1,4 @@
-"""The thread that serves the futures and callbacks of `send_async`."""
+"""The futures of `send_async`, and the thread that calls back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 from cometmq.client.receipt import Receipt
 from cometmq.protocol.errors import CometError
@@ -14,44 +16,69 @@ from cometmq.protocol.errors import CometError
 log = logging.getLogger(__name__)
 
 Callback = Callable[[Receipt | None, CometError | None], None]
-Entry = tuple[Future[Receipt], Callback | None, Receipt]
 
 
 class Callbacks:
-    """Runs what users wrote, away from the thread that receives answers: it may send and wait."""
+    """Runs what users wrote, away from the thread that receives answers: it may send and wait.
+
+    The thread is there from the first call on.
+    """
 
     def __init__(self) -> None:
-        self._entries: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._run, name="cometmq producer callbacks", daemon=True
-        )
-        self._thread.start()
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
 
-    def put(self, entry: Entry) -> None:
-        self._entries.put(entry)
+    def put(self, call: Callable[[], object]) -> None:
+        if self._thread is None:
+            self._start()
+        self._calls.put(call)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="cometmq producer callbacks", daemon=True
+                )
+                self._thread.start()
 
     def close(self) -> None:
-        """Returns when everything that was put before has been served."""
-        self._entries.put(None)
-        if self._thread is not threading.current_thread():
+        """Returns when everything that was put before has been called."""
+        self._calls.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
-        while (entry := self._entries.get()) is not None:
-            _serve(*entry)
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception:
+                log.exception("a callback of send_async failed")
 
 
-def _serve(future: Future[Receipt], callback: Callback | None, receipt: Receipt) -> None:
-    error: CometError | None = None
-    try:
-        receipt.wait()
-    except CometError as raised:
-        error = raised
-        future.set_exception(error)
-    else:
-        future.set_result(receipt)
-    if callback is not None:
+class Sent(Future[Receipt]):
+    """Gets its receipt in the thread that received the answer, which must not be held up: whoever
+    waits is woken there, and what is to be called is called by `callbacks`."""
+
+    def __init__(self, callbacks: Callbacks, callback: Callback | None) -> None:
+        super().__init__()
+        self._callbacks = callbacks
+        self._callback = callback
+        self.set_running_or_notify_cancel()
+
+    def add_done_callback(self, fn: Callable[[Future[Receipt]], Any]) -> None:
+        super().add_done_callback(lambda future: self._callbacks.put(partial(fn, future)))
+
+    def settle(self, receipt: Receipt) -> None:
+        """Its batch has been answered."""
+        error: CometError | None = None
         try:
-            callback(None if error is not None else receipt, error)
-        except Exception:
-            log.exception("a callback of send_async failed")
+            receipt.wait()
+        except CometError as raised:
+            error = raised
+            self.set_exception(error)
+        else:
+            self.set_result(receipt)
+        if self._callback is not None:
+            told = None if error is not None else receipt
+            self._callbacks.put(partial(self._callback, told, error))

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
-from cometmq.client.callbacks import Callback, Callbacks
+from cometmq.client.callbacks import Callback, Callbacks, Sent
 from cometmq.client.delivery import CHECK_S, Delivery, outcomes_of, send_command
 from cometmq.client.lanes import Lane, TopicLanes
 from cometmq.client.outgoing import (
@@ -119,7 +119,7 @@ class Producer:
         self._may_be_quick = linger_ms > 0 and batch_bytes <= max_message_bytes
         self._quick = self._delivery.quick
         self._single: list[_kernel.BatchEncoder] = []  # encoders for messages that travel alone
-        self._callbacks: Callbacks | None = None
+        self._callbacks = Callbacks()
         self._closed = False
         _producers.add(self)
 
@@ -271,17 +271,16 @@ class Producer:
     ) -> Future[Receipt]:
         """Send without waiting; the future gets the receipt, or the error.
 
-        `callback(receipt, error)` is called as well, with one of them None. Futures and callbacks
-        are served by one thread of the producer's: a slow callback delays the others, and nothing
-        else. The future cannot be cancelled. It waits here only as `send` with `linger_ms` does.
+        `callback(receipt, error)` is called as well, with one of them None. It, and what is added
+        to the future, is called by one thread of the producer's: a slow callback delays the others,
+        and nothing else. The future cannot be cancelled. It waits here only as `send` with
+        `linger_ms` does.
         """
-        future: Future[Receipt] = Future()
-        future.set_running_or_notify_cancel()
-        callbacks = self._start_callbacks()
+        future = Sent(self._callbacks, callback)
 
         def watch(batch: Batch, index: int) -> None:
             receipt = Receipt(batch, index)
-            batch.on_settled.append(lambda _: callbacks.put((future, callback, receipt)))
+            batch.on_settled.append(lambda _: future.settle(receipt))
 
         message = Outgoing(body, tags, one_text(keys), checked(properties), flag, wait)
         self.gather(Target(topic, sharding_key, queue_id), message, watch)
@@ -545,8 +544,7 @@ class Producer:
             self._delivery.flush()
         finally:
             self._delivery.close()
-            if self._callbacks is not None:
-                self._callbacks.close()
+            self._callbacks.close()
             self._routes.close()
 
     def __enter__(self) -> Self:
@@ -565,12 +563,6 @@ class Producer:
             self.close()
         except CometError as late:  # the first exception is the one to be seen
             log.warning("messages were not confirmed when the producer closed: %s", late)
-
-    def _start_callbacks(self) -> Callbacks:
-        with self._lock:
-            if self._callbacks is None:
-                self._callbacks = Callbacks()
-            return self._callbacks
 
     def _forked(self) -> None:
         self._lock = Forked(type(self).__name__)

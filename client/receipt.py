@@ -96,7 +96,8 @@ class Batch:
         self.done = True
         if self._event is not None:
             self._event.set()
-        for action in self.on_settled:
+        actions, self.on_settled = self.on_settled, []  # they know who knows this batch
+        for action in actions:
             action(self)
 
     def _let_go_of_body(self) -> None:

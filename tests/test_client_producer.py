@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -416,6 +418,41 @@ def test_futures_and_callbacks(broker: Handle) -> None:
     assert heard[0] == (receipt, None)
     assert heard[1][0] is None
     assert heard[1][1] is error
+
+
+def test_what_was_answered_is_no_garbage(broker: Handle) -> None:
+    """It goes when nobody has it any more: what waits for the collector makes it stop us longer."""
+    with Producer(broker.address) as producer:
+        producer.send_async("t", b"first").result(10)
+        gc.collect()
+        gc.disable()
+        try:
+            futures = [producer.send_async("t", b"x") for _ in range(100)]
+            for future in futures:
+                future.result(10)
+            gone = weakref.ref(futures[0])
+            del future, futures
+            producer.flush()
+            assert gone() is None
+            assert gc.collect() < 100
+        finally:
+            gc.enable()
+
+
+def test_what_is_added_to_a_future_may_send_and_wait(broker: Handle) -> None:
+    done = threading.Event()
+
+    def added(_future: Future[Receipt]) -> None:
+        producer.send("t", b"2")
+        done.set()
+
+    with Producer(broker.address) as producer:
+        future = producer.send_async("t", b"1")
+        future.add_done_callback(added)
+        assert done.wait(10)
+        done.clear()
+        future.add_done_callback(added)  # it has been answered already
+        assert done.wait(10)
 
 
 def test_a_callback_may_send_and_wait(broker: Handle) -> None:
