@@ -9,6 +9,7 @@ and so does the zygote; the children see the same end of their own pipe and fini
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -129,6 +130,8 @@ class Zygote:
 
 def _run(orders: int, reports: int, lifeline: int) -> None:
     """The zygote's whole life. Never returns."""
+    # What is loaded stays: no collection of a child's has to look at it, or makes its pages differ.
+    gc.freeze()
     # A signal to the whole group (Ctrl-C, a service manager) is the supervisor's to act on: it ends
     # its children in order, and they inherit this. Its own end is the end of the lifeline.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
