@@ -225,8 +225,8 @@ class CommitLogActor(ServiceActor):
             return
         if self._log.physical_offset > self._wrote.value:
             # Or the allocator would not know how far we have come.
-            self._log.appender.publish()
-            self._log.appender.wake()
+            self._log.publish()
+            self._log.wake()
         deadline = time.monotonic() + SEGMENT_TIMEOUT_S
         errno_cell = self._family.control.read(Counter.ALLOCATE_ERRNO)
         while True:
@@ -273,14 +273,14 @@ class CommitLogActor(ServiceActor):
         self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
         if end > before:
-            self._log.appender.publish()
+            self._log.publish()
         for (request, command), (answer, wait) in zip(sends, answers, strict=True):
             if wait and self._sync:
                 self._unflushed.append(Unflushed(end, began, request, answer))
             elif not command.oneway:
                 request.reply(answer)
         if end > before:
-            self._log.appender.wake()
+            self._log.wake()
         if self._unflushed:
             self._release_flushed()
 
@@ -447,8 +447,8 @@ class CommitLogActor(ServiceActor):
         )
 
     def publish_staged(self) -> None:
-        self._log.appender.publish()
-        self._log.appender.wake()
+        self._log.publish()
+        self._log.wake()
 
     def wait_flushed(self) -> None:
         """Nobody else is served meanwhile: what they send has to wait for the same disk."""

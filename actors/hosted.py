@@ -93,8 +93,8 @@ class HostedCommitLog(CommitLogActor):
             with self._log.gate:
                 self._check_admitted(queue)
                 first = self._log.append_all(queue, bodies, properties) if bodies else 0
-                self._log.appender.publish()
-                self._log.appender.wake()
+                self._log.publish()
+                self._log.wake()
         except ServiceNotAvailable:
             self._check_usable()  # or it is for ever
             raise

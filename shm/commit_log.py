@@ -177,6 +177,14 @@ class CommitLog:
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
 
+    def publish(self) -> None:
+        """Whatever was laid down may be seen. Sleepers go on sleeping until `wake`."""
+        self.appender.publish()
+
+    def wake(self) -> None:
+        """Ring for everyone who sleeps on what was published."""
+        self.appender.wake()
+
     def open_segment(self) -> None:
         """Map the segment that the next record goes to."""
         start = self._physical_offset // self.segment_bytes * self.segment_bytes

@@ -78,7 +78,7 @@ _QUEUES = "cometmq.shm.queue_builder:QueueBuilder."
 POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
     **_both("append.records", "commitlog", "cometmq.shm.commit_log:CommitLog.append_batch"),
-    **_both("append.wrote", "commitlog", "Counter.WROTE"),
+    **_both("append.wrote", "commitlog", "cometmq.shm.commit_log:CommitLog.publish"),
     **_both("append.answer", "commitlog", "cometmq.actors.service:Request.reply"),
     **_both("roll", "commitlog", "cometmq.shm.commit_log:CommitLog._roll", nth_max=1),
     **_both("roll.mapped", "commitlog", "cometmq.shm.segment_maps:SegmentMaps.map", nth_max=1),
@@ -112,7 +112,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("recovery.find", "commitlog", _RECOVERY + "find_end", "cold start", 1),
     **_both("recovery.cut", "commitlog", _RECOVERY + "cut", "cold start", 1),
     **_both("recovery.log", "commitlog", _COMMITLOG + "recover_log", "start", 1),
-    **_both("recovery.wrote", "commitlog", "Counter.WROTE", "start", 1),
+    **_both("recovery.wrote", "commitlog", _COMMITLOG + "CommitLogActor._begin_log", "start", 1),
     **_both(
         "recovery.queues",
         "dispatcher",

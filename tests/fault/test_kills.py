@@ -104,7 +104,7 @@ def test_a_point_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(points, "POINTS", {gone.name: gone})
         with pytest.raises(AttributeError, match=r"CommitLog\.gone is gone, see append\.gone"):
             points.install(tmp_path / "points")
-    assert Counter.WROTE.name in POINTS["append.wrote.before"].target
+    assert Counter.FLUSHED.name in POINTS["flush.flushed.before"].target
 
 
 def test_a_broker_does_not_start_without_its_points(tmp_path: Path) -> None:
