@@ -25,6 +25,7 @@ from cometmq.bench.trial import (
     Plan,
     Trial,
     WarmUp,
+    first_of,
     sized,
     warm_up,
 )
@@ -190,11 +191,15 @@ class Case:
         return found
 
     def throughput(self, case: str, plan: Plan) -> list[Line]:
+        plan = replace(plan, durability=self.durability)
+
         def measure() -> list[Line]:
             warm = self.warm(case, plan)
             count = self.ctx.count(warm.rate, plan)
-            outcome = self.trial(case, replace(plan, messages=count, warmup=count // 2)).run()
+            first = first_of(self.system, plan, count)
+            outcome = self.trial(case, replace(plan, messages=count, warmup=first)).run()
             values = rate_of(outcome.rate, plan.size) | {"cold_messages_per_s": warm.cold_rate}
+            values |= dispatched(outcome)
             values["drain_messages_per_s"] = outcome.delivered / (outcome.consumer_seconds or 1)
             key, kinds = "messages_per_s", ("service",)
             if plan.mode == ONE:
@@ -251,6 +256,18 @@ class Case:
 
 def rate_of(per_s: float, size: int) -> dict[str, float]:
     return {"messages_per_s": per_s, "mb_per_s": per_s * size / 1e6}
+
+
+def dispatched(outcome: Outcome) -> dict[str, float]:
+    """Where the store is in the worker: the rate until all of it is in the consume queues."""
+    after_s = max((each.get("extra", {}).get("dispatched_after_s", -1.0)
+                   for each in outcome.produced), default=-1.0)  # fmt: skip
+    if after_s < 0:
+        return {}
+    return {
+        "dispatched_per_s": outcome.measured / (outcome.seconds + after_s),
+        "dispatched_after_s": after_s,
+    }
 
 
 def latency_of(outcome: Outcome, kind: str) -> dict[str, float]:

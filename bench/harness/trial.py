@@ -348,6 +348,7 @@ class Trial:
 
 STABLE: Final = 0.03  # three windows in a row differ by less
 PROBE: Final = 2_000
+PROBE_IN_PROCESS: Final = 200_000
 GROWTH_MAX: Final = 20.0
 
 
@@ -375,19 +376,54 @@ def warm_up(system: System, plan: Plan, folder: Path, window_s: float, windows_m
     A window is a run of workers of its own: what gets warm is the server. Each worker sends as many
     messages as are measured before that, since a JVM has to compile itself again in each.
     What is sent here is checked as everything else.
+
+    A store within the worker's own process is new in each, and what warms up does so in there: its
+    rate is asked for once.
     """
+    if in_process(system, plan):
+        rate = _probed(system, plan, folder)
+        return WarmUp([rate], True, rate)
     rates: list[float] = []
     count = PROBE
     for number in range(windows_max):
         probe = replace(plan, messages=count, warmup=count, groups=1, reading=LATE)
-        outcome = Trial(system, probe, folder / f"warm-up-{number}").run()
-        if outcome.faults:
-            raise BenchError(f"{system.name}, warm-up: {'; '.join(outcome.faults)}")
+        outcome = _checked(system, probe, folder / f"warm-up-{number}")
         rates.append(outcome.rate)
         count = sized(outcome.rate, window_s, plan, count * GROWTH_MAX)
         if is_stable(rates):
             break
     return WarmUp(rates, is_stable(rates), rates[0])
+
+
+def _checked(system: System, plan: Plan, folder: Path) -> Outcome:
+    outcome = Trial(system, plan, folder).run()
+    if outcome.faults:
+        raise BenchError(f"{system.name}, warm-up: {'; '.join(outcome.faults)}")
+    return outcome
+
+
+_probes: Final[dict[tuple[str, Plan], float]] = {}
+
+
+def _probed(system: System, plan: Plan, folder: Path) -> float:
+    known = system.name, replace(plan, seed=0, options=())  # type: ignore[arg-type]
+    if known not in _probes:
+        fast = plan.durability is Durability.PAGE_CACHE
+        count = sized(1e9, 1, plan, PROBE_IN_PROCESS if fast else PROBE)
+        probe = replace(plan, messages=count, warmup=first_of(system, plan, count) // 3)
+        _probes[known] = _checked(system, probe, folder).rate
+    return _probes[known]
+
+
+def in_process(system: System, plan: Plan) -> bool:
+    """Whether the store is in the worker's own process."""
+    return plan.client == EMBEDDED or hasattr(system, "warm_up")
+
+
+def first_of(system: System, plan: Plan, count: int) -> int:
+    """Messages that a worker sends before it measures so many."""
+    least = getattr(system, "warm_up", 0) if plan.durability is Durability.PAGE_CACHE else 0
+    return max(count // 2, least // plan.producers) // plan.batch * plan.batch
 
 
 def sized(rate: float, seconds: float, plan: Plan, most: float) -> int:
