@@ -49,6 +49,7 @@ class Context:
         windows: of a warm-up at most.
         size, queues, rate, count: None = what the workload has.
         bytes: of a backlog, a store to recover.
+        beyond: bytes of what exceeds the memory; None = as much as does.
     """
 
     folder: Path
@@ -60,6 +61,7 @@ class Context:
     queues: int | None = None
     rate: float | None = None
     bytes: int = 1 << 30
+    beyond: int | None = None
     many: int = 10_000
     client: str | None = None
     durability: Durability | None = None

@@ -23,11 +23,13 @@ OPENING: Final = {
     "fan-out": "One producer, and 1 and 4 groups that each get everything.",
     "many-queues": "One queue against many.",
     "embedded": "The store in the caller's own process.",
+    "beyond-memory": "1 KiB in the caller's own process, until it exceeds the memory.",
     "cold-read": "A writer beside a consumer that reads an old backlog from the disk.",
     "cleaning": "A writer while old segments are deleted.",
     "recovery": "kill -9 of all server processes, and the time until they serve.",
     "soak": "A steady rate for long: what drifts, and what grows.",
 }
+QUICK: Final = {"windows": 2, "bytes": 16 << 20, "beyond": 256 << 20, "many": 100}
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 _EPILOG: Final = """\
@@ -117,7 +119,7 @@ def session_of(
     from cometmq.bench.session import LOGS, Session
 
     names = only or ("cometmq", *(name for name in against if name != "cometmq"))
-    quick_size: dict[str, Any] = {"windows": 2, "bytes": 16 << 20, "many": 100} if quick else {}
+    quick_size: dict[str, Any] = QUICK if quick else {}
     given = {key: value for key, value in more.items() if value is not None}
     ctx = Context(
         folder=scratch,
@@ -164,6 +166,7 @@ def _workload(name: str) -> click.Command:
     @click.option("--queues", type=click.IntRange(1, 4096), help="Of a topic.")
     @click.option("--rate", type=click.FloatRange(1), help="Messages/s, in open loop.")
     @click.option("--bytes", "count_bytes", type=Bytes(), help="Of a backlog or store. [1g]")
+    @click.option("--beyond", type=Bytes(), help="Of what exceeds the memory. [1.15 times it]")
     @click.option("--many", type=click.IntRange(2, 100_000), help="Queues that are many. [10000]")
     @click.option("--client", help="The kind of client: python, java, embedded.")
     @click.option("--sync", is_flag=True, help="Every acknowledgement waits for the disk.")

@@ -76,7 +76,7 @@ class EmbeddedSender:
             for topic in job.topics
         }
         self._turns = {topic: cycle(own) for topic, own in self._appenders.items()}
-        self._all = cycle(
+        self._all: Iterator[Appender] = cycle(
             [each for own in zip(*self._appenders.values(), strict=True) for each in own]
         )
 
@@ -115,11 +115,7 @@ class EmbeddedSender:
         """Until all is dispatched, and with the option `durable` on the disk."""
         self._counters.wait_dispatched()
         if self._durable:
-            self._an_appender.wait(FLUSH_S)
-
-    @property
-    def _an_appender(self) -> Appender:
-        return next(self._all)
+            next(self._all).wait(FLUSH_S)
 
     def cpu_s(self) -> float:
         """Of this process and all of the broker's."""

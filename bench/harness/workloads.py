@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -16,9 +17,11 @@ import psutil
 
 from cometmq.bench import control, histograms
 from cometmq.bench.cases import (
+    ASIDE_BYTES,
     RECORD_BYTES,
     Case,
     Context,
+    dispatched,
     latency_of,
     notes_of,
     rate_of,
@@ -36,6 +39,7 @@ from cometmq.bench.trial import (
     ONE,
     Outcome,
     Plan,
+    first_of,
     new_topics,
 )
 from cometmq.bench.worker import Job
@@ -45,6 +49,9 @@ SEND, BATCHES = "one call a message", "batches"
 SEND_MANY: Final = 65_536  # bodies of one call
 SEND_MANY_BYTES: Final = 16 << 20
 GROUPS: Final = 4
+AGAIN: Final = 65_536
+BEYOND: Final = 1.15  # times the memory
+DISK_BYTES: Final = 8 << 30
 SIZES: Final = (32, 128, 1024, 16_384, 131_072)
 
 # --- the workloads --------------------------------------------------------------------------------
@@ -261,6 +268,56 @@ def embedded(ctx: Context, system: System) -> list[Line]:
     return lines
 
 
+def beyond_memory(ctx: Context, system: System) -> list[Line]:
+    """1 KiB appended in the caller's own process, without a pause, until it exceeds the memory.
+
+    The same 65,536 bodies come again and again, as others would have to be made meanwhile. Beside
+    it the disk's own speed, in the same round.
+    """
+    found = in_process(system)
+    if found is None:
+        ctx.say(f"  {system.name} cannot be embedded: left out")
+        return []
+    inner, client = found
+    plan = ctx.plan(client=client)
+    plan = replace(
+        plan, size=ctx.size or 1024, options={**plan.options, "again": AGAIN, "durable": 1}
+    )
+    case = Case(ctx, "beyond-memory", inner)
+    with _served(ctx, inner, client):
+        return case.each(APPEND, plan, lambda: _beyond(case, plan))
+
+
+def _beyond(case: Case, plan: Plan) -> list[Line]:
+    ctx, memory = case.ctx, psutil.virtual_memory().total
+    wanted = ctx.beyond or int(BEYOND * memory)
+    first = first_of(case.system, plan, 0)
+    plan = replace(plan, messages=max(AGAIN, wanted // (plan.size + RECORD_BYTES)), warmup=first)
+    room = shutil.disk_usage(ctx.folder).free - ASIDE_BYTES
+    needed = plan.total * (plan.size + RECORD_BYTES)
+    if needed > room:
+        raise BenchError(f"{needed >> 30} GiB are needed, and {max(0, room) >> 30} GiB are free")
+    disk = disk_mb_per_s(ctx, min(wanted, DISK_BYTES))
+    outcome = case.trial(APPEND, plan).run()
+    values = rate_of(outcome.rate, plan.size) | dispatched(outcome) | disk
+    to_disk = values.pop("dispatched_per_s") * (plan.size + RECORD_BYTES) / 1e6
+    values |= {"to_disk_mb_per_s": to_disk, "of_disk": to_disk / max(disk.values())}
+    notes = [f"{wanted / (1 << 30):.1f} GiB, memory {memory / (1 << 30):.1f} GiB"]
+    if wanted < memory:
+        notes[0] += ": NOT beyond memory"
+    return [case.line(APPEND, plan, outcome, "messages_per_s", values, notes=notes)]
+
+
+def disk_mb_per_s(ctx: Context, size: int) -> dict[str, float]:
+    """Of a bare sequential write with its fdatasync, past the page cache and through it."""
+    program = control.build(ctx.folder)
+    return {
+        f"disk_{how}_mb_per_s":
+        control.write_bytes_per_s(program, ctx.folder / "disk", size, how) / 1e6
+        for how in ("direct", "cached")
+    }  # fmt: skip
+
+
 def cold_read(ctx: Context, system: System) -> list[Line]:
     """A writer in open loop, alone and beside a consumer that reads a backlog from the disk."""
     lines = []
@@ -473,6 +530,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "fan-out": fan_out,
     "many-queues": many_queues,
     "embedded": embedded,
+    "beyond-memory": beyond_memory,
     "cold-read": cold_read,
     "cleaning": cleaning,
     "recovery": recovery,

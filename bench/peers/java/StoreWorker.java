@@ -172,8 +172,9 @@ final class StoreWorker extends Worker {
     @Override
     boolean settle() throws Exception {
         awaitDispatch();
-        if (option("durable", false)) {
-            store.flush();
+        while (option("durable", false)
+                && store.getCommitLog().getFlushedWhere() < store.getMaxPhyOffset()) {
+            store.flush(); // one file of its log at a time
         }
         return true;
     }
