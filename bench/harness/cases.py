@@ -188,7 +188,7 @@ class Case:
     def warm(self, case: str, plan: Plan) -> WarmUp:
         folder = self.ctx.log("warm-up", self.system.name, plan.client, case, plan.size)
         window_s = max(0.3, self.ctx.seconds / 5)
-        found = warm_up(self.system, plan, folder, window_s, self.ctx.windows)
+        found = warm_up(self.system, plan, folder, window_s, self.ctx.windows, self.ctx.folder)
         shutil.rmtree(folder)
         return found
 
@@ -212,7 +212,8 @@ class Case:
 
     def trial(self, case: str, plan: Plan, **more: Any) -> Trial:
         folder = self.ctx.log(self.workload, case, self.system.name, plan.client, plan.size)
-        return Trial(self.system, replace(plan, durability=self.durability), folder, **more)
+        plan = replace(plan, durability=self.durability)
+        return Trial(self.system, plan, folder, stores=self.ctx.folder, **more)
 
     def open_loop(self, case: str, plan: Plan, rate: float, kind: str) -> list[Line]:
         """Latency at a rate, from the intended times; `kind` of histogram is the key's."""

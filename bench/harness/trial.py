@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -181,16 +182,19 @@ class Trial:
 
     Args:
         folder: for the workers' logs and histograms.
+        stores: where a store of the worker's own lies while it runs; default: `folder`.
         between: what happens when all is sent and before it is read; with `reading` after only.
         guests: starts workers that are at it meanwhile; their results stand in `guests_said`.
     """
 
     def __init__(
         self, system: System, plan: Plan, folder: Path, topics: Sequence[str] = (), *,
-        between: Callable[[], None] | None = None, guests: Guests | None = None,
+        stores: Path | None = None, between: Callable[[], None] | None = None,
+        guests: Guests | None = None,
     ) -> None:  # fmt: skip
         self.system, self.plan = system, plan
         self.folder = folder
+        self._store = (stores or folder) / f"embedded-{next(_numbers)}"
         self.topics = list(topics) or new_topics(system, plan)
         self.guests_said: list[dict[str, Any]] = []
         self.sent: list[Worker] = []  # who told what progress when
@@ -199,6 +203,12 @@ class Trial:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Outcome:
+        try:
+            return self._run()
+        finally:
+            shutil.rmtree(self._store, ignore_errors=True)
+
+    def _run(self) -> Outcome:
         with Crew(self.folder) as crew:
             readers = self._readers(crew) if self._beside else []
             producers = [self._producer(crew, number) for number in range(self.plan.producers)]
@@ -306,7 +316,7 @@ class Trial:
         if self.plan.client != EMBEDDED:
             return self.system.endpoint()
         return {
-            "folder": str(self.folder / "store"),
+            "folder": str(self._store),
             "durability": str(self.plan.durability),
             "settings": getattr(self.system, "settings", {}),
         }
@@ -370,7 +380,10 @@ def is_stable(rates: Sequence[float]) -> bool:
     return len(last) == 3 and max(last) - min(last) < STABLE * max(last)
 
 
-def warm_up(system: System, plan: Plan, folder: Path, window_s: float, windows_max: int) -> WarmUp:
+def warm_up(
+    system: System, plan: Plan, folder: Path, window_s: float, windows_max: int,
+    stores: Path | None = None,
+) -> WarmUp:  # fmt: skip
     """Send windows of about so many seconds until they are alike, at most so many.
 
     A window is a run of workers of its own: what gets warm is the server. Each worker sends as many
@@ -381,7 +394,7 @@ def warm_up(system: System, plan: Plan, folder: Path, window_s: float, windows_m
     rate is asked for once.
     """
     if in_process(system, plan):
-        rate = _probed(system, plan, folder)
+        rate = _probed(system, plan, folder, stores)
         return WarmUp([rate], True, rate)
     rates: list[float] = []
     count = PROBE
@@ -395,8 +408,8 @@ def warm_up(system: System, plan: Plan, folder: Path, window_s: float, windows_m
     return WarmUp(rates, is_stable(rates), rates[0])
 
 
-def _checked(system: System, plan: Plan, folder: Path) -> Outcome:
-    outcome = Trial(system, plan, folder).run()
+def _checked(system: System, plan: Plan, folder: Path, stores: Path | None = None) -> Outcome:
+    outcome = Trial(system, plan, folder, stores=stores).run()
     if outcome.faults:
         raise BenchError(f"{system.name}, warm-up: {'; '.join(outcome.faults)}")
     return outcome
@@ -405,13 +418,13 @@ def _checked(system: System, plan: Plan, folder: Path) -> Outcome:
 _probes: Final[dict[tuple[str, Plan], float]] = {}
 
 
-def _probed(system: System, plan: Plan, folder: Path) -> float:
+def _probed(system: System, plan: Plan, folder: Path, stores: Path | None) -> float:
     known = system.name, replace(plan, seed=0, options=())  # type: ignore[arg-type]
     if known not in _probes:
         fast = plan.durability is Durability.PAGE_CACHE
         count = sized(1e9, 1, plan, PROBE_IN_PROCESS if fast else PROBE)
         probe = replace(plan, messages=count, warmup=first_of(system, plan, count) // 3)
-        _probes[known] = _checked(system, probe, folder).rate
+        _probes[known] = _checked(system, probe, folder, stores).rate
     return _probes[known]
 
 
