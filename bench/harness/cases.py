@@ -49,6 +49,7 @@ class Context:
         windows: of a warm-up at most.
         size, queues, rate, count: None = what the workload has.
         bytes: of a backlog, a store to recover.
+        cold_bytes: of a backlog that is read from the disk; None = as `bytes`.
         beyond: bytes of what exceeds the memory; None = as much as does.
     """
 
@@ -61,6 +62,7 @@ class Context:
     queues: int | None = None
     rate: float | None = None
     bytes: int = 1 << 30
+    cold_bytes: int | None = None
     beyond: int | None = None
     many: int = 10_000
     client: str | None = None

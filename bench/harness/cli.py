@@ -54,6 +54,21 @@ class Bytes(click.ParamType[int]):
         return int(found[1]) * _UNITS[found[2]]
 
 
+class Parts(click.ParamType[tuple[str, ...]]):
+    """Names of workloads, joined by commas."""
+
+    name = "parts"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        names = value if isinstance(value, tuple) else tuple(filter(None, value.split(",")))
+        for name in names:
+            if name not in (*OPENING, "omb"):
+                self.fail(f"no workload {name!r}; there are {', '.join(OPENING)}, omb", param, ctx)
+        return names
+
+
 class Systems(click.ParamType[tuple[str, ...]]):
     """Names of systems, joined by commas."""
 
@@ -241,14 +256,21 @@ def omb(files: tuple[str, ...], output: str, out: Path | None, store: Path | Non
     metavar="RESULTS.JSON",
     help="Measure nothing: report from these results.",
 )
+@click.option(
+    "--only",
+    "parts",
+    type=Parts(),
+    metavar="NAMES",
+    help="These workloads, and omb; the rest of the bundle in DIR stays as it is.",
+)
 @output_option
 def report(output: str, out: Path | None, store: Path | None, given: Path | None,
-           **options: Any) -> None:  # fmt: skip
+           parts: tuple[str, ...] | None, **options: Any) -> None:  # fmt: skip
     """Measure everything, and make the bundle: tables, plots, raw histograms, one HTML page."""
     from cometmq.bench.full import full_report
     from cometmq.bench.report import write_report
     from cometmq.bench.results import load_results
-    from cometmq.bench.session import folders
+    from cometmq.bench.session import RESULTS, folders
 
     if out is None:
         raise click.UsageError("--out DIR: where the bundle is to be")
@@ -260,4 +282,12 @@ def report(output: str, out: Path | None, store: Path | None, given: Path | None
         return
     with folders(out, store) as (bundle, scratch):
         session = session_of(bundle, scratch, **options)
-        finish(full_report(session, quick=options["quick"]), bundle, True, output)
+        if parts and (bundle / RESULTS).exists():
+            session.take_over(load_results(bundle / RESULTS), parts)
+        results = full_report(
+            session,
+            parts,
+            quick=options["quick"],
+            plain=not (options["rounds"] or options["seconds"]),
+        )
+        finish(results, bundle, True, output)

@@ -14,7 +14,7 @@ ANY: Final = float("inf")  # where a floor is not said in absolute figures
 SEND, BATCHES, ONE = "one call a message", "batches", "one in flight"
 APPEND: Final = "append, one call a message"
 STORE: Final = "rocketmq_store"
-JAVA: Final = "java"  # the clients of all other kinds are Python ones
+NOT_PYTHON: Final = ("java", "redis-benchmark")  # the clients of all other kinds are
 
 
 class Mark(NamedTuple):
@@ -109,7 +109,7 @@ class Figures:
             group
             for name in names
             for group in self.find(workload, their_case or case, system=name)
-            if group.client != JAVA
+            if group.client not in NOT_PYTHON
         ]
         other = self.best(found, metric)
         if other is None:
@@ -208,7 +208,7 @@ def _d1(figures: Figures) -> list[Mark]:
 
 
 def _d2(figures: Figures) -> list[Mark]:
-    share = figures.value("drain", "cold backlog", "of_raw_read")
+    share = figures.value("drain", "cold backlog", "of_raw_read", size=1024)
     return figures.absolute("of a raw read of the same files", share, 0.8, 0.95, "x")
 
 

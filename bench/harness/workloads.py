@@ -8,8 +8,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from cometmq.bench.cases import (
 from cometmq.bench.crew import Crew, Watch, Worker, descriptors, memory_bytes
 from cometmq.bench.extra import BenchError
 from cometmq.bench.results import CONTROL, Line
-from cometmq.bench.systems import IN_PROCESS, Durability, System, usable
+from cometmq.bench.systems import IN_PROCESS, OWN, Durability, System, usable
 from cometmq.bench.trial import (
     ASYNC,
     BATCH,
@@ -41,11 +42,13 @@ from cometmq.bench.trial import (
     Plan,
     first_of,
     new_topics,
+    sized,
 )
 from cometmq.bench.worker import Job
 
 APPEND: Final = "append, one call a message"
-SEND, BATCHES = "one call a message", "batches"
+SEND, BATCHES, ONE_CASE = "one call a message", "batches", "one in flight"
+C_BYTES: Final = 512 << 20  # of bodies that a C program sends: its server may hold them in memory
 SEND_MANY: Final = 65_536  # bodies of one call
 SEND_MANY_BYTES: Final = 16 << 20
 GROUPS: Final = 4
@@ -68,9 +71,51 @@ def produce(ctx: Context, system: System) -> list[Line]:
             lines += case.throughput(SEND, plan)
             lines += case.throughput(BATCHES, replace(plan, mode=BATCH, batch=SEND_MANY))
             one = replace(plan, mode=ONE, queues=ctx.queues or 1)
-            lines += case.throughput("one in flight", one)
+            lines += case.throughput(ONE_CASE, one)
             lines += case.at_shares(replace(one, mode=ASYNC), "response")
+    return lines + _by_c_client(
+        ctx, system, "produce", durability, {SEND: (128, 50), ONE_CASE: (1, 1)}
+    )
+
+
+def _by_c_client(
+    ctx: Context, system: Any, workload: str, durability: Durability,
+    cases: Mapping[str, tuple[int, int]],
+) -> list[Line]:  # fmt: skip
+    """By the C program that a system brings; its cases with (pipeline, connections).
+
+    It only counts what the server has got: nothing is read.
+    """
+    if not hasattr(system, "benchmark") or ctx.client is not None:
+        return []
+    lines = []
+    with running(ctx, system, durability):
+        case = Case(ctx, workload, system, durability)
+        for name, (pipeline, connections) in cases.items():
+            plan = ctx.plan(client=system.c_client)
+            measure = partial(_counted, case, name, plan, pipeline, connections)
+            lines += case.each(name, plan, measure)
     return lines
+
+
+def _counted(case: Case, name: str, plan: Plan, pipeline: int, connections: int) -> list[Line]:
+    system: Any = case.system
+    send = partial(system.benchmark, size=plan.size, pipeline=pipeline, connections=connections)
+    rate = send("bench-c", max(1000, pipeline * connections))["rate"]
+    rate = send("bench-c", int(rate * min(1, case.ctx.seconds)))["rate"]
+    count = min(
+        sized(rate, case.ctx.seconds, plan, C_BYTES // plan.size), case.ctx.count(rate, plan)
+    )
+    watch = Watch(system.processes(), ())
+    found = send("bench-c", count)
+    outcome = Outcome(
+        produced=[{"client": found["client"]}], consumed=[], cost=(cost := watch.cost()),
+        read_cost=cost, seconds=found["seconds"], measured=found["acked"], total=found["acked"],
+        faults=[],
+    )  # fmt: skip
+    notes = [f"pipeline {pipeline}, {connections} connections; the client's CPU is not counted"]
+    values = rate_of(outcome.rate, plan.size)
+    return [case.line(name, plan, outcome, "messages_per_s", values, notes=notes)]
 
 
 def sizes(ctx: Context, system: System) -> list[Line]:
@@ -156,7 +201,8 @@ def sync_flush(ctx: Context, system: System) -> list[Line]:
             lines += case.throughput("1 in flight", replace(plan, mode=ONE))
             many = replace(plan, in_flight=64, options={**plan.options, "window": 1})
             lines += case.throughput("64 in flight", many)
-    return lines
+    cases = {"1 in flight": (1, 1), "64 in flight": (64, 1)}
+    return lines + _by_c_client(ctx, system, "sync-flush", Durability.FSYNC, cases)
 
 
 def drain(ctx: Context, system: System) -> list[Line]:
@@ -173,8 +219,13 @@ def drain(ctx: Context, system: System) -> list[Line]:
 
 
 def _drain(case: Case, name: str, plan: Plan, folder: Path) -> list[Line]:
-    plan = replace(plan, messages=max(1000, case.ctx.bytes // plan.size))
     cold = name.startswith("cold")
+    size = case.ctx.bytes
+    if cold:
+        plan = replace(plan, size=case.ctx.size or 1024)
+        if case.system.name == OWN:  # which is held against the disk, and not against peers
+            size = case.ctx.cold_bytes or size
+    plan = replace(plan, messages=max(1000, size // plan.size))
 
     def measure() -> list[Line]:
         raw: list[float] = []
