@@ -314,7 +314,8 @@ class Trial:
 
     def _endpoint(self) -> dict[str, Any]:
         if self.plan.client != EMBEDDED:
-            return self.system.endpoint()
+            own = {"folder": str(self._store)} if in_process(self.system, self.plan) else {}
+            return self.system.endpoint() | own
         return {
             "folder": str(self._store),
             "durability": str(self.plan.durability),

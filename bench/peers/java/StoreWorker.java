@@ -39,7 +39,6 @@ final class StoreWorker extends Worker {
     private static final int BODY_SIZE_POSITION = 84;
     private static final int BATCH_BYTES = 4_000_000;
     private static final long DISPATCH_TIMEOUT_NS = 120_000_000_000L;
-    private static final int CREATE_TRIES = 10;
     private static final SocketAddress HOST =
         new InetSocketAddress(InetAddress.getLoopbackAddress(), 10911);
 
@@ -135,14 +134,7 @@ final class StoreWorker extends Worker {
     void sendAndWait(int topic, int queue, byte[] body) {
         MessageExtBrokerInner message = filled(new MessageExtBrokerInner(), topic, queue);
         message.setBody(body);
-        PutMessageResult result = store.putMessage(message);
-        // Its allocator gives up after 5 s, which many new queues on a slow disk may take; nothing is
-        // stored then.
-        for (int more = 0; more < CREATE_TRIES
-                && result.getPutMessageStatus() == PutMessageStatus.CREATE_MAPPED_FILE_FAILED; more++) {
-            result = store.putMessage(message);
-        }
-        check(result);
+        check(store.putMessage(message));
     }
 
     @Override
