@@ -1,9 +1,8 @@
 """A commit under SYNC_FLUSH: append, and wait until the flush process says that it is on the disk.
 
-Canonical load: 512-byte bodies, one queue, an allocator and a flush process beside the writer; or a
-service that has its broker's writer inside, where an append returns once it is on the disk. The
-control is a bare pwrite and fdatasync of as many bytes, into a file that was written before, in
-the same run on the same file system.
+Canonical load: 512-byte bodies, one queue, a service that has its broker's writer inside, where an
+append returns once it is on the disk. The control is a bare pwrite and fdatasync of as many bytes,
+into a file that was written before, in the same run on the same file system.
 
 A second table shows what the state of the file does to a commit: device bytes each, and time.
 """
@@ -19,10 +18,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks import Report
-from embedded import Embedded
 
 from cometmq import Broker
-from cometmq.shm._kernel import QueueCursor
 from cometmq.shm.files import COMMITLOG_DIR, RETIRED_DIR, segment_name
 from cometmq.shm.segments import SegmentMaker
 
@@ -72,34 +69,6 @@ def bare(path: Path, record_bytes: int, size: int) -> Callable[[], None]:
 
 @pytest.mark.parametrize("in_flight", [1, 64])
 def test_sync_flush(in_flight: int, tmp_path: Path, full: bool, report: Report) -> None:
-    settings = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": 1 << (30 if full else 26)}
-    rounds, count = (5, 2000) if full else (1, 50)
-    record = 91 + len("bench") + len(BODY)
-    control = bare(tmp_path / "control", record * in_flight, 16 * MIB)
-    queue, bodies = QueueCursor("bench", 0), [BODY] * in_flight
-    ours, theirs = [], []
-    with Embedded(tmp_path / "store", settings) as embedded:
-
-        def commit() -> None:
-            embedded.log.append_many(queue, bodies)
-            embedded.publish()
-            embedded.wait_flushed(embedded.log.physical_offset)
-
-        for _ in range(rounds):  # in turns, since others use the machine
-            theirs.append(measure(control, count, tmp_path))
-            ours.append(measure(commit, count, tmp_path))
-    best, control_best = min(ours), min(theirs)
-    for name, (took, device) in (("commit", best), ("pwrite + fdatasync", control_best)):
-        report(f"{name}, p50", took[count // 2] * 1e6, "us")
-        report(f"{name}, p99", took[count * 99 // 100] * 1e6, "us")
-        report(f"{name}, device", device / 1024, "KiB")
-    ratio = best[0][count // 2] / control_best[0][count // 2]
-    report("commit against pwrite + fdatasync", ratio, "times its p50")
-    report("messages", in_flight * count / sum(best[0]), "/s")
-
-
-@pytest.mark.parametrize("in_flight", [1, 64])
-def test_service_sync_flush(in_flight: int, tmp_path: Path, full: bool, report: Report) -> None:
     """The public way; 64 in flight are 64 appends of which the last one waits for all."""
     settings = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": 1 << (30 if full else 26)}
     rounds, count = (8, 1000) if full else (1, 50)

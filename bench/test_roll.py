@@ -1,7 +1,8 @@
 """What a roll-over costs the writer: the slowest append of each, with segments of 1 GiB.
 
-Canonical load: 1 KiB bodies, ASYNC_FLUSH, one call a message, published every 64 messages. A rate
-below the disk's own, so that what is seen is the roll and not a full page cache.
+Canonical load: 1 KiB bodies, ASYNC_FLUSH, one call a message, in a service that has its broker's
+writer inside: every call publishes, all is dispatched. A rate below the disk's own, so that what is
+seen is the roll and not a full page cache.
 """
 
 from __future__ import annotations
@@ -11,47 +12,14 @@ import time
 from pathlib import Path
 
 from benchmarks import Counters, Report
-from embedded import Embedded
 
 from cometmq import Broker
-from cometmq.shm._kernel import QueueCursor
 
 BODY = random.Random(7).randbytes(1024)
 GROUP = 64
 
 
 def test_appends_over_rolls(tmp_path: Path, full: bool, report: Report) -> None:
-    segment = 1 << 30 if full else 1 << 24
-    rolls, bytes_a_second = (10, 600e6) if full else (3, 100e6)
-    settings = {"mappedFileSizeCommitLog": segment, "maxMessageSize": 1 << 20}
-    at_rolls: list[int] = []
-    others: list[int] = []
-    with Embedded(tmp_path / "store", settings) as embedded:
-        log, queue = embedded.log, QueueCursor("bench", 0)
-        clock, append = time.perf_counter_ns, log.append
-        began, last_start = time.perf_counter(), 0
-        while len(at_rolls) < rolls:
-            slow = 0
-            for _ in range(GROUP):
-                before = clock()
-                append(queue, BODY)
-                took = clock() - before
-                others.append(took)
-                slow = max(slow, took)
-            embedded.publish()
-            assert log.segment is not None
-            if log.segment[1] != last_start:
-                last_start = log.segment[1]
-                at_rolls.append(slow)
-                (tmp_path / "store/commitlog" / f"{last_start - segment:020d}").unlink()
-            early = began + log.physical_offset / bytes_a_second - time.perf_counter()
-            if early > 0.002:
-                time.sleep(early)  # the pace
-    report_latency(report, others, at_rolls)
-
-
-def test_service_appends_over_rolls(tmp_path: Path, full: bool, report: Report) -> None:
-    """In a service that has its broker's writer inside: every call publishes, all is dispatched."""
     segment = 1 << 30 if full else 1 << 24
     rolls, bytes_a_second = (10, 300e6) if full else (3, 100e6)
     settings = {"mappedFileSizeCommitLog": segment, "maxMessageSize": 1 << 20}

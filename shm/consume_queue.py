@@ -225,7 +225,10 @@ class WindowCache:
             create_segment(
                 files.folder, start, files.segment_bytes, store / STAGING_DIR, reserve_bytes=0
             )
-        return map_segment(path, files.segment_bytes, writable=True)
+        memory = map_segment(path, files.segment_bytes, writable=True)
+        # Or the first store into a queue's page reads on around it: 1.6 ms in place of 10 us.
+        memory.madvise(mmap.MADV_RANDOM)
+        return memory
 
     def _reserve(self, path: Path, count: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

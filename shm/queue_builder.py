@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import resource
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +29,7 @@ from cometmq.shm.references import LogMaps
 log = logging.getLogger(__name__)
 
 REBUILD_FILE: Final = "cometmq.rebuild"  # while it is there, a start begins with the whole log
-WINDOWS_MAX: Final = 4096
+WINDOWS_MAX: Final = 16_384  # of the 65,530 mappings that a process may have
 # A record whose queue offset leaves more than so many places free is taken for damaged.
 GAP_MAX: Final = 1_000_000
 TOPIC_MAX: Final = 255  # bytes: what a folder's name may have
@@ -59,7 +60,7 @@ class QueueBuilder:
         self._table = table
         self._count = count
         self._kernel = _kernel.Dispatcher()
-        self._windows = WindowCache(self._kernel, WINDOWS_MAX)
+        self._windows = WindowCache(self._kernel, _windows_max())
         self.files: list[QueueFiles] = []  # by the kernel's slot number, which is the table's
         self._log = LogMaps(files.store, files.segment_bytes)
         self.log_min = 0
@@ -284,6 +285,15 @@ class QueueBuilder:
     def close(self) -> None:
         self._windows.close()
         self._log.close()
+
+
+def _windows_max() -> int:
+    """Python's mmap keeps a descriptor open. Queues in turns that are more than there are windows
+    cost a mapping for every message, which is hundreds of times a message's own work."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return WINDOWS_MAX if most == resource.RLIM_INFINITY else min(WINDOWS_MAX, most * 3 // 4)
 
 
 def _message(memory: mmap.mmap, at: int) -> _kernel.Message:

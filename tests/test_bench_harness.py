@@ -76,6 +76,15 @@ def test_duplicates_order_and_strangers_are_counted() -> None:
     }  # fmt: skip
 
 
+def test_bodies_that_come_again_are_expected_in_turns() -> None:
+    bodies = stamps.Stamper(128, producer=0, seed=7).bodies(0, 3)
+    whole, torn = (stamps.Verifier(seed=7, again=3) for _ in range(2))
+    whole.add_all(0, bodies * 2 + bodies[:1])
+    assert (whole.distinct, whole.out_of_order) == (7, 0)
+    torn.add_all(0, [*bodies, bodies[1], *bodies[2:]])
+    assert (torn.distinct, torn.out_of_order) == (5, 1)
+
+
 def test_half_of_a_body_is_random() -> None:
     body = stamps.Stamper(1032, 0, 1).body(0)
     assert body[-500:] == bytes(500)

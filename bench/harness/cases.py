@@ -25,6 +25,7 @@ from cometmq.bench.trial import (
     Plan,
     Trial,
     WarmUp,
+    first_of,
     sized,
     warm_up,
 )
@@ -48,6 +49,8 @@ class Context:
         windows: of a warm-up at most.
         size, queues, rate, count: None = what the workload has.
         bytes: of a backlog, a store to recover.
+        cold_bytes: of a backlog that is read from the disk; None = as `bytes`.
+        beyond: bytes of what exceeds the memory; None = as much as does.
     """
 
     folder: Path
@@ -59,6 +62,8 @@ class Context:
     queues: int | None = None
     rate: float | None = None
     bytes: int = 1 << 30
+    cold_bytes: int | None = None
+    beyond: int | None = None
     many: int = 10_000
     client: str | None = None
     durability: Durability | None = None
@@ -185,16 +190,20 @@ class Case:
     def warm(self, case: str, plan: Plan) -> WarmUp:
         folder = self.ctx.log("warm-up", self.system.name, plan.client, case, plan.size)
         window_s = max(0.3, self.ctx.seconds / 5)
-        found = warm_up(self.system, plan, folder, window_s, self.ctx.windows)
+        found = warm_up(self.system, plan, folder, window_s, self.ctx.windows, self.ctx.folder)
         shutil.rmtree(folder)
         return found
 
     def throughput(self, case: str, plan: Plan) -> list[Line]:
+        plan = replace(plan, durability=self.durability)
+
         def measure() -> list[Line]:
             warm = self.warm(case, plan)
             count = self.ctx.count(warm.rate, plan)
-            outcome = self.trial(case, replace(plan, messages=count, warmup=count // 2)).run()
+            first = first_of(self.system, plan, count)
+            outcome = self.trial(case, replace(plan, messages=count, warmup=first)).run()
             values = rate_of(outcome.rate, plan.size) | {"cold_messages_per_s": warm.cold_rate}
+            values |= dispatched(outcome)
             values["drain_messages_per_s"] = outcome.delivered / (outcome.consumer_seconds or 1)
             key, kinds = "messages_per_s", ("service",)
             if plan.mode == ONE:
@@ -205,7 +214,8 @@ class Case:
 
     def trial(self, case: str, plan: Plan, **more: Any) -> Trial:
         folder = self.ctx.log(self.workload, case, self.system.name, plan.client, plan.size)
-        return Trial(self.system, replace(plan, durability=self.durability), folder, **more)
+        plan = replace(plan, durability=self.durability)
+        return Trial(self.system, plan, folder, stores=self.ctx.folder, **more)
 
     def open_loop(self, case: str, plan: Plan, rate: float, kind: str) -> list[Line]:
         """Latency at a rate, from the intended times; `kind` of histogram is the key's."""
@@ -251,6 +261,18 @@ class Case:
 
 def rate_of(per_s: float, size: int) -> dict[str, float]:
     return {"messages_per_s": per_s, "mb_per_s": per_s * size / 1e6}
+
+
+def dispatched(outcome: Outcome) -> dict[str, float]:
+    """Where the store is in the worker: the rate until all of it is in the consume queues."""
+    after_s = max((each.get("extra", {}).get("dispatched_after_s", -1.0)
+                   for each in outcome.produced), default=-1.0)  # fmt: skip
+    if after_s < 0:
+        return {}
+    return {
+        "dispatched_per_s": outcome.measured / (outcome.seconds + after_s),
+        "dispatched_after_s": after_s,
+    }
 
 
 def latency_of(outcome: Outcome, kind: str) -> dict[str, float]:

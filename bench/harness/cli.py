@@ -23,11 +23,13 @@ OPENING: Final = {
     "fan-out": "One producer, and 1 and 4 groups that each get everything.",
     "many-queues": "One queue against many.",
     "embedded": "The store in the caller's own process.",
+    "beyond-memory": "1 KiB in the caller's own process, until it exceeds the memory.",
     "cold-read": "A writer beside a consumer that reads an old backlog from the disk.",
     "cleaning": "A writer while old segments are deleted.",
     "recovery": "kill -9 of all server processes, and the time until they serve.",
     "soak": "A steady rate for long: what drifts, and what grows.",
 }
+QUICK: Final = {"windows": 2, "bytes": 16 << 20, "beyond": 256 << 20, "many": 100}
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 _EPILOG: Final = """\
@@ -50,6 +52,21 @@ class Bytes(click.ParamType[int]):
         if found is None:
             self.fail(f"{value!r}: a number of bytes such as 128, 1k or 2g", param, ctx)
         return int(found[1]) * _UNITS[found[2]]
+
+
+class Parts(click.ParamType[tuple[str, ...]]):
+    """Names of workloads, joined by commas."""
+
+    name = "parts"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        names = value if isinstance(value, tuple) else tuple(filter(None, value.split(",")))
+        for name in names:
+            if name not in (*OPENING, "omb"):
+                self.fail(f"no workload {name!r}; there are {', '.join(OPENING)}, omb", param, ctx)
+        return names
 
 
 class Systems(click.ParamType[tuple[str, ...]]):
@@ -117,7 +134,7 @@ def session_of(
     from cometmq.bench.session import LOGS, Session
 
     names = only or ("cometmq", *(name for name in against if name != "cometmq"))
-    quick_size: dict[str, Any] = {"windows": 2, "bytes": 16 << 20, "many": 100} if quick else {}
+    quick_size: dict[str, Any] = QUICK if quick else {}
     given = {key: value for key, value in more.items() if value is not None}
     ctx = Context(
         folder=scratch,
@@ -164,6 +181,7 @@ def _workload(name: str) -> click.Command:
     @click.option("--queues", type=click.IntRange(1, 4096), help="Of a topic.")
     @click.option("--rate", type=click.FloatRange(1), help="Messages/s, in open loop.")
     @click.option("--bytes", "count_bytes", type=Bytes(), help="Of a backlog or store. [1g]")
+    @click.option("--beyond", type=Bytes(), help="Of what exceeds the memory. [1.15 times it]")
     @click.option("--many", type=click.IntRange(2, 100_000), help="Queues that are many. [10000]")
     @click.option("--client", help="The kind of client: python, java, embedded.")
     @click.option("--sync", is_flag=True, help="Every acknowledgement waits for the disk.")
@@ -238,14 +256,21 @@ def omb(files: tuple[str, ...], output: str, out: Path | None, store: Path | Non
     metavar="RESULTS.JSON",
     help="Measure nothing: report from these results.",
 )
+@click.option(
+    "--only",
+    "parts",
+    type=Parts(),
+    metavar="NAMES",
+    help="These workloads, and omb; the rest of the bundle in DIR stays as it is.",
+)
 @output_option
 def report(output: str, out: Path | None, store: Path | None, given: Path | None,
-           **options: Any) -> None:  # fmt: skip
+           parts: tuple[str, ...] | None, **options: Any) -> None:  # fmt: skip
     """Measure everything, and make the bundle: tables, plots, raw histograms, one HTML page."""
     from cometmq.bench.full import full_report
     from cometmq.bench.report import write_report
     from cometmq.bench.results import load_results
-    from cometmq.bench.session import folders
+    from cometmq.bench.session import RESULTS, folders
 
     if out is None:
         raise click.UsageError("--out DIR: where the bundle is to be")
@@ -257,4 +282,12 @@ def report(output: str, out: Path | None, store: Path | None, given: Path | None
         return
     with folders(out, store) as (bundle, scratch):
         session = session_of(bundle, scratch, **options)
-        finish(full_report(session, quick=options["quick"]), bundle, True, output)
+        if parts and (bundle / RESULTS).exists():
+            session.take_over(load_results(bundle / RESULTS), parts)
+        results = full_report(
+            session,
+            parts,
+            quick=options["quick"],
+            plain=not (options["rounds"] or options["seconds"]),
+        )
+        finish(results, bundle, True, output)

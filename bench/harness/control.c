@@ -2,6 +2,7 @@
  *
  *   control memcpy BYTES COUNT            copies into resident memory: nanoseconds of all
  *   control fdatasync PATH BYTES COUNT    pwrite and fdatasync: nanoseconds of each, one a line
+ *   control write PATH BYTES direct|cached  one after the other, then fdatasync: nanoseconds of all
  *   control read PATH...                  reads files from begin to end: bytes, nanoseconds
  */
 #define _GNU_SOURCE
@@ -14,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ARENA = 256 << 20, FILE_BYTES = 16 << 20, PAGE = 4096, READ_BYTES = 1 << 20 };
+enum { ARENA = 256 << 20, FILE_BYTES = 16 << 20, PAGE = 4096, READ_BYTES = 1 << 20, WRITE_BYTES = 4 << 20 };
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -66,6 +67,20 @@ static int commit(const char *path, size_t bytes, long count) {
     return 0;
 }
 
+static int write_all(const char *path, long long bytes, int direct) {
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | (direct ? O_DIRECT : 0), 0600);
+    if (file < 0) fail(path);
+    char *buffer = aligned_alloc(PAGE, WRITE_BYTES);
+    for (int each = 0; each < WRITE_BYTES; each++) buffer[each] = rand();
+    int64_t began = now_ns();
+    for (long long at = 0; at < bytes; at += WRITE_BYTES)
+        if (write(file, buffer, WRITE_BYTES) != WRITE_BYTES) fail("write");
+    if (fdatasync(file)) fail("fdatasync");
+    printf("%lld\n", (long long)(now_ns() - began));
+    unlink(path);
+    return 0;
+}
+
 static int read_all(int count, char **paths) {
     char *buffer = malloc(READ_BYTES);
     long long bytes = 0;
@@ -87,7 +102,10 @@ int main(int count, char **words) {
     if (count == 4 && !strcmp(words[1], "memcpy")) return copy(atol(words[2]), atol(words[3]));
     if (count == 5 && !strcmp(words[1], "fdatasync"))
         return commit(words[2], atol(words[3]), atol(words[4]));
+    if (count == 5 && !strcmp(words[1], "write"))
+        return write_all(words[2], atoll(words[3]), !strcmp(words[4], "direct"));
     if (count > 2 && !strcmp(words[1], "read")) return read_all(count - 2, words + 2);
-    fprintf(stderr, "usage: control memcpy BYTES COUNT | fdatasync PATH BYTES COUNT | read PATH...\n");
+    fprintf(stderr, "usage: control memcpy BYTES COUNT | fdatasync PATH BYTES COUNT |"
+                    " write PATH BYTES direct|cached | read PATH...\n");
     return 2;
 }

@@ -22,6 +22,7 @@ from cometmq.bench.stamps import Stamper
 
 WAIT_S: Final = 60
 WINDOW: Final = 100_000  # messages that a socket holds
+WRITE_BYTES: Final = 4 << 20  # of one call, as in control.c
 COMPILE: Final = ("gcc", "-O2", "-Wall")
 
 
@@ -59,6 +60,13 @@ def memcpy_per_s(program: Path, size: int, count: int) -> float:
 
 def fdatasync_ns(program: Path, path: Path, size: int, count: int) -> array[int]:
     return array("q", _run(program, "fdatasync", path, size, count))
+
+
+def write_bytes_per_s(program: Path, path: Path, size: int, how: str) -> float:
+    """Of a new file with its fdatasync; `how`: "direct", past the page cache, or "cached"."""
+    size -= size % WRITE_BYTES
+    (took_ns,) = _run(program, "write", path, size, how)
+    return size / (took_ns / 1e9)
 
 
 def read_bytes_per_s(program: Path, folder: Path) -> float:

@@ -179,12 +179,12 @@ def tree(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of these processes and all below them."""
+    """User and system time of these processes and all below them, ended ones too."""
     total = 0.0
     for process in tree(pids):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            total += times.user + times.system
+            total += sum(times[:4])  # with those of children that it has waited for
     return total
 
 

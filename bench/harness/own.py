@@ -128,7 +128,7 @@ class OwnSender:
     def stream(self, topics: Sequence[str], bodies: list[bytes], in_flight: int) -> None:
         """With a window: so many calls, and a flush that waits for their answers."""
         producer = self._producer
-        for window in _windows(bodies, in_flight):
+        for window in windows(bodies, in_flight):
             if self._queues:
                 self._spread(topics[0], window)
             elif len(topics) == 1:
@@ -161,7 +161,7 @@ class OwnSender:
         self._producer.close()
 
 
-def _windows(bodies: list[bytes], count: int) -> Iterator[list[bytes]]:
+def windows(bodies: list[bytes], count: int) -> Iterator[list[bytes]]:
     if not count:
         yield bodies
         return

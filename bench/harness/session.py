@@ -24,6 +24,7 @@ from cometmq.output import hint, warn
 
 RESULTS: Final = "results.json"
 LOGS: Final = "raw"
+OMB: Final = "omb"
 
 
 @dataclass
@@ -44,6 +45,15 @@ class Session:
     omb: list[dict[str, Any]] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+
+    def take_over(self, before: Results, workloads: Sequence[str]) -> None:
+        """Go on with a bundle: all that it has but of these workloads, which are measured anew."""
+        self.lines = [
+            line for line in before.lines
+            if line.workload not in workloads and line.beside not in workloads
+        ]  # fmt: skip
+        self.omb = [] if OMB in workloads else before.omb
+        self.versions = dict(before.versions)
 
     def usable(self) -> list[str]:
         """The systems that can run here. Says which cannot, and why."""

@@ -83,10 +83,13 @@ class Verifier:
 
     Args:
         seed: of the run; a message of another run is counted as `foreign`.
+        again: if not 0, one producer sends so many bodies again and again, to one queue: whatever
+            is not the next one is out of order.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, again: int = 0) -> None:
         self.seed = seed
+        self._again, self._next = again, 0
         self.received = self.distinct = self.duplicates = 0
         self.out_of_order = self.bad_crc = self.foreign = 0
         self._seen: dict[int, bytearray] = {}  # by producer: a byte for each sequence
@@ -114,6 +117,11 @@ class Verifier:
             self.add(queue, body)
 
     def _count(self, producer: int, sequence: int, queue: Any) -> None:
+        if self._again:
+            self.distinct += 1
+            self.out_of_order += sequence != self._next
+            self._next = (sequence + 1) % self._again
+            return
         seen = self._seen.get(producer)
         if seen is None:
             seen = self._seen[producer] = bytearray(1 << 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -181,16 +182,19 @@ class Trial:
 
     Args:
         folder: for the workers' logs and histograms.
+        stores: where a store of the worker's own lies while it runs; default: `folder`.
         between: what happens when all is sent and before it is read; with `reading` after only.
         guests: starts workers that are at it meanwhile; their results stand in `guests_said`.
     """
 
     def __init__(
         self, system: System, plan: Plan, folder: Path, topics: Sequence[str] = (), *,
-        between: Callable[[], None] | None = None, guests: Guests | None = None,
+        stores: Path | None = None, between: Callable[[], None] | None = None,
+        guests: Guests | None = None,
     ) -> None:  # fmt: skip
         self.system, self.plan = system, plan
         self.folder = folder
+        self._store = (stores or folder) / f"embedded-{next(_numbers)}"
         self.topics = list(topics) or new_topics(system, plan)
         self.guests_said: list[dict[str, Any]] = []
         self.sent: list[Worker] = []  # who told what progress when
@@ -199,6 +203,12 @@ class Trial:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Outcome:
+        try:
+            return self._run()
+        finally:
+            shutil.rmtree(self._store, ignore_errors=True)
+
+    def _run(self) -> Outcome:
         with Crew(self.folder) as crew:
             readers = self._readers(crew) if self._beside else []
             producers = [self._producer(crew, number) for number in range(self.plan.producers)]
@@ -304,9 +314,10 @@ class Trial:
 
     def _endpoint(self) -> dict[str, Any]:
         if self.plan.client != EMBEDDED:
-            return self.system.endpoint()
+            own = {"folder": str(self._store)} if in_process(self.system, self.plan) else {}
+            return self.system.endpoint() | own
         return {
-            "folder": str(self.folder / "store"),
+            "folder": str(self._store),
             "durability": str(self.plan.durability),
             "settings": getattr(self.system, "settings", {}),
         }
@@ -348,6 +359,7 @@ class Trial:
 
 STABLE: Final = 0.03  # three windows in a row differ by less
 PROBE: Final = 2_000
+PROBE_IN_PROCESS: Final = 200_000
 GROWTH_MAX: Final = 20.0
 
 
@@ -369,25 +381,63 @@ def is_stable(rates: Sequence[float]) -> bool:
     return len(last) == 3 and max(last) - min(last) < STABLE * max(last)
 
 
-def warm_up(system: System, plan: Plan, folder: Path, window_s: float, windows_max: int) -> WarmUp:
+def warm_up(
+    system: System, plan: Plan, folder: Path, window_s: float, windows_max: int,
+    stores: Path | None = None,
+) -> WarmUp:  # fmt: skip
     """Send windows of about so many seconds until they are alike, at most so many.
 
     A window is a run of workers of its own: what gets warm is the server. Each worker sends as many
     messages as are measured before that, since a JVM has to compile itself again in each.
     What is sent here is checked as everything else.
+
+    A store within the worker's own process is new in each, and what warms up does so in there: its
+    rate is asked for once.
     """
+    if in_process(system, plan):
+        rate = _probed(system, plan, folder, stores)
+        return WarmUp([rate], True, rate)
     rates: list[float] = []
     count = PROBE
     for number in range(windows_max):
         probe = replace(plan, messages=count, warmup=count, groups=1, reading=LATE)
-        outcome = Trial(system, probe, folder / f"warm-up-{number}").run()
-        if outcome.faults:
-            raise BenchError(f"{system.name}, warm-up: {'; '.join(outcome.faults)}")
+        outcome = _checked(system, probe, folder / f"warm-up-{number}")
         rates.append(outcome.rate)
         count = sized(outcome.rate, window_s, plan, count * GROWTH_MAX)
         if is_stable(rates):
             break
     return WarmUp(rates, is_stable(rates), rates[0])
+
+
+def _checked(system: System, plan: Plan, folder: Path, stores: Path | None = None) -> Outcome:
+    outcome = Trial(system, plan, folder, stores=stores).run()
+    if outcome.faults:
+        raise BenchError(f"{system.name}, warm-up: {'; '.join(outcome.faults)}")
+    return outcome
+
+
+_probes: Final[dict[tuple[str, Plan], float]] = {}
+
+
+def _probed(system: System, plan: Plan, folder: Path, stores: Path | None) -> float:
+    known = system.name, replace(plan, seed=0, options=())  # type: ignore[arg-type]
+    if known not in _probes:
+        fast = plan.durability is Durability.PAGE_CACHE
+        count = sized(1e9, 1, plan, PROBE_IN_PROCESS if fast else PROBE)
+        probe = replace(plan, messages=count, warmup=first_of(system, plan, count) // 3)
+        _probes[known] = _checked(system, probe, folder, stores).rate
+    return _probes[known]
+
+
+def in_process(system: System, plan: Plan) -> bool:
+    """Whether the store is in the worker's own process."""
+    return plan.client == EMBEDDED or hasattr(system, "warm_up")
+
+
+def first_of(system: System, plan: Plan, count: int) -> int:
+    """Messages that a worker sends before it measures so many."""
+    least = getattr(system, "warm_up", 0) if plan.durability is Durability.PAGE_CACHE else 0
+    return max(count // 2, least // plan.producers) // plan.batch * plan.batch
 
 
 def sized(rate: float, seconds: float, plan: Plan, most: float) -> int:

@@ -21,7 +21,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from operator import sub
 from pathlib import Path
@@ -91,6 +91,9 @@ class Sender(Protocol):
         """Wait for the acknowledgement."""
 
     def close(self) -> None: ...
+
+    # A sender may have `paced`, the whole open loop; `settle()`, which waits for what its calls
+    # have left to be done; and `cpu_s()`, where that is not the CPU time of this process.
 
 
 class Receiver(Protocol):
@@ -198,11 +201,12 @@ def _produce(job: Job, sender: Sender) -> dict[str, Any]:
         pool=job.options.get("pool", 0), payload=_payload(job),
     )  # fmt: skip
     orders, times = _Orders(), None
+    extra: dict[str, float] = {}
     orders.ready()
     if job.rate:
         times, seconds, cpu_s, sent = _open_loop(job, sender, stamper, orders)
     else:
-        times, seconds, cpu_s = _as_fast_as_it_goes(job, sender, stamper)
+        times, seconds, cpu_s = _as_fast_as_it_goes(job, sender, stamper, extra)
         sent = job.messages
     sender.close()
     return {
@@ -212,7 +216,7 @@ def _produce(job: Job, sender: Sender) -> dict[str, Any]:
         "cpu_s": cpu_s,
         "client": sender.client,
         **(_logs(job, times, sent, seconds) if times else {}),
-        "extra": getattr(sender, "extra", {}),
+        "extra": extra,
     }
 
 
@@ -241,22 +245,51 @@ def _log(job: Job, kind: str, values: array[int] | None, seconds: float) -> str 
 
 
 def _as_fast_as_it_goes(
-    job: Job, sender: Sender, stamper: Stamper
+    job: Job, sender: Sender, stamper: Stamper, extra: dict[str, float]
 ) -> tuple[Times | None, float, float]:
-    """Bodies are made before the clock runs, in groups."""
+    """Bodies are made before the clock runs, in groups.
+
+    What is left to do behind a group is waited for (`settle`), and timed for itself.
+    """
     times = Times(job.messages) if job.mode == "one_in_flight" else None
-    if job.warmup:
-        _send(job, sender, stamper.bodies(0, job.warmup), None, 0)
-    elapsed, cpu_s = 0, 0.0
-    end = job.warmup + job.messages
-    for start in range(job.warmup, end, stamper.group_count):
-        bodies = stamper.bodies(start, min(end, start + stamper.group_count))
-        cpu, began = time.process_time(), clock_ns()
-        _send(job, sender, bodies, times, start - job.warmup)
-        elapsed += clock_ns() - began
-        cpu_s += time.process_time() - cpu
-        say({"progress": start + len(bodies)})
+    cpu_of: Callable[[], float] = getattr(sender, "cpu_s", time.process_time)
+    settle: Callable[[], None] = getattr(sender, "settle", lambda: None)
+    _warm_up(job, sender, stamper)
+    settle()
+    elapsed = settling = 0
+    cpu_s = 0.0
+    for first, bodies in _groups(job, stamper, job.warmup, job.messages):
+        cpu, began = cpu_of(), clock_ns()
+        _send(job, sender, bodies, times, first)
+        ended = clock_ns()
+        settle()
+        elapsed += ended - began
+        settling += clock_ns() - ended
+        cpu_s += cpu_of() - cpu
+        say({"progress": job.warmup + first + len(bodies)})
+    if hasattr(sender, "settle"):
+        extra["dispatched_after_s"] = settling / 1e9
     return times, elapsed / 1e9, cpu_s
+
+
+def _warm_up(job: Job, sender: Sender, stamper: Stamper) -> None:
+    for _, bodies in _groups(job, stamper, 0, job.warmup):
+        _send(job, sender, bodies, None, 0)
+
+
+def _groups(
+    job: Job, stamper: Stamper, start: int, count: int
+) -> Iterator[tuple[int, list[bytes]]]:
+    """(how many came before, bodies). With the option `again` so many bodies come again and again,
+    in one group: for what has no room in memory, and must not pause."""
+    again = int(job.options.get("again", 0))
+    if again:
+        turns = cycle(stamper.bodies(0, again))
+        yield 0, list(islice(turns, start % again, start % again + count))
+        return
+    for first in range(0, count, stamper.group_count):
+        end = start + min(count, first + stamper.group_count)
+        yield first, stamper.bodies(start + first, end)
 
 
 def _send(job: Job, sender: Sender, bodies: list[bytes], times: Times | None, first: int) -> None:
@@ -422,7 +455,7 @@ class _Reading:
     """
 
     def __init__(self, job: Job, receiver: Receiver) -> None:
-        self.verifier = Verifier(job.seed)
+        self.verifier = Verifier(job.seed, again=int(job.options.get("again", 0)))
         self.latencies: array[int] = array("q")
         self.received = self.paused_ns = self.first_ns = self.last_ns = 0
         self._split = receiver.split

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +18,11 @@ import psutil
 
 from cometmq.bench import control, histograms
 from cometmq.bench.cases import (
+    ASIDE_BYTES,
     RECORD_BYTES,
     Case,
     Context,
+    dispatched,
     latency_of,
     notes_of,
     rate_of,
@@ -27,7 +31,7 @@ from cometmq.bench.cases import (
 from cometmq.bench.crew import Crew, Watch, Worker, descriptors, memory_bytes
 from cometmq.bench.extra import BenchError
 from cometmq.bench.results import CONTROL, Line
-from cometmq.bench.systems import IN_PROCESS, Durability, System, usable
+from cometmq.bench.systems import IN_PROCESS, OWN, Durability, System, usable
 from cometmq.bench.trial import (
     ASYNC,
     BATCH,
@@ -36,15 +40,21 @@ from cometmq.bench.trial import (
     ONE,
     Outcome,
     Plan,
+    first_of,
     new_topics,
+    sized,
 )
 from cometmq.bench.worker import Job
 
 APPEND: Final = "append, one call a message"
-SEND, BATCHES = "one call a message", "batches"
+SEND, BATCHES, ONE_CASE = "one call a message", "batches", "one in flight"
+C_BYTES: Final = 512 << 20  # of bodies that a C program sends: its server may hold them in memory
 SEND_MANY: Final = 65_536  # bodies of one call
 SEND_MANY_BYTES: Final = 16 << 20
 GROUPS: Final = 4
+AGAIN: Final = 65_536
+BEYOND: Final = 1.15  # times the memory
+DISK_BYTES: Final = 8 << 30
 SIZES: Final = (32, 128, 1024, 16_384, 131_072)
 
 # --- the workloads --------------------------------------------------------------------------------
@@ -61,9 +71,51 @@ def produce(ctx: Context, system: System) -> list[Line]:
             lines += case.throughput(SEND, plan)
             lines += case.throughput(BATCHES, replace(plan, mode=BATCH, batch=SEND_MANY))
             one = replace(plan, mode=ONE, queues=ctx.queues or 1)
-            lines += case.throughput("one in flight", one)
+            lines += case.throughput(ONE_CASE, one)
             lines += case.at_shares(replace(one, mode=ASYNC), "response")
+    return lines + _by_c_client(
+        ctx, system, "produce", durability, {SEND: (128, 50), ONE_CASE: (1, 1)}
+    )
+
+
+def _by_c_client(
+    ctx: Context, system: Any, workload: str, durability: Durability,
+    cases: Mapping[str, tuple[int, int]],
+) -> list[Line]:  # fmt: skip
+    """By the C program that a system brings; its cases with (pipeline, connections).
+
+    It only counts what the server has got: nothing is read.
+    """
+    if not hasattr(system, "benchmark") or ctx.client is not None:
+        return []
+    lines = []
+    with running(ctx, system, durability):
+        case = Case(ctx, workload, system, durability)
+        for name, (pipeline, connections) in cases.items():
+            plan = ctx.plan(client=system.c_client)
+            measure = partial(_counted, case, name, plan, pipeline, connections)
+            lines += case.each(name, plan, measure)
     return lines
+
+
+def _counted(case: Case, name: str, plan: Plan, pipeline: int, connections: int) -> list[Line]:
+    system: Any = case.system
+    send = partial(system.benchmark, size=plan.size, pipeline=pipeline, connections=connections)
+    rate = send("bench-c", max(1000, pipeline * connections))["rate"]
+    rate = send("bench-c", int(rate * min(1, case.ctx.seconds)))["rate"]
+    count = min(
+        sized(rate, case.ctx.seconds, plan, C_BYTES // plan.size), case.ctx.count(rate, plan)
+    )
+    watch = Watch(system.processes(), ())
+    found = send("bench-c", count)
+    outcome = Outcome(
+        produced=[{"client": found["client"]}], consumed=[], cost=(cost := watch.cost()),
+        read_cost=cost, seconds=found["seconds"], measured=found["acked"], total=found["acked"],
+        faults=[],
+    )  # fmt: skip
+    notes = [f"pipeline {pipeline}, {connections} connections; the client's CPU is not counted"]
+    values = rate_of(outcome.rate, plan.size)
+    return [case.line(name, plan, outcome, "messages_per_s", values, notes=notes)]
 
 
 def sizes(ctx: Context, system: System) -> list[Line]:
@@ -149,7 +201,8 @@ def sync_flush(ctx: Context, system: System) -> list[Line]:
             lines += case.throughput("1 in flight", replace(plan, mode=ONE))
             many = replace(plan, in_flight=64, options={**plan.options, "window": 1})
             lines += case.throughput("64 in flight", many)
-    return lines
+    cases = {"1 in flight": (1, 1), "64 in flight": (64, 1)}
+    return lines + _by_c_client(ctx, system, "sync-flush", Durability.FSYNC, cases)
 
 
 def drain(ctx: Context, system: System) -> list[Line]:
@@ -166,8 +219,13 @@ def drain(ctx: Context, system: System) -> list[Line]:
 
 
 def _drain(case: Case, name: str, plan: Plan, folder: Path) -> list[Line]:
-    plan = replace(plan, messages=max(1000, case.ctx.bytes // plan.size))
     cold = name.startswith("cold")
+    size = case.ctx.bytes
+    if cold:
+        plan = replace(plan, size=case.ctx.size or 1024)
+        if case.system.name == OWN:  # which is held against the disk, and not against peers
+            size = case.ctx.cold_bytes or size
+    plan = replace(plan, messages=max(1000, size // plan.size))
 
     def measure() -> list[Line]:
         raw: list[float] = []
@@ -259,6 +317,56 @@ def embedded(ctx: Context, system: System) -> list[Line]:
         if ctx.size is None:
             lines += case.throughput(APPEND, replace(plan, size=1024))
     return lines
+
+
+def beyond_memory(ctx: Context, system: System) -> list[Line]:
+    """1 KiB appended in the caller's own process, without a pause, until it exceeds the memory.
+
+    The same 65,536 bodies come again and again, as others would have to be made meanwhile. Beside
+    it the disk's own speed, in the same round.
+    """
+    found = in_process(system)
+    if found is None:
+        ctx.say(f"  {system.name} cannot be embedded: left out")
+        return []
+    inner, client = found
+    plan = ctx.plan(client=client)
+    plan = replace(
+        plan, size=ctx.size or 1024, options={**plan.options, "again": AGAIN, "durable": 1}
+    )
+    case = Case(ctx, "beyond-memory", inner)
+    with _served(ctx, inner, client):
+        return case.each(APPEND, plan, lambda: _beyond(case, plan))
+
+
+def _beyond(case: Case, plan: Plan) -> list[Line]:
+    ctx, memory = case.ctx, psutil.virtual_memory().total
+    wanted = ctx.beyond or int(BEYOND * memory)
+    first = first_of(case.system, plan, 0)
+    plan = replace(plan, messages=max(AGAIN, wanted // (plan.size + RECORD_BYTES)), warmup=first)
+    room = shutil.disk_usage(ctx.folder).free - ASIDE_BYTES
+    needed = plan.total * (plan.size + RECORD_BYTES)
+    if needed > room:
+        raise BenchError(f"{needed >> 30} GiB are needed, and {max(0, room) >> 30} GiB are free")
+    disk = disk_mb_per_s(ctx, min(wanted, DISK_BYTES))
+    outcome = case.trial(APPEND, plan).run()
+    values = rate_of(outcome.rate, plan.size) | dispatched(outcome) | disk
+    to_disk = values.pop("dispatched_per_s") * (plan.size + RECORD_BYTES) / 1e6
+    values |= {"to_disk_mb_per_s": to_disk, "of_disk": to_disk / max(disk.values())}
+    notes = [f"{wanted / (1 << 30):.1f} GiB, memory {memory / (1 << 30):.1f} GiB"]
+    if wanted < memory:
+        notes[0] += ": NOT beyond memory"
+    return [case.line(APPEND, plan, outcome, "messages_per_s", values, notes=notes)]
+
+
+def disk_mb_per_s(ctx: Context, size: int) -> dict[str, float]:
+    """Of a bare sequential write with its fdatasync, past the page cache and through it."""
+    program = control.build(ctx.folder)
+    return {
+        f"disk_{how}_mb_per_s":
+        control.write_bytes_per_s(program, ctx.folder / "disk", size, how) / 1e6
+        for how in ("direct", "cached")
+    }  # fmt: skip
 
 
 def cold_read(ctx: Context, system: System) -> list[Line]:
@@ -473,6 +581,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "fan-out": fan_out,
     "many-queues": many_queues,
     "embedded": embedded,
+    "beyond-memory": beyond_memory,
     "cold-read": cold_read,
     "cleaning": cleaning,
     "recovery": recovery,

@@ -48,6 +48,7 @@ BENCHMARK_TIMEOUT_S: Final = 600
 class Redis(Servers):
     name = "redis"
     clients: tuple[str, ...] = ("redis-py",)
+    c_client = "redis-benchmark"
 
     def missing(self) -> str | None:
         return missing_program("redis-server", "redis-server") or missing_module("redis")

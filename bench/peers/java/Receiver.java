@@ -16,6 +16,9 @@ final class Receiver {
     private final long timeoutNs;
     private final int seed;
     private final long skip;
+    /** If not 0, so many bodies come again and again, in one queue: what is not the next is wrong. */
+    private final int again;
+    private long next;
     private final LongConsumer latencies;
     private final Map<Integer, BitSet> seen = new HashMap<>();
     private long start;
@@ -37,11 +40,12 @@ final class Receiver {
     private final Map<Long, long[]> lastOf = new HashMap<>();
 
     /** `skip`: sequences below this are of a warm-up, and give no latency. */
-    Receiver(JsonObject job, long skip, LongConsumer latencies) {
+    Receiver(JsonObject job, long skip, int again, LongConsumer latencies) {
         expect = job.get("expect").getAsLong();
         seed = (int) job.get("seed").getAsLong();
         timeoutNs = (long) (job.get("timeout_s").getAsDouble() * 1e9);
         this.skip = skip;
+        this.again = again;
         this.latencies = latencies;
     }
 
@@ -94,6 +98,12 @@ final class Receiver {
     }
 
     private void place(long sequence, int from, int topic, int queue) {
+        if (again > 0) {
+            distinct++;
+            outOfOrder += sequence == next ? 0 : 1;
+            next = (sequence + 1) % again;
+            return;
+        }
         if (from != producer || queue != this.queue || topic != this.topic) {
             producer = from;
             this.topic = topic;

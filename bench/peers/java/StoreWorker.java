@@ -163,12 +163,20 @@ final class StoreWorker extends Worker {
         }
     }
 
-    /** How long dispatch went on after the last put. */
     @Override
-    void addTo(Map<String, Object> result) throws Exception {
-        long start = System.nanoTime();
+    boolean direct() {
+        return mode.equals("async") && threads() == 1;
+    }
+
+    /** Until all is dispatched, and with `durable` on the disk. */
+    @Override
+    boolean settle() throws Exception {
         awaitDispatch();
-        result.put("extra", Map.of("dispatched_after_s", (System.nanoTime() - start) / 1e9));
+        while (option("durable", false)
+                && store.getCommitLog().getFlushedWhere() < store.getMaxPhyOffset()) {
+            store.flush(); // one file of its log at a time
+        }
+        return true;
     }
 
     /** RocketMQ offers nothing to wait on here, so this looks again every few milliseconds. */

@@ -76,6 +76,8 @@ abstract class Worker {
     private final Latencies service = new Latencies();
     private final Latencies response = new Latencies();
     private volatile boolean measuring;
+    private boolean settles;
+    private long settledNs;
     private boolean recording;
     private String hlog;
     private volatile boolean stopped;
@@ -109,8 +111,15 @@ abstract class Worker {
         return wanted;
     }
 
-    /** What else is to be said of a run of a producer. */
-    void addTo(Map<String, Object> result) throws Exception { }
+    /** Whether each call is answered when it returns, so that nothing is ever on its way. */
+    boolean direct() {
+        return false;
+    }
+
+    /** Waits for what the calls have left to be done behind them; false = there is no such thing. */
+    boolean settle() throws Exception {
+        return false;
+    }
 
     /** Jobs beyond produce and consume. */
     Map<String, Object> other(String role) throws Exception {
@@ -158,7 +167,7 @@ abstract class Worker {
                 result = produce();
                 break;
             case "consume":
-                receiver = new Receiver(job, option("skip", 0), response::record);
+                receiver = new Receiver(job, option("skip", 0), option("again", 0), response::record);
                 openConsumer(job.get("group").getAsString());
                 awaitGo(lines);
                 result = consumed();
@@ -274,6 +283,7 @@ abstract class Worker {
         long warmup = number("warmup", 0);
         long messages = job.get("messages").getAsLong();
         runAll(0, warmup);
+        settledNs = 0;
         acked.set(0); // failures of the warm-up count: its messages are expected too
         measuring = true;
         long cpu = cpuNs();
@@ -286,7 +296,9 @@ abstract class Worker {
         result.put("service_hlog", write("service", service));
         result.put("response_hlog", write("response", response));
         result.put("client", client());
-        addTo(result);
+        if (settles) {
+            result.put("extra", Map.of("dispatched_after_s", settledNs / 1e9));
+        }
         if (firstFailure.get() != null) {
             result.put("first_failure", sentence(firstFailure.get()));
         }
@@ -328,7 +340,15 @@ abstract class Worker {
         if (wrong.get() != null) {
             throw new IllegalStateException(wrong.get());
         }
-        return System.nanoTime() - start;
+        long ns = System.nanoTime() - start;
+        awaitSettled();
+        return ns;
+    }
+
+    private void awaitSettled() throws Exception {
+        long start = System.nanoTime();
+        settles = settle();
+        settledNs += System.nanoTime() - start;
     }
 
     private static long share(long all, int index, int threads) {
@@ -345,23 +365,47 @@ abstract class Worker {
 
     /** As fast as it goes, with bodies made beforehand, in groups: the clock stands in between. */
     private long saturated(Sequence sequence, long count, Window window) throws Exception {
-        int group = (int) Math.max(batch, Math.min(count, GROUP_BYTES / (size + 64) / threads()));
+        int again = option("again", 0);
+        long group = again > 0 ? count
+            : Math.max(batch, Math.min(count, GROUP_BYTES / (size + 64) / threads()));
         group -= group % batch;
         long ns = 0;
         for (long at = 0; at < count; at += group) {
-            int now = (int) Math.min(group, count - at);
-            List<byte[]> made = new ArrayList<>(now);
-            for (int i = 0; i < now; i++) {
-                made.add(bodies.make(0, sequence.from + at + i, sequence.number));
+            long now = Math.min(group, count - at);
+            List<byte[]> made = new ArrayList<>();
+            for (int i = 0; i < (again > 0 ? again : now); i++) {
+                made.add(bodies.make(0, again > 0 ? i : sequence.from + at + i, sequence.number));
             }
+            System.gc(); // or bodies are moved from one generation to the next while the clock runs
             long start = System.nanoTime();
-            for (int i = 0; i < now; i += batch) {
-                hand(sequence.from + at + i, made.subList(i, Math.min(i + batch, now)), window, 0);
+            if (direct()) {
+                handOver(sequence.from + at, made, now);
+            } else {
+                for (int i = 0; i < now; i += batch) {
+                    hand(sequence.from + at + i, made.subList(i, (int) Math.min(i + batch, now)),
+                        window, 0);
+                }
             }
             window.awaitAll();
             ns += System.nanoTime() - start;
+            if (threads() == 1) {
+                awaitSettled();
+            }
         }
         return ns;
+    }
+
+    /** One call after the other, and nothing beside it. Bodies that are fewer come again. */
+    private void handOver(long from, List<byte[]> made, long count) throws Exception {
+        int size = made.size();
+        int which = option("again", 0) > 0 ? (int) (from % size) : 0;
+        for (long i = 0; i < count; i++) {
+            long turn = from + i;
+            int topic = (int) (turn % topics.length);
+            sendAndWait(topic, (int) (turn / topics.length % queues), made.get(which));
+            which = which + 1 < size ? which + 1 : 0;
+        }
+        acked.addAndGet(count);
     }
 
     /** Open loop: message i is due at start + i/rate, whatever became of those before it. */
