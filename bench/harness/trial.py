@@ -435,8 +435,11 @@ def in_process(system: System, plan: Plan) -> bool:
 
 
 def first_of(system: System, plan: Plan, count: int) -> int:
-    """Messages that a worker sends before it measures so many."""
-    least = getattr(system, "warm_up", 0) if plan.durability is Durability.PAGE_CACHE else 0
+    """Messages that a worker sends before it measures so many: half of that, and what the client
+    of this system needs until it is as fast as it gets."""
+    needs: Mapping[str, int] = getattr(system, "first", {})
+    own = getattr(system, "warm_up", 0) or needs.get(plan.mode, 0)
+    least = own if plan.durability is Durability.PAGE_CACHE else 0
     return max(count // 2, least // plan.producers) // plan.batch * plan.batch
 
 
