@@ -60,7 +60,7 @@ class QueueBuilder:
         self._table = table
         self._count = count
         self._kernel = _kernel.Dispatcher()
-        self._windows = WindowCache(self._kernel, _windows_max())
+        self._windows = WindowCache(self._kernel, windows_max())
         self.files: list[QueueFiles] = []  # by the kernel's slot number, which is the table's
         self._log = LogMaps(files.store, files.segment_bytes)
         self.log_min = 0
@@ -287,7 +287,7 @@ class QueueBuilder:
         self._log.close()
 
 
-def _windows_max() -> int:
+def windows_max() -> int:
     """Python's mmap keeps a descriptor open. Queues in turns that are more than there are windows
     cost a mapping for every message, which is hundreds of times a message's own work."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)

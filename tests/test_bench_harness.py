@@ -489,3 +489,22 @@ def test_the_bare_loops(tmp_path: Path) -> None:
     assert control.read_bytes_per_s(program, tmp_path / "data") > 0
     assert len(control.echo_ns(64, 20)) == 20
     assert control.push_pull_per_s(64, 200) > 0
+
+
+def test_a_sustained_rate_is_one_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[float] = []
+
+    def keeps_up(_outcome: object, rate: float) -> bool:
+        tried.append(rate)
+        return rate <= bearable
+
+    case: Any = SimpleNamespace(ctx=SimpleNamespace(seconds=1.0), system=CometMQ())
+    monkeypatch.setattr(omb_run, "_try", lambda case, plan: None)
+    monkeypatch.setattr(omb_run, "keeps_up", keeps_up)
+    bearable = 300.0
+    found = omb_run.sustained(case, Plan(), 1000.0)
+    assert found in tried
+    assert 300 - 1000 / 64 <= found <= 300
+    bearable = 1.0
+    with pytest.raises(BenchError, match="not even 16 messages/s"):
+        omb_run.sustained(case, Plan(), 1000.0)

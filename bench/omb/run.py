@@ -98,8 +98,11 @@ def _saturated(case: Case, plan: Plan) -> float:
 
 
 def sustained(case: Case, plan: Plan, most: float) -> float:
-    """The largest rate at which nothing piles up, between a tenth of the maximum and it."""
-    low, high = 0.1 * most, most
+    """The largest rate that was tried and at which nothing piled up, by halving.
+
+    Raises BenchError when not even a small part of the maximum could be kept up.
+    """
+    low, high = 0.0, most
     for _ in range(SEARCH_STEPS):
         rate = (low + high) / 2
         count = sized(rate, max(PROBE_S, case.ctx.seconds / 3), plan, MESSAGES_MAX)
@@ -107,6 +110,8 @@ def sustained(case: Case, plan: Plan, most: float) -> float:
             low = rate
         else:
             high = rate
+    if not low:
+        raise BenchError(f"{case.system.name}: not even {high:,.0f} messages/s are kept up with")
     return low
 
 
