@@ -26,6 +26,7 @@ from cometmq.bench.trial import (
     Trial,
     WarmUp,
     first_of,
+    paced_first,
     sized,
     warm_up,
 )
@@ -222,9 +223,8 @@ class Case:
 
         def measure() -> list[Line]:
             count = max(200, int(rate * self.ctx.seconds))
-            paced = replace(
-                plan, rate=rate, messages=count, warmup=int(rate * min(2, self.ctx.seconds))
-            )
+            first = paced_first(self.system, rate, min(2, self.ctx.seconds))
+            paced = replace(plan, rate=rate, messages=count, warmup=first)
             outcome = self.trial(case, paced).run()
             values = rate_of(outcome.rate, plan.size) | {"asked_per_s": rate}
             for each in ("service", "response", "end_to_end"):

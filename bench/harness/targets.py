@@ -219,7 +219,12 @@ def _f1(figures: Figures) -> list[Mark]:
 
 def _s1(figures: Figures) -> list[Mark]:
     peers = {"rocketmq": (1.2, 1.35), "redis": (1.2, 1.35)}
-    return figures.times("sync-flush", "1 in flight", "messages_per_s", peers)
+    return [
+        *figures.times("sync-flush", "1 in flight", "messages_per_s", peers),
+        *figures.times(
+            "sync-flush", "1 in flight, in process", "messages_per_s", {STORE: (1.2, 1.35)}
+        ),
+    ]
 
 
 def _s2(figures: Figures) -> list[Mark]:

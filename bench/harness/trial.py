@@ -20,6 +20,7 @@ from cometmq.bench.worker import Job
 EMBEDDED: Final = "embedded"  # the kind of client that has the store in its own process
 ONE, ASYNC, BATCH = "one_in_flight", "async", "batch"
 IDLE_S: Final = 30.0  # a consumer without a message for so long has got all it will get
+PACED_FIRST_S: Final = 15.0
 RESULT_S: Final = 600.0  # a worker without a word for so long is lost
 EARLY, LATE = "beside", "after"  # when the consumers read
 _numbers = itertools.count(1)
@@ -437,10 +438,20 @@ def in_process(system: System, plan: Plan) -> bool:
 def first_of(system: System, plan: Plan, count: int) -> int:
     """Messages that a worker sends before it measures so many: half of that, and what the client
     of this system needs until it is as fast as it gets."""
-    needs: Mapping[str, int] = getattr(system, "first", {})
-    own = getattr(system, "warm_up", 0) or needs.get(plan.mode, 0)
+    own = getattr(system, "warm_up", 0) or _needs(system).get(plan.mode, 0)
     least = own if plan.durability is Durability.PAGE_CACHE else 0
     return max(count // 2, least // plan.producers) // plan.batch * plan.batch
+
+
+def paced_first(system: System, rate: float, seconds: float) -> int:
+    """The same in open loop, where it takes its time: no more than PACED_FIRST_S."""
+    needed_s = min(max(_needs(system).values(), default=0) / rate, PACED_FIRST_S)
+    return int(rate * max(seconds, needed_s))
+
+
+def _needs(system: System) -> Mapping[str, int]:
+    found: Mapping[str, int] = getattr(system, "first", {})
+    return found
 
 
 def sized(rate: float, seconds: float, plan: Plan, most: float) -> int:

@@ -201,8 +201,19 @@ def sync_flush(ctx: Context, system: System) -> list[Line]:
             lines += case.throughput("1 in flight", replace(plan, mode=ONE))
             many = replace(plan, in_flight=64, options={**plan.options, "window": 1})
             lines += case.throughput("64 in flight", many)
+    lines += _synced_in_process(ctx, system)
     cases = {"1 in flight": (1, 1), "64 in flight": (64, 1)}
     return lines + _by_c_client(ctx, system, "sync-flush", Durability.FSYNC, cases)
+
+
+def _synced_in_process(ctx: Context, system: System) -> list[Line]:
+    found = in_process(system)
+    if found is None:
+        return []
+    inner, client = found
+    with _served(ctx, inner, client, Durability.FSYNC):
+        case = Case(ctx, "sync-flush", inner, Durability.FSYNC)
+        return case.throughput("1 in flight, in process", ctx.plan(client=client, mode=ONE))
 
 
 def drain(ctx: Context, system: System) -> list[Line]:
@@ -294,11 +305,13 @@ def in_process(system: System) -> tuple[System, str] | None:
     return (system if name == system.name else usable(name)), client
 
 
-def _served(ctx: Context, system: System, client: str) -> contextlib.AbstractContextManager[Any]:
+def _served(
+    ctx: Context, system: System, client: str, durability: Durability = Durability.PAGE_CACHE
+) -> contextlib.AbstractContextManager[Any]:
     """Ours needs nothing but a folder of the trial's."""
     if client == EMBEDDED:
         return contextlib.nullcontext()
-    return running(ctx, system, Durability.PAGE_CACHE)
+    return running(ctx, system, durability)
 
 
 def embedded(ctx: Context, system: System) -> list[Line]:

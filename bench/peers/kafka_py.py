@@ -77,15 +77,20 @@ class KafkaSender:
             raise BenchError(f"{left} messages unanswered, errors: {self._failed[:1]}")
 
     def begin(self, topic: str, body: bytes) -> list[Any]:
-        """An empty list, which becomes [error or None] with the answer."""
+        """An empty list, which becomes [error or None] with the answer. Waits for room."""
         answer: list[Any] = []
-        self._producer.produce(
-            topic,
-            body,
-            partition=self._queue(topic),
-            on_delivery=lambda error, _message: answer.append(error),
-        )
-        return answer
+        while True:
+            try:
+                self._producer.produce(
+                    topic,
+                    body,
+                    partition=self._queue(topic),
+                    on_delivery=lambda error, _message: answer.append(error),
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                return answer
 
     def finish(self, token: list[Any]) -> None:
         deadline = time.monotonic() + ANSWER_S
