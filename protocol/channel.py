@@ -470,13 +470,18 @@ class Channel:
         self._pending[pending.request_id] = pending
         if self._pump is None and self._lock.locked():
             self.start_pump()  # somebody else is waiting in it
+        sent = lost = False
         try:
-            if line.send(packet):
-                return True
+            sent = line.send(packet)
         except OSError:
+            lost = True
+        if sent:
+            return True
+        is_ours = self._pending.pop(pending.request_id, None) is not None
+        if lost:
             self._lose_line(line)
         pending.line = None
-        return self._pending.pop(pending.request_id, None) is None
+        return not is_ours  # else another thread has found the end of the line, and failed it
 
     def _lose_line(self, line: Line) -> None:
         with self._line_lock:

@@ -178,6 +178,17 @@ def test_a_killed_writer_loses_nothing_acknowledged(broker: Broker, linger_ms: f
     assert list(dict.fromkeys(found))[:-1] == acknowledged
 
 
+def test_a_line_that_ended_meanwhile_costs_nothing(broker: Broker) -> None:
+    """What it cannot have taken goes through ZeroMQ, without an error and without a second try."""
+    with broker.producer(transport="local", retry_max=0) as producer:
+        producer.send("T", b"0", queue_id=0)
+        line = channel_of(producer)._line
+        assert line is not None
+        line.shut()
+        assert producer.send("T", b"1", queue_id=0).queue_offset == 1
+        until(lambda: producer.send("T", b"2", queue_id=0) and has_line(producer))
+
+
 def test_a_client_that_does_not_read_is_hung_up_on(broker: Broker) -> None:
     """It asks and asks, and never looks at an answer. The others do not notice."""
     packet = frames.join(frames.pack(1, Ping()), ())
