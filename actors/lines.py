@@ -124,6 +124,8 @@ class LineListener:
         assert self._listener is not None
         try:
             line, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # whoever came has gone again
         except OSError as error:
             # Else whoever connects would wait in vain; so he is refused, and goes by ZeroMQ.
             log.warning("no more lines are taken: %s", error)

@@ -295,6 +295,26 @@ def test_no_more_lines_than_it_can_bear(
         listener.drain(10)
 
 
+def test_who_came_and_went_changes_nothing(
+    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listener._listener is not None
+
+    class Gone:
+        close = listener._listener.close
+
+        def accept(self) -> None:
+            raise BlockingIOError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(listener, "_listener", Gone())
+        first = Line(listener.name, os.getuid())
+        listener.drain(10)
+    listener.drain(10)
+    first.send(frames.join(frames.pack(1, Ping()), ()) or b"")
+    assert len(listener.drain(10)) == 1
+
+
 def test_without_descriptors_nobody_connects_in_vain(
     listener: LineListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
