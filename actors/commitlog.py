@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from cometmq.actors.admission import Admission
+from cometmq.actors.appended import Appended
 from cometmq.actors.family import Family
 from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.actors.staging import Staging
@@ -126,6 +127,7 @@ class CommitLogActor(ServiceActor):
         self._cursors: dict[tuple[str, int], QueueCursor] = {}
         self._unflushed: deque[Unflushed] = deque()
         self._admission = Admission(family.settings)
+        self._appended: Appended | None = None
         self._alarm: Timer | None = None
         self._staging = Staging(
             family.store,
@@ -154,6 +156,9 @@ class CommitLogActor(ServiceActor):
             self._log.tidy,
         )  # fmt: skip
         self._load_queue_offsets()
+        if self._family.shows_tail:
+            self._appended = Appended(self._family)
+            self._appended.resume(self._cursors.values())
         self._log.open_segment()
         self._load_topics()
         with self._alone():
@@ -273,16 +278,26 @@ class CommitLogActor(ServiceActor):
         self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
         if end > before:
-            self._log.publish()
+            self._publish()
         for (request, command), (answer, wait) in zip(sends, answers, strict=True):
             if wait and self._sync:
                 self._unflushed.append(Unflushed(end, began, request, answer))
             elif not command.oneway:
                 request.reply(answer)
         if end > before:
-            self._log.wake()
+            self._wake()
         if self._unflushed:
             self._release_flushed()
+
+    def _publish(self) -> None:
+        self._log.publish()
+        if self._appended is not None:
+            self._appended.publish()
+
+    def _wake(self) -> None:
+        if self._appended is not None:
+            self._appended.wake()
+        self._log.wake()
 
     def _store(self, request: Request, command: SendMessages) -> tuple[SendResult, bool]:
         """Append the sections of one command; whether its answer has to wait for the disk."""
@@ -321,6 +336,8 @@ class CommitLogActor(ServiceActor):
             )
         except OverflowError as error:
             raise BadRequest(f"a number does not fit its field: {error}") from None
+        if self._appended is not None:
+            self._appended.moved(queue)
         return SectionResult(0, self._log.appender.batch_queue_offset, at)
 
     def _writable_queue(self, topic: str, queue_id: int) -> QueueCursor:
@@ -437,18 +454,21 @@ class CommitLogActor(ServiceActor):
         return self._cursor_of(topic, queue_id).next_offset  # 0: nothing of it has reached the log
 
     def append_staged(self, head: StagedHead, batch: memoryview, count: int) -> None:
+        queue = self._cursors[head.topic, head.queue_id]
         self._log.append_batch(
-            self._cursors[head.topic, head.queue_id],
+            queue,
             batch,
             count,
             sys_flag=head.sys_flag,
             born_timestamp_ms=head.born_timestamp_ms,
             born_host=head.born_host,
         )
+        if self._appended is not None:
+            self._appended.moved(queue)
 
     def publish_staged(self) -> None:
-        self._log.publish()
-        self._log.wake()
+        self._publish()
+        self._wake()
 
     def wait_flushed(self) -> None:
         """Nobody else is served meanwhile: what they send has to wait for the same disk."""
@@ -522,6 +542,8 @@ class CommitLogActor(ServiceActor):
                 continue
             self._release_flushed()
         self._staging.close()
+        if self._appended is not None:
+            self._appended.close()
         with self._log.gate:  # who has asked, and been let in, comes to its end
             self._phase.advance(Phase.STOPPED)
             segment = self._log.segment

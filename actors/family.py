@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from cometmq.conf import BrokerSettings
+from cometmq.conf import BrokerSettings, FlushDiskType
 from cometmq.protocol.errors import ServiceNotAvailable
 from cometmq.shm._kernel import OwnedCell
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
@@ -59,6 +59,7 @@ class Family:
     bind: str | None = None
     clean: bool = True  # the last run ended in order
     last_run: LastRun | None = None  # it was killed, and these were its counters
+    hosted: bool = False  # a service has the writer, and appends without a command
     control: ControlFile = field(init=False)
     # The broker has ended and this process has not: nobody is to wait for a counter.
     gone: threading.Event = field(default_factory=threading.Event, init=False)
@@ -70,6 +71,11 @@ class Family:
     @property
     def doorbell_fd(self) -> int:
         return self.doorbells[self.doorbell]
+
+    @property
+    def shows_tail(self) -> bool:
+        """Whether what is written may be read before it is dispatched (shm/tail.py)."""
+        return self.settings.flush_disk_type is not FlushDiskType.SYNC_FLUSH
 
     def queue_table(self, *, writable: bool = False) -> QueueTable:
         return QueueTable.open(

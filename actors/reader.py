@@ -71,6 +71,7 @@ TAGS_MAX: Final = 32  # as many as the kernel compares
 QUERY_COUNT_MAX: Final = 1024
 QUERY_LOOKED_AT_MAX: Final = 65_536  # entries of one hash, for one query
 QUEUES_MAX: Final = 65_536  # in one question
+TAIL_HELD_MAX: Final = 64  # with more held pulls it is the dispatcher who looks at each message once
 
 
 @dataclass(slots=True)
@@ -87,8 +88,9 @@ class ReaderActor(ServiceActor):
     """Answers pulls and questions about the store; holds pulls until there is something for them.
 
     Writes, alone: nothing.
-    Wakes on: PullMessages and queries, `dispatched` while a pull is held, a timer for its end;
-    `min_offset`, to let go of what is deleted.
+    Wakes on: PullMessages and queries; while a pull is held `wrote`, or `dispatched` where the
+    log's tail is not looked at (shm/tail.py), and a timer for its end; `min_offset`, to let go of
+    what is deleted.
     Dies of nothing that matters to others: clients pull again.
     """
 
@@ -106,6 +108,7 @@ class ReaderActor(ServiceActor):
         settings = family.settings
         positions = LivePositions(family.control, family.queue_table())
         self._dispatched = family.control.sleep_on(Counter.DISPATCHED, family.doorbell)
+        self._wrote = family.control.sleep_on(Counter.WROTE, family.doorbell)
         self._min = family.control.sleep_on(Counter.MIN_OFFSET, family.doorbell)
         self._store = StoreReader(
             family.store,
@@ -121,6 +124,9 @@ class ReaderActor(ServiceActor):
                 skip_removed=False,  # one unreadable entry hides no others
             ),
         )
+        if family.shows_tail:
+            self._store.read_tail(family.control)
+        self._tail_is_stuck = False  # somebody waits for what only the dispatcher can tell
         self._index = IndexReader(family.store, index_shape(family))
         self._indexed = family.control.read(Counter.INDEXED)
         self._flushed = family.control.read(Counter.FLUSHED)
@@ -195,19 +201,38 @@ class ReaderActor(ServiceActor):
             raise SystemBusy(f"{HELD_MAX} pulls are held already")
         self._held.append(held)
         self.after(max(0.0, held.deadline - time.monotonic()), self._end_overdue)
+        was_stuck = self._tail_is_stuck
         self._arm()
-        if self._has_news(held):  # it came between looking and arming
+        # It came between looking and arming; or it takes the dispatcher to tell.
+        if self._has_news(held) or self._tail_is_stuck != was_stuck:
             self._serve_held()
 
     def _arm(self) -> None:
-        """Sleep on `dispatched`, and end the dispatcher's nap: from now on somebody waits."""
+        """Sleep on `wrote`; or on `dispatched`, and end the dispatcher's nap: somebody waits."""
+        if self._looks_at_tail:
+            self._wrote.arm()
+        if self._looks_at_tail and not self._tail_is_stuck:
+            return
         self._dispatched.arm()
         if self._napping.value:
             os.eventfd_write(self._family.doorbells[Doorbell.DISPATCHER], 1)
 
+    @property
+    def _looks_at_tail(self) -> bool:
+        return self._store.tail is not None and len(self._held) <= TAIL_HELD_MAX
+
     def _has_news(self, held: Held) -> bool:
-        found = self._store.positions.queue_range(held.command.topic, held.command.queue_id)
-        return found is not None and found.max_queue_offset > held.queue_offset
+        topic, queue_id = held.command.topic, held.command.queue_id
+        found = self._store.positions.queue_range(topic, queue_id)
+        if found is not None and found.max_queue_offset > held.queue_offset:
+            return True
+        if self._store.tail is None or not self._looks_at_tail:
+            return False
+        tail = self._store.tail.of(topic, queue_id)
+        if tail.end > held.queue_offset:
+            return True
+        self._tail_is_stuck = self._tail_is_stuck or tail.is_stuck
+        return False
 
     def on_doorbell(self) -> None:
         self._let_go_of_deleted()
@@ -225,7 +250,9 @@ class ReaderActor(ServiceActor):
         """Answer who has something now, and sleep on the rest. Armed first: nothing is missed."""
         if not self._held:
             return
+        was_stuck = self._tail_is_stuck
         self._arm()
+        self._tail_is_stuck = False  # it is found out again
         still = []
         for held in self._held:
             if self._has_news(held):
@@ -238,6 +265,9 @@ class ReaderActor(ServiceActor):
         self._held = still
         if not still:
             self._dispatched.disarm()
+            self._wrote.disarm()
+        if self._tail_is_stuck and not was_stuck:
+            self.call_soon(self._serve_held)  # which then sleeps on the dispatcher too
 
     def _end_overdue(self) -> None:
         """Time is up: the client learns how far was looked, and asks again."""

@@ -44,7 +44,13 @@ from cometmq.shm.files import (
 )
 from cometmq.shm.identity import keep_identity
 from cometmq.shm.last_run import LastRun, life_of
-from cometmq.shm.queue_table import QUEUES_FILE, QueueTable, keep_as_before
+from cometmq.shm.queue_table import (
+    APPENDED_FILE,
+    QUEUES_FILE,
+    AppendedTable,
+    QueueTable,
+    keep_as_before,
+)
 from cometmq.shm.references import create_references
 
 # Not __name__: an embedded broker runs this module as __main__.
@@ -123,6 +129,7 @@ class BrokerActor(ServiceActor):
             self._store / CONTROL_FILE, self._describe(), self._doorbells
         )
         QueueTable.create(self._store / QUEUES_FILE, self._control.read(Counter.QUEUES))
+        AppendedTable.create(self._store / APPENDED_FILE)
         create_references(self._store)
         self.inbox.listen_to(self._zygote.report_fd)
         self.inbox.listen_to(self._zygote.end_fd)
@@ -178,6 +185,7 @@ class BrokerActor(ServiceActor):
             "bind": self._binds[role],
             "clean": self._clean,
             "last_run": self._last_run and self._last_run.as_message(),
+            "hosted": self._host is not None,
         }
         if self._is_hosted(role):
             assert self._host is not None
@@ -412,7 +420,8 @@ class BrokerActor(ServiceActor):
         store = self._store
         remove_folder(store / STAGING_DIR)
         remove_folder(store / RETIRED_DIR)
-        (store / CONTROL_FILE).unlink(missing_ok=True)
+        for name in (CONTROL_FILE, APPENDED_FILE):
+            (store / name).unlink(missing_ok=True)
         keep_as_before(store)
         sync_folder(store)
         (store / ABORT_FILE).unlink()

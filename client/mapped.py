@@ -45,6 +45,7 @@ ASK_S: Final = 3.0  # for the broker to say where its store is
 HOLD_MS: Final = 5_000
 SLOW_S: Final = 30.0  # who does not answer in time is read by ZeroMQ for so long
 QUEUES_MAX: Final = 100  # with more of them one sleeps on the counter `dispatched`
+TAIL_QUEUES_MAX: Final = 16  # with more of them the dispatcher is waited for: it looks only once
 ANY_QUEUE: Final = QueueKey("", -1)
 
 Answer = TypeVar("Answer", LocalStore, Attended)
@@ -107,6 +108,9 @@ class LocalBroker:
         self.asked_at = 0.0  # time.monotonic() of a question that is not answered; 0: none
         self.queues: deque[Queue] = deque()  # that are read, the next to look at first
         self.ends: dict[Queue, ReadCell | None] = {}  # of these; None: not in the queue table yet
+        self.appended: dict[Queue, ReadCell] = {}  # of these, where the writer tells
+        self.reads_tail = False  # the writer is slept on, not the dispatcher (shm/tail.py)
+        self.tail_stuck_until = 0.0  # time.monotonic(); until then the dispatcher is
         self.parked: dict[Queue, None] = {}  # that wait for an answer
         self.keys: tuple[QueueKey, ...] = ()
         self.holding = False  # one request is held
@@ -120,6 +124,7 @@ class LocalBroker:
             store, self.store = self.store, None
         if store is not None:
             self.ends.clear()
+            self.appended.clear()
             store.close()
 
 
@@ -195,6 +200,7 @@ class MappedQueues:
         if queue in broker.ends:
             broker.queues.remove(queue)
             del broker.ends[queue]
+            broker.appended.pop(queue, None)
             self._changed = True
         if not broker.ends and not broker.parked and broker.refusal is None:
             self._forget(broker)
@@ -321,6 +327,7 @@ class MappedQueues:
         queues = [*broker.queues, *broker.parked]
         broker.queues.clear()
         broker.ends.clear()
+        broker.appended.clear()
         broker.parked.clear()
         broker.serving = broker.holding = False
         broker.asked_at = 0.0
@@ -331,6 +338,9 @@ class MappedQueues:
         """Give up what was asked too long ago. A dispatcher that is far behind answers late, and
         what it has dispatched is there to be read."""
         for broker in list(self._brokers.values()):
+            if 0 < broker.tail_stuck_until < now:
+                broker.tail_stuck_until = 0.0
+                self._changed = True
             if not broker.asked_at or now - broker.asked_at <= ASK_S:
                 continue
             if not self._forced:
@@ -361,15 +371,34 @@ class MappedQueues:
         return moved
 
     def _has_news(self, broker: LocalBroker, queue: Queue) -> bool:
-        end = broker.ends[queue]
+        end = broker.ends[queue] or self._find_end(broker, queue)
         if end is None:
-            assert broker.store is not None
-            end = broker.store.table.end_of(queue.topic, queue.queue_id)
-            if end is None:
-                return queue.next_offset > 0
+            return queue.next_offset > 0
+        reach = end.value
+        if broker.reads_tail and (appended := broker.appended.get(queue)) is not None:
+            reach = max(reach, appended.value)
+        return reach != queue.next_offset and not queue.retry_at
+
+    def _find_end(self, broker: LocalBroker, queue: Queue) -> ReadCell | None:
+        """None as long as nothing was ever dispatched to it."""
+        store = broker.store
+        assert store is not None
+        end = store.table.end_of(queue.topic, queue.queue_id)
+        if end is not None:
             broker.ends[queue] = end
             self._changed = True
-        return end.value != queue.next_offset and not queue.retry_at
+        return end
+
+    def _find_appended(self, broker: LocalBroker, queue: Queue) -> None:
+        """Once something has come: by then the writer tells of the queue, if it does at all."""
+        store = broker.store
+        assert store is not None
+        if store.appended is None or queue in broker.appended:
+            return
+        slot = store.table.slot_of(queue.topic, queue.queue_id)
+        if slot is not None and (cell := store.appended.read(slot)).value:
+            broker.appended[queue] = cell
+            self._changed = True
 
     def _read(self, broker: LocalBroker, queue: Queue) -> bool:
         """Whether messages came of it."""
@@ -389,7 +418,17 @@ class MappedQueues:
             self._refused(broker, NotMapped(str(error)))
             return False
         self._owner.take_found(queue, epoch, found)
+        self._find_appended(broker, queue)
+        if not found.messages and broker.reads_tail and self._is_stuck(broker, queue):
+            broker.tail_stuck_until = time.monotonic() + SLOW_S
+            self._changed = True
         return bool(found.messages)
+
+    @staticmethod
+    def _is_stuck(broker: LocalBroker, queue: Queue) -> bool:
+        assert broker.store is not None
+        tail = broker.store.reader.tail
+        return tail is not None and tail.of(queue.topic, queue.queue_id).is_stuck
 
     # --- sleeping ---
 
@@ -404,9 +443,15 @@ class MappedQueues:
             self._sleeper.look()
 
     def _agree(self) -> None:
-        """Tell brokers which queues are slept on, where that has changed."""
+        """Tell brokers which queues are slept on whose end only the dispatcher moves."""
+        narrow = sum(len(broker.ends) for broker in self._serving()) <= TAIL_QUEUES_MAX
         for broker in self._serving():
-            keys = tuple(QueueKey(queue.topic, queue.queue_id) for queue in broker.ends)
+            broker.reads_tail = bool(narrow and broker.appended and not broker.tail_stuck_until)
+            keys = tuple(
+                QueueKey(queue.topic, queue.queue_id)
+                for queue in broker.ends
+                if not broker.reads_tail or queue not in broker.appended
+            )
             if self._is_wide:
                 keys = (ANY_QUEUE,)
             if set(keys) != set(broker.keys):
@@ -430,10 +475,14 @@ class MappedQueues:
                 continue
             if None in broker.ends.values():
                 yield control.read(Counter.QUEUES)
-            yield from (end for end in broker.ends.values() if end is not None)
+            told = broker.appended if broker.reads_tail else {}
+            for queue, end in broker.ends.items():
+                if end is not None:
+                    yield told.get(queue, end)
 
     def sleep(self, timeout_s: float) -> None:
-        self._sleeper.sleep(timeout_s, self._spin_s)
+        if not self._changed:  # else it would sleep on less than there is
+            self._sleeper.sleep(timeout_s, self._spin_s)
 
     def watch(self) -> None:
         """Have a thread sleep instead, which rings the owner: for who sleeps on descriptors.

@@ -599,6 +599,7 @@ class LocalStore(Command, frozen=True, tag=91):
     control_inode: int
     segment_bytes: int
     queue_segment_bytes: int
+    tail: bool = False  # the writer tells of each queue how far it is written (AppendedTable)
 
 
 class AttendQueues(Command, frozen=True, tag=92):

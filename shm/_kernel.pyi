@@ -679,6 +679,16 @@ def deliver(
     """`gather` and `decode` in one: (reason, messages, bytes, next index, unreadable entries,
     detail, physical offsets of damaged records or None)."""
 
+TAIL_DONE: int
+TAIL_UNMAPPED: int
+TAIL_STRANGE: int
+
+def tail_units(
+    log: LogView, begin: int, end: int, topic: str, queue_id: int, queue_offset: int
+) -> tuple[int, int, bytearray]:
+    """The entries that one queue's records in [begin, end) are to get, from `queue_offset` on:
+    (reason, reached, entries)."""
+
 def runs(messages: list[Message]) -> list[tuple[str, int, int, int, int]]:
     """Messages as runs of one queue: (topic, queue_id, first offset, last offset, count) each."""
 

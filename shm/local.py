@@ -15,7 +15,7 @@ from cometmq.protocol.commands import LocalStore
 from cometmq.protocol.errors import NotMapped, StoreError
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.mapped_reader import MappedReader
-from cometmq.shm.queue_table import QUEUES_FILE, QueueTable
+from cometmq.shm.queue_table import APPENDED_FILE, QUEUES_FILE, AppendedTable, QueueTable
 from cometmq.shm.store_reader import LivePositions
 
 
@@ -65,6 +65,10 @@ class MappedStore:
             queue_segment_bytes=found.queue_segment_bytes,
             positions=LivePositions(self.control, self.table),
         )
+        self.appended: AppendedTable | None = None
+        if found.tail:
+            self.appended = AppendedTable.open(root / APPENDED_FILE)
+            self.reader.read_tail(self.control)
 
     def _check_owner(self, found: LocalStore, owner: int, foreign: bool) -> None:
         if not foreign and owner not in (0, os.geteuid()):
@@ -94,4 +98,6 @@ class MappedStore:
 
     def close(self) -> None:
         self.reader.close()
+        if self.appended is not None:
+            self.appended.close()
         os.close(self._folder)

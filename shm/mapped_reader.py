@@ -13,7 +13,6 @@ from cometmq.shm import _kernel
 from cometmq.shm._kernel import Message
 from cometmq.shm.consume_queue import UNIT
 from cometmq.shm.layout import CONSUME_QUEUE_UNIT
-from cometmq.shm.queue_table import QueueRange
 from cometmq.shm.store_reader import GetStatus, Positions, StoreReader, outside
 
 log = logging.getLogger(__name__)
@@ -89,20 +88,18 @@ class MappedReader(StoreReader):
         tags: frozenset[str] | None,
     ) -> Found:
         """As `get_message`, with the limits of the caller alone."""
-        found = self.positions.queue_range(topic, queue_id)
-        low, high = found or QueueRange(0, 0)
+        low, high = self.reach(topic, queue_id, queue_offset)
         status, moved = outside(queue_offset, low, high)
         if status is GetStatus.NO_MESSAGE_IN_QUEUE:
             empty = PullStatus.OFFSET_MOVED if queue_offset else PullStatus.NO_NEW_MESSAGE
             return Found(empty, moved, low, high, [], 0)
         if status is not None:
             return Found(PULL_STATUS[status], moved, low, high, [], 0)
-        window = self._window(topic, queue_id, queue_offset)
-        if window is None:
+        entries = self._entries(topic, queue_id, queue_offset)
+        if entries is None:
             after = self._next_segment_index(topic, queue_id, queue_offset)
             return Found(PullStatus.OFFSET_MOVED, after, low, high, [], 0)
-        units, first_index = window
-        end = min(high, first_index + len(units) // UNIT)
+        units, first_index, end = entries
         self._read_ahead(units, (queue_offset - first_index) * UNIT)
         while True:
             log_min, log_max = self.positions.log_range()
@@ -121,7 +118,7 @@ class MappedReader(StoreReader):
 
     # --- what is not in memory ---
 
-    def _read_ahead(self, units: mmap.mmap, at: int) -> None:
+    def _read_ahead(self, units: mmap.mmap | bytearray, at: int) -> None:
         """Have what comes next read in large pieces, and not page by page when it is met."""
         physical_offset = CONSUME_QUEUE_UNIT.unpack(units, at)["physical_offset"]
         asked = self._ahead

@@ -18,10 +18,12 @@ from cometmq.shm._kernel import OwnedCell, ReadCell
 from cometmq.shm.layout import Layout
 
 QUEUES_FILE: Final = "cometmq.queues"
+APPENDED_FILE: Final = "cometmq.appended"
 # The table of the run before: recovery learns from it which queues there were.
 QUEUES_BEFORE_FILE: Final = "cometmq.queues.before"
 SLOTS_MAX: Final = 131_072
 SLOT_BYTES: Final = 320
+_APPENDED_BYTES: Final = SLOTS_MAX * _kernel.COUNTER_BYTES
 _TOPIC_MAX: Final = 255
 
 # Native byte order: the file lives as long as one run on one machine.
@@ -145,6 +147,10 @@ class QueueTable:
             return None
         return ReadCell(self.memory, self.max_at(self._slots[topic, queue_id]))
 
+    def slot_of(self, topic: str, queue_id: int) -> int | None:
+        """The queue's number; None while nothing was ever dispatched to it."""
+        return None if self.range_of(topic, queue_id) is None else self._slots[topic, queue_id]
+
     # --- the dispatcher's side ---
 
     def fill_slot(self, slot: int, topic: str, queue_id: int, queue_range: QueueRange) -> None:
@@ -177,3 +183,52 @@ class QueueTable:
         made = store / f"{QUEUES_BEFORE_FILE}.new"
         made.write_bytes(self.memory[: self._count.value * SLOT_BYTES])
         made.replace(store / QUEUES_BEFORE_FILE)
+
+
+class AppendedTable:
+    """How far the writer has come with each queue, by the queue's number in the queue table.
+
+    The commitlog process writes it, after `wrote`: whoever sees a queue offset here finds the
+    records below it in the log, though maybe not in the ConsumeQueue yet. 0: of this queue the
+    writer does not tell, or not yet.
+    """
+
+    def __init__(self, memory: mmap.mmap, descriptor: int) -> None:
+        self._memory = memory
+        self._descriptor = descriptor
+
+    @classmethod
+    def create(cls, path: Path) -> None:
+        """In place of the last run's."""
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(descriptor, _APPENDED_BYTES)  # sparse as well
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool = False) -> AppendedTable:
+        descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size != _APPENDED_BYTES:
+                raise StoreError(f"{path} is none of this version")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            return cls(mmap.mmap(descriptor, 0, access=access), descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        """Cells that are still held keep the memory."""
+        os.close(self._descriptor)
+
+    def read(self, slot: int) -> ReadCell:
+        return ReadCell(self._memory, slot * _kernel.COUNTER_BYTES)
+
+    def own(self, slot: int) -> OwnedCell:
+        """For who has it mapped writable. Raises OSError where the disk has no room for it, which
+        a store into a hole of the file would be killed for."""
+        at = slot * _kernel.COUNTER_BYTES
+        os.posix_fallocate(self._descriptor, at, _kernel.COUNTER_BYTES)
+        return OwnedCell(self._memory, at)

@@ -30,6 +30,7 @@ from cometmq.shm.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD, SYS
 from cometmq.shm.queue_table import QueueRange, QueueTable
 from cometmq.shm.recovery import find_end
 from cometmq.shm.references import LogMaps
+from cometmq.shm.tail import LogTail
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +169,11 @@ class StoreReader:
         self.damaged: set[int] = set()  # physical offsets of records that were not delivered
         self._segments = LogMaps(store, segment_bytes)
         self._windows: OrderedDict[tuple[str, int, int], mmap.mmap] = OrderedDict()
+        self.tail: LogTail | None = None
+
+    def read_tail(self, control: ControlFile) -> None:
+        """Hand out also what has no ConsumeQueue entry yet; for a live store's reader."""
+        self.tail = LogTail(control, self.positions.queue_range, self._log, self._map)
 
     @classmethod
     def open_closed(
@@ -202,17 +208,15 @@ class StoreReader:
         check_crc: bool = True,
     ) -> GetResult:
         """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there."""
-        found = self.positions.queue_range(topic, queue_id)
-        low, high = found or QueueRange(0, 0)  # RocketMQ makes a queue when it is asked for
+        low, high = self.reach(topic, queue_id, queue_offset)
         status, moved = outside(queue_offset, low, high)
         if status is not None:
             return GetResult(status, moved, low, high)
-        window = self._window(topic, queue_id, queue_offset)
-        if window is None:
+        entries = self._entries(topic, queue_id, queue_offset)
+        if entries is None:
             after = self._next_segment_index(topic, queue_id, queue_offset)
             return GetResult(GetStatus.OFFSET_FOUND_NULL, after, low, high)
-        units, first_index = window
-        end = min(high, first_index + len(units) // UNIT)
+        units, first_index, end = entries
         codes = None if tags is None else tuple(_kernel.java_hash(tag) for tag in tags)
         payload, count, next_index, unreadable = self._gather(
             units, first_index, queue_offset, end, max_count, max_bytes, codes, check_crc
@@ -224,7 +228,7 @@ class StoreReader:
 
     def _gather(
         self,
-        units: mmap.mmap,
+        units: mmap.mmap | bytearray,
         first_index: int,
         begin: int,
         end: int,
@@ -262,6 +266,35 @@ class StoreReader:
                     "%s: the record at physical offset %d is damaged and is not delivered",
                     self.store / COMMITLOG_DIR / file, physical_offset,
                 )  # fmt: skip
+
+    def reach(self, topic: str, queue_id: int, queue_offset: int) -> QueueRange:
+        """How far the queue reaches for who reads at an offset.
+
+        Only at the end of what has entries is the log looked at behind it. RocketMQ makes a queue
+        when it is asked for: one that does not exist is empty.
+        """
+        found = self.positions.queue_range(topic, queue_id) or QueueRange(0, 0)
+        if self.tail is None or queue_offset < found.max_queue_offset:
+            return found
+        end = self.tail.of(topic, queue_id).end
+        return QueueRange(found.min_queue_offset, max(found.max_queue_offset, end))
+
+    def _entries(
+        self, topic: str, queue_id: int, index: int
+    ) -> tuple[mmap.mmap | bytearray, int, int] | None:
+        """(entries, index of the first one, end of those that may be read) around an index that
+        is in the queue; None if they are not there."""
+        found = self.positions.queue_range(topic, queue_id) or QueueRange(0, 0)
+        if index >= found.max_queue_offset and self.tail is not None:
+            tail = self.tail.of(topic, queue_id)
+            if index >= tail.first:
+                return tail.units, tail.first, tail.end
+            found = self.positions.queue_range(topic, queue_id) or found
+        window = self._window(topic, queue_id, index)
+        if window is None:
+            return None
+        units, first_index = window
+        return units, first_index, min(found.max_queue_offset, first_index + len(units) // UNIT)
 
     def _window(self, topic: str, queue_id: int, index: int) -> tuple[mmap.mmap, int] | None:
         """The mapped segment that holds an entry, and the index of its first entry."""
