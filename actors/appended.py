@@ -14,8 +14,8 @@ class Appended:
     """Tells how far each queue reaches in the log, and wakes who sleeps on that (`AppendedTable`).
 
     A queue that the dispatcher has not met has no place in the table yet, and on a full disk none
-    can be had: who waits for its messages is then woken by the dispatcher. A futex that nobody sleeps on costs 0.3 us, once for each
-    queue of a group.
+    can be had: who waits for its messages is then woken by the dispatcher. A futex that nobody
+    sleeps on costs 0.3 us, once for each queue of a group.
     """
 
     def __init__(self, family: Family) -> None:
@@ -28,7 +28,7 @@ class Appended:
         self._published: list[OwnedCell] = []
 
     def resume(self, queues: Iterable[QueueCursor]) -> None:
-        """After a process that was killed: it may have told or woken nobody of its last messages."""
+        """After one that was killed: of its last messages it may have told nobody."""
         for queue in queues:
             slot = self._queues.slot_of(queue.topic, queue.queue_id)
             if slot is not None and self._table.read(slot).value:

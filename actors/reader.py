@@ -71,7 +71,9 @@ TAGS_MAX: Final = 32  # as many as the kernel compares
 QUERY_COUNT_MAX: Final = 1024
 QUERY_LOOKED_AT_MAX: Final = 65_536  # entries of one hash, for one query
 QUEUES_MAX: Final = 65_536  # in one question
-TAIL_HELD_MAX: Final = 64  # with more held pulls it is the dispatcher who looks at each message once
+TAIL_HELD_MAX: Final = (
+    64  # with more held pulls it is the dispatcher who looks at each message once
+)
 
 
 @dataclass(slots=True)
