@@ -99,8 +99,9 @@ class Delivery:
         self.lock = threading.Lock()
         self.in_flight_bytes = 0
         self.topics: dict[str, TopicLanes] = {}
-        # By topic: the open batch for any queue, and its encoder's `add`.
-        self.quick: dict[str, tuple[Batch, Callable[..., int]]] = {}
+        # By topic: the open batch for any queue, and its encoder. A batch is taken out before it
+        # is closed: messages are added to it without the lock (QuickSend).
+        self.quick: dict[str, tuple[Batch, _kernel.BatchEncoder]] = {}
         self._routes = routes
         self._timeout_s = timeout_s
         self._attempts_max = attempts_max

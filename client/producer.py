@@ -118,6 +118,9 @@ class Producer:
         # Into an open batch goes only what is smaller than a batch: then its size need not be seen.
         self._may_be_quick = linger_ms > 0 and batch_bytes <= max_message_bytes
         self._quick = self._delivery.quick
+        if self._may_be_quick and type(self).send is Producer.send:
+            # What most calls do, in one native one.
+            self.send = _kernel.QuickSend(self._quick, Receipt, self.send).send  # type: ignore[method-assign]
         self._single: list[_kernel.BatchEncoder] = []  # encoders for messages that travel alone
         self._callbacks = Callbacks()
         self._closed = False
@@ -159,14 +162,6 @@ class Producer:
         """
         if keys is not None and keys.__class__ is not str:
             keys = " ".join(keys)
-        if sharding_key is None and queue_id is None and properties is None and wait:
-            with self._lock:  # the quick way into the open batch, if there is one
-                entry = self._quick.get(topic)
-                if entry is not None and body:
-                    try:
-                        return Receipt(entry[0], entry[1](body, tags, keys, None, flag))
-                    except (BatchFull, ValueError):
-                        pass  # below is the way that knows what to do
         message = Outgoing(body, tags, keys, checked(properties), flag, wait)
         target = Target(topic, sharding_key, queue_id)
         if not self._linger_s:
@@ -405,7 +400,7 @@ class Producer:
         """`flush` has to raise its error; more messages may come into it the quick way."""
         batch.remembered = True
         if batch.free and batch.wait and batch.encoder is not None and self._may_be_quick:
-            self._quick[batch.topic] = (batch, batch.encoder.add)
+            self._quick[batch.topic] = (batch, batch.encoder)
 
     def _close_if_idle(self, lanes: TopicLanes, lane: Lane | None) -> list[Lane]:
         """Without linger a batch waits only while its queue is busy."""
@@ -566,6 +561,7 @@ class Producer:
 
     def _forked(self) -> None:
         self._lock = Forked(type(self).__name__)
+        self._quick.clear()  # the way that asks for no lock
 
 
 def _with_note(error: CometError, batches: list[Batch]) -> CometError:

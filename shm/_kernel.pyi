@@ -656,6 +656,26 @@ class Message:
 class RecordDamaged(Exception):
     """A record whose bytes contradict themselves; args: (reason, position in the buffer)."""
 
+class QuickSend:
+    """A producer's `send` as long as there is an open batch that takes the message."""
+
+    def __init__(
+        self, open: dict[str, tuple[Any, BatchEncoder]], receipt: Any, slow: Any
+    ) -> None: ...
+    def send(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        tags: str | None = None,
+        keys: Any = None,
+        properties: Any = None,
+        sharding_key: str | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        wait: bool = True,
+    ) -> Any: ...
+
 def decode(buffer: Any, tags: Iterable[str] | None = None, check_crc: bool = True) -> list[Message]:
     """The messages in records that stand one after the other, as a pull answers them.
 
