@@ -88,19 +88,20 @@ class MappedReader(StoreReader):
         tags: frozenset[str] | None,
     ) -> Found:
         """As `get_message`, with the limits of the caller alone."""
-        low, high = self.reach(topic, queue_id, queue_offset)
+        low, high, tail = self._reach(topic, queue_id, queue_offset)
         status, moved = outside(queue_offset, low, high)
         if status is GetStatus.NO_MESSAGE_IN_QUEUE:
             empty = PullStatus.OFFSET_MOVED if queue_offset else PullStatus.NO_NEW_MESSAGE
             return Found(empty, moved, low, high, [], 0)
         if status is not None:
             return Found(PULL_STATUS[status], moved, low, high, [], 0)
-        entries = self._entries(topic, queue_id, queue_offset)
+        entries = self._entries(topic, queue_id, queue_offset, high, tail)
         if entries is None:
             after = self._next_segment_index(topic, queue_id, queue_offset)
             return Found(PullStatus.OFFSET_MOVED, after, low, high, [], 0)
         units, first_index, end = entries
-        self._read_ahead(units, (queue_offset - first_index) * UNIT)
+        if tail is None:
+            self._read_ahead(units, (queue_offset - first_index) * UNIT)
         while True:
             log_min, log_max = self.positions.log_range()
             reason, messages, size, next_index, _, detail, damaged = _kernel.deliver(

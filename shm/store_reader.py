@@ -30,7 +30,7 @@ from cometmq.shm.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD, SYS
 from cometmq.shm.queue_table import QueueRange, QueueTable
 from cometmq.shm.recovery import find_end
 from cometmq.shm.references import LogMaps
-from cometmq.shm.tail import LogTail
+from cometmq.shm.tail import LogTail, QueueTail
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ _I64: Final = struct.Struct(">q")
 _I32: Final = struct.Struct(">i")
 QUEUE_WINDOWS_MAX: Final = 1024
 MARKS_MAX: Final = 65_536  # of one measuring
+_EMPTY: Final = QueueRange(0, 0)
 ENTRIES_MAX: Final = 4_194_304  # looked at in one measuring: some milliseconds
 
 
@@ -208,11 +209,11 @@ class StoreReader:
         check_crc: bool = True,
     ) -> GetResult:
         """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there."""
-        low, high = self.reach(topic, queue_id, queue_offset)
+        low, high, tail = self._reach(topic, queue_id, queue_offset)
         status, moved = outside(queue_offset, low, high)
         if status is not None:
             return GetResult(status, moved, low, high)
-        entries = self._entries(topic, queue_id, queue_offset)
+        entries = self._entries(topic, queue_id, queue_offset, high, tail)
         if entries is None:
             after = self._next_segment_index(topic, queue_id, queue_offset)
             return GetResult(GetStatus.OFFSET_FOUND_NULL, after, low, high)
@@ -267,34 +268,34 @@ class StoreReader:
                     self.store / COMMITLOG_DIR / file, physical_offset,
                 )  # fmt: skip
 
-    def reach(self, topic: str, queue_id: int, queue_offset: int) -> QueueRange:
-        """How far the queue reaches for who reads at an offset.
+    def _reach(
+        self, topic: str, queue_id: int, queue_offset: int
+    ) -> tuple[int, int, QueueTail | None]:
+        """How far the queue reaches for who reads at an offset, and its tail if that is looked at:
+        only behind all that has entries.
 
-        Only at the end of what has entries is the log looked at behind it. RocketMQ makes a queue
-        when it is asked for: one that does not exist is empty.
+        RocketMQ makes a queue when it is asked for: one that does not exist is empty.
         """
-        found = self.positions.queue_range(topic, queue_id) or QueueRange(0, 0)
-        if self.tail is None or queue_offset < found.max_queue_offset:
-            return found
-        end = self.tail.of(topic, queue_id).end
-        return QueueRange(found.min_queue_offset, max(found.max_queue_offset, end))
+        low, high = self.positions.queue_range(topic, queue_id) or _EMPTY
+        if self.tail is None or queue_offset < high:
+            return low, high, None
+        tail = self.tail.of(topic, queue_id)
+        return low, max(high, tail.end), tail
 
     def _entries(
-        self, topic: str, queue_id: int, index: int
+        self, topic: str, queue_id: int, index: int, high: int, tail: QueueTail | None
     ) -> tuple[mmap.mmap | bytearray, int, int] | None:
         """(entries, index of the first one, end of those that may be read) around an index that
         is in the queue; None if they are not there."""
-        found = self.positions.queue_range(topic, queue_id) or QueueRange(0, 0)
-        if index >= found.max_queue_offset and self.tail is not None:
-            tail = self.tail.of(topic, queue_id)
+        if tail is not None:
             if index >= tail.first:
                 return tail.units, tail.first, tail.end
-            found = self.positions.queue_range(topic, queue_id) or found
+            high = tail.first  # dispatched meanwhile
         window = self._window(topic, queue_id, index)
         if window is None:
             return None
         units, first_index = window
-        return units, first_index, min(found.max_queue_offset, first_index + len(units) // UNIT)
+        return units, first_index, min(high, first_index + len(units) // UNIT)
 
     def _window(self, topic: str, queue_id: int, index: int) -> tuple[mmap.mmap, int] | None:
         """The mapped segment that holds an entry, and the index of its first entry."""
