@@ -97,9 +97,7 @@ class LogAppender:
         """Whatever was laid down may be seen. Sleepers go on sleeping until `wake`."""
     def wake(self) -> None:
         """Ring for everyone who sleeps on `wrote`; and on `steps`, if it has come so far."""
-    def syncs(
-        self, flushed: ReadCell, wanted: OwnedCell, count: OwnedCell, max_bytes: int
-    ) -> None:
+    def syncs(self, flushed: ReadCell, wanted: OwnedCell, count: OwnedCell, max_bytes: int) -> None:
         """Which counters `sync` and `want` look at and move."""
     def sync(self) -> int:
         """Make what is published durable; below which offset it is. 0: ask the flush process."""

@@ -37,6 +37,7 @@ FOLDER_VARIABLE: Final = "COMETMQ_FAULT_POINTS"
 _ARMED: Final = struct.Struct("<II")  # number of the point, 0 = none; passes left
 _HIT: Final = struct.Struct("<II")  # number of the point, process
 
+Own = Callable[[ControlFile, Counter], OwnedCell]
 When = Literal["load", "restart", "start", "clean", "cold start"]
 
 
@@ -79,6 +80,8 @@ POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
     **_both("append.records", "commitlog", "cometmq.shm.commit_log:CommitLog.append_batch"),
     **_both("append.wrote", "commitlog", "cometmq.shm.commit_log:CommitLog.publish"),
+    **_both("sync.here", "commitlog", "cometmq.shm.commit_log:CommitLog.sync"),
+    **_both("sync.flushed", "commitlog", "Counter.FLUSHED"),
     **_both("append.answer", "commitlog", "cometmq.actors.service:Request.reply"),
     **_both("roll", "commitlog", "cometmq.shm.commit_log:CommitLog._roll", nth_max=1),
     **_both("roll.mapped", "commitlog", "cometmq.shm.segment_maps:SegmentMaps.map", nth_max=1),
@@ -287,14 +290,17 @@ def _with_role(tap: Tap, run_child: Callable[..., int]) -> Callable[..., int]:
 
 def _wrap_counters(tap: Tap, counters: Mapping[Counter, list[Point]]) -> None:
     """Whoever owns one of them gets a cell whose stores are points."""
-    own = ControlFile.own
+    for name in ("own", "own_second"):
+        setattr(ControlFile, name, _tapping(getattr(ControlFile, name), tap, counters))
 
+
+def _tapping(own: Own, tap: Tap, counters: Mapping[Counter, list[Point]]) -> Own:
     def owned(control: ControlFile, counter: Counter) -> OwnedCell:
         if counter not in counters:
             return own(control, counter)
         return _TappedCell.over(own(control, counter), tap, counters[counter])  # type: ignore[return-value]
 
-    ControlFile.own = owned  # type: ignore[method-assign]
+    return owned
 
 
 class _TappedCell:
@@ -304,7 +310,7 @@ class _TappedCell:
     def over(cls, cell: OwnedCell, tap: Tap, points: list[Point]) -> _TappedCell:
         tapped = cls()
         tapped._cell = cell
-        for name in ("publish", "advance", "reset"):
+        for name in ("publish", "advance", "raise_to", "reset"):
             setattr(tapped, name, tap.around(getattr(cell, name), points))
         return tapped
 

@@ -53,14 +53,28 @@ def test_from_some_call_on_there_is_no_room(tmp_path: Path) -> None:
     run_every(Scenario(tmp_path), Fault(errno.ENOSPC, forever=True), 8 * STEP)
 
 
+@pytest.mark.parametrize("n", [1, 7, 23])
+def test_power_is_cut_at_a_sync(tmp_path: Path, n: int) -> None:
+    """Mostly in the commitlog process, between append and answer."""
+    need("ext4", "power cuts at the nth sync")
+    with Disk(tmp_path, "ext4") as disk:
+        outcome = Scenario(tmp_path, disk).run(Fault(0, ("msync",)), n)
+    assert outcome.what.startswith("msync")
+    assert not outcome.complaints
+
+
 @pytest.mark.parametrize("n", [1, 5, 20])
 def test_a_flush_that_fails_takes_the_store_out_of_service(tmp_path: Path, n: int) -> None:
-    """It is not tried again, and nothing that waited for it is acknowledged."""
+    """It is not tried again, and nothing that waited for it is acknowledged.
+
+    After the first ones the commitlog process syncs itself: it is the same there.
+    """
     outcome = Scenario(tmp_path).run(Fault(errno.EIO, ("msync",)), n)
     assert outcome.what.startswith("msync")
     assert not outcome.complaints
     (text,) = [text for text in outcome.logs if "taken out of service" in text]
     assert "could not be flushed" in text
+    assert n < 20 or "the CommitLog could not be flushed" in text
 
 
 @pytest.mark.timeout(200)
