@@ -2,8 +2,8 @@
 
 One page of header, then a cell of two cache lines for each counter: the value, and who sleeps on
 it. Every word has exactly one writer: where two processes move a counter (TWO_WRITERS) each has a
-word of its own, and the larger one counts. The file becomes valid by its last write, the magic; it is
-made anew at every start and removed at an orderly end. Anybody may map it read-only.
+word of its own, and the larger one counts. The file becomes valid by its last write, the magic; it
+is made anew at every start and removed at an orderly end. Anybody may map it read-only.
 
     min_offset <= flushed | dispatched <= wrote <= allocated
 """

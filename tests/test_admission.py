@@ -79,7 +79,7 @@ def test_a_disk_that_hangs_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
             line = broker.channel(broker.endpoints.commitlog)
             for number in itertools.count():  # the load's own sends wait for the disk
                 try:
-                    broker.send("t", 0, [b"%d 0" % number + more], timeout_s=0.2)
+                    broker.send("t", 0, [b"%d 0" % number, more], timeout_s=0.2)
                 except errors.SystemBusy:
                     busy.set()
                     break
@@ -103,7 +103,8 @@ def test_a_producer_rides_it_out(tmp_path: Path) -> None:
             os.kill(flush, signal.SIGSTOP)
             timer = threading.Timer(1, os.kill, (flush, signal.SIGCONT))
             timer.start()
-            large = bytes(SYNC_HERE_BYTES)  # more than the commitlog process syncs itself
-            receipts = [producer.send("t", large + b"%d" % number) for number in range(50)]
+            # What does not wait is the flush process's, and so is all that comes behind it.
+            producer.send("t", b"hurried", wait=False).wait()
+            receipts = [producer.send("t", b"%d" % number) for number in range(200)]
             assert {receipt.wait().status for receipt in receipts} <= {"SEND_OK"}
             timer.join()
