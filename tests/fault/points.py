@@ -52,6 +52,7 @@ class Point:
         when: what leads there: the usual load; a restart of that role; a start of the broker after
             a bad end; deleting old segments.
         nth_max: the pass is drawn from 1 to this.
+        sync_only: it is passed under SYNC_FLUSH only.
     """
 
     name: str
@@ -60,14 +61,20 @@ class Point:
     moment: Literal["before", "after"]
     when: When = "load"
     nth_max: int = 20
+    sync_only: bool = False
 
 
 def _both(
-    name: str, role: str, target: str, when: When = "load", nth_max: int = 20
+    name: str,
+    role: str,
+    target: str,
+    when: When = "load",
+    nth_max: int = 20,
+    sync_only: bool = False,
 ) -> dict[str, Point]:
     points = [
-        Point(f"{name}.before", role, target, "before", when, nth_max),
-        Point(f"{name}.after", role, target, "after", when, nth_max),
+        Point(f"{name}.before", role, target, "before", when, nth_max, sync_only),
+        Point(f"{name}.after", role, target, "after", when, nth_max, sync_only),
     ]
     return {point.name: point for point in points}
 
@@ -80,8 +87,9 @@ POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
     **_both("append.records", "commitlog", "cometmq.shm.commit_log:CommitLog.append_batch"),
     **_both("append.wrote", "commitlog", "cometmq.shm.commit_log:CommitLog.publish"),
-    **_both("sync.here", "commitlog", "cometmq.shm.commit_log:CommitLog.sync"),
-    **_both("sync.flushed", "commitlog", "Counter.FLUSHED"),
+    # Under SYNC_FLUSH, between: synced, and `flushed` says so.
+    **_both("sync.here", "commitlog", "cometmq.shm.commit_log:CommitLog.sync", sync_only=True),
+    **_both("sync.flushed", "commitlog", "Counter.FLUSHED", sync_only=True),
     **_both("append.answer", "commitlog", "cometmq.actors.service:Request.reply"),
     **_both("roll", "commitlog", "cometmq.shm.commit_log:CommitLog._roll", nth_max=1),
     **_both("roll.mapped", "commitlog", "cometmq.shm.segment_maps:SegmentMaps.map", nth_max=1),
