@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from cometmq.actors.admission import Admission
 from cometmq.actors.appended import Appended
-from cometmq.actors.family import Family
+from cometmq.actors.family import Family, out_of_service
 from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.actors.staging import Staging
 from cometmq.conf import FlushDiskType
@@ -75,6 +75,10 @@ SEGMENT_TIMEOUT_S = 5  # RocketMQ waits as long for its allocator
 TOPICS_TIMEOUT_S = 10
 BLOCKED_RETRY_S = 1.0  # while a commit of stages waits, for a disk with room say
 FLUSHED_LATE = FlushDiskTimeout.code
+# Under SYNC_FLUSH: what is synced in the writer's own time, since there is nothing to do meanwhile.
+# More than this is faster if the next group is appended while the flush process syncs.
+SYNC_HERE_BYTES = 256 * 1024
+SLOW_SYNC_S = 0.1  # from there on the flush process syncs, so that who waits is told in time
 
 
 Send = tuple[Request, SendMessages]
@@ -93,8 +97,11 @@ class Unflushed:
 class CommitLogActor(ServiceActor):
     """Appends messages to the CommitLog; holder of the put lock.
 
-    Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`.
+    Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`, `sync_wanted`;
+    `flushed` in a word of its own.
     Wakes on: SendMessages, `flushed` while somebody waits for it, a timer for who waits too long.
+    Under SYNC_FLUSH it syncs a small group itself, so that nobody has to be woken between append
+    and answer; what is more, or comes while the flush process is at work, is that one's.
     Dies of: a broken invariant. What was acknowledged lies below `wrote`, which outlives the
     process in the control file; the next process goes on there and zeroes what lies behind.
     """
@@ -118,6 +125,9 @@ class CommitLogActor(ServiceActor):
         self._sleepers = Sleepers(family.doorbells[Doorbell.APPENDERS])
         self._allocated = control.sleep_on(Counter.ALLOCATED, Doorbell.APPENDERS)
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
+        self._synced = control.own_second(Counter.FLUSHED)
+        self._errno = control.own_second(Counter.FLUSH_ERRNO)
+        self._disk_is_slow = False  # as the last answers have shown
         self._flush_timeout_s = family.settings.sync_flush_timeout_ms / 1000
         self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._store_host = host_bytes(
@@ -139,6 +149,7 @@ class CommitLogActor(ServiceActor):
     # --- start ---
 
     def on_start(self) -> None:
+        control = self._family.control
         self._lock = StoreLock(self._family.store, 0)
         self._begin_log()
         self._log = CommitLog(
@@ -155,6 +166,13 @@ class CommitLogActor(ServiceActor):
             self._wrote, self._timestamp, self._messages, self._steps, self._step_bytes,
             self._log.tidy,
         )  # fmt: skip
+        self._log.appender.syncs(
+            self._flushed,
+            control.own(Counter.SYNC_WANTED),
+            control.own(Counter.SYNCS),
+            SYNC_HERE_BYTES,
+        )
+        self._want_durable()  # what the one before us may not have come to ask for
         self._load_queue_offsets()
         if self._family.shows_tail:
             self._appended = Appended(self._family)
@@ -269,7 +287,8 @@ class CommitLogActor(ServiceActor):
     def _store_all(self, sends: list[Send]) -> None:
         """Append whatever was sent, publish it once, answer, and then wake who waits for it.
 
-        In this order: the answer is on its way before a woken dispatcher takes the processor.
+        In this order: the answer is on its way before a woken dispatcher takes the processor. And
+        the put lock's holder sleeps in the sync: what is sent meanwhile becomes the next group.
         """
         before = self._log.physical_offset
         began = time.monotonic()
@@ -277,10 +296,12 @@ class CommitLogActor(ServiceActor):
         answers = [self._store(request, command) for request, command in sends]
         self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
+        durable = not self._sync
         if end > before:
             self._publish()
+            durable = durable or self._make_durable(any(wait for _, wait in answers))
         for (request, command), (answer, wait) in zip(sends, answers, strict=True):
-            if wait and self._sync:
+            if wait and not durable:
                 self._unflushed.append(Unflushed(end, began, request, answer))
             elif not command.oneway:
                 request.reply(answer)
@@ -297,7 +318,32 @@ class CommitLogActor(ServiceActor):
     def _wake(self) -> None:
         if self._appended is not None:
             self._appended.wake()
+        self._synced.wake()
         self._log.wake()
+
+    def _make_durable(self, waited_for: bool) -> bool:
+        """Under SYNC_FLUSH: whether what was published is on the disk now; else it will be soon."""
+        if waited_for and not self._disk_is_slow:
+            began = time.monotonic()
+            try:
+                end = self._log.sync()
+            except OSError as error:
+                self.take_out_of_service(error)
+                return False
+            if end:
+                self._disk_is_slow = time.monotonic() - began > SLOW_SYNC_S
+                self._synced.raise_to(end)
+                return True
+        self._want_durable()
+        return False
+
+    def _want_durable(self) -> None:
+        if self._sync:
+            self._log.appender.want()
+
+    def take_out_of_service(self, error: OSError) -> None:
+        """What was written is not on the disk, and nobody knows how much of it."""
+        out_of_service("the CommitLog could not be flushed", error, self._errno)
 
     def _store(self, request: Request, command: SendMessages) -> tuple[SendResult, bool]:
         """Append the sections of one command; whether its answer has to wait for the disk."""
@@ -468,6 +514,7 @@ class CommitLogActor(ServiceActor):
 
     def publish_staged(self) -> None:
         self._publish()
+        self._want_durable()
         self._wake()
 
     def wait_flushed(self) -> None:
@@ -514,6 +561,7 @@ class CommitLogActor(ServiceActor):
         self._release_flushed()
 
     def _answer_flushed(self, waiting: Unflushed) -> None:
+        self._disk_is_slow = time.monotonic() - waiting.since > SLOW_SYNC_S
         waiting.request.reply(waiting.answer)
 
     def _answer_late(self, waiting: Unflushed) -> None:
@@ -559,6 +607,7 @@ class CommitLogActor(ServiceActor):
             "queues": len(self._cursors),
             "topics": len(self._topics),
             "waiting_for_flush": len(self._unflushed),
+            "syncs": self._family.control.read(Counter.SYNCS).value,
             "staged_bytes": self._staging.files.size,
             "pid": os.getpid(),
         }

@@ -25,6 +25,12 @@ log = logging.getLogger(__name__)
 EXIT_FATAL: Final = 71  # the store must not be used further; nothing is restarted
 
 
+def note_failure(text: str, error: OSError, cell: OwnedCell) -> None:
+    """What `out_of_service` leaves behind, for who must not end its process."""
+    cell.reset(error.errno or errno.EIO)
+    log.critical("%s: %s: the store is taken out of service", text, error.strerror)
+
+
 def out_of_service(text: str, error: OSError, cell: OwnedCell) -> NoReturn:
     """End this process so that the supervisor ends the broker: the system may have dropped pages
     that it could not write. Nothing is retried.
@@ -32,8 +38,7 @@ def out_of_service(text: str, error: OSError, cell: OwnedCell) -> NoReturn:
     Args:
         cell: this process's errno counter, for the next start, which must not rely on the others.
     """
-    cell.reset(error.errno or errno.EIO)
-    log.critical("%s: %s: the store is taken out of service", text, error.strerror)
+    note_failure(text, error, cell)
     logging.shutdown()
     os._exit(EXIT_FATAL)
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cometmq.actors.family import Family, out_of_service
 from cometmq.actors.indexing import index_shape
@@ -32,12 +32,21 @@ log = logging.getLogger(__name__)
 PAGE: Final = 4096  # RocketMQ's, whatever the system's is
 
 
+class Mark(NamedTuple):
+    """How far the log had come at some moment."""
+
+    timestamp: int  # store time of the last message, ms
+    end: int  # physical offset
+
+
 class FlushActor(ServiceActor):
     """Makes what was written durable: many messages, one msync.
 
-    Writes, alone: the counters `flushed` and `flushes`, the checkpoint.
-    Wakes on: `wrote`; under ASYNC_FLUSH the intervals of RocketMQ's settings from there on, and
-    `steps`, to have the system begin writing, so that dirty pages do not pile up until then.
+    Writes, alone: its word of `flushed`, `flushes`, the checkpoint.
+    Wakes on: `wrote`, to begin its intervals, which are those of RocketMQ's settings; then on
+    `sync_wanted` under SYNC_FLUSH, and on `steps` under ASYNC_FLUSH, to have the system begin
+    writing, so that dirty pages do not pile up until the interval is over.
+    Under SYNC_FLUSH the commitlog process has made durable what it did not ask for.
     A failed sync ends the process, and the broker: the system may have dropped the dirty
     pages, and a second call could report success for lost bytes.
     """
@@ -52,6 +61,7 @@ class FlushActor(ServiceActor):
         self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
         control = family.control
         self._wrote = control.sleep_on(Counter.WROTE, family.doorbell)
+        self._wanted = control.sleep_on(Counter.SYNC_WANTED, family.doorbell)
         self._wrote_timestamp = control.read(Counter.WROTE_TIMESTAMP)
         self._dispatched_timestamp = control.read(Counter.DISPATCHED_TIMESTAMP)
         self._flushed = control.own(Counter.FLUSHED)
@@ -70,6 +80,7 @@ class FlushActor(ServiceActor):
         self._timer_runs = False
         # Store time of the last message that is on the disk.
         self._physic_timestamp = self._checkpoint.words["physic_msg_timestamp"]
+        self._mark = Mark(self._physic_timestamp, self._flushed.value)  # when it last looked
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
@@ -107,18 +118,26 @@ class FlushActor(ServiceActor):
         self._begun = end
 
     def _work(self) -> None:
-        """Under SYNC_FLUSH flush at once; else begin to count the interval."""
-        while True:
-            if self._timer_runs and not self._sync:
+        """Begin to count the interval; flush at once what was asked for, under SYNC_FLUSH."""
+        self._begin_interval()
+        while self._sync:
+            self._wanted.arm()
+            if self._wanted.value <= self._flushed.value:
                 return
+            self._flush(self._flushed.value)
+
+    def _begin_interval(self) -> None:
+        if not self._timer_runs:
             self._wrote.arm()
-            if self._wrote.value == self._flushed.value:
-                return
-            if not self._timer_runs:
+            if not self._is_settled:
                 self._timer_runs = True
                 self.after(self._interval_s, self._tick)
-            if self._sync:
-                self._flush(self._flushed.value)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether everything written is on the disk, and the checkpoint may say so."""
+        wrote = self._wrote.value
+        return self._flushed.value == wrote == self._mark.end
 
     @property
     def _interval_s(self) -> float:
@@ -136,7 +155,9 @@ class FlushActor(ServiceActor):
             settings.flush_consume_queue_thorough_interval_ms,
         )
         dirty_pages = self._wrote.value // PAGE - self._flushed.value // PAGE
-        if not self._sync and (thorough or dirty_pages >= settings.flush_commit_log_least_pages):
+        if self._sync:
+            self._follow_commitlog()
+        elif thorough or dirty_pages >= settings.flush_commit_log_least_pages:
             self._flush(self._flushed.value)
         if thorough or self._queues.dirty_pages() >= settings.flush_consume_queue_least_pages:
             self._flush_queues(thorough)
@@ -144,22 +165,39 @@ class FlushActor(ServiceActor):
             self._flush_index()
         if thorough:
             self._last_thorough = now
-        if self._wrote.value != self._flushed.value or self._queues.dirty_pages():
+        if not self._is_settled or self._queues.dirty_pages():
             self._timer_runs = True
             self.after(self._interval_s, self._tick)
         else:
             self._work()
 
+    def _follow_commitlog(self) -> None:
+        """Learn from when the last message is that the commitlog process has made durable."""
+        if self._flushed.value < self._mark.end:
+            # For a whole interval: it was killed before it could ask.
+            self._flush(self._flushed.value)
+        self._note_durable()  # when it was last looked; it may never have caught up with `wrote`
+        self._mark = self._look()
+        self._note_durable()
+
+    def _look(self) -> Mark:
+        return Mark(self._wrote_timestamp.value, self._wrote.value)
+
+    def _note_durable(self) -> None:
+        if self._flushed.value >= self._mark.end:
+            self._physic_timestamp = self._mark.timestamp
+
     def _flush(self, begin: int) -> None:
         """Make everything durable from `begin` to what is written now."""
-        timestamp, end = self._wrote_timestamp.value, self._wrote.value
-        size = self._segment_bytes
+        self._mark = self._look()
+        end, size = self._mark.end, self._segment_bytes
         for start in range(begin // size * size, end, size):
-            self._make_durable(start, max(begin, start), min(end, start + size))
+            if max(begin, start) < end:
+                self._make_durable(start, max(begin, start), min(end, start + size))
         for start in [s for s in self._segments if s + size <= end]:
             self._segments.pop(start).close()
-        self._physic_timestamp = timestamp
         self._flushed.advance(end)
+        self._note_durable()
         self._flushes.advance(self._flushes.value + 1)
 
     def _make_durable(self, start: int, begin: int, end: int) -> None:

@@ -26,7 +26,7 @@ import msgspec
 import pykka
 
 from cometmq.actors.commitlog import CommitLogActor
-from cometmq.actors.family import Family
+from cometmq.actors.family import Family, note_failure
 from cometmq.actors.process import actor_of
 from cometmq.actors.zygote import Broken, Ended, Ready, Report, write_report
 from cometmq.conf import FlushDiskType
@@ -82,6 +82,7 @@ class HostedCommitLog(CommitLogActor):
             self,
             self._sleepers,
             self._flushed_seen if self._sync else None,
+            self._synced if self._sync else None,
             self._flush_timeout_s,
             self._settings.max_in_flight_send_bytes,
         )
@@ -142,6 +143,11 @@ class HostedCommitLog(CommitLogActor):
             raise FlushDiskTimeout(f"stored, but not flushed: {self._over}")
 
     # --- the end ---
+
+    def take_out_of_service(self, error: OSError) -> None:
+        note_failure("the CommitLog could not be flushed", error, self._errno)
+        self.take_out(StoreError(f"{self.store} could not be flushed: {error.strerror}"))
+        self.stop()
 
     def take_out(self, error: CometError) -> None:
         """Out of service, from any thread: nothing is appended any more, and nobody waits."""

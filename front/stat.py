@@ -39,7 +39,7 @@ ASK_S: Final = 0.5
 OFFSETS: Final = (
     Counter.MIN_OFFSET, Counter.ALLOCATED, Counter.WROTE, Counter.FLUSHED, Counter.DISPATCHED,
 )  # fmt: skip
-RATED: Final = ("wrote", "flushed", "dispatched", "messages", "flushes")
+RATED: Final = ("wrote", "flushed", "dispatched", "messages", "flushes", "syncs")
 PHASES: Final = ("starting", "recovered", "serving", "stopped")
 
 

@@ -97,6 +97,12 @@ class LogAppender:
         """Whatever was laid down may be seen. Sleepers go on sleeping until `wake`."""
     def wake(self) -> None:
         """Ring for everyone who sleeps on `wrote`; and on `steps`, if it has come so far."""
+    def syncs(self, flushed: ReadCell, wanted: OwnedCell, count: OwnedCell, max_bytes: int) -> None:
+        """Which counters `sync` and `want` look at and move."""
+    def sync(self) -> int:
+        """Make what is published durable; below which offset it is. 0: ask the flush process."""
+    def want(self) -> None:
+        """Have the flush process make durable what is published."""
     def roll(self, buffer: Any, segment_start: int) -> None:
         """Close this segment with a blank and go on in the next, in one step for all threads."""
     def write_blank(self) -> None: ...
@@ -174,6 +180,7 @@ class Appender:
         desk: Any,  # see actors/hosted.py
         sleepers: Sleepers,
         flushed: SleepCell | None,
+        synced: OwnedCell | None,
         timeout_s: float,
         unflushed_max: int,
     ) -> None: ...
@@ -520,20 +527,28 @@ class ReadCell:
     """Anyone's view of a counter in the control file."""
 
     value: int  # acquire order
-    def __init__(self, memory: Any, at: int) -> None: ...
+    def __init__(self, memory: Any, at: int, words: int = 1) -> None: ...
 
 class SleepCell(ReadCell):
     """The view of a process that sleeps until the counter moves. Needs writable memory."""
 
-    def __init__(self, memory: Any, at: int, doorbell: int) -> None: ...
+    def __init__(self, memory: Any, at: int, doorbell: int, words: int = 1) -> None: ...
     def arm(self) -> None: ...
     def disarm(self) -> None: ...
 
 class OwnedCell(ReadCell):
     """The writer's end. One process opens it."""
 
-    def __init__(self, memory: Any, at: int, doorbells: Sequence[int] = ()) -> None: ...
+    def __init__(
+        self,
+        memory: Any,
+        at: int,
+        doorbells: Sequence[int] = (),
+        words: int = 1,
+        second: bool = False,
+    ) -> None: ...
     def publish(self, value: int) -> None: ...
+    def raise_to(self, value: int) -> None: ...
     def wake(self) -> None: ...
     def has_sleepers(self) -> bool: ...
     def advance(self, value: int) -> None: ...

@@ -13,9 +13,11 @@ from cpython.bytes cimport (
 )
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
+from libc.errno cimport errno
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
-from posix.unistd cimport getpid, write as write_fd
+from posix.mman cimport MS_SYNC, msync
+from posix.unistd cimport getpid, sysconf, _SC_PAGESIZE, write as write_fd
 
 include "layout.pxi"
 
@@ -55,6 +57,8 @@ cdef extern from "kernel.h" nogil:
 
 crc_prepare()
 crc_detect()
+
+cdef int64_t SYSTEM_PAGE = sysconf(_SC_PAGESIZE)
 
 
 class BatchFull(Exception):
@@ -451,6 +455,9 @@ cdef class LogAppender:
     cdef OwnedCell _wrote, _timestamp_cell, _messages, _steps
     cdef int64_t _step_bytes
     cdef object _on_step
+    cdef ReadCell _flushed
+    cdef OwnedCell _wanted, _syncs
+    cdef int64_t _sync_max
 
     def __init__(self, bytes store_host not None, int64_t max_message_bytes,
                  bint crc_property=False):
@@ -522,6 +529,51 @@ cdef class LogAppender:
             store_release64(self._steps._word, step)
             self._steps._wake()
             self._on_step()
+        return 0
+
+    def syncs(self, ReadCell flushed not None, OwnedCell wanted not None, OwnedCell count not None,
+              int64_t max_bytes):
+        """Which counters `sync` and `want` look at and move; what is the flush process's to sync."""
+        self._flushed, self._wanted, self._syncs = flushed, wanted, count
+        self._sync_max = max_bytes
+
+    def sync(self):
+        """Make what is published durable by one call; below which offset it is then, which the
+        caller publishes. 0: it is for the flush process, because it is much, or in more than one
+        segment, or because that one is asked already.
+
+        Raises OSError. Then nobody knows what is on the disk, and a second call must not ask.
+        """
+        return self._sync()
+
+    cdef uint64_t _sync(self) except? 0:
+        cdef int64_t begin = <int64_t>self._flushed._load(), start = self.segment_start
+        cdef int64_t end = <int64_t>load_relaxed64(self._wrote._word), at
+        cdef uint8_t *base = self._base
+        cdef int code = 0
+        if begin >= end:
+            return end
+        if (begin < start or end - begin > self._sync_max
+                or <int64_t>load_relaxed64(self._wanted._own) > begin):
+            return 0
+        at = (begin - start) // SYSTEM_PAGE * SYSTEM_PAGE
+        with nogil:
+            if msync(base + at, end - start - at, MS_SYNC):
+                code = errno
+        if code:
+            raise OSError(code, _os.strerror(code))
+        if self._base != base or self.segment_start != start:
+            return 0  # another thread has rolled over: this may not have been mapped to the end
+        store_release64(self._syncs._own, load_relaxed64(self._syncs._own) + 1)
+        return end
+
+    def want(self):
+        """Have the flush process make durable what is published."""
+        self._want()
+
+    cdef int _want(self) except -1:
+        store_release64(self._wanted._own, load_relaxed64(self._wrote._word))
+        self._wanted._wake()
         return 0
 
     def roll(self, buffer, int64_t segment_start):

@@ -82,16 +82,16 @@ cdef class Sleepers:
         while True:
             with nogil:
                 slice_end = min(until, monotonic_ns() + SLICE_NS)
-                while load_acquire64(cell._word) < at_least and not self._over:
+                while cell._load() < at_least and not self._over:
                     rings = sleepers_rings(&self._s)
                     exchange8(cell._flag, 1)
-                    if load_acquire64(cell._word) >= at_least:
+                    if cell._load() >= at_least:
                         break
                     sleepers_wait(&self._s, self._fd, rings, slice_end)
                     if monotonic_ns() >= slice_end:
                         break
                 now = monotonic_ns()
-            if load_acquire64(cell._word) >= at_least:
+            if cell._load() >= at_least:
                 return True
             if self._over or now >= until:
                 return False
@@ -117,15 +117,16 @@ cdef class Appender:
     cdef object _desk
     cdef Sleepers _sleepers
     cdef SleepCell _flushed  # None under ASYNC_FLUSH: nobody waits for the disk
+    cdef OwnedCell _synced
     cdef int64_t _timeout_ns, _unflushed_max
     cdef object _last_tags, _last_keys  # the texts that _last_text was made of
     cdef bytes _last_text
 
     def __init__(self, LogAppender log not None, Gate gate not None, QueueCursor queue not None,
-                 desk, Sleepers sleepers not None, SleepCell flushed, double timeout_s,
-                 int64_t unflushed_max):
+                 desk, Sleepers sleepers not None, SleepCell flushed, OwnedCell synced,
+                 double timeout_s, int64_t unflushed_max):
         self._log, self._gate, self.queue, self._desk = log, gate, queue, desk
-        self._sleepers, self._flushed = sleepers, flushed
+        self._sleepers, self._flushed, self._synced = sleepers, flushed, synced
         self._timeout_ns, self._unflushed_max = <int64_t>(timeout_s * 1e9), unflushed_max
         self._last_text = b""
 
@@ -163,8 +164,8 @@ cdef class Appender:
                 PyBuffer_Release(&view)
         if offset < 0:
             offset = self._desk.append_all(self.queue, [bytes(memoryview(body))], text)
-        if wait and self._flushed is not None:
-            self._wait_flushed()
+        if self._flushed is not None:
+            self._make_durable(wait)
         return offset
 
     def append_many(self, bodies not None, str tags=None, str keys=None, dict properties=None,
@@ -184,8 +185,8 @@ cdef class Appender:
         else:
             first = self._desk.append_all(
                 self.queue, [bytes(memoryview(body)) for body in given], text)
-        if wait and self._flushed is not None:
-            self._wait_flushed()
+        if self._flushed is not None:
+            self._make_durable(wait)
         return range(first, first + len(given))
 
     def wait(self, timeout_s=None):
@@ -212,7 +213,7 @@ cdef class Appender:
             return False
         return self._flushed is None or (
             self._log.segment_start + self._log._at
-            - <int64_t>load_acquire64(self._flushed._word) <= self._unflushed_max
+            - <int64_t>self._flushed._load() <= self._unflushed_max
         )
 
     cdef int64_t _put(self, const uint8_t *body, int64_t body_bytes, bytes text) except -2:
@@ -232,8 +233,24 @@ cdef class Appender:
         log._wake()
         return offset
 
-    cdef int _wait_flushed(self) except -1:
+    cdef int _make_durable(self, bint wait) except -1:
+        """By this thread itself, if that is one call; else the flush process is asked."""
         cdef uint64_t end = load_relaxed64(self._log._wrote._word)
-        if not self._sleepers._wait(self._flushed, end, self._timeout_ns):
+        if wait and self._sync() >= end:
+            return 0
+        self._log._want()
+        if wait and not self._sleepers._wait(self._flushed, end, self._timeout_ns):
             self._desk.not_flushed()
         return 0
+
+    cdef uint64_t _sync(self) except? 0:
+        """Below where it is durable now. Other threads may have come further meanwhile."""
+        cdef uint64_t end
+        try:
+            end = self._log._sync()
+        except OSError as error:
+            self._desk.take_out_of_service(error)
+            self._desk.not_flushed()
+        self._synced._raise_to(end)
+        self._synced._wake()
+        return end

@@ -181,6 +181,10 @@ class CommitLog:
         """Whatever was laid down may be seen. Sleepers go on sleeping until `wake`."""
         self.appender.publish()
 
+    def sync(self) -> int:
+        """Make what was published durable here and now; see LogAppender.sync."""
+        return self.appender.sync()
+
     def wake(self) -> None:
         """Ring for everyone who sleeps on what was published."""
         self.appender.wake()

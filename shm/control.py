@@ -1,8 +1,9 @@
 """The control file: the counters that tie the processes of one broker run together.
 
 One page of header, then a cell of two cache lines for each counter: the value, and who sleeps on
-it. Every counter has exactly one writer. The file becomes valid by its last write, the magic; it is
-made anew at every start and removed at an orderly end. Anybody may map it read-only.
+it. Every word has exactly one writer: where two processes move a counter (TWO_WRITERS) each has a
+word of its own, and the larger one counts. The file becomes valid by its last write, the magic; it
+is made anew at every start and removed at an orderly end. Anybody may map it read-only.
 
     min_offset <= flushed | dispatched <= wrote <= allocated
 """
@@ -36,7 +37,7 @@ class Counter(IntEnum):
     MIN_OFFSET = 0  # cleaner: the log begins here
     ALLOCATED = 1  # allocator: file space is reserved below this
     WROTE = 2  # commitlog: whole records below this
-    FLUSHED = 3  # flush: fdatasync has returned for everything below this
+    FLUSHED = 3  # flush; commitlog, of what it syncs itself: everything below this is on the disk
     DISPATCHED = 4  # dispatcher: every record below this has its ConsumeQueue entry
     QUEUES = 5  # dispatcher: slots in use in the queue table
     WROTE_TIMESTAMP = 6  # commitlog: store time of the last record, ms
@@ -44,7 +45,7 @@ class Counter(IntEnum):
     MESSAGES = 8  # commitlog: messages stored in this run
     RECOVERED_FROM = 9  # commitlog: dispatch must begin here at the latest
     PHASE = 10  # commitlog: see Phase
-    FLUSHES = 11  # flush: fdatasync calls on the log in this run
+    FLUSHES = 11  # flush: how often it has synced the log in this run
     STEPS = 12  # commitlog: `wrote` in steps of HOT_STEP_BYTES; wakes who works ahead or behind
     LOCKED_BYTES = 13  # allocator: bytes of the hot window that are locked in memory
     ALLOCATE_ERRNO = 14  # allocator: why the next segment cannot be had, 0 = it can
@@ -52,7 +53,12 @@ class Counter(IntEnum):
     INDEXED = 16  # dispatcher: every record below this can be found by its keys
     INDEX_FILES_FULL = 17  # dispatcher: index files that it has filled in this run
     CONTINUED = 18  # commitlog: 1 where the counters of a killed run hold, and are gone on with
-    FLUSH_ERRNO = 19  # flush: why the disk did not take what was written, 0 = it did
+    FLUSH_ERRNO = 19  # flush; commitlog: why the disk did not take what was written, 0 = it did
+    SYNC_WANTED = 20  # commitlog: under SYNC_FLUSH, flush has to sync everything below this at once
+    SYNCS = 21  # commitlog: how often it has synced the log itself in this run
+
+
+TWO_WRITERS: Final = frozenset({Counter.FLUSHED, Counter.FLUSH_ERRNO})
 
 
 HOT_STEP_BYTES: Final = 4 * 1_048_576
@@ -145,17 +151,26 @@ class ControlFile:
         return found
 
     def read(self, counter: Counter) -> ReadCell:
-        return ReadCell(self._memory, _cell_at(counter))
+        return ReadCell(self._memory, _cell_at(counter), _words(counter))
 
     def sleep_on(self, counter: Counter, doorbell: int) -> SleepCell:
-        return SleepCell(self._memory, _cell_at(counter), doorbell)
+        return SleepCell(self._memory, _cell_at(counter), doorbell, _words(counter))
 
     def own(self, counter: Counter) -> OwnedCell:
         """The writer's end; see Counter for who that is."""
-        return OwnedCell(self._memory, _cell_at(counter), self._doorbells)
+        return OwnedCell(self._memory, _cell_at(counter), self._doorbells, _words(counter))
+
+    def own_second(self, counter: Counter) -> OwnedCell:
+        """The end of the second of its two writers."""
+        assert counter in TWO_WRITERS, counter.name
+        return OwnedCell(self._memory, _cell_at(counter), self._doorbells, 2, second=True)
 
     def values(self) -> dict[str, int]:
         return {counter.name.lower(): self.read(counter).value for counter in Counter}
+
+
+def _words(counter: Counter) -> int:
+    return 2 if counter in TWO_WRITERS else 1
 
 
 def _cell_at(counter: Counter) -> int:

@@ -13,6 +13,7 @@ from family import Load, RunningBroker
 
 from cometmq import Producer, errors
 from cometmq.actors.admission import Admission
+from cometmq.actors.commitlog import SYNC_HERE_BYTES
 from cometmq.conf import BrokerSettings
 
 SETTINGS = BrokerSettings(
@@ -67,6 +68,7 @@ def test_shutting_down_is_for_good() -> None:
 def test_a_disk_that_hangs_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
     """The flush process is stopped under SYNC_FLUSH: sends are refused, and stored later."""
     settings = {"flushDiskType": "SYNC_FLUSH", "waitTimeMillsInSendQueue": 100}
+    more = bytes(SYNC_HERE_BYTES)  # than the commitlog process syncs itself
     with RunningBroker(tmp_path / "store", settings) as broker:
         broker.create_topic("t")
         flush = broker.pids()["flush"]
@@ -77,7 +79,7 @@ def test_a_disk_that_hangs_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
             line = broker.channel(broker.endpoints.commitlog)
             for number in itertools.count():  # the load's own sends wait for the disk
                 try:
-                    broker.send("t", 0, [b"%d 0" % number], timeout_s=0.2)
+                    broker.send("t", 0, [b"%d 0" % number, more], timeout_s=0.2)
                 except errors.SystemBusy:
                     busy.set()
                     break
@@ -101,6 +103,8 @@ def test_a_producer_rides_it_out(tmp_path: Path) -> None:
             os.kill(flush, signal.SIGSTOP)
             timer = threading.Timer(1, os.kill, (flush, signal.SIGCONT))
             timer.start()
+            # What does not wait is the flush process's, and so is all that comes behind it.
+            producer.send("t", b"hurried", wait=False).wait()
             receipts = [producer.send("t", b"%d" % number) for number in range(200)]
             assert {receipt.wait().status for receipt in receipts} <= {"SEND_OK"}
             timer.join()

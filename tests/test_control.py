@@ -130,3 +130,20 @@ def test_queue_table(tmp_path: Path) -> None:
 
 def test_a_reader_is_a_doorbell_behind_all_others() -> None:
     assert max(Doorbell) == Doorbell.READER
+
+
+def test_of_two_writers_the_larger_word_counts(tmp_path: Path, doorbells: list[int]) -> None:
+    """Each moves its own, and either wakes who sleeps on the counter."""
+    control = ControlFile.create(tmp_path / CONTROL_FILE, {}, doorbells)
+    first, second = control.own(Counter.FLUSHED), control.own_second(Counter.FLUSHED)
+    sleeper = control.sleep_on(Counter.FLUSHED, 0)
+    for writer, value, larger in [(first, 5, 5), (second, 9, 9), (first, 7, 9), (first, 12, 12)]:
+        sleeper.arm()
+        writer.advance(value)
+        assert os.eventfd_read(doorbells[0]) == 1
+        assert sleeper.value == first.value == second.value == larger
+    second.raise_to(3)  # another thread of its process was faster
+    first.reset(0)
+    assert sleeper.value == control.values()["flushed"] == 9
+    with pytest.raises(AssertionError):
+        control.own_second(Counter.WROTE)

@@ -29,6 +29,7 @@ from family import (
 )
 from old_segments import until
 
+from cometmq.actors.commitlog import SYNC_HERE_BYTES
 from cometmq.protocol.commands import (
     DiskState,
     Finish,
@@ -59,11 +60,12 @@ from cometmq.protocol.errors import (
     TopicNotExist,
 )
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter, Doorbell
-from cometmq.shm.files import ABORT_FILE, STAGING_DIR
+from cometmq.shm.files import ABORT_FILE, STAGING_DIR, Checkpoint
 from cometmq.shm.queue_table import QUEUES_FILE
 
 START_MAX_S = 2.0
 WAIT_S = 20
+TOO_MUCH_TO_SYNC = bytes(SYNC_HERE_BYTES)  # for the commitlog process: the flush process does
 
 SEEDS = [pytest.param(seed, id=f"seed{seed}") for seed in (1, 2)]
 
@@ -592,12 +594,60 @@ def test_sync_flush_answers_when_it_is_on_the_disk(store: Path) -> None:
                 (sent,) = broker.send("t", number % 4, [b"x" * number])
                 assert flushed.value > sent.physical_offset + number
         broker.create_topic("t2", 8)
-        before = broker.counter(Counter.FLUSHES)
+        before = broker.counter(Counter.FLUSHES) + broker.counter(Counter.SYNCS)
         with Load(broker, "t2", queues=8, threads=8) as load:
             load.wait_for_more(2_000)
         batches = len(load.acknowledged) // load.batch_count
-        assert broker.counter(Counter.FLUSHES) - before < batches  # many by one fdatasync
+        syncs = broker.counter(Counter.FLUSHES) + broker.counter(Counter.SYNCS) - before
+        assert syncs < batches  # many by one
         load.check()
+
+
+def test_sync_flush_of_little_is_the_commitlog_process_s_own(store: Path) -> None:
+    """The flush process sleeps, but for its intervals, and its checkpoint follows all the same."""
+    settings = {
+        "flushDiskType": "SYNC_FLUSH",
+        "flushIntervalConsumeQueue": 20,
+        "flushConsumeQueueThoroughInterval": 40,
+    }
+    with RunningBroker(store, settings) as broker:
+        broker.create_topic("t")
+        flushes, syncs = broker.counter(Counter.FLUSHES), broker.counter(Counter.SYNCS)
+        flush = psutil.Process(broker.pids()["flush"])
+        flush.suspend()
+        sent = [broker.send("t", 0, [b"%d" % number])[0] for number in range(50)]
+        assert broker.counter(Counter.SYNCS) - syncs == 50
+        assert broker.counter(Counter.FLUSHED) == broker.counter(Counter.WROTE)
+        broker.assert_stored(sent)
+        stored_at = broker.counter(Counter.WROTE_TIMESTAMP)
+        flush.resume()
+        deadline = time.monotonic() + WAIT_S
+        while Checkpoint(store).words["physic_msg_timestamp"] < stored_at:
+            assert time.monotonic() < deadline
+            broker.statistics("flush")
+        assert broker.counter(Counter.FLUSHES) == flushes
+
+
+def test_what_a_killed_commitlog_process_did_not_ask_for_is_flushed(store: Path) -> None:
+    """It has published `wrote`, and died before its sync: nobody but the next one can know."""
+    settings = {"flushDiskType": "SYNC_FLUSH"}
+    with RunningBroker(store, settings) as broker:
+        broker.create_topic("t")
+        flush = psutil.Process(broker.pids()["flush"])
+        flush.suspend()
+        with pytest.raises(NotConfirmed):
+            broker.send("t", 0, [TOO_MUCH_TO_SYNC], timeout_s=0.1)
+        with pytest.raises(NotConfirmed):
+            broker.send("t", 0, [b"waits behind it"], timeout_s=0.1)
+        control = ControlFile.open(store / CONTROL_FILE, writable=True)
+        control.own(Counter.SYNC_WANTED).reset(0)  # as if it had not come so far
+        old = broker.pids()["commitlog"]
+        broker.end(old)
+        flush.resume()
+        broker.wait_serves("commitlog", not_pid=old)
+        assert [m.body for m in broker.read_queue("t", 0, 2)][1] == b"waits behind it"
+        sent = broker.send("t", 0, [b"after"])
+        broker.assert_stored(sent)
 
 
 def test_sync_flush_that_is_late(store: Path) -> None:
@@ -611,7 +661,7 @@ def test_sync_flush_that_is_late(store: Path) -> None:
         flush.suspend()
         began = time.monotonic()
         with pytest.raises(FlushDiskTimeout, match="not flushed within 300 ms"):
-            broker.send("t", 0, [b"late"])
+            broker.send("t", 0, [TOO_MUCH_TO_SYNC])
         assert time.monotonic() - began > 0.29
         assert broker.counter(Counter.FLUSHED) < broker.counter(Counter.WROTE)
         assert [m.body for m in broker.read_queue("t", 0)] == [b"before"]
@@ -627,7 +677,7 @@ def test_sync_flush_that_is_late(store: Path) -> None:
         assert answers
         sent += broker.send("t", 0, [b"after"])
         messages = broker.read_queue("t", 0, 3)
-        assert [message.body for message in messages] == [b"before", b"late", b"after"]
+        assert [message.body for message in messages] == [b"before", TOO_MUCH_TO_SYNC, b"after"]
 
 
 def test_async_flush_answers_at_once_and_flushes_soon(store: Path) -> None:

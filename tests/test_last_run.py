@@ -11,6 +11,7 @@ import pytest
 from family import Load, RunningBroker, Sent
 
 from cometmq.protocol.errors import StoreLocked
+from cometmq.shm._kernel import OwnedCell
 from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.files import ABORT_FILE, lock_for_family
 from cometmq.shm.last_run import LastRun, life_of
@@ -114,11 +115,14 @@ def test_what_does_not_hold_is_not_believed(
         broker.assert_stored(sent)
 
 
-def test_counters_of_a_run_that_could_not_flush_are_not_believed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writer", [ControlFile.own, ControlFile.own_second])
+def test_counters_of_a_run_that_could_not_flush_are_not_believed(
+    writer: Callable[[ControlFile, Counter], OwnedCell], tmp_path: Path
+) -> None:
     """fdatasync fails: the pages may be gone although nobody was killed."""
     store = tmp_path / "store"
     sent = killed(store)
-    ControlFile.open(store / CONTROL_FILE, writable=True).own(Counter.FLUSH_ERRNO).reset(5)
+    writer(ControlFile.open(store / CONTROL_FILE, writable=True), Counter.FLUSH_ERRNO).reset(5)
     assert LastRun.read(store, SEGMENT) is None
     with RunningBroker(store) as broker:
         broker.assert_stored(sent)

@@ -469,7 +469,7 @@ def kills_at_points(options: Options) -> Iterator[Tally]:
 
 def kill_at_one(points: Sequence[Point], rig: Rig, number: int) -> None:
     """All of them in an order of the rig's own, then again."""
-    order = list(points)
+    order = [point for point in points if rig.sync or not point.sync_only]
     random.Random(f"{rig.seed} {number // len(order)}").shuffle(order)
     rig.kill_at(order[number % len(order)])
 

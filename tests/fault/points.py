@@ -37,6 +37,7 @@ FOLDER_VARIABLE: Final = "COMETMQ_FAULT_POINTS"
 _ARMED: Final = struct.Struct("<II")  # number of the point, 0 = none; passes left
 _HIT: Final = struct.Struct("<II")  # number of the point, process
 
+Own = Callable[[ControlFile, Counter], OwnedCell]
 When = Literal["load", "restart", "start", "clean", "cold start"]
 
 
@@ -51,6 +52,7 @@ class Point:
         when: what leads there: the usual load; a restart of that role; a start of the broker after
             a bad end; deleting old segments.
         nth_max: the pass is drawn from 1 to this.
+        sync_only: it is passed under SYNC_FLUSH only.
     """
 
     name: str
@@ -59,14 +61,20 @@ class Point:
     moment: Literal["before", "after"]
     when: When = "load"
     nth_max: int = 20
+    sync_only: bool = False
 
 
 def _both(
-    name: str, role: str, target: str, when: When = "load", nth_max: int = 20
+    name: str,
+    role: str,
+    target: str,
+    when: When = "load",
+    nth_max: int = 20,
+    sync_only: bool = False,
 ) -> dict[str, Point]:
     points = [
-        Point(f"{name}.before", role, target, "before", when, nth_max),
-        Point(f"{name}.after", role, target, "after", when, nth_max),
+        Point(f"{name}.before", role, target, "before", when, nth_max, sync_only),
+        Point(f"{name}.after", role, target, "after", when, nth_max, sync_only),
     ]
     return {point.name: point for point in points}
 
@@ -79,6 +87,9 @@ POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
     **_both("append.records", "commitlog", "cometmq.shm.commit_log:CommitLog.append_batch"),
     **_both("append.wrote", "commitlog", "cometmq.shm.commit_log:CommitLog.publish"),
+    # Under SYNC_FLUSH, between: synced, and `flushed` says so.
+    **_both("sync.here", "commitlog", "cometmq.shm.commit_log:CommitLog.sync", sync_only=True),
+    **_both("sync.flushed", "commitlog", "Counter.FLUSHED", sync_only=True),
     **_both("append.answer", "commitlog", "cometmq.actors.service:Request.reply"),
     **_both("roll", "commitlog", "cometmq.shm.commit_log:CommitLog._roll", nth_max=1),
     **_both("roll.mapped", "commitlog", "cometmq.shm.segment_maps:SegmentMaps.map", nth_max=1),
@@ -287,14 +298,17 @@ def _with_role(tap: Tap, run_child: Callable[..., int]) -> Callable[..., int]:
 
 def _wrap_counters(tap: Tap, counters: Mapping[Counter, list[Point]]) -> None:
     """Whoever owns one of them gets a cell whose stores are points."""
-    own = ControlFile.own
+    for name in ("own", "own_second"):
+        setattr(ControlFile, name, _tapping(getattr(ControlFile, name), tap, counters))
 
+
+def _tapping(own: Own, tap: Tap, counters: Mapping[Counter, list[Point]]) -> Own:
     def owned(control: ControlFile, counter: Counter) -> OwnedCell:
         if counter not in counters:
             return own(control, counter)
         return _TappedCell.over(own(control, counter), tap, counters[counter])  # type: ignore[return-value]
 
-    ControlFile.own = owned  # type: ignore[method-assign]
+    return owned
 
 
 class _TappedCell:
@@ -304,7 +318,7 @@ class _TappedCell:
     def over(cls, cell: OwnedCell, tap: Tap, points: list[Point]) -> _TappedCell:
         tapped = cls()
         tapped._cell = cell
-        for name in ("publish", "advance", "reset"):
+        for name in ("publish", "advance", "raise_to", "reset"):
             setattr(tapped, name, tap.around(getattr(cell, name), points))
         return tapped
 

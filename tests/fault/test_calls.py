@@ -9,8 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from fault.calls import Fault, Outcome, Scenario
+from family import SMALL, RunningBroker
+from fault.calls import Fault, Outcome, Scenario, Shim
 from fault.disk import Disk, need, skipped
+
+from cometmq.protocol.errors import CometError
+from cometmq.shm.control import CONTROL_FILE, ControlFile
+from cometmq.shm.last_run import LastRun
 
 STEP = 30
 
@@ -53,6 +58,16 @@ def test_from_some_call_on_there_is_no_room(tmp_path: Path) -> None:
     run_every(Scenario(tmp_path), Fault(errno.ENOSPC, forever=True), 8 * STEP)
 
 
+@pytest.mark.parametrize("n", [1, 7, 23])
+def test_power_is_cut_at_a_sync(tmp_path: Path, n: int) -> None:
+    """Mostly in the commitlog process, between append and answer."""
+    need("ext4", "power cuts at the nth sync")
+    with Disk(tmp_path, "ext4") as disk:
+        outcome = Scenario(tmp_path, disk).run(Fault(0, ("msync",)), n)
+    assert outcome.what.startswith("msync")
+    assert not outcome.complaints
+
+
 @pytest.mark.parametrize("n", [1, 5, 20])
 def test_a_flush_that_fails_takes_the_store_out_of_service(tmp_path: Path, n: int) -> None:
     """It is not tried again, and nothing that waited for it is acknowledged."""
@@ -61,6 +76,30 @@ def test_a_flush_that_fails_takes_the_store_out_of_service(tmp_path: Path, n: in
     assert not outcome.complaints
     (text,) = [text for text in outcome.logs if "taken out of service" in text]
     assert "could not be flushed" in text
+
+
+def test_a_sync_that_fails_in_the_commitlog_process_does_so_too(tmp_path: Path) -> None:
+    store, shim = tmp_path / "store", Shim(tmp_path)
+    shim.set(0)
+    environ = shim.environ(store, Fault(errno.EIO, ("msync",)), None)
+    settings = {"flushDiskType": "SYNC_FLUSH"}
+    broker = RunningBroker(store, settings, environ=environ, log_path=tmp_path / "failing.log")
+    broker.create_topic("t")
+    sent = broker.send("t", 0, [b"kept"])
+    shim.set(1)
+    with pytest.raises(CometError):
+        broker.send("t", 0, [b"never confirmed"], timeout_s=5)
+    assert broker.wait_ended()
+    assert shim.what.startswith("msync")
+    assert "the CommitLog could not be flushed: Input/output error" in broker.log
+    assert "commitlog took the store out of service" in broker.log
+    assert shim.hits == 1  # it was not tried again
+    counters = ControlFile.open(store / CONTROL_FILE, writable=False).values()
+    assert counters["flushed"] < counters["wrote"]
+    assert LastRun.read(store, SMALL["mappedFileSizeCommitLog"]) is None
+    with RunningBroker(store, settings) as again:
+        assert "commitlog recovered after a bad end" in again.log
+        again.assert_stored(sent)
 
 
 @pytest.mark.timeout(200)

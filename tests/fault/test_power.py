@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
-from family import RunningBroker
+from family import MARK, RUN, SMALL, RunningBroker
+from fault import service
 from fault.disk import Disk, need
 from fault.power import PowerCuts, Violation, cut_power
 
@@ -17,7 +23,8 @@ from cometmq.protocol.commands import (
     QueueKey,
     QueueOffset,
 )
-from cometmq.shm.control import Counter
+from cometmq.protocol.errors import FlushDiskTimeout, StoreError
+from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.files import COMMITLOG_DIR, segment_name
 
 SEED = 20_261_121
@@ -122,3 +129,34 @@ def committed(broker: RunningBroker) -> int:
     answer, _ = broker.coordinator.ask(command, timeout_s=10)
     assert isinstance(answer, GroupOffsets)
     return answer.offsets[0].queue_offset
+
+
+def test_a_disk_that_is_gone_puts_a_service_s_writer_out_of_service(tmp_path: Path) -> None:
+    """An append syncs in its own thread: the service lives, and is told that nothing is sure."""
+    need("ext4", "a disk that is gone under a service")
+    settings = {**SMALL, "flushDiskType": "SYNC_FLUSH"}
+    with Disk(tmp_path, "ext4") as disk:
+        store = disk.folder / "store"
+        command = [sys.executable, service.__file__, store, json.dumps(settings)]
+        environ = {**os.environ, MARK: f"{RUN}/service"}
+        with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=environ) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            control = ControlFile.open(store / CONTROL_FILE, writable=False)
+            assert control.read(Counter.SYNCS).value >= 10
+            disk.cut()
+            child.stdin.write("\n")
+            child.stdin.flush()
+            first, second = json.loads(child.stdout.readline())
+        assert first[0] == FlushDiskTimeout.__name__
+        assert second[0] == StoreError.__name__
+        assert all(os.strerror(errno.EIO) in text for _, text in (first, second))
+        counters = control.values()
+        del control  # or the disk would be busy
+        assert counters["flush_errno"] == errno.EIO
+        assert counters["flushed"] < counters["wrote"]
+        disk.power_on()
+        with RunningBroker(store, settings, log_path=tmp_path / "broker.log") as again:
+            bodies = [message.body for message in again.read_queue("orders", 0)]
+            assert bodies[:10] == [b"%d" % number for number in range(10)]
