@@ -103,6 +103,12 @@ class Outcome:
         return max((each["seconds"] for group in self.consumed for each in group), default=0.0)
 
     @property
+    def first_ns(self) -> int:
+        """When the first message was sent; bodies are made before, behind the go."""
+        found = [each.get("extra", {}).get("first_ns", 0) for each in self.produced]
+        return int(min(filter(None, found), default=self.began_ns))
+
+    @property
     def delivered(self) -> int:
         return sum(each["received"] for group in self.consumed for each in group)
 

@@ -30,6 +30,7 @@ from cometmq.bench.cases import (
 )
 from cometmq.bench.crew import Crew, Watch, Worker, descriptors, memory_bytes
 from cometmq.bench.extra import BenchError
+from cometmq.bench.reading import held_max
 from cometmq.bench.results import CONTROL, Line
 from cometmq.bench.systems import IN_PROCESS, OWN, Durability, System, usable
 from cometmq.bench.trial import (
@@ -159,10 +160,11 @@ def fan_out(ctx: Context, system: System) -> list[Line]:
 def _beside(case: Case, name: str, plan: Plan) -> list[Line]:
     def measure() -> list[Line]:
         warm = case.warm(name, plan)
-        count = case.ctx.count(warm.rate / 2, plan)
+        # No more than consumers hold, who would check meanwhile what the others have in their way.
+        count = min(case.ctx.count(warm.rate / 2, plan), held_max(plan.size))
         outcome = case.trial(name, replace(plan, messages=count)).run()
         last_ns = max(each["last_ns"] for group in outcome.consumed for each in group)
-        seconds = (last_ns - outcome.began_ns) / 1e9
+        seconds = (last_ns - outcome.first_ns) / 1e9
         values = rate_of(outcome.rate, plan.size)
         values["deliveries_per_s"] = outcome.delivered / seconds
         values["cpu_s_per_million"] = (
