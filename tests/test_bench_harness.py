@@ -498,6 +498,8 @@ def test_the_bare_loops(tmp_path: Path) -> None:
     program = control.build(tmp_path)
     assert control.memcpy_per_s(program, 128, 100_000) > 1000
     assert len(control.fdatasync_ns(program, tmp_path / "sync", 512, 5)) == 5
+    assert all(rate > 0 for rate in control.page_bytes_per_s(program, tmp_path / "pages", 1 << 20))
+    assert not (tmp_path / "pages").exists()
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_bytes(os.urandom(100_000))
     assert control.read_bytes_per_s(program, tmp_path / "data") > 0

@@ -56,6 +56,7 @@ GROUPS: Final = 4
 AGAIN: Final = 65_536
 BEYOND: Final = 1.15  # times the memory
 DISK_BYTES: Final = 8 << 30
+CONTROL_KEYS: Final = ("p50_us", "messages_per_s", "mb_per_s")
 SIZES: Final = (32, 128, 1024, 16_384, 131_072)
 
 # --- the workloads --------------------------------------------------------------------------------
@@ -567,13 +568,14 @@ def controls(ctx: Context, beside: str) -> list[Line]:
     measured = control.measure(folder, size, ctx.seconds)
     cost = watch.cost()
     for case, (values, histogram) in measured.items():
+        key = next(each for each in CONTROL_KEYS if each in values)
         log = ctx.log("control", case, size)
         if histogram is not None:
             histograms.write(log / "control.service.hlog", histogram)
         lines.append(
             Line(
                 workload=CONTROL, case=case, system=CONTROL, client="-", durability="-",
-                round=ctx.round, size=size, key="p50_us" if histogram else "messages_per_s",
+                round=ctx.round, size=size, key=key,
                 values=values, beside=beside,
                 others=round(cost.others, 3), stolen=round(cost.stolen, 3),
                 hlogs={"service": [str((log / "control.service.hlog").relative_to(ctx.logs))]}
