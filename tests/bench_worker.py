@@ -6,6 +6,7 @@ Messages lie in a file, a line each; `options["fault"]` is what the producer doe
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,11 @@ class FileSender:
     def begin(self, topic: str, body: bytes) -> None:
         self._append(topic, [body])
 
-    def finish(self, token: None) -> None:
+    def finish(self, begun: deque[None]) -> int:
+        begun.popleft()
         if self._fault == "refuse":
             raise RuntimeError("the disk is full")
+        return 1
 
     def close(self) -> None:
         pass

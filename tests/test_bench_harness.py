@@ -24,10 +24,10 @@ from cometmq.bench import histograms, plots, report, results, stamps, systems, t
 from cometmq.bench.extra import BenchError, load
 from cometmq.bench.omb import run as omb_run
 from cometmq.bench.omb import workload as omb
+from cometmq.bench.open_loop import Schedule
 from cometmq.bench.own import CometMQ
 from cometmq.bench.results import Line, Results
 from cometmq.bench.trial import EARLY, ONE, Outcome, Plan, Trial
-from cometmq.bench.worker import intended_times
 
 # --- bodies ---------------------------------------------------------------------------------------
 
@@ -52,6 +52,16 @@ def test_the_layout_of_a_stamp() -> None:
         f"{stamps.crc32(b'abababab').to_bytes(4, 'little').hex()}"
         f"{stamps.crc32(body[:28]).to_bytes(4, 'little').hex()}" + b"abababab".hex()
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [32, 100])
+def test_bodies_made_together_are_those_made_one_by_one(size: int) -> None:
+    stamper = stamps.Stamper(size, producer=2**32 - 1, seed=7, pool=10)
+    assert stamper.bodies(3, 20_003) == [stamper.body(number) for number in range(3, 20_003)]
+    due = Schedule(1e5, 2**62)
+    for ready in (64, 50):  # all at once, or as the run goes on
+        bodies = list(stamper.stream(64, ready, due.span))
+        assert bodies == [stamper.body(number, due(number)) for number in range(64)]
 
 
 def test_every_bit_of_a_body_is_checked() -> None:
@@ -127,10 +137,14 @@ def test_a_log_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
 
 
 def test_the_schedule_does_not_drift() -> None:
-    due = intended_times(3_000, 1_000)
+    due = Schedule(3_000, 1_000)
     assert due(0) == 1_000
     assert due(3_000_000) == 1_000 + 1000 * 10**9
     assert all(333_333 <= due(n + 1) - due(n) <= 333_334 for n in range(1000))
+    assert due.span(5, 1000).tolist() == [due(n) for n in range(5, 1000)]
+    assert [due.due(at) for at in (0, 999, 1_000, 334_332, 334_334, 1_000 + 10**9)] == [
+        0, 0, 1, 1, 2, 3001
+    ]  # fmt: skip
 
 
 def test_warm_up_ends_when_three_windows_are_alike() -> None:
@@ -484,6 +498,8 @@ def test_the_bare_loops(tmp_path: Path) -> None:
     program = control.build(tmp_path)
     assert control.memcpy_per_s(program, 128, 100_000) > 1000
     assert len(control.fdatasync_ns(program, tmp_path / "sync", 512, 5)) == 5
+    assert all(rate > 0 for rate in control.page_bytes_per_s(program, tmp_path / "pages", 1 << 20))
+    assert not (tmp_path / "pages").exists()
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_bytes(os.urandom(100_000))
     assert control.read_bytes_per_s(program, tmp_path / "data") > 0

@@ -112,7 +112,7 @@ def running(ctx: Context, system: System, durability: Durability) -> Iterator[Pa
         yield folder
     finally:
         try:
-            system.stop()
+            getattr(system, "end", system.stop)()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -288,6 +288,7 @@ def report(output: str, out: Path | None, store: Path | None, given: Path | None
             session,
             parts,
             quick=options["quick"],
-            plain=not (options["rounds"] or options["seconds"]),
+            rounds=options["rounds"],
+            seconds=options["seconds"],
         )
         finish(results, bundle, True, output)

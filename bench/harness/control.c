@@ -3,6 +3,8 @@
  *   control memcpy BYTES COUNT            copies into resident memory: nanoseconds of all
  *   control fdatasync PATH BYTES COUNT    pwrite and fdatasync: nanoseconds of each, one a line
  *   control write PATH BYTES direct|cached  one after the other, then fdatasync: nanoseconds of all
+ *   control pages PATH BYTES              first stores into each page of a new file, and the same
+ *                                         into what is resident now: nanoseconds of both
  *   control read PATH...                  reads files from begin to end: bytes, nanoseconds
  */
 #define _GNU_SOURCE
@@ -81,6 +83,27 @@ static int write_all(const char *path, long long bytes, int direct) {
     return 0;
 }
 
+/* A byte into each page through a new mapping: without and with the page in the page cache. */
+static int64_t store_all(int file, long long bytes) {
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) fail("mmap");
+    int64_t began = now_ns();
+    for (long long at = 0; at < bytes; at += PAGE) *(volatile char *)(memory + at) = 7;
+    int64_t took = now_ns() - began;
+    munmap(memory, bytes);
+    return took;
+}
+
+static int store_pages(const char *path, long long bytes) {
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    if (file < 0) fail(path);
+    if (fallocate(file, 0, 0, bytes)) fail("fallocate");
+    int64_t fresh = store_all(file, bytes);
+    printf("%lld %lld\n", (long long)fresh, (long long)store_all(file, bytes));
+    unlink(path);
+    return 0;
+}
+
 static int read_all(int count, char **paths) {
     char *buffer = malloc(READ_BYTES);
     long long bytes = 0;
@@ -104,8 +127,9 @@ int main(int count, char **words) {
         return commit(words[2], atol(words[3]), atol(words[4]));
     if (count == 5 && !strcmp(words[1], "write"))
         return write_all(words[2], atoll(words[3]), !strcmp(words[4], "direct"));
+    if (count == 4 && !strcmp(words[1], "pages")) return store_pages(words[2], atoll(words[3]));
     if (count > 2 && !strcmp(words[1], "read")) return read_all(count - 2, words + 2);
     fprintf(stderr, "usage: control memcpy BYTES COUNT | fdatasync PATH BYTES COUNT |"
-                    " write PATH BYTES direct|cached | read PATH...\n");
+                    " write PATH BYTES direct|cached | pages PATH BYTES | read PATH...\n");
     return 2;
 }

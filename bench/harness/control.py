@@ -23,6 +23,7 @@ from cometmq.bench.stamps import Stamper
 WAIT_S: Final = 60
 WINDOW: Final = 100_000  # messages that a socket holds
 WRITE_BYTES: Final = 4 << 20  # of one call, as in control.c
+PAGES_BYTES: Final = 256 << 20  # for half a second; at most four times as much
 COMPILE: Final = ("gcc", "-O2", "-Wall")
 
 
@@ -67,6 +68,15 @@ def write_bytes_per_s(program: Path, path: Path, size: int, how: str) -> float:
     size -= size % WRITE_BYTES
     (took_ns,) = _run(program, "write", path, size, how)
     return size / (took_ns / 1e9)
+
+
+def page_bytes_per_s(program: Path, path: Path, size: int) -> tuple[float, float]:
+    """Of first stores into the pages of a new file, and of such into the same pages, resident now.
+
+    A segment of a log is written so: what a fresh page costs bounds every writer of a mapped file.
+    """
+    fresh_ns, resident_ns = _run(program, "pages", path, size)
+    return size / (fresh_ns / 1e9), size / (resident_ns / 1e9)
 
 
 def read_bytes_per_s(program: Path, folder: Path) -> float:
@@ -161,11 +171,15 @@ def measure(folder: Path, size: int, seconds: float) -> dict[str, tuple[dict[str
     count = max(1_000, int(8_000 * seconds))
     echo = histograms.of(echo_ns(size, count))
     sync = histograms.of(fdatasync_ns(program, folder / "sync", size, max(200, count // 8)))
+    pages = PAGES_BYTES * max(1, min(4, round(2 * seconds)))
+    fresh, resident = page_bytes_per_s(program, folder / "pages", pages)
     copies = max(1_000_000, int(5e6 * seconds))
     return {
         "pyzmq echo, one in flight": (values_of(echo), echo),
         "pyzmq push/pull": (_rate(push_pull_per_s(size, count * 50), size), None),
         "memcpy into resident memory": (_rate(memcpy_per_s(program, size, copies), size), None),
+        "first stores into fresh file pages": ({"mb_per_s": fresh / 1e6}, None),
+        "the same pages, resident": ({"mb_per_s": resident / 1e6}, None),
         "pwrite and fdatasync": (values_of(sync), sync),
     }
 

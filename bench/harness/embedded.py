@@ -11,6 +11,7 @@ took is `dispatched_after_s` in the result.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -108,8 +109,10 @@ class EmbeddedSender:
     def begin(self, topic: str, body: bytes) -> None:
         self.one(topic, body)
 
-    def finish(self, token: None) -> None:
+    def finish(self, begun: deque[None]) -> int:
         """It was stored when `begin` returned."""
+        begun.popleft()
+        return 1
 
     def settle(self) -> None:
         """Until all is dispatched, and with the option `durable` on the disk."""

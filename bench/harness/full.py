@@ -18,10 +18,10 @@ WORKLOADS: Final[dict[str, tuple[int, float]]] = {
     "end-to-end": (3, 3.0),
     "sync-flush": (3, 1.0),
     "embedded": (5, 2.0),
-    "drain": (1, 2.0),
-    "fan-out": (1, 2.0),
-    "consume": (1, 2.0),
-    "many-queues": (1, 2.0),
+    "drain": (3, 2.0),
+    "fan-out": (3, 2.0),
+    "consume": (3, 2.0),
+    "many-queues": (3, 2.0),
     "recovery": (1, 2.0),
     "cold-read": (1, 3.0),
     "cleaning": (1, 3.0),
@@ -41,24 +41,25 @@ OMB_MINUTES: Final = 0.25  # of the 5 to 15 that the files ask for; named in the
 
 
 def full_report(
-    session: Session, parts: Sequence[str] | None = None, *, quick: bool, plain: bool
-) -> Results:
+    session: Session, parts: Sequence[str] | None = None, *, quick: bool, rounds: int | None,
+    seconds: float | None,
+) -> Results:  # fmt: skip
     """Measure; the bundle holds what there is after each workload.
 
     Args:
         parts: these workloads only; default: all.
-        plain: with the rounds and seconds above.
+        rounds, seconds: instead of those above.
     """
-    before, rounds = session.ctx, session.rounds
+    before, rounds_before = session.ctx, session.rounds
     for workload, (own_rounds, own_seconds) in WORKLOADS.items():
         if workload in (parts or WORKLOADS) and not (quick and workload in NOT_QUICK):
-            if plain and not quick:
-                session.rounds = own_rounds
-                session.ctx = replace(before, seconds=own_seconds, windows=WINDOWS)
+            if not quick:
+                session.rounds = rounds or own_rounds
+                session.ctx = replace(before, seconds=seconds or own_seconds, windows=WINDOWS)
             if workload == "drain" and not quick:
                 session.ctx = replace(session.ctx, cold_bytes=DRAIN_BYTES)
             session.run([workload], with_controls=workload != "soak")
-    session.ctx, session.rounds = before, rounds
+    session.ctx, session.rounds = before, rounds_before
     if OMB in (parts or (OMB,)):
         files = [parse(find(name)) for name in (OMB_QUICK if quick else OMB_FILES)]
         run_all(session, files, minutes=None if quick else OMB_MINUTES, quick=quick)

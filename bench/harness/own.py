@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import cycle
@@ -151,14 +152,30 @@ class OwnSender:
             return self._producer.send(topic, body)
         return self._producer.send_async(topic, body)
 
-    def finish(self, token: Future[Receipt] | Receipt) -> None:
-        if isinstance(token, Receipt):
-            token.wait()
-        else:
-            token.result()
+    def finish(self, begun: deque[Any]) -> int:
+        return (_finish_receipts if self._lingers else _finish_futures)(begun)
 
     def close(self) -> None:
         self._producer.close()
+
+
+def _finish_receipts(begun: deque[Receipt]) -> int:
+    """Those of a batch are answered together."""
+    begun.popleft().wait()
+    count = 1
+    while begun and begun[0].done:
+        begun.popleft().wait()
+        count += 1
+    return count
+
+
+def _finish_futures(begun: deque[Future[Receipt]]) -> int:
+    begun.popleft().result()
+    count = 1
+    while begun and begun[0].done():
+        begun.popleft().result()
+        count += 1
+    return count
 
 
 def windows(bodies: list[bytes], count: int) -> Iterator[list[bytes]]:

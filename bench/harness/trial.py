@@ -22,7 +22,7 @@ ONE, ASYNC, BATCH = "one_in_flight", "async", "batch"
 IDLE_S: Final = 30.0  # a consumer without a message for so long has got all it will get
 PACED_FIRST_S: Final = 15.0
 RESULT_S: Final = 600.0  # a worker without a word for so long is lost
-EARLY, LATE = "beside", "after"  # when the consumers read
+EARLY, LATE, NEVER = "beside", "after", "never"  # when the consumers read
 _numbers = itertools.count(1)
 
 
@@ -34,7 +34,8 @@ class Plan:
         messages: of each producer, behind its `warmup`.
         rate: of all producers together, messages/s; 0 = as fast as it goes.
         groups: each gets every message; the `consumers` of one group share the queues.
-        reading: beside the producers, or after them: then it is the check alone.
+        reading: beside the producers, or after them: then it is the check alone; never, in a
+            warm-up of what does not read.
         options: for the workers; what is not of the default is named in the table.
     """
 
@@ -101,6 +102,12 @@ class Outcome:
     def consumer_seconds(self) -> float:
         """From the start of the producers, or of the reading, to the last message."""
         return max((each["seconds"] for group in self.consumed for each in group), default=0.0)
+
+    @property
+    def first_ns(self) -> int:
+        """When the first message was sent; bodies are made before, behind the go."""
+        found = [each.get("extra", {}).get("first_ns", 0) for each in self.produced]
+        return int(min(filter(None, found), default=self.began_ns))
 
     @property
     def delivered(self) -> int:
@@ -229,7 +236,7 @@ class Trial:
                 worker.stop()
             self.guests_said = [worker.result(RESULT_S) for worker in guests]
             cost = read_cost = watch.cost()
-            if not self._beside:
+            if self.plan.reading == LATE:
                 if self._between is not None:
                     self._between()
                 consumed, read_cost = self.read(crew)
@@ -390,7 +397,7 @@ def warm_up(
 
     A window is a run of workers of its own: what gets warm is the server. Each worker sends as many
     messages as are measured before that, since a JVM has to compile itself again in each.
-    What is sent here is checked as everything else.
+    Where reading is what is measured, it is warmed up too.
 
     A store within the worker's own process is new in each, and what warms up does so in there: its
     rate is asked for once.
@@ -401,7 +408,8 @@ def warm_up(
     rates: list[float] = []
     count = PROBE
     for number in range(windows_max):
-        probe = replace(plan, messages=count, warmup=count, groups=1, reading=LATE)
+        reading = LATE if plan.reading == EARLY else NEVER
+        probe = replace(plan, messages=count, warmup=count, groups=1, reading=reading)
         outcome = _checked(system, probe, folder / f"warm-up-{number}")
         rates.append(outcome.rate)
         count = sized(outcome.rate, window_s, plan, count * GROWTH_MAX)

@@ -14,6 +14,7 @@ are the same for all of them. Sequences run through warm-up and measurement alik
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -23,23 +24,20 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
-from operator import sub
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from cometmq.bench import histograms
+from cometmq.bench.open_loop import OpenLoop, Times, clock_ns
+from cometmq.bench.reading import Reading
 from cometmq.bench.stamps import Stamper, Verifier
 
 PROGRESS_NS: Final = 1_000_000_000
-HELD_BYTES_MAX: Final = 256 << 20  # unchecked messages, before the clock is stopped to check them
 INTERVAL_S: Final = 10.0  # of one histogram in a log
-START_NS: Final = 20_000_000  # from "go" to the first intended time
 POLL_S: Final = 0.2
 _PR_SET_TIMERSLACK: Final = 29
-
-clock_ns: Final = time.monotonic_ns  # CLOCK_MONOTONIC: one clock for all processes
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +83,11 @@ class Sender(Protocol):
         """One call for all; return when all are acknowledged."""
 
     def begin(self, topic: str, body: bytes) -> Any:
-        """Send without waiting; what `finish` is asked with."""
+        """Send without waiting; what `finish` is given."""
 
-    def finish(self, token: Any) -> None:
-        """Wait for the acknowledgement."""
+    def finish(self, begun: deque[Any]) -> int:
+        """Wait until the first of these is acknowledged, and take it off, and at will those behind
+        it that are so too; how many. More may come to its end meanwhile, from another thread."""
 
     def close(self) -> None: ...
 
@@ -183,25 +182,13 @@ class _Progress:
 # --- producing ------------------------------------------------------------------------------------
 
 
-class Times:
-    """Latencies of a run, in nanoseconds; in the order of sending."""
-
-    def __init__(self, count: int) -> None:
-        self.service = array("q", bytes(8 * count))  # from the actual send to the acknowledgement
-        self.response = array("q", bytes(8 * count))  # from the intended one
-
-    def delays(self) -> array[int]:
-        """From the intended to the actual send."""
-        return array("q", map(sub, self.response, self.service))
-
-
 def _produce(job: Job, sender: Sender) -> dict[str, Any]:
     stamper = Stamper(
         job.size, job.producer, job.seed, share=job.options.get("random_share", 0.5),
         pool=job.options.get("pool", 0), payload=_payload(job),
     )  # fmt: skip
     orders, times = _Orders(), None
-    extra: dict[str, float] = {}
+    extra: dict[str, float] = {}  # with the time of the first send
     orders.ready()
     if job.rate:
         times, seconds, cpu_s, sent = _open_loop(job, sender, stamper, orders)
@@ -215,16 +202,16 @@ def _produce(job: Job, sender: Sender) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_s": cpu_s,
         "client": sender.client,
-        **(_logs(job, times, sent, seconds) if times else {}),
+        **(_logs(job, times, seconds) if times else {}),
         "extra": extra,
     }
 
 
-def _logs(job: Job, times: Times, count: int, seconds: float) -> dict[str, str | None]:
-    found = {"service_hlog": _log(job, "service", times.service[:count], seconds)}
+def _logs(job: Job, times: Times, seconds: float) -> dict[str, str | None]:
+    found = {"service_hlog": _log(job, "service", times.service(), seconds)}
     if job.rate:
-        found["response_hlog"] = _log(job, "response", times.response[:count], seconds)
-        found["delay_hlog"] = _log(job, "delay", times.delays()[:count], seconds)
+        found["response_hlog"] = _log(job, "response", times.response(), seconds)
+        found["delay_hlog"] = _log(job, "delay", times.delays(), seconds)
     return found
 
 
@@ -259,7 +246,9 @@ def _as_fast_as_it_goes(
     elapsed = settling = 0
     cpu_s = 0.0
     for first, bodies in _groups(job, stamper, job.warmup, job.messages):
+        gc.freeze()  # so many bodies are not to be looked at, again and again
         cpu, began = cpu_of(), clock_ns()
+        extra.setdefault("first_ns", began)
         _send(job, sender, bodies, times, first)
         ended = clock_ns()
         settle()
@@ -302,195 +291,50 @@ def _send(job: Job, sender: Sender, bodies: list[bytes], times: Times | None, fi
             sender.batch(next(turn), bodies[start : start + job.batch])
     elif job.mode == "one_in_flight":
         one = sender.one
-        service = times.service if times else array("q", bytes(8 * len(bodies)))
+        sent, acked = (
+            (times.sent, times.acked) if times else (array("q", bytes(8 * len(bodies))),) * 2
+        )
         for index, (topic, body) in enumerate(zip(cycle(topics), bodies), first):
-            before = clock_ns()
+            sent[index] = clock_ns()
             one(topic, body)
-            service[index] = clock_ns() - before
+            acked[index] = clock_ns()
     else:
         raise ValueError(f"mode {job.mode!r}: one_in_flight, async or batch")
-
-
-def intended_times(rate: float, start_ns: int) -> Callable[[int], int]:
-    """The open loop's schedule: when message n is to be sent, whatever became of those before."""
-    period_ns = 1e9 / rate
-    return lambda number: start_ns + int(number * period_ns)
 
 
 def _open_loop(
     job: Job, sender: Sender, stamper: Stamper, orders: _Orders
 ) -> tuple[Times, float, float, int]:
     """Send on schedule until all are sent or we are stopped: times, seconds, CPU, measured."""
-    total = job.warmup + job.messages
-    times = Times(total)
-    loop = _wait_for_each if job.mode == "one_in_flight" else _pipelined
-    if hasattr(sender, "paced"):
-        loop = _paced
-    cpu = time.process_time()
-    start_ns = clock_ns() + START_NS
-    sent, end_ns = loop(job, sender, stamper, orders, times, intended_times(job.rate, start_ns))
-    cpu_s = time.process_time() - cpu
-    warm = min(job.warmup, sent)
-    del times.service[:warm], times.response[:warm]
-    seconds = (end_ns - intended_times(job.rate, start_ns)(warm)) / 1e9
-    return times, seconds, cpu_s * (sent - warm) / max(1, sent), sent - warm
-
-
-def _paced(
-    job: Job, sender: Any, stamper: Stamper, orders: _Orders, times: Times,
-    intended: Callable[[int], int],
-) -> tuple[int, int]:  # fmt: skip
-    """By the sender itself: a client of asyncio sends and reads in its own loop alone."""
     progress = _Progress()
-    topics = islice(cycle(job.topics), job.warmup + job.messages)
 
-    def go_on(number: int) -> bool:
-        progress.tell(number, clock_ns())
+    def go_on(number: int, now: int) -> bool:
+        progress.tell(number, now)
         return not orders.stop.is_set()
 
-    sent: tuple[int, int] = sender.paced(topics, intended, stamper.body, times, go_on)
-    return sent
-
-
-def sleep_until(due_ns: int) -> None:
-    left_ns = due_ns - clock_ns()
-    if left_ns > 0:
-        time.sleep(left_ns / 1e9)  # the pace
-
-
-def _wait_for_each(
-    job: Job, sender: Sender, stamper: Stamper, orders: _Orders, times: Times,
-    intended: Callable[[int], int],
-) -> tuple[int, int]:  # fmt: skip
-    progress, after = _Progress(), clock_ns()
-    total = job.warmup + job.messages
-    for number, topic in enumerate(islice(cycle(job.topics), total)):
-        if orders.stop.is_set():
-            return number, after
-        due = intended(number)
-        sleep_until(due)
-        body = stamper.body(number, due)
-        before = clock_ns()
-        sender.one(topic, body)
-        after = clock_ns()
-        times.service[number], times.response[number] = after - before, after - due
-        progress.tell(number, after)
-    return total, after
-
-
-class _Acknowledgements(threading.Thread):
-    """Waits for what was begun, in its order, and takes the time."""
-
-    def __init__(self, sender: Sender, times: Times) -> None:
-        super().__init__(daemon=True)
-        self._sender, self._times = sender, times
-        self._begun: deque[tuple[int, int, int, Any]] = deque()
-        self._more = threading.Semaphore(0)
-        self.last_ns = 0
-        self.error: Exception | None = None
-
-    def put(self, number: int, due: int, before: int, token: Any) -> None:
-        self._begun.append((number, due, before, token))
-        self._more.release()
-
-    def end(self) -> None:
-        """Wait until all are acknowledged."""
-        self._begun.append((-1, 0, 0, None))
-        self._more.release()
-        self.join()
-        if self.error is not None:
-            raise self.error
-
-    def run(self) -> None:
-        try:
-            while self._take():
-                pass
-        except Exception as error:
-            self.error = error
-
-    def _take(self) -> bool:
-        self._more.acquire()
-        number, due, before, token = self._begun.popleft()
-        if number < 0:
-            return False
-        self._sender.finish(token)
-        now = self.last_ns = clock_ns()
-        self._times.service[number], self._times.response[number] = now - before, now - due
-        return True
-
-
-def _pipelined(
-    job: Job, sender: Sender, stamper: Stamper, orders: _Orders, times: Times,
-    intended: Callable[[int], int],
-) -> tuple[int, int]:  # fmt: skip
-    progress = _Progress()
-    acknowledgements = _Acknowledgements(sender, times)
-    acknowledgements.start()
-    total = number = job.warmup + job.messages
-    for number, topic in enumerate(islice(cycle(job.topics), total)):
-        due = intended(number)
-        before = clock_ns()
-        if due > before:
-            sleep_until(due)
-            before = clock_ns()
-        acknowledgements.put(number, due, before, sender.begin(topic, stamper.body(number, due)))
-        progress.tell(number, before)
-        if orders.stop.is_set() or acknowledgements.error is not None:
-            number += 1
-            break
-    else:
-        number = total
-    acknowledgements.end()
-    return number, acknowledgements.last_ns
+    loop = OpenLoop(
+        sender, stamper, job.topics, job.rate, job.warmup + job.messages,
+        one_by_one=job.mode == "one_in_flight", go_on=go_on,
+    )  # fmt: skip
+    cpu = time.process_time()
+    schedule, sent, end_ns = loop.run()
+    cpu_s = time.process_time() - cpu
+    warm = min(job.warmup, sent)
+    loop.times.cut(schedule, warm, sent)
+    seconds = (end_ns - schedule(warm)) / 1e9
+    return loop.times, seconds, cpu_s * (sent - warm) / max(1, sent), sent - warm
 
 
 # --- consuming ------------------------------------------------------------------------------------
 
 
-class _Reading:
-    """What a consumer has got, and what it has not yet checked.
-
-    Throughput runs check behind the clock, in groups of at most 256 MiB, for which it is stopped;
-    with `verify` "inline" each poll is checked at once, as a service would look at its messages.
-    """
-
-    def __init__(self, job: Job, receiver: Receiver) -> None:
-        self.verifier = Verifier(job.seed, again=int(job.options.get("again", 0)))
-        self.latencies: array[int] = array("q")
-        self.received = self.paused_ns = self.first_ns = self.last_ns = 0
-        self._split = receiver.split
-        self._inline = job.options.get("verify") == "inline"
-        self._skip = int(job.options.get("skip", 0))  # sequences of the warm-up
-        self._held: list[tuple[int, Sequence[Any]]] = []
-        self._held_max = HELD_BYTES_MAX // (job.size + 128)
-        self._held_count = 0
-
-    def take(self, messages: Sequence[Any], now: int) -> None:
-        self.first_ns = self.first_ns or now
-        self.last_ns = now
-        self.received += len(messages)
-        self._held.append((now, messages))
-        self._held_count += len(messages)
-        if self._inline:
-            self.check()
-        elif self._held_count >= self._held_max:
-            began = clock_ns()
-            self.check()
-            self.paused_ns += clock_ns() - began
-
-    def check(self) -> None:
-        add, append = self.verifier.add, self.latencies.append
-        for now, messages in self._held:
-            for queue, body in self._split(messages):
-                found = add(queue, body)
-                if found is not None and found[0] and found[2] >= self._skip:
-                    append(now - found[0])
-        self._held.clear()
-        self._held_count = 0
-
-
 def _consume(job: Job, receiver: Receiver) -> dict[str, Any]:
-    orders, progress, reading = _Orders(), _Progress(), _Reading(job, receiver)
+    orders, progress = _Orders(), _Progress()
+    reading = Reading(
+        receiver, Verifier(job.seed, again=int(job.options.get("again", 0))), size=job.size,
+        inline=job.options.get("verify") == "inline", skip=int(job.options.get("skip", 0)),
+        expect=job.expect,
+    )  # fmt: skip
     orders.ready()
     cpu, began = time.process_time(), clock_ns()
     last = began
@@ -509,6 +353,8 @@ def _consume(job: Job, receiver: Receiver) -> dict[str, Any]:
         if reading.received >= job.expect and _all_there(reading, job):
             break
     cpu_s = time.process_time() - cpu
+    if job.options.get("verify") == "inline":
+        began = reading.first_ns  # producers make their stamps first
     seconds = max(0, reading.last_ns - began - reading.paused_ns) / 1e9
     reading.check()
     receiver.close()
@@ -522,7 +368,7 @@ def _consume(job: Job, receiver: Receiver) -> dict[str, Any]:
     }
 
 
-def _all_there(reading: _Reading, job: Job) -> bool:
+def _all_there(reading: Reading, job: Job) -> bool:
     """Duplicates count once. The check is behind the last message: no clock runs."""
     reading.check()
     return reading.verifier.distinct >= job.expect

@@ -30,6 +30,7 @@ from cometmq.bench.cases import (
 )
 from cometmq.bench.crew import Crew, Watch, Worker, descriptors, memory_bytes
 from cometmq.bench.extra import BenchError
+from cometmq.bench.reading import held_max
 from cometmq.bench.results import CONTROL, Line
 from cometmq.bench.systems import IN_PROCESS, OWN, Durability, System, usable
 from cometmq.bench.trial import (
@@ -55,6 +56,9 @@ GROUPS: Final = 4
 AGAIN: Final = 65_536
 BEYOND: Final = 1.15  # times the memory
 DISK_BYTES: Final = 8 << 30
+DRAIN_S: Final = 15.0
+DRAIN_PROBE_BYTES: Final = 64 << 20
+CONTROL_KEYS: Final = ("p50_us", "messages_per_s", "mb_per_s")
 SIZES: Final = (32, 128, 1024, 16_384, 131_072)
 
 # --- the workloads --------------------------------------------------------------------------------
@@ -127,6 +131,8 @@ def sizes(ctx: Context, system: System) -> list[Line]:
             case = Case(ctx, "sizes", system, durability)
             for size in SIZES:
                 plan = replace(ctx.plan(client=client, queues=8), size=size)
+                if size > SIZES[0]:  # the server is warm
+                    case = replace(case, ctx=replace(ctx, windows=min(2, ctx.windows)))
                 batch = max(1, min(SEND_MANY, SEND_MANY_BYTES // size))
                 lines += case.throughput(SEND, plan)
                 lines += case.throughput(BATCHES, replace(plan, mode=BATCH, batch=batch))
@@ -159,10 +165,11 @@ def fan_out(ctx: Context, system: System) -> list[Line]:
 def _beside(case: Case, name: str, plan: Plan) -> list[Line]:
     def measure() -> list[Line]:
         warm = case.warm(name, plan)
-        count = case.ctx.count(warm.rate / 2, plan)
+        # No more than consumers hold, who would check meanwhile what the others have in their way.
+        count = min(case.ctx.count(warm.rate / 2, plan), held_max(plan.size))
         outcome = case.trial(name, replace(plan, messages=count)).run()
         last_ns = max(each["last_ns"] for group in outcome.consumed for each in group)
-        seconds = (last_ns - outcome.began_ns) / 1e9
+        seconds = (last_ns - outcome.first_ns) / 1e9
         values = rate_of(outcome.rate, plan.size)
         values["deliveries_per_s"] = outcome.delivered / seconds
         values["cpu_s_per_million"] = (
@@ -229,17 +236,17 @@ def drain(ctx: Context, system: System) -> list[Line]:
     return lines
 
 
-def _drain(case: Case, name: str, plan: Plan, folder: Path) -> list[Line]:
+def _drain(case: Case, name: str, whole: Plan, folder: Path) -> list[Line]:
     cold = name.startswith("cold")
     size = case.ctx.bytes
     if cold:
-        plan = replace(plan, size=case.ctx.size or 1024)
+        whole = replace(whole, size=case.ctx.size or 1024)
         if case.system.name == OWN:  # which is held against the disk, and not against peers
             size = case.ctx.cold_bytes or size
-    plan = replace(plan, messages=max(1000, size // plan.size))
 
     def measure() -> list[Line]:
         raw: list[float] = []
+        plan = sized_drain(case, whole, size)
 
         def cool() -> None:
             restart_cold(case.system, folder, case.durability, raw, case.ctx.folder)
@@ -254,7 +261,20 @@ def _drain(case: Case, name: str, plan: Plan, folder: Path) -> list[Line]:
             )
         return [case.line(name, plan, outcome, "messages_per_s", values)]
 
-    return case.each(name, plan, measure)
+    return case.each(name, whole, measure)
+
+
+def sized_drain(case: Case, plan: Plan, size: int) -> Plan:
+    """With a backlog of so many bytes, or of what is read in DRAIN_S, if that is less."""
+    messages = max(1000, size // plan.size)
+    first = replace(plan, messages=max(1000, DRAIN_PROBE_BYTES // plan.size))
+    if messages > 2 * first.messages:
+        outcome = case.trial("backlog of a probe", first).run()
+        if outcome.faults:
+            raise BenchError("; ".join(outcome.faults))
+        enough = DRAIN_S * outcome.delivered / (outcome.consumer_seconds or 1)
+        messages = min(messages, max(first.messages, int(enough)))
+    return replace(plan, messages=messages)
 
 
 def restart_cold(
@@ -565,13 +585,14 @@ def controls(ctx: Context, beside: str) -> list[Line]:
     measured = control.measure(folder, size, ctx.seconds)
     cost = watch.cost()
     for case, (values, histogram) in measured.items():
+        key = next(each for each in CONTROL_KEYS if each in values)
         log = ctx.log("control", case, size)
         if histogram is not None:
             histograms.write(log / "control.service.hlog", histogram)
         lines.append(
             Line(
                 workload=CONTROL, case=case, system=CONTROL, client="-", durability="-",
-                round=ctx.round, size=size, key="p50_us" if histogram else "messages_per_s",
+                round=ctx.round, size=size, key=key,
                 values=values, beside=beside,
                 others=round(cost.others, 3), stolen=round(cost.stolen, 3),
                 hlogs={"service": [str((log / "control.service.hlog").relative_to(ctx.logs))]}

@@ -93,7 +93,10 @@ def _saturated(case: Case, plan: Plan) -> float:
     rate = 20_000.0
     for _ in range(2):  # the first one says how much the second one needs to take its time
         count = sized(rate, PROBE_S, plan, MESSAGES_MAX)
-        rate = _try(case, replace(plan, rate=SATURATE, messages=count, warmup=count // 5)).rate
+        tried = _try(case, replace(plan, rate=SATURATE, messages=count, warmup=count // 5))
+        rate = tried.rate
+        if tried.seconds > PROBE_S / 2:
+            break
     return rate
 
 

@@ -146,7 +146,8 @@ class Kafka(Servers):
             text + "".join(f"{key}={value}\n" for key, value in self.settings.items())
         )
         (folder / "log4j2.properties").write_text(_LOG4J)
-        self._format(config)
+        if not (folder / "data" / "meta.properties").exists():
+            self._format(config)
         flags = [*SERVER_FLAGS, f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"]
         command = [*JARS.java("kafka.Kafka", flags=flags), str(config)]
         self.launch(self.name, command, folder).wait_for("Kafka Server started")

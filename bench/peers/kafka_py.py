@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any, Final
@@ -53,7 +54,7 @@ class KafkaSender:
         return next(self._queues[topic]) if self._spread else -1
 
     def one(self, topic: str, body: bytes) -> None:
-        self.finish(self.begin(topic, body))
+        self.finish(deque([self.begin(topic, body)]))
 
     def stream(self, topics: Sequence[str], bodies: list[bytes], in_flight: int) -> None:
         step = in_flight or len(bodies)
@@ -92,14 +93,20 @@ class KafkaSender:
             else:
                 return answer
 
-    def finish(self, token: list[Any]) -> None:
+    def finish(self, begun: deque[list[Any]]) -> int:
+        """A poll may have brought many answers."""
         deadline = time.monotonic() + ANSWER_S
-        while not token:
+        while not begun[0]:
             self._producer.poll(1.0)
             if time.monotonic() > deadline:
                 raise BenchError(f"no answer within {ANSWER_S:g} s")
-        if token[0] is not None:
-            raise BenchError(f"not acknowledged: {token[0]}")
+        count = 0
+        while begun and begun[0]:
+            (error,) = begun.popleft()
+            if error is not None:
+                raise BenchError(f"not acknowledged: {error}")
+            count += 1
+        return count
 
     def close(self) -> None:
         self._producer.flush(ANSWER_S)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import import_module, metadata
 from itertools import cycle
 from typing import Any, Final
 
 from cometmq.bench.extra import BenchError, load
-from cometmq.bench.worker import Job, Times, clock_ns, serve
+from cometmq.bench.open_loop import GoOn, Times, clock_ns
+from cometmq.bench.worker import Job, serve
 
 ANSWER_S: Final = 60.0
 PENDING: Final = 4000  # nats-py's own default
@@ -88,56 +91,50 @@ class NatsSender:
         self._client.check()
 
     def paced(
-        self, topics: Iterable[str], due: Callable[[int], int], body: Callable[[int, int], bytes],
-        times: Times, go_on: Callable[[int], bool],
+        self, topics: Iterable[str], due: Callable[[int], int], bodies: Iterable[bytes],
+        times: Times, go_on: GoOn,
     ) -> tuple[int, int]:  # fmt: skip
         """The open loop inside the event loop: how many were sent, when the last was answered."""
         loop = self._wait_for_each if self._one else self._pipelined
-        sent, last = self._run(loop(topics, due, body, times, go_on))
+        sent, last = self._run(loop(topics, due, bodies, times, go_on))
         self._client.check()
         return sent, last
 
     async def _wait_for_each(
-        self, topics: Iterable[str], due: Callable[[int], int], body: Callable[[int, int], bytes],
-        times: Times, go_on: Callable[[int], bool],
+        self, topics: Iterable[str], due: Callable[[int], int], bodies: Iterable[bytes],
+        times: Times, go_on: GoOn,
     ) -> tuple[int, int]:  # fmt: skip
         timer, number, after = _Timer(), -1, clock_ns()
-        for number, topic in enumerate(topics):
-            if not go_on(number):
+        for number, (topic, body) in enumerate(zip(topics, bodies, strict=False)):
+            if not go_on(number, after):
                 return number, after
-            at = due(number)
-            await timer.wait(at)
+            await timer.wait(due(number))
             before = clock_ns()
-            await self._jetstream.publish(next(self._subjects[topic]), body(number, at))
+            await self._jetstream.publish(next(self._subjects[topic]), body)
             after = clock_ns()
-            times.service[number], times.response[number] = after - before, after - at
+            times.sent[number], times.acked[number] = before, after
         return number + 1, after
 
     async def _pipelined(
-        self, topics: Iterable[str], due: Callable[[int], int], body: Callable[[int, int], bytes],
-        times: Times, go_on: Callable[[int], bool],
+        self, topics: Iterable[str], due: Callable[[int], int], bodies: Iterable[bytes],
+        times: Times, go_on: GoOn,
     ) -> tuple[int, int]:  # fmt: skip
         timer, number, answers = _Timer(), 0, set()
 
-        def answered(answer: Any, number: int, before: int, at: int) -> None:
-            now = clock_ns()
-            times.service[number], times.response[number] = now - before, now - at
+        def answered(number: int, answer: Any) -> None:
+            times.acked[number] = clock_ns()
             answers.discard(answer)
             answer.result()
 
-        for number, topic in enumerate(topics):
-            if not go_on(number):
-                break
-            at = due(number)
-            await timer.wait(at)
-            before = clock_ns()
-            answer = await self._jetstream.publish_async(
-                next(self._subjects[topic]), body(number, at)
-            )
+        for number, (topic, body) in enumerate(zip(topics, bodies, strict=False)):
+            await timer.wait(due(number))
+            now = times.sent[number] = clock_ns()
+            answer = await self._jetstream.publish_async(next(self._subjects[topic]), body)
             answers.add(answer)
-            answer.add_done_callback(
-                lambda answer, given=(number, before, at): answered(answer, *given)
-            )
+            answer.add_done_callback(partial(answered, number))
+            if not go_on(number, now):
+                number += 1
+                break
         else:
             number += 1
         async with asyncio.timeout(ANSWER_S):
@@ -147,7 +144,7 @@ class NatsSender:
     def begin(self, topic: str, body: bytes) -> Any:
         raise NotImplementedError("the open loop is `paced`")
 
-    def finish(self, token: Any) -> None:
+    def finish(self, begun: deque[Any]) -> int:
         raise NotImplementedError("the open loop is `paced`")
 
     def close(self) -> None:

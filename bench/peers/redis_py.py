@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any, Final
@@ -69,9 +70,11 @@ class RedisSender:
     def begin(self, topic: str, body: bytes) -> None:
         self._connection.send_command("XADD", next(self._keys[topic]), "*", FIELD, body)
 
-    def finish(self, token: None) -> None:
+    def finish(self, begun: deque[None]) -> int:
         """Answers come in the order of the commands."""
         self._connection.read_response()
+        begun.popleft()
+        return 1
 
     def close(self) -> None:
         self._connection.disconnect()

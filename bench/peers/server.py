@@ -89,14 +89,15 @@ class Server:
         tail = self.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
         return BenchError(f"{self.name} {text}; the end of {self.log}:\n{tail}")
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
         """Asks it to end, then ends it and everything that it started."""
         atexit.unregister(self.stop)
         if self._process.returncode is not None:
             return
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
+        if not at_once:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -121,6 +122,11 @@ class Servers:
     def stop(self) -> None:
         while self._servers:
             self._servers.pop().stop()
+
+    def end(self) -> None:
+        """Stop, when nobody wants the store any more: a JVM takes its time to leave it in order."""
+        while self._servers:
+            self._servers.pop().stop(at_once=True)
 
 
 # --- what is there, and getting it ----------------------------------------------------------------

@@ -78,6 +78,8 @@ abstract class Worker {
     private volatile boolean measuring;
     private boolean settles;
     private long settledNs;
+    /** Of the first measured send; 0: in open loop. */
+    private final AtomicLong firstNs = new AtomicLong();
     private boolean recording;
     private String hlog;
     private volatile boolean stopped;
@@ -296,9 +298,14 @@ abstract class Worker {
         result.put("service_hlog", write("service", service));
         result.put("response_hlog", write("response", response));
         result.put("client", client());
-        if (settles) {
-            result.put("extra", Map.of("dispatched_after_s", settledNs / 1e9));
+        Map<String, Object> extra = new LinkedHashMap<>();
+        if (firstNs.get() != 0) {
+            extra.put("first_ns", firstNs.get());
         }
+        if (settles) {
+            extra.put("dispatched_after_s", settledNs / 1e9);
+        }
+        result.put("extra", extra);
         if (firstFailure.get() != null) {
             result.put("first_failure", sentence(firstFailure.get()));
         }
@@ -378,6 +385,9 @@ abstract class Worker {
             }
             System.gc(); // or bodies are moved from one generation to the next while the clock runs
             long start = System.nanoTime();
+            if (measuring) {
+                firstNs.compareAndSet(0, start);
+            }
             if (direct()) {
                 handOver(sequence.from + at, made, now);
             } else {
