@@ -23,6 +23,7 @@ from family import SMALL, RunningBroker, Sent
 from cometmq.actors import hot_window
 from cometmq.actors.allocator import CGROUP, memory_limit_bytes
 from cometmq.actors.hot_window import HotWindow
+from cometmq.actors.reach import Reach
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.control import Counter
 from cometmq.shm.files import RETIRED_DIR, STAGING_DIR, segment_name
@@ -189,11 +190,11 @@ def test_a_commit_writes_about_a_page(tmp_path: Path) -> None:
 # --- what cannot be had ---
 
 
-def window(store: Path, said: list[str], *, lock: bool = False) -> HotWindow:
+def window(store: Path, said: list[str], *, lock: bool = False, most_bytes: int = 0) -> HotWindow:
     return HotWindow(
         store,
         1 << 20,
-        ahead_bytes=1 << 20,
+        reach=Reach(1 << 20, most_bytes, has_room=lambda _bytes: True),
         durable=True,
         lock=lock,
         say=lambda _what, text: said.append(text),
