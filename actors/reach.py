@@ -14,9 +14,9 @@ class Reach:
     """As far as the writer comes before it can be followed, between two bounds.
 
     Doubled when the writer has come through half of it, and through as much since it was doubled
-    last: so it becomes as large as what is written in one go, or twice. Halved for each 30 s in which
-    less than a quarter of it was used up. How many of them have passed is found out at the next
-    look: who is idle needs no timer, and finds it at its least again.
+    last: so it becomes as large as what is written in one go, or twice. Halved for each 30 s in
+    which less than a quarter of it was used up. How many of them have passed is found out at the
+    next look: who is idle needs no timer, and finds it at its least again.
 
     Args:
         least_bytes, most_bytes: the bounds; the least counts where they contradict each other.

@@ -57,9 +57,9 @@ def test_half_of_it_used_up_doubles_it(reach_: Reach) -> None:
 
 
 def test_it_becomes_as_large_as_a_burst_or_twice(reach_: Reach) -> None:
-    assert write(reach_, 0, 224 * MIB) == 256 * MIB
-    assert write(reach_, 228 * MIB, 480 * MIB) == 512 * MIB
-    assert write(reach_, 484 * MIB, 1500 * MIB) == 2048 * MIB
+    assert write(reach_, 0, 220 * MIB) == 256 * MIB
+    assert write(reach_, 224 * MIB, 476 * MIB) == 512 * MIB
+    assert write(reach_, 480 * MIB, 1500 * MIB) == 2048 * MIB
     assert write(reach_, 1500 * MIB, 9000 * MIB) == 2048 * MIB  # never more
 
 
