@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from allocator_child import Allocator, begin_run
 
-from cometmq.actors import allocator, reach
+from cometmq.actors import allocator, hot_window, reach
 from cometmq.actors.hot_window import HotWindow
 from cometmq.actors.reach import PERIOD_S, Reach, memory_has_room, memory_of
 from cometmq.conf import BrokerSettings
@@ -135,7 +135,7 @@ def test_memory_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 # --- on files ---
 
-SEGMENT = 4 * MIB  # as much as a step
+SEGMENT = 4 * MIB  # as much as a step here
 
 
 def make_segments(store: Path, *numbers: int) -> None:
@@ -161,7 +161,9 @@ def memory_kib(store: Path, number: int) -> tuple[int, int]:
 
 
 @pytest.fixture
-def hot(tmp_path: Path) -> HotWindow:
+def hot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HotWindow:
+    monkeypatch.setattr(hot_window, "LARGE_STEP_BYTES", SEGMENT)
+
     def fail(_what: str, text: str) -> None:
         raise AssertionError(text)
 
@@ -195,7 +197,7 @@ def test_a_writer_that_overtakes_the_window(tmp_path: Path, hot: HotWindow) -> N
     follow(hot, 2 * SEGMENT)
     assert hot.state == "8 MiB ahead (4 MiB at least), populated, 0 MiB locked"
     assert memory_kib(tmp_path, 1) == (0, 0), "it is behind the writer"
-    assert memory_kib(tmp_path, 2) == (SEGMENT >> 10, SEGMENT >> 10)
+    assert memory_kib(tmp_path, 2) == (SEGMENT >> 10, 0), "in haste"
     assert memory_kib(tmp_path, 3) == (SEGMENT >> 10, 0)
     assert memory_kib(tmp_path, 4) == (0, 0)
     assert follow(hot, 6 * SEGMENT) == 1
@@ -213,10 +215,19 @@ def test_a_window_that_ends_with_the_segments(tmp_path: Path, hot: HotWindow) ->
     for tail in (0, 2 * SEGMENT, 4 * SEGMENT):
         assert follow(hot, tail) == 1
     assert hot.state == "16 MiB ahead (4 MiB at least), populated, 0 MiB locked"
-    assert memory_kib(tmp_path, 4) == (SEGMENT >> 10, SEGMENT >> 10)
+    assert memory_kib(tmp_path, 4) == (SEGMENT >> 10, 0)
     make_segments(tmp_path, 5, 6)
     assert follow(hot, 4 * SEGMENT) == 1
     assert [memory_kib(tmp_path, number)[0] for number in (5, 6, 7)] == [4096, 4096, 0]
+    hot.close()
+
+
+def test_a_start_at_the_end_of_a_long_log(tmp_path: Path, hot: HotWindow) -> None:
+    """There is no haste: nobody was overtaken."""
+    make_segments(tmp_path, 7, 8)
+    follow(hot, 7 * SEGMENT)
+    assert hot.state == "4 MiB ahead, populated, 0 MiB locked"
+    assert memory_kib(tmp_path, 7) == (SEGMENT >> 10, SEGMENT >> 10)
     hot.close()
 
 
@@ -226,7 +237,7 @@ def test_a_writer_beyond_all_segments(tmp_path: Path, hot: HotWindow) -> None:
     assert hot.follow(9 * SEGMENT)
     make_segments(tmp_path, 9)
     assert hot.follow(9 * SEGMENT)
-    assert memory_kib(tmp_path, 9) == (SEGMENT >> 10, SEGMENT >> 10)
+    assert memory_kib(tmp_path, 9) == (SEGMENT >> 10, 0)
     hot.close()
 
 
