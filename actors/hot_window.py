@@ -20,6 +20,7 @@ POPULATE_WRITE: Final = 23
 LARGE_STEP_BYTES: Final = 16 * 1_048_576
 # Under SYNC_FLUSH a commit that meets a step on its way to the disk waits for it.
 SMALL_STEP_BYTES: Final = 1_048_576
+LOCK_STEP_BYTES: Final = 4 * 1_048_576  # half of the usual limit
 STEPS_AT_ONCE: Final = 4
 PAGE: Final = mmap.PAGESIZE
 _NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
@@ -232,7 +233,7 @@ class HotWindow:
         at = max(self._locked_to, tail // PAGE * PAGE)
         while at < stop:
             start = at // self._segment_bytes * self._segment_bytes
-            end = min(stop, start + self._segment_bytes, at + self._step_bytes)
+            end = min(stop, start + self._segment_bytes, at + LOCK_STEP_BYTES)
             failed = self._segments[start].call("mlock", at - start, end - at)
             if failed:
                 self._lock_max = self.locked_bytes

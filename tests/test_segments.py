@@ -293,6 +293,30 @@ def test_a_memlock_limit_below_the_window(log_store: Path) -> None:
     assert "raise the memlock limit (ulimit -l)" in text
 
 
+def test_the_usual_memlock_limit(tmp_path: Path) -> None:
+    """8 MiB: smaller than a piece that is populated at a time, and locked all the same."""
+    (tmp_path / "commitlog").mkdir()
+    with (tmp_path / "commitlog" / segment_name(0)).open("wb") as segment:
+        os.posix_fallocate(segment.fileno(), 0, 16 << 20)
+
+    def lock() -> str:
+        drop_capability(14)  # CAP_IPC_LOCK
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 << 20, resource.getrlimit(8)[1]))
+        hot = HotWindow(
+            tmp_path,
+            16 << 20,
+            reach=Reach(16 << 20, 0, has_room=lambda _bytes: True),
+            durable=False,
+            lock=True,
+            say=lambda _what, _text: None,
+            on_locked=lambda _count: None,
+        )
+        assert hot.follow(0)
+        return hot.state
+
+    assert in_child(lock) == "16 MiB ahead, populated, 8 MiB locked"
+
+
 def test_a_memory_limit_of_the_control_group(tmp_path: Path) -> None:
     own = next(
         (line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()
