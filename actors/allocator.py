@@ -10,8 +10,10 @@ from typing import Final
 
 from cometmq.actors.family import Family, out_of_service
 from cometmq.actors.hot_window import HotWindow
+from cometmq.actors.reach import Reach, memory_has_room, memory_of
 from cometmq.actors.service import ServiceActor, Timer
 from cometmq.conf import FlushDiskType
+from cometmq.conf.settings import SendSettings
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.control import Counter, Phase
 from cometmq.shm.files import COMMITLOG_DIR, segment_name, sync_folder
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 AHEAD: Final = 2  # segments ready behind the one in use
 RETRY_S: Final = 1
+MEMORY_PART: Final = 8  # of which one at most is made ready ahead of the tail
 PACE_S: Final = 0.02  # between two pieces of recycling, as long as there is time
 CGROUP: Final = Path("/sys/fs/cgroup")
 
@@ -58,24 +61,33 @@ class AllocatorActor(ServiceActor):
         self._hot = HotWindow(
             family.store,
             self._segment_bytes,
-            ahead_bytes=self._hot_window_bytes(settings.hot_window_bytes),
+            reach=self._reach(settings),
             durable=durable,
             lock=settings.mlock_enable,
             say=self._say,
             on_locked=control.own(Counter.LOCKED_BYTES).reset,
         )
 
-    def _hot_window_bytes(self, wanted: int) -> int:
-        """A quarter of the memory that the control group allows, at most."""
-        limit = memory_limit_bytes()
-        if limit is None or wanted <= limit // 4:
-            return wanted
-        self._say(
-            "memory",
-            f"the hot window is {limit // 4} bytes instead of {wanted}: the control group may use "
-            f"{limit} bytes of memory",
+    def _reach(self, settings: SendSettings) -> Reach:
+        """How far the hot window may go: as far as there will be segments, to an eighth of the
+        machine's memory, and to a quarter of what the control group allows."""
+        least = settings.hot_window_bytes
+        most = min(
+            settings.hot_window_max_bytes,
+            AHEAD * self._segment_bytes,
+            memory_of("MemTotal") // MEMORY_PART,
         )
-        return limit // 4
+        limit = memory_limit_bytes()
+        if limit is not None and max(least, most) > limit // 4:
+            what = f"is {limit // 4} bytes instead of {least}"
+            if least <= limit // 4:
+                what = f"grows to {limit // 4} bytes instead of {most}"
+            self._say(
+                "memory",
+                f"the hot window {what}: the control group may use {limit} bytes of memory",
+            )
+            least, most = min(least, limit // 4), min(most, limit // 4)
+        return Reach(least, most, has_room=memory_has_room)
 
     def _say(self, what: str, text: str) -> None:
         """Once in the log, and in the statistics for as long as it holds."""

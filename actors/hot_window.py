@@ -6,18 +6,21 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
+from cometmq.actors.reach import Reach
 from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name, write_out
 
 POPULATE_READ: Final = 22  # MADV_POPULATE_READ, Linux 5.14
 POPULATE_WRITE: Final = 23
-LARGE_STEP_BYTES: Final = 4 * 1_048_576
+LARGE_STEP_BYTES: Final = 16 * 1_048_576
 # Under SYNC_FLUSH a commit that meets a step on its way to the disk waits for it.
 SMALL_STEP_BYTES: Final = 1_048_576
+LOCK_STEP_BYTES: Final = 4 * 1_048_576  # half of the usual limit
 STEPS_AT_ONCE: Final = 4
 PAGE: Final = mmap.PAGESIZE
 _NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
@@ -44,6 +47,21 @@ class _Segment:
         os.close(self.descriptor)
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What is worked on at a time: a range of one segment."""
+
+    segment: _Segment
+    start: int  # of the segment
+    begin: int  # physical offset, of a page
+    end: int
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """In the segment: where, and how many bytes."""
+        return self.begin - self.start, self.end - self.begin
+
+
 class HotWindow:
     """Faults pages in ahead of the tail, and locks them in memory where that is allowed.
 
@@ -53,8 +71,12 @@ class HotWindow:
     into written file space, so that no later commit has to wait for the file system's journal; and
     they are faulted in one by one (MADV_RANDOM), so that no commit has to write a large folio.
 
+    So much for what is near, the least of the reach. Beyond it the pages are brought into memory
+    and stay clean (MADV_POPULATE_READ), which spares the writer most of the cost: they are not
+    written to the disk before they hold something, and under pressure the system may drop them.
+
     Args:
-        ahead_bytes: how far.
+        reach: how far; its least is near.
         durable: the SYNC_FLUSH way.
         say: is told of each limit that is met.
         on_locked: is told how many bytes are locked.
@@ -65,7 +87,7 @@ class HotWindow:
         store: Path,
         segment_bytes: int,
         *,
-        ahead_bytes: int,
+        reach: Reach,
         durable: bool,
         lock: bool,
         say: Say,
@@ -73,17 +95,19 @@ class HotWindow:
     ) -> None:
         self._folder = store / COMMITLOG_DIR
         self._segment_bytes = segment_bytes
-        self._ahead_bytes = ahead_bytes
+        self._reach = reach
+        self._near_bytes = reach.bytes
         self._durable = durable
         self._say = say
         self._on_locked = on_locked
         self._step_bytes = SMALL_STEP_BYTES if durable else LARGE_STEP_BYTES
         self.written: set[int] = set()  # segments whose space is written already: used again
         self._segments: dict[int, _Segment] = {}
-        self._ready = 0  # physical offset
+        self._ready = 0  # physical offset: what is near is prepared below it
+        self._cached = 0  # physical offset: what is far is in memory below it
         self._locked: list[tuple[int, int]] = []  # physical ranges
         self._locked_to = 0  # physical offset
-        self._lock_max = ahead_bytes if lock else 0
+        self._lock_max = self._near_bytes if lock else 0
         self._populates = True
         self._reads = False  # instead, with an old kernel
         self._writes_out = durable
@@ -96,7 +120,9 @@ class HotWindow:
     def state(self) -> str:
         """In words, for statistics."""
         mib = 1_048_576
-        words = [f"{self._ahead_bytes / mib:g} MiB ahead"]
+        words = [f"{self._reach.bytes / mib:g} MiB ahead"]
+        if self._reach.bytes > self._near_bytes:
+            words[0] += f" ({self._near_bytes / mib:g} MiB at least)"
         if self._populates or self._reads:
             words.append("populated" if self._populates else "read ahead")
         if self._writes_out:
@@ -105,25 +131,44 @@ class HotWindow:
         return ", ".join(words)
 
     def follow(self, tail: int) -> bool:
-        """Go on towards the window's distance from the tail; whether it is there."""
+        """Go on towards the window's distance from the tail, in a few steps; whether it is there.
+
+        What is near comes first.
+        """
         self._let_go_behind(tail)
-        if not self._ahead_bytes:
+        if not self._near_bytes:
             return True
-        end = -(-(tail + self._ahead_bytes) // self._step_bytes) * self._step_bytes
-        at = max(self._ready, tail // PAGE * PAGE)
-        for _ in range(STEPS_AT_ONCE):
-            if at >= end:
-                break
+        reach_bytes = self._reach.look(tail, max(self._ready, self._cached))
+        near_end = self._whole_steps(tail + self._near_bytes)
+        overtaken = 0 < self._ready < tail and not self._durable
+        pieces = chain(
+            self._pieces(max(self._ready, tail // PAGE * PAGE), near_end),
+            self._pieces(max(self._cached, near_end), self._whole_steps(tail + reach_bytes)),
+        )
+        for piece in islice(pieces, STEPS_AT_ONCE):
+            if piece.begin >= near_end:
+                self._populate(piece, POPULATE_READ)
+                self._cached = piece.end
+                continue
+            self._prepare(piece, in_haste=overtaken)
+            self._ready = piece.end
+        self._lock(tail)
+        return next(pieces, None) is None
+
+    def _whole_steps(self, physical_offset: int) -> int:
+        return -(-physical_offset // self._step_bytes) * self._step_bytes
+
+    def _pieces(self, at: int, end: int) -> Iterator[_Piece]:
+        """From `at` on, one step each. Ends where a segment is not made yet: whoever makes it
+        comes back here."""
+        while at < end:
             start = at // self._segment_bytes * self._segment_bytes
-            stop = min(end, start + self._segment_bytes, at + self._step_bytes)
             segment = self._segment(start)
             if segment is None:
-                end = at  # not made yet: whoever makes it comes back here
-                break
-            self._prepare(segment, start, at, stop)
-            self._ready = at = stop
-        self._lock(tail)
-        return at >= end
+                return
+            stop = min(end, start + self._segment_bytes, at + self._step_bytes)
+            yield _Piece(segment, start, at // PAGE * PAGE, stop)
+            at = stop
 
     def _segment(self, start: int) -> _Segment | None:
         if start not in self._segments:
@@ -147,20 +192,22 @@ class HotWindow:
             memory.madvise(mmap.MADV_RANDOM)
         return _Segment(memory, descriptor)
 
-    def _prepare(self, segment: _Segment, start: int, at: int, stop: int) -> None:
-        begin = (at - start) // PAGE * PAGE
-        count = stop - start - begin
-        written = start in self.written
+    def _prepare(self, piece: _Piece, *, in_haste: bool) -> None:
+        """In haste: in memory, which is what takes the writer longest, and clean."""
+        written = piece.start in self.written
+        self._populate(piece, POPULATE_READ if written or in_haste else POPULATE_WRITE)
+        if self._writes_out and not written:
+            self._write_out(piece)
+
+    def _populate(self, piece: _Piece, advice: int) -> None:
+        begin, count = piece.range
         if self._populates:
-            advice = POPULATE_READ if written else POPULATE_WRITE
             try:
-                segment.memory.madvise(advice, begin, count)
+                piece.segment.memory.madvise(advice, begin, count)
             except OSError as error:
                 self._cannot_populate(error)
         if self._reads:
-            segment.memory[begin : begin + count : PAGE]  # a byte of each
-        if self._writes_out and not written:
-            self._write_out(segment, begin, count)
+            piece.segment.memory[begin : begin + count : PAGE]  # a byte of each
 
     def _cannot_populate(self, error: OSError) -> None:
         self._populates = self._writes_out = False
@@ -168,10 +215,10 @@ class HotWindow:
         old = " (MADV_POPULATE_WRITE needs Linux 5.14)" if self._reads else ""
         self._say("populate", f"pages ahead of the tail are not populated: {error.strerror}{old}")
 
-    def _write_out(self, segment: _Segment, begin: int, count: int) -> None:
+    def _write_out(self, piece: _Piece) -> None:
         """Raises OSError when the disk fails: a page that the writer had filled may be lost."""
         try:
-            write_out(segment.descriptor, begin, count)
+            write_out(piece.segment.descriptor, *piece.range)
         except OSError as error:
             if error.errno not in _NOT_HERE:
                 raise
@@ -186,13 +233,13 @@ class HotWindow:
         at = max(self._locked_to, tail // PAGE * PAGE)
         while at < stop:
             start = at // self._segment_bytes * self._segment_bytes
-            end = min(stop, start + self._segment_bytes, at + self._step_bytes)
+            end = min(stop, start + self._segment_bytes, at + LOCK_STEP_BYTES)
             failed = self._segments[start].call("mlock", at - start, end - at)
             if failed:
                 self._lock_max = self.locked_bytes
                 self._say(
                     "lock",
-                    f"{self.locked_bytes} of the {self._ahead_bytes} bytes of the hot window are "
+                    f"{self.locked_bytes} of the {self._near_bytes} bytes of the hot window are "
                     f"locked in memory ({os.strerror(failed)}): raise the memlock limit "
                     "(ulimit -l) or set mlockEnable=false",
                 )

@@ -377,7 +377,17 @@ class SendSettings:
         at_least=0,
         at_most=2**40,
         help="How far ahead of the CommitLog's end its pages are made ready, and locked in memory "
-        "where that is permitted.",
+        "where that is permitted. 0: not at all.",
+    )
+    hot_window_max_bytes: int = option(
+        2_147_483_648,
+        key="hotWindowMaxBytes",
+        at_least=0,
+        at_most=2**40,
+        help="How far ahead pages are brought into memory for a writer that comes further than "
+        "hotWindowBytes before it can be followed; at most an eighth of the machine's memory, and "
+        "the segments that are there. No more than hotWindowBytes, such as 0: no further than "
+        "that.",
     )
     mlock_enable: bool = option(
         True,

@@ -93,6 +93,7 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "waitTimeMillsInSendQueue": 1_000,
     "cutLogAtDamage": False,
     "hotWindowBytes": 64 * 2**20,
+    "hotWindowMaxBytes": 2 * 2**30,
     "mlockEnable": True,
     "readerCount": 1,
     "consumerSessionTimeout": 10_000,

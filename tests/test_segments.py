@@ -23,6 +23,7 @@ from family import SMALL, RunningBroker, Sent
 from cometmq.actors import hot_window
 from cometmq.actors.allocator import CGROUP, memory_limit_bytes
 from cometmq.actors.hot_window import HotWindow
+from cometmq.actors.reach import Reach
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.control import Counter
 from cometmq.shm.files import RETIRED_DIR, STAGING_DIR, segment_name
@@ -189,11 +190,11 @@ def test_a_commit_writes_about_a_page(tmp_path: Path) -> None:
 # --- what cannot be had ---
 
 
-def window(store: Path, said: list[str], *, lock: bool = False) -> HotWindow:
+def window(store: Path, said: list[str], *, lock: bool = False, most_bytes: int = 0) -> HotWindow:
     return HotWindow(
         store,
         1 << 20,
-        ahead_bytes=1 << 20,
+        reach=Reach(1 << 20, most_bytes, has_room=lambda _bytes: True),
         durable=True,
         lock=lock,
         say=lambda _what, text: said.append(text),
@@ -290,6 +291,30 @@ def test_a_memlock_limit_below_the_window(log_store: Path) -> None:
     text = in_child(lock)
     assert "0 MiB locked|['0 of the 1048576 bytes of the hot window are locked" in text
     assert "raise the memlock limit (ulimit -l)" in text
+
+
+def test_the_usual_memlock_limit(tmp_path: Path) -> None:
+    """8 MiB: smaller than a piece that is populated at a time, and locked all the same."""
+    (tmp_path / "commitlog").mkdir()
+    with (tmp_path / "commitlog" / segment_name(0)).open("wb") as segment:
+        os.posix_fallocate(segment.fileno(), 0, 16 << 20)
+
+    def lock() -> str:
+        drop_capability(14)  # CAP_IPC_LOCK
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 << 20, resource.getrlimit(8)[1]))
+        hot = HotWindow(
+            tmp_path,
+            16 << 20,
+            reach=Reach(16 << 20, 0, has_room=lambda _bytes: True),
+            durable=False,
+            lock=True,
+            say=lambda _what, _text: None,
+            on_locked=lambda _count: None,
+        )
+        assert hot.follow(0)
+        return hot.state
+
+    assert in_child(lock) == "16 MiB ahead, populated, 8 MiB locked"
 
 
 def test_a_memory_limit_of_the_control_group(tmp_path: Path) -> None:
