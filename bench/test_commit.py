@@ -1,4 +1,4 @@
-"""A commit under SYNC_FLUSH: append, and wait until the flush process says that it is on the disk.
+"""A commit under SYNC_FLUSH: append, and wait until it is on the disk.
 
 Canonical load: 512-byte bodies, one queue, a service that has its broker's writer inside, where an
 append returns once it is on the disk. The control is a bare pwrite and fdatasync of as many bytes,
