@@ -20,7 +20,17 @@ from bench_worker import FileSystem
 
 pytest.importorskip("hdrh", reason="pip install 'cometmq[bench]'")
 
-from cometmq.bench import histograms, plots, report, results, stamps, systems, targets, trial
+from cometmq.bench import (
+    histograms,
+    plots,
+    reading,
+    report,
+    results,
+    stamps,
+    systems,
+    targets,
+    trial,
+)
 from cometmq.bench.extra import BenchError, load
 from cometmq.bench.omb import run as omb_run
 from cometmq.bench.omb import workload as omb
@@ -151,6 +161,19 @@ def test_warm_up_ends_when_three_windows_are_alike() -> None:
     assert not trial.is_stable([100, 100])
     assert not trial.is_stable([90, 100, 100])
     assert trial.is_stable([50, 98, 100, 99])
+
+
+def test_the_clock_stands_only_before_the_last_message() -> None:
+    """What is checked behind it is in no time that a stop could be taken from."""
+    bodies = stamps.Stamper(128, 0, seed=1).bodies(0, 60)
+    source: Any = SimpleNamespace(split=lambda messages: [(0, body) for body in messages])
+    given: dict[str, Any] = {"size": 128, "inline": False, "skip": 0, "expect": 60}
+    found = reading.Reading(source, stamps.Verifier(1), **given)
+    found._held_max = 20
+    for turn in range(3):
+        found.take(bodies[20 * turn :][:20], turn)
+    assert found.verifier.result(60)["lost"] == 0
+    assert 0 < found.last_paused_ns < found.paused_ns
 
 
 # --- runs -----------------------------------------------------------------------------------------

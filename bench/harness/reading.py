@@ -57,7 +57,8 @@ class Reading:
     ) -> None:  # fmt: skip
         self.verifier = verifier
         self.latencies: array[int] = array("q")
-        self.received = self.paused_ns = self.first_ns = self.last_ns = 0
+        self.received = self.first_ns = self.last_ns = 0
+        self.paused_ns = self.last_paused_ns = 0  # the clock stood so long; before the last message
         self._split, self._inline, self._skip = source.split, inline, skip
         self._held: list[tuple[int, Sequence[Any]]] = []
         self._held_max = INLINE_COUNT if inline else held_max(size)
@@ -67,7 +68,7 @@ class Reading:
 
     def take(self, messages: Sequence[Any], now: int) -> None:
         self.first_ns = self.first_ns or now
-        self.last_ns = now
+        self.last_ns, self.last_paused_ns = now, self.paused_ns
         self.received += len(messages)
         self._held.append((now, messages))
         self._held_count += len(messages)

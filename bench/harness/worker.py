@@ -355,7 +355,7 @@ def _consume(job: Job, receiver: Receiver) -> dict[str, Any]:
     cpu_s = time.process_time() - cpu
     if job.options.get("verify") == "inline":
         began = reading.first_ns  # producers make their stamps first
-    seconds = max(0, reading.last_ns - began - reading.paused_ns) / 1e9
+    seconds = max(0, reading.last_ns - began - reading.last_paused_ns) / 1e9
     reading.check()
     receiver.close()
     return reading.verifier.result(job.expect) | {

@@ -166,12 +166,14 @@ def _beside(case: Case, name: str, plan: Plan) -> list[Line]:
     def measure() -> list[Line]:
         warm = case.warm(name, plan)
         # No more than consumers hold, who would check meanwhile what the others have in their way.
-        count = min(case.ctx.count(warm.rate / 2, plan), held_max(plan.size))
-        outcome = case.trial(name, replace(plan, messages=count)).run()
+        most = held_max(plan.size)
+        count = min(case.ctx.count(warm.rate / 2, plan), most * 2 // 3)
+        first = min(first_of(case.system, plan, count), most - count)
+        outcome = case.trial(name, replace(plan, messages=count, warmup=first)).run()
         last_ns = max(each["last_ns"] for group in outcome.consumed for each in group)
         seconds = (last_ns - outcome.first_ns) / 1e9
         values = rate_of(outcome.rate, plan.size)
-        values["deliveries_per_s"] = outcome.delivered / seconds
+        values["deliveries_per_s"] = outcome.measured * plan.groups / seconds
         values["cpu_s_per_million"] = (
             1e6 * outcome.cost.servers_s / outcome.delivered
             + 1e6 * sum(each.get("cpu_s") or 0.0 for group in ([outcome.produced], outcome.consumed)
