@@ -18,7 +18,9 @@ from cometmq.shm.store_reader import GetStatus, Positions, StoreReader, outside
 log = logging.getLogger(__name__)
 
 SCAN_COUNT: Final = 65_536  # entries looked at for one answer, whatever the tags
-AHEAD_BYTES: Final = 16 * 1_048_576  # the system is asked to have in memory
+AHEAD_BYTES: Final = 128 * 1_048_576  # the system is asked to have in memory
+STEP_BYTES: Final = 16 * 1_048_576  # at a time
+STREAMS: Final = 4  # places of the log that are read from in turns
 CODES_MAX: Final = 32  # as many as the kernel compares
 
 PULL_STATUS: Final = {
@@ -67,7 +69,9 @@ class MappedReader(StoreReader):
             positions=positions,
         )
         self._shown = shown
-        self._ahead = range(0)  # physical offsets that the system was asked for
+        self._asked: list[
+            int
+        ] = []  # physical offsets that the system was asked up to, newest first
 
     def _report(self, damaged: list[int]) -> None:
         for physical_offset in set(damaged) - self.damaged:
@@ -122,19 +126,18 @@ class MappedReader(StoreReader):
     def _read_ahead(self, units: mmap.mmap | bytearray, at: int) -> None:
         """Have what comes next read in large pieces, and not page by page when it is met."""
         physical_offset = CONSUME_QUEUE_UNIT.unpack(units, at)["physical_offset"]
-        asked = self._ahead
-        if physical_offset in asked and asked.stop - physical_offset > AHEAD_BYTES // 2:
-            return
         start = physical_offset // self._segment_bytes * self._segment_bytes
         memory = self._segments.mapped(start)
         if memory is None:
             return
-        begin = asked.stop if physical_offset in asked else physical_offset
-        begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
-        end = min(start + self._segment_bytes, physical_offset + AHEAD_BYTES)
-        if start <= begin < end:
-            memory.madvise(mmap.MADV_WILLNEED, begin - start, end - begin)
-            self._ahead = range(physical_offset, end)
+        segment_end = start + self._segment_bytes
+        end = min(segment_end, physical_offset + AHEAD_BYTES, self.positions.log_range()[1])
+        near = [stop for stop in self._asked if 0 <= stop - physical_offset <= AHEAD_BYTES]
+        begin = max(near, default=physical_offset) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin >= end or (near and end < segment_end and end - begin < STEP_BYTES):
+            return  # a little at a time would be as slow as page by page
+        memory.madvise(mmap.MADV_WILLNEED, begin - start, end - begin)
+        self._asked = [end, *(stop for stop in self._asked if stop not in near)][:STREAMS]
 
 
 @lru_cache(maxsize=4096)
