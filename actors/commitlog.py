@@ -174,7 +174,7 @@ class CommitLogActor(ServiceActor):
         )
         self._want_durable()  # what the one before us may not have come to ask for
         self._load_queue_offsets()
-        if self._family.shows_tail:
+        if self._family.tells_tail:
             self._appended = Appended(self._family)
             self._appended.resume(self._cursors.values())
         self._log.open_segment()

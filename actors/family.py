@@ -82,6 +82,12 @@ class Family:
         """Whether what is written may be read before it is dispatched (shm/tail.py)."""
         return self.settings.flush_disk_type is not FlushDiskType.SYNC_FLUSH
 
+    @property
+    def tells_tail(self) -> bool:
+        """Whether the writer tells how far each queue is written: a service appends natively, and
+        does not."""
+        return self.shows_tail and not self.hosted
+
     def queue_table(self, *, writable: bool = False) -> QueueTable:
         return QueueTable.open(
             self.store / QUEUES_FILE, self.control.read(Counter.QUEUES), writable=writable

@@ -66,7 +66,7 @@ class LocalClients:
             control.st_ino,
             settings.mapped_file_size_commit_log_bytes,
             settings.mapped_file_size_consume_queue_bytes,
-            tail=self._family.shows_tail and not self._family.hosted,
+            tail=self._family.tells_tail,
         )
 
     def attend(self, command: AttendQueues, request: Request) -> None:

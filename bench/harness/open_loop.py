@@ -3,8 +3,8 @@
 What a message costs here is a cost of every client that is measured, so the loop does little:
 stamps are made before the clock runs, and a body is put together from its stamp and one of the
 pool; above 20,000 messages/s it wakes at most 10,000 times a second and sends all that is due then;
-and what was answered together is taken off together, at one look at the clock. Nothing of this makes a latency smaller:
-all of them begin at the intended time.
+and what was answered together is taken off together, at one look at the clock. Nothing of this
+makes a latency smaller: all of them begin at the intended time.
 """
 
 from __future__ import annotations
