@@ -30,8 +30,7 @@ class Appended:
     def resume(self, queues: Iterable[QueueCursor]) -> None:
         """After one that was killed: of its last messages it may have told nobody."""
         for queue in queues:
-            slot = self._queues.slot_of(queue.topic, queue.queue_id)
-            if slot is not None and self._table.read(slot).value:
+            if self._table.told(self._queues.slot_of(queue.topic, queue.queue_id)):
                 self.moved(queue)
         self.publish()
         self.wake()

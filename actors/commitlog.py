@@ -177,6 +177,7 @@ class CommitLogActor(ServiceActor):
         if self._family.tells_tail:
             self._appended = Appended(self._family)
             self._appended.resume(self._cursors.values())
+            self._wrote.wake()  # readers, who look at what was told now
         self._log.open_segment()
         self._load_topics()
         with self._alone():

@@ -47,10 +47,12 @@ from cometmq.protocol.errors import (
     SystemBusy,
 )
 from cometmq.protocol.tags import parse_tags
+from cometmq.shm._kernel import ReadCell
 from cometmq.shm.control import Counter, Doorbell, Phase
 from cometmq.shm.identity import read_identity
 from cometmq.shm.index_file import IndexReader, carries
 from cometmq.shm.mapped_reader import PULL_STATUS
+from cometmq.shm.queue_table import APPENDED_FILE, AppendedTable
 from cometmq.shm.store_reader import (
     MARKS_MAX,
     GetResult,
@@ -71,9 +73,9 @@ TAGS_MAX: Final = 32  # as many as the kernel compares
 QUERY_COUNT_MAX: Final = 1024
 QUERY_LOOKED_AT_MAX: Final = 65_536  # entries of one hash, for one query
 QUEUES_MAX: Final = 65_536  # in one question
-TAIL_HELD_MAX: Final = (
-    64  # with more held pulls it is the dispatcher who looks at each message once
-)
+# With more of them it is better that the dispatcher looks at each message once:
+TAIL_HELD_MAX: Final = 64  # held pulls
+UNTOLD_MAX: Final = 4  # of these, at queues that the writer does not tell of
 
 
 @dataclass(slots=True)
@@ -108,7 +110,11 @@ class ReaderActor(ServiceActor):
         super().__init__(bind=bind)
         self._family = family
         settings = family.settings
-        positions = LivePositions(family.control, family.queue_table())
+        self._table = family.queue_table()
+        self._appended = AppendedTable.open(family.store / APPENDED_FILE)
+        self._told: dict[tuple[str, int], ReadCell] = {}  # words of queues, by (topic, queue id)
+        self._untold = 0  # pulls held at other queues, as far as was looked
+        positions = LivePositions(family.control, self._table)
         self._dispatched = family.control.sleep_on(Counter.DISPATCHED, family.doorbell)
         self._wrote = family.control.sleep_on(Counter.WROTE, family.doorbell)
         self._min = family.control.sleep_on(Counter.MIN_OFFSET, family.doorbell)
@@ -211,9 +217,8 @@ class ReaderActor(ServiceActor):
 
     def _arm(self) -> None:
         """Sleep on `wrote`; or on `dispatched`, and end the dispatcher's nap: somebody waits."""
-        if self._looks_at_tail:
-            self._wrote.arm()
         if self._looks_at_tail and not self._tail_is_stuck:
+            self._wrote.arm()
             return
         self._dispatched.arm()
         if self._napping.value:
@@ -228,13 +233,31 @@ class ReaderActor(ServiceActor):
         found = self._store.positions.queue_range(topic, queue_id)
         if found is not None and found.max_queue_offset > held.queue_offset:
             return True
-        if self._store.tail is None or not self._looks_at_tail:
+        return self._looks_at_tail and self._tail_has_news(topic, queue_id, held.queue_offset)
+
+    def _tail_has_news(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Looks through the log only where the writer tells that something has come, or does not
+        tell of the queue at all."""
+        assert self._store.tail is not None
+        word = self._word_of(topic, queue_id)
+        if word is not None and word.value <= queue_offset:
+            return False
+        self._untold += word is None
+        if self._untold > UNTOLD_MAX:
+            self._tail_is_stuck = True
             return False
         tail = self._store.tail.of(topic, queue_id)
-        if tail.end > held.queue_offset:
-            return True
         self._tail_is_stuck = self._tail_is_stuck or tail.is_stuck
-        return False
+        return tail.end > queue_offset
+
+    def _word_of(self, topic: str, queue_id: int) -> ReadCell | None:
+        key = topic, queue_id
+        word = self._told.get(key)
+        if word is None:
+            word = self._appended.told(self._table.slot_of(topic, queue_id))
+            if word is not None:
+                self._told[key] = word
+        return word
 
     def on_doorbell(self) -> None:
         self._let_go_of_deleted()
@@ -254,7 +277,7 @@ class ReaderActor(ServiceActor):
             return
         was_stuck = self._tail_is_stuck
         self._arm()
-        self._tail_is_stuck = False  # it is found out again
+        self._tail_is_stuck, self._untold = False, 0  # it is found out again
         still = []
         for held in self._held:
             if self._has_news(held):
@@ -269,7 +292,7 @@ class ReaderActor(ServiceActor):
             self._dispatched.disarm()
             self._wrote.disarm()
         if self._tail_is_stuck and not was_stuck:
-            self.call_soon(self._serve_held)  # which then sleeps on the dispatcher too
+            self.call_soon(self._serve_held)  # which then sleeps on the dispatcher
 
     def _end_overdue(self) -> None:
         """Time is up: the client learns how far was looked, and asks again."""
@@ -399,6 +422,7 @@ class ReaderActor(ServiceActor):
         self._held.clear()
         self._local.settle()
         self._dispatcher.close()
+        self._appended.close()
 
     def statistics(self) -> dict[str, Any]:
         return {"held_pulls": len(self._held), "messages_out": self._answered}

@@ -395,8 +395,8 @@ class MappedQueues:
         assert store is not None
         if store.appended is None or queue in broker.appended:
             return
-        slot = store.table.slot_of(queue.topic, queue.queue_id)
-        if slot is not None and (cell := store.appended.read(slot)).value:
+        cell = store.appended.told(store.table.slot_of(queue.topic, queue.queue_id))
+        if cell is not None:
             broker.appended[queue] = cell
             self._changed = True
 

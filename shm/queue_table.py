@@ -226,6 +226,13 @@ class AppendedTable:
     def read(self, slot: int) -> ReadCell:
         return ReadCell(self._memory, slot * _kernel.COUNTER_BYTES)
 
+    def told(self, slot: int | None) -> ReadCell | None:
+        """The queue's word, if the writer tells of it."""
+        if slot is None:
+            return None
+        cell = self.read(slot)
+        return cell if cell.value else None
+
     def own(self, slot: int) -> OwnedCell:
         """For who has it mapped writable. Raises OSError where the disk has no room for it, which
         a store into a hole of the file would be killed for."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from cometmq.bench import control
+from cometmq.bench import control, memory
 from cometmq.bench.extra import BenchError
 from cometmq.bench.results import Line
 from cometmq.bench.systems import Durability, System
@@ -52,6 +52,7 @@ class Context:
         bytes: of a backlog, a store to recover.
         cold_bytes: of a backlog that is read from the disk; None = as `bytes`.
         beyond: bytes of what exceeds the memory; None = as much as does.
+        full_memory: fill the memory with pages of files before each measurement.
     """
 
     folder: Path
@@ -69,7 +70,13 @@ class Context:
     client: str | None = None
     durability: Durability | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    full_memory: bool = False
     round: int = 0
+
+    def prepare(self) -> None:
+        """For what is measured next."""
+        if self.full_memory:
+            memory.fill(self.folder)
 
     def clients(self, system: System) -> list[str]:
         """The kinds to be measured: the best official one and the Python one."""
@@ -216,6 +223,7 @@ class Case:
     def trial(self, case: str, plan: Plan, **more: Any) -> Trial:
         folder = self.ctx.log(self.workload, case, self.system.name, plan.client, plan.size)
         plan = replace(plan, durability=self.durability)
+        self.ctx.prepare()
         return Trial(self.system, plan, folder, stores=self.ctx.folder, **more)
 
     def open_loop(self, case: str, plan: Plan, rate: float, kind: str) -> list[Line]:

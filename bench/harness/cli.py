@@ -105,6 +105,9 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
                          metavar="DIR", help="Stores lie below it. [the temporary folder]"),
             click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE",
                          help="A setting of CometMQ's broker, named in the table."),
+            click.option("--full-memory", is_flag=True,
+                         help="Fill the memory with pages of files before each measurement, as it "
+                         "is on a machine that has run for a while."),
             click.option("--option", "worker_options", multiple=True, metavar="KEY=VALUE",
                          help="An option of the workers, named in the table: linger_ms=1."),
         )

@@ -588,6 +588,7 @@ def drift(outcome: Outcome) -> float:
 def controls(ctx: Context, beside: str) -> list[Line]:
     """A bare echo, push/pull, memcpy, and fdatasync beside the systems."""
     size = ctx.size or 128
+    ctx.prepare()
     folder = ctx.folder / "control"
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
