@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from cometmq.actors.family import Family
 from cometmq.actors.indexing import index_shape
 from cometmq.actors.local_clients import LocalClients
-from cometmq.actors.service import Request, ServiceActor
+from cometmq.actors.service import Request, ServiceActor, Timer
 from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import (
     AttendQueues,
@@ -144,6 +144,7 @@ class ReaderActor(ServiceActor):
         self._napping = family.control.read(Counter.NAPPING)
         self._wait_ms_max = SUSPEND_MS_MAX if settings.long_polling_enable else 0
         self._held: list[Held] = []
+        self._alarm: Timer | None = None  # for the first of them whose time is up
         self._log_min = 0  # what lies below is not mapped any more
         self._answered = 0
 
@@ -208,7 +209,8 @@ class ReaderActor(ServiceActor):
         if len(self._held) >= HELD_MAX:
             raise SystemBusy(f"{HELD_MAX} pulls are held already")
         self._held.append(held)
-        self.after(max(0.0, held.deadline - time.monotonic()), self._end_overdue)
+        if self._alarm is None or held.deadline < self._alarm.due:
+            self._set_alarm(held.deadline)
         was_stuck = self._tail_is_stuck
         self._arm()
         # It came between looking and arming; or it takes the dispatcher to tell.
@@ -294,11 +296,20 @@ class ReaderActor(ServiceActor):
         if self._tail_is_stuck and not was_stuck:
             self.call_soon(self._serve_held)  # which then sleeps on the dispatcher
 
+    def _set_alarm(self, due: float) -> None:
+        """One timer for all of them: most pulls are answered long before their time is up."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self.after(max(0.0, due - time.monotonic()), self._end_overdue)
+
     def _end_overdue(self) -> None:
         """Time is up: the client learns how far was looked, and asks again."""
+        self._alarm = None
         now = time.monotonic()
         overdue = [held for held in self._held if held.deadline <= now]
         self._held = [held for held in self._held if held.deadline > now]
+        if self._held:
+            self._set_alarm(min(held.deadline for held in self._held))
         for held in overdue:
             status, result = self._read(held.command, held.queue_offset)
             self._answer_pull(held.request, status, result)
