@@ -78,6 +78,10 @@ TAIL_HELD_MAX: Final = 64  # held pulls
 UNTOLD_MAX: Final = 4  # of these, at queues that the writer does not tell of
 
 
+DEFER_S: Final = 0.5  # a question waits for the dispatcher
+QUESTIONS: Final = (GetQueueRange, SearchOffset, DescribeQueues, MeasureQueue)
+
+
 @dataclass(slots=True)
 class Held:
     """A pull that waits for a message."""
@@ -85,6 +89,15 @@ class Held:
     request: Request
     command: PullMessages
     queue_offset: int  # everything below was looked through
+    deadline: float  # time.monotonic()
+
+
+@dataclass(slots=True)
+class Deferred:
+    """A question about queues, and the end of the log when it came."""
+
+    request: Request
+    wrote: int
     deadline: float  # time.monotonic()
 
 
@@ -104,6 +117,7 @@ class ReaderActor(ServiceActor):
         GetMessageAt,
         QueryMessages,
         AttendQueues,
+        *QUESTIONS,
     )
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
@@ -144,7 +158,8 @@ class ReaderActor(ServiceActor):
         self._napping = family.control.read(Counter.NAPPING)
         self._wait_ms_max = SUSPEND_MS_MAX if settings.long_polling_enable else 0
         self._held: list[Held] = []
-        self._alarm: Timer | None = None  # for the first of them whose time is up
+        self._end_timer: Timer | None = None  # for the first of them whose time is up
+        self._deferred: list[Deferred] = []
         self._log_min = 0  # what lies below is not mapped any more
         self._answered = 0
 
@@ -209,8 +224,8 @@ class ReaderActor(ServiceActor):
         if len(self._held) >= HELD_MAX:
             raise SystemBusy(f"{HELD_MAX} pulls are held already")
         self._held.append(held)
-        if self._alarm is None or held.deadline < self._alarm.due:
-            self._set_alarm(held.deadline)
+        if self._end_timer is None or held.deadline < self._end_timer.due:
+            self._set_end_timer(held.deadline)
         was_stuck = self._tail_is_stuck
         self._arm()
         # It came between looking and arming; or it takes the dispatcher to tell.
@@ -222,6 +237,9 @@ class ReaderActor(ServiceActor):
         if self._looks_at_tail and not self._tail_is_stuck:
             self._wrote.arm()
             return
+        self._arm_dispatched()
+
+    def _arm_dispatched(self) -> None:
         self._dispatched.arm()
         if self._napping.value:
             os.eventfd_write(self._family.doorbells[Doorbell.DISPATCHER], 1)
@@ -264,6 +282,7 @@ class ReaderActor(ServiceActor):
     def on_doorbell(self) -> None:
         self._let_go_of_deleted()
         self._serve_held()
+        self._answer_deferred()
 
     def _let_go_of_deleted(self) -> None:
         """Armed first: what is deleted while we look wakes us again."""
@@ -291,25 +310,26 @@ class ReaderActor(ServiceActor):
             still.append(held)
         self._held = still
         if not still:
-            self._dispatched.disarm()
             self._wrote.disarm()
+            if not self._deferred:
+                self._dispatched.disarm()
         if self._tail_is_stuck and not was_stuck:
             self.call_soon(self._serve_held)  # which then sleeps on the dispatcher
 
-    def _set_alarm(self, due: float) -> None:
+    def _set_end_timer(self, due: float) -> None:
         """One timer for all of them: most pulls are answered long before their time is up."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self.after(max(0.0, due - time.monotonic()), self._end_overdue)
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        self._end_timer = self.after(max(0.0, due - time.monotonic()), self._end_overdue)
 
     def _end_overdue(self) -> None:
         """Time is up: the client learns how far was looked, and asks again."""
-        self._alarm = None
+        self._end_timer = None
         now = time.monotonic()
         overdue = [held for held in self._held if held.deadline <= now]
         self._held = [held for held in self._held if held.deadline > now]
         if self._held:
-            self._set_alarm(min(held.deadline for held in self._held))
+            self._set_end_timer(min(held.deadline for held in self._held))
         for held in overdue:
             status, result = self._read(held.command, held.queue_offset)
             self._answer_pull(held.request, status, result)
@@ -324,6 +344,31 @@ class ReaderActor(ServiceActor):
         return None
 
     # --- questions ---
+
+    def handle(self, request: Request) -> None:
+        """Who has got a message, or was told that it is stored, sees it counted: what is asked of
+        queues waits until all is dispatched that was written when it was asked; not for long."""
+        wrote = self._wrote.value
+        behind = self._store.tail is not None and self._dispatched.value < wrote
+        if not behind or not isinstance(request.command, QUESTIONS):
+            super().handle(request)
+            return
+        self._deferred.append(Deferred(request, wrote, time.monotonic() + DEFER_S))
+        if len(self._deferred) == 1:
+            self.after(DEFER_S, self._answer_deferred)
+        self._answer_deferred()  # it may be there meanwhile
+
+    def _answer_deferred(self) -> None:
+        if not self._deferred:
+            return
+        self._arm_dispatched()
+        dispatched, now = self._dispatched.value, time.monotonic()
+        due = [each for each in self._deferred if each.wrote <= dispatched or each.deadline <= now]
+        self._deferred = [each for each in self._deferred if each not in due]
+        if self._deferred and due:
+            self.after(max(0.0, self._deferred[0].deadline - now), self._answer_deferred)
+        for each in due:
+            super().handle(each.request)
 
     def on_get_queue_range(self, command: GetQueueRange, _request: Request) -> Command:
         found = self._store.positions.queue_range(command.topic, command.queue_id)
@@ -431,6 +476,9 @@ class ReaderActor(ServiceActor):
         for held in self._held:
             held.request.fail(ShuttingDown("the broker is shutting down"))
         self._held.clear()
+        for each in self._deferred:
+            each.request.fail(ShuttingDown("the broker is shutting down"))
+        self._deferred.clear()
         self._local.settle()
         self._dispatcher.close()
         self._appended.close()

@@ -272,12 +272,12 @@ class StoreReader:
         self, topic: str, queue_id: int, queue_offset: int
     ) -> tuple[int, int, QueueTail | None]:
         """How far the queue reaches for who reads at an offset, and its tail if that is looked at:
-        only behind all that has entries.
+        only where there is no entry.
 
         RocketMQ makes a queue when it is asked for: one that does not exist is empty.
         """
         low, high = self.positions.queue_range(topic, queue_id) or _EMPTY
-        if self.tail is None or queue_offset < high:
+        if self.tail is None or low <= queue_offset < high:
             return low, high, None
         tail = self.tail.of(topic, queue_id)
         return low, max(high, tail.end), tail

@@ -16,6 +16,7 @@ import pytest
 from family import RunningBroker
 
 from cometmq import Consumer, Message, Producer
+from cometmq.protocol.commands import GetQueueRange, PullMessages, PullResult, QueueRange
 from cometmq.shm._kernel import ReadCell
 from cometmq.shm.control import Counter
 from cometmq.shm.files import COMMITLOG_DIR, segment_name
@@ -222,3 +223,22 @@ def word_of(consumer: Consumer) -> ReadCell:
     (broker,) = mapped._brokers.values()
     (word,) = broker.appended.values()
     return word
+
+
+def test_who_has_got_a_message_sees_it_counted(broker: RunningBroker) -> None:
+    """Questions wait for the dispatcher; for one that stands still, not for long."""
+    sent = 0
+    for _ in range(200):
+        sent += len(broker.send("t", 0, [b"x"] * 3))
+        answer, _ = broker.reader.ask(GetQueueRange("t", 0))
+        assert answer == QueueRange(0, sent)
+    dispatched(broker)
+    with stopped(broker):
+        broker.send("t", 0, [b"x"])
+        answer, _ = broker.reader.ask(GetQueueRange("t", 0))
+        assert answer == QueueRange(0, sent)
+        answer, _ = broker.reader.ask(PullMessages("t", 0, -1))
+        assert isinstance(answer, PullResult)
+        assert answer.max_queue_offset == sent + 1
+    answer, _ = broker.reader.ask(GetQueueRange("t", 0))
+    assert answer == QueueRange(0, sent + 1)
