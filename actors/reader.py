@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,9 +77,8 @@ QUEUES_MAX: Final = 65_536  # in one question
 # With more of them it is better that the dispatcher looks at each message once:
 TAIL_HELD_MAX: Final = 64  # held pulls
 UNTOLD_MAX: Final = 4  # of these, at queues that the writer does not tell of
-
-
 DEFER_S: Final = 0.5  # a question waits for the dispatcher
+DEFERRED_MAX: Final = 1_024
 QUESTIONS: Final = (GetQueueRange, SearchOffset, DescribeQueues, MeasureQueue)
 
 
@@ -159,7 +159,7 @@ class ReaderActor(ServiceActor):
         self._wait_ms_max = SUSPEND_MS_MAX if settings.long_polling_enable else 0
         self._held: list[Held] = []
         self._end_timer: Timer | None = None  # for the first of them whose time is up
-        self._deferred: list[Deferred] = []
+        self._deferred: deque[Deferred] = deque()  # as they came, and so as they are due
         self._log_min = 0  # what lies below is not mapped any more
         self._answered = 0
 
@@ -350,7 +350,8 @@ class ReaderActor(ServiceActor):
         queues waits until all is dispatched that was written when it was asked; not for long."""
         wrote = self._wrote.value
         behind = self._store.tail is not None and self._dispatched.value < wrote
-        if not behind or not isinstance(request.command, QUESTIONS):
+        waits = behind and isinstance(request.command, QUESTIONS)
+        if not waits or len(self._deferred) >= DEFERRED_MAX:
             super().handle(request)
             return
         self._deferred.append(Deferred(request, wrote, time.monotonic() + DEFER_S))
@@ -362,13 +363,15 @@ class ReaderActor(ServiceActor):
         if not self._deferred:
             return
         self._arm_dispatched()
-        dispatched, now = self._dispatched.value, time.monotonic()
-        due = [each for each in self._deferred if each.wrote <= dispatched or each.deadline <= now]
-        self._deferred = [each for each in self._deferred if each not in due]
-        if self._deferred and due:
+        dispatched, now, answered = self._dispatched.value, time.monotonic(), False
+        while self._deferred:
+            first = self._deferred[0]
+            if first.wrote > dispatched and first.deadline > now:
+                break
+            super().handle(self._deferred.popleft().request)
+            answered = True
+        if self._deferred and answered:
             self.after(max(0.0, self._deferred[0].deadline - now), self._answer_deferred)
-        for each in due:
-            super().handle(each.request)
 
     def on_get_queue_range(self, command: GetQueueRange, _request: Request) -> Command:
         found = self._store.positions.queue_range(command.topic, command.queue_id)

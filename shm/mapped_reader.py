@@ -69,9 +69,8 @@ class MappedReader(StoreReader):
             positions=positions,
         )
         self._shown = shown
-        self._asked: list[
-            int
-        ] = []  # physical offsets that the system was asked up to, newest first
+        # Physical offsets that the system was asked up to, the newest first.
+        self._asked: list[int] = []
 
     def _report(self, damaged: list[int]) -> None:
         for physical_offset in set(damaged) - self.damaged:

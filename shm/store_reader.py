@@ -272,7 +272,8 @@ class StoreReader:
         self, topic: str, queue_id: int, queue_offset: int
     ) -> tuple[int, int, QueueTail | None]:
         """How far the queue reaches for who reads at an offset, and its tail if that is looked at:
-        only where there is no entry.
+        only where there is no entry. A tail that is stuck tells of nobody that he is behind its
+        end: he may have got it from another reader, and is to wait.
 
         RocketMQ makes a queue when it is asked for: one that does not exist is empty.
         """
@@ -280,7 +281,7 @@ class StoreReader:
         if self.tail is None or low <= queue_offset < high:
             return low, high, None
         tail = self.tail.of(topic, queue_id)
-        return low, max(high, tail.end), tail
+        return low, max(high, tail.end, queue_offset if tail.is_stuck else 0), tail
 
     def _entries(
         self, topic: str, queue_id: int, index: int, high: int, tail: QueueTail | None

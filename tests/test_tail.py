@@ -16,7 +16,13 @@ import pytest
 from family import RunningBroker
 
 from cometmq import Consumer, Message, Producer
-from cometmq.protocol.commands import GetQueueRange, PullMessages, PullResult, QueueRange
+from cometmq.protocol.commands import (
+    GetQueueRange,
+    PullMessages,
+    PullResult,
+    PullStatus,
+    QueueRange,
+)
 from cometmq.shm._kernel import ReadCell
 from cometmq.shm.control import Counter
 from cometmq.shm.files import COMMITLOG_DIR, segment_name
@@ -183,6 +189,24 @@ def test_what_only_the_dispatcher_can_judge(broker: RunningBroker, way: str) -> 
             producer.send_many("t", bodies(5), queue_id=0)
             assert consumer.poll(1, 0.2) == []
         assert [m.body for m in take(consumer, 5)] == bodies(5)
+        producer.send_many("t", bodies(5, 5), queue_id=0)
+        assert [m.body for m in take(consumer, 5)] == bodies(5, 5)
+
+
+def test_who_is_ahead_of_a_reader_that_knows_less(broker: RunningBroker) -> None:
+    """Another reader finds damage before what this one has handed out: it has its client wait."""
+    with Producer(name_server(broker)) as producer, consumer_of(broker, "zmq") as consumer:
+        begin(producer, consumer, 0)
+        with stopped(broker):
+            physical_offset = broker.counter(Counter.WROTE)
+            producer.send("other", b"damaged")
+            producer.send_many("t", bodies(5), queue_id=0)
+            assert [m.body for m in take(consumer, 5)] == bodies(5)
+            damage(broker, physical_offset)
+            broker.kill("reader-0")
+            answer, _ = broker.reader.ask(PullMessages("t", 0, 7))
+            assert isinstance(answer, PullResult)
+            assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_NEW_MESSAGE, 7)
         producer.send_many("t", bodies(5, 5), queue_id=0)
         assert [m.body for m in take(consumer, 5)] == bodies(5, 5)
 
