@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import time
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any
 
 from cometmq import Consumer, Producer
-
-PR_SET_TIMERSLACK: Final = 29
+from cometmq.shm.os.libc import set_timer_slack
 
 
 def produce_at(name_server: str, topic: str, rate: int, count: int) -> None:
@@ -19,7 +17,7 @@ def produce_at(name_server: str, topic: str, rate: int, count: int) -> None:
 
     The last one is acknowledged, so that all have arrived when this returns.
     """
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # else a sleep may be 50 us late
+    set_timer_slack(1)  # else a sleep may be 50 us late
     filler = random.Random(7).randbytes(88)
     with Producer(name_server) as producer:
         due = time.monotonic_ns() + 200_000_000

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import Counters, Report
-from pytest_benchmark.fixture import BenchmarkFixture
+from benchmarks import Counters, Report, median_s
 
 from cometmq import Broker
-from cometmq.shm._kernel import QueueCursor, scan
-from cometmq.shm.commit_log import CommitLog
-from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name
+from cometmq.shm.kernel._kernel import QueueCursor, scan
+from cometmq.shm.log.commit_log import CommitLog
+from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
 
 SEGMENT = 1 << 30
 BODY = random.Random(7).randbytes(128)
@@ -43,7 +42,7 @@ def log(tmp_path: Path, full: bool) -> Iterator[CommitLog]:
     )
     opened.open_segment()
     assert opened.segment is not None
-    opened.segment[0].madvise(POPULATE_WRITE)  # what the allocator does ahead of the tail
+    opened.segment[0].advise(POPULATE_WRITE)  # what the allocator does ahead of the tail
     yield opened
     end = opened.physical_offset
     opened.close()
@@ -55,9 +54,7 @@ def log(tmp_path: Path, full: bool) -> Iterator[CommitLog]:
     assert reached
 
 
-def test_append_one_call_a_message(
-    log: CommitLog, full: bool, benchmark: BenchmarkFixture, report: Report
-) -> None:
+def test_append_one_call_a_message(log: CommitLog, full: bool, report: Report) -> None:
     queue = QueueCursor("bench", 0)
     count = 1_000_000 if full else 10_000
 
@@ -66,13 +63,11 @@ def test_append_one_call_a_message(
         for _ in range(count):
             append(queue, BODY)
 
-    benchmark.pedantic(run, rounds=3 if full else 1)
-    report("one call a message", count / benchmark.stats.stats.median / 1e6, "M messages/s")
+    median = median_s(run, 3 if full else 1)
+    report("one call a message", count / median / 1e6, "M messages/s")
 
 
-def test_append_many(
-    log: CommitLog, full: bool, benchmark: BenchmarkFixture, report: Report
-) -> None:
+def test_append_many(log: CommitLog, full: bool, report: Report) -> None:
     queue = QueueCursor("bench", 0)
     bodies = [BODY] * 256
     rounds = 4_000 if full else 100
@@ -81,8 +76,7 @@ def test_append_many(
         for _ in range(rounds):
             log.append_many(queue, bodies)
 
-    benchmark.pedantic(run, rounds=3 if full else 1)
-    median = benchmark.stats.stats.median
+    median = median_s(run, 3 if full else 1)
     report("append_many(256)", rounds * 256 / median / 1e6, "M messages/s")
     report("of a memcpy of the same records", memcpy_seconds(rounds) / median, "times its speed")
 

@@ -23,11 +23,11 @@ from pathlib import Path
 import pytest
 from benchmarks import Report
 
-from cometmq.shm._kernel import QueueCursor
-from cometmq.shm.commit_log import CommitLog
-from cometmq.shm.files import COMMITLOG_DIR, check_store_folder, segment_name
-from cometmq.shm.references import create_references
-from cometmq.shm.retired import RetiredSegments
+from cometmq.shm.kernel._kernel import QueueCursor
+from cometmq.shm.log.commit_log import CommitLog
+from cometmq.shm.log.references import create_references
+from cometmq.shm.log.retired import RetiredSegments
+from cometmq.shm.os.files import COMMITLOG_DIR, make_store_folders, segment_name
 
 BODY = bytes(range(256)) * 4
 POPULATE_WRITE = 23
@@ -89,7 +89,7 @@ def run(
 ) -> Puts:
     """One phase on a store of its own, of which nothing is left."""
     rounds = max(1, int(seconds / every_s))
-    check_store_folder(store)
+    make_store_folders(store)
     create_references(store)
     for number in range(rounds):  # on the disk and in the page cache, as a segment of yesterday
         write_segment(store / COMMITLOG_DIR / segment_name(number * segment_bytes), segment_bytes)
@@ -102,7 +102,7 @@ def run(
         log._make_segment(number * segment_bytes)
     log.open_segment()
     assert log.segment is not None
-    log.segment[0].madvise(POPULATE_WRITE)  # what the allocator does ahead of the tail
+    log.segment[0].advise(POPULATE_WRITE)  # what the allocator does ahead of the tail
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(

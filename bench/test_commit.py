@@ -20,8 +20,8 @@ import pytest
 from benchmarks import Report
 
 from cometmq import Broker
-from cometmq.shm.files import COMMITLOG_DIR, RETIRED_DIR, segment_name
-from cometmq.shm.segments import SegmentMaker
+from cometmq.shm.log.segments import SegmentMaker
+from cometmq.shm.os.files import COMMITLOG_DIR, RETIRED_DIR, segment_name
 
 BODY = random.Random(7).randbytes(512)
 POPULATE_WRITE = 23

@@ -15,14 +15,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from benchmarks import Report
-from pytest_benchmark.fixture import BenchmarkFixture
+from benchmarks import Report, median_s
 
-from cometmq.shm._kernel import BatchEncoder, Dispatcher, QueueCursor, decode
-from cometmq.shm.commit_log import CommitLog
-from cometmq.shm.consume_queue import UNIT
-from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name
-from cometmq.shm.index_file import IndexFiles, IndexReader, IndexShape, list_index_files
+from cometmq.shm.derived.consume_queue import UNIT
+from cometmq.shm.derived.index_file import IndexFiles, IndexReader, IndexShape, list_index_files
+from cometmq.shm.kernel._kernel import BatchEncoder, Dispatcher, QueueCursor, decode
+from cometmq.shm.log.commit_log import CommitLog
+from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
 
 SEGMENT = 1 << 30
 BODY = random.Random(7).randbytes(128)
@@ -77,9 +76,7 @@ def index(log: Log) -> None:
     files.close()
 
 
-def test_dispatch_with_and_without_the_index(
-    log: Log, full: bool, benchmark: BenchmarkFixture, report: Report
-) -> None:
+def test_dispatch_with_and_without_the_index(log: Log, full: bool, report: Report) -> None:
     def both() -> None:
         dispatch(log)
         index(log)
@@ -87,13 +84,12 @@ def test_dispatch_with_and_without_the_index(
     began = time.perf_counter()
     dispatch(log)
     alone = time.perf_counter() - began
-    benchmark.pedantic(both, rounds=5 if full else 1)
-    together = benchmark.stats.stats.median
+    together = median_s(both, 5 if full else 1)
     report("dispatch alone", log.count / alone / 1e6, "M messages/s")
     report("dispatch and index", log.count / together / 1e6, "M messages/s")
 
 
-def test_query(log: Log, full: bool, benchmark: BenchmarkFixture, report: Report) -> None:
+def test_query(log: Log, full: bool, report: Report) -> None:
     """One message by its UNIQ_KEY, as often as a second has room for."""
     index(log)
     reader = IndexReader(log.store, IndexShape())
@@ -103,6 +99,5 @@ def test_query(log: Log, full: bool, benchmark: BenchmarkFixture, report: Report
         for _ in range(1000):
             assert list(islice(reader.offsets("bench", message.msg_id), 2)) == [0]
 
-    benchmark.pedantic(run, rounds=5 if full else 1)
-    report("queries by key", 1 / benchmark.stats.stats.median, "thousand/s")
+    report("queries by key", 1 / median_s(run, 5 if full else 1), "thousand/s")
     reader.close()

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 from benchmarks import Report
 
-from cometmq.shm._kernel import QueueCursor
-from cometmq.shm.commit_log import CommitLog
-from cometmq.shm.files import (
+from cometmq.shm.kernel._kernel import QueueCursor
+from cometmq.shm.log.commit_log import CommitLog
+from cometmq.shm.log.recovery import find_end
+from cometmq.shm.os.files import (
     ABORT_FILE,
     COMMITLOG_DIR,
     CONSUME_QUEUE_DIR,
     Checkpoint,
-    check_store_folder,
+    make_store_folders,
 )
-from cometmq.shm.recovery import find_end
-from cometmq.shm.repair import recover_store
+from cometmq.shm.tools.repair import recover_store
 
 BODY = bytes(range(256)) * 4
 QUEUE_SEGMENT = 6_000_000
@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 def write_log(store: Path, total: int, segment_bytes: int) -> int:
     """A log of about `total` bytes; its end."""
-    check_store_folder(store)
+    make_store_folders(store)
     log = CommitLog(
         store, segment_bytes=segment_bytes, physical_offset=0, store_host=bytes(8),
         max_message_bytes=4 << 20,

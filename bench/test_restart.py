@@ -19,7 +19,7 @@ from benchmarks import Report
 from test_recovery import BODY, GIB, write_log
 
 from cometmq import Broker
-from cometmq.shm.files import ABORT_FILE
+from cometmq.shm.os.files import ABORT_FILE
 
 ROUNDS = 5
 

@@ -14,17 +14,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
-from benchmarks import Report
-from pytest_benchmark.fixture import BenchmarkFixture
+from benchmarks import Report, median_s
 
 from cometmq import Broker
 
 BODY = random.Random(7).randbytes(128)
 
 
-def test_send_with_linger(
-    broker: Broker, full: bool, benchmark: BenchmarkFixture, report: Report
-) -> None:
+def test_send_with_linger(broker: Broker, full: bool, report: Report) -> None:
     count = 1_000_000 if full else 20_000
     with broker.producer(linger_ms=5) as producer:
 
@@ -34,21 +31,19 @@ def test_send_with_linger(
                 send("bench_send", BODY)
             producer.flush()
 
-        benchmark.pedantic(run, rounds=3 if full else 1)
-    report("send(), acknowledged", count / benchmark.stats.stats.median / 1e3, "k messages/s")
+        median = median_s(run, 3 if full else 1)
+    report("send(), acknowledged", count / median / 1e3, "k messages/s")
 
 
-def test_send_many(broker: Broker, full: bool, benchmark: BenchmarkFixture, report: Report) -> None:
+def test_send_many(broker: Broker, full: bool, report: Report) -> None:
     count = 2_000_000 if full else 20_000
     bodies = [BODY] * count
     with broker.producer() as producer:
-        benchmark.pedantic(producer.send_many, ("bench_many", bodies), rounds=3 if full else 1)
-    report("send_many(), acknowledged", count / benchmark.stats.stats.median / 1e6, "M messages/s")
+        median = median_s(lambda: producer.send_many("bench_many", bodies), 3 if full else 1)
+    report("send_many(), acknowledged", count / median / 1e6, "M messages/s")
 
 
-def test_poll_of_a_warm_backlog(
-    broker: Broker, full: bool, benchmark: BenchmarkFixture, report: Report
-) -> None:
+def test_poll_of_a_warm_backlog(broker: Broker, full: bool, report: Report) -> None:
     count = 2_000_000 if full else 20_000
     with broker.producer() as producer:
         producer.send_many("bench_poll", [BODY] * count)
@@ -63,8 +58,8 @@ def test_poll_of_a_warm_backlog(
                 left -= len(messages)
 
     groups = iter(range(100))
-    benchmark.pedantic(lambda: drain(f"group{next(groups)}"), rounds=3 if full else 1)
-    report("poll(), warm backlog", count / benchmark.stats.stats.median / 1e6, "M messages/s")
+    median = median_s(lambda: drain(f"group{next(groups)}"), 3 if full else 1)
+    report("poll(), warm backlog", count / median / 1e6, "M messages/s")
 
 
 @pytest.fixture
@@ -98,7 +93,6 @@ def test_one_in_flight(
     broker: Broker,
     echo: Callable[[], float],
     full: bool,
-    benchmark: BenchmarkFixture,
     report: Report,
 ) -> None:
     """Ours and the echo take turns, so that both meet the same machine."""
@@ -117,7 +111,6 @@ def test_one_in_flight(
         for _ in range(count // 50):
             ours += [once() for _ in range(50)]
             theirs += [echo() for _ in range(50)]
-        benchmark.pedantic(once, rounds=100)
     report("p50", statistics.median(ours) * 1e6, "us")
     report("p50 of a bare echo", statistics.median(theirs) * 1e6, "us")
     report("p50 against it", statistics.median(ours) / statistics.median(theirs), "times")

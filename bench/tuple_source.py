@@ -9,9 +9,9 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from cometmq.shm._kernel import decode
-from cometmq.shm.column_reader import ColumnReader, FixedPositions
-from cometmq.shm.queue_table import QueueRange
+from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.live.queue_table import QueueRange
+from cometmq.shm.reading.column_reader import ColumnReader, FixedPositions
 from cometmq.spark.schema import default_schema
 
 

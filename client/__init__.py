@@ -13,11 +13,11 @@ is not in `__all__` may change.
 
 from cometmq.client.admin import Admin
 from cometmq.client.aio import AsyncConsumer, AsyncProducer
-from cometmq.client.consumer import Consumer
-from cometmq.client.producer import Producer
-from cometmq.client.receipt import Receipt, Receipts
-from cometmq.client.subscription import ActorSubscription, subscribe_actor
-from cometmq.shm._kernel import Message
+from cometmq.client.receiving.consumer import Consumer
+from cometmq.client.receiving.subscription import ActorSubscription, subscribe_actor
+from cometmq.client.sending.producer import Producer
+from cometmq.client.sending.receipt import Receipt, Receipts
+from cometmq.shm.kernel._kernel import Message
 
 __all__ = [
     "ActorSubscription",

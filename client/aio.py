@@ -1,4 +1,4 @@
-"""The same for asyncio, without a thread between.
+"""The asyncio twins of Producer and Consumer, without a thread between.
 
 Answers to sends come home by one `call_soon_threadsafe` a batch. Messages are read from the sockets
 in the event loop's own thread: it watches their descriptors.
@@ -11,14 +11,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
-from cometmq.client.consumer import POLL_S, Consumer, Position
-from cometmq.client.outgoing import Body, Keys, Outgoing, Target, checked, one_text
-from cometmq.client.producer import Producer
-from cometmq.client.receipt import Batch, Receipt, Receipts, again
+from cometmq.client.arguments import check
+from cometmq.client.options import ConsumerOptions, OnewayOptions, ProducerOptions, SendOptions
+from cometmq.client.questions import Position
+from cometmq.client.receiving.consumer import POLL_S, Consumer
+from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose
+from cometmq.client.sending.producer import Producer
+from cometmq.client.sending.receipt import Batch, Receipt, Receipts
+from cometmq.protocol.errors import again
 from cometmq.protocol.tags import ALL_TAGS
-from cometmq.shm._kernel import Message
+from cometmq.shm.kernel._kernel import Message
 
 YIELD_COUNT: Final = 256  # messages of a loop between two turns of the event loop
 
@@ -35,9 +39,14 @@ class AsyncProducer:
     """
 
     def __init__(
-        self, name_server: str | Iterable[str] = "tcp://127.0.0.1:9876", **settings: Any
+        self,
+        name_server: str | Iterable[str] = "tcp://127.0.0.1:9876",
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        self._producer = Producer(name_server, **settings)
+        self._wait_s = options.pop("wait_for_broker", 0)
+        check("wait_for_broker", self._wait_s, float)
+        self._producer = Producer(name_server, **options)
+        self._sender = self._producer._sender
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def send(
@@ -54,8 +63,10 @@ class AsyncProducer:
         wait: bool = True,
     ) -> Receipt:
         """See `Producer.send`. The receipt is confirmed."""
-        message = Outgoing(body, tags, one_text(keys), checked(properties), flag, wait)
-        return await (await self._start(Target(topic, sharding_key, queue_id), message))
+        target, message = compose(
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait
+        )
+        return await (await self._start(target, message))
 
     async def send_async(
         self,
@@ -74,27 +85,42 @@ class AsyncProducer:
 
         Waits only for room (`max_in_flight_bytes`) and for the route of a new topic.
         """
-        message = Outgoing(body, tags, one_text(keys), checked(properties), flag, wait)
-        return await self._start(Target(topic, sharding_key, queue_id), message)
+        target, message = compose(
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait
+        )
+        return await self._start(target, message)
 
-    async def send_many(self, topic: str, bodies: Sequence[Body], **arguments: Any) -> Receipts:
+    async def send_many(
+        self, topic: str, bodies: Sequence[Body], **options: Unpack[SendOptions]
+    ) -> Receipts:
         """See `Producer.send_many`. Runs in a thread of its own; encoding is native anyway."""
-        return await asyncio.to_thread(self._producer.send_many, topic, bodies, **arguments)
+        await self._begin()
+        return await asyncio.to_thread(self._producer.send_many, topic, bodies, **options)
 
-    async def send_oneway(self, topic: str, body: Body, **arguments: Any) -> None:
+    async def send_oneway(self, topic: str, body: Body, **options: Unpack[OnewayOptions]) -> None:
         """See `Producer.send_oneway`."""
         await self._prepare(topic)
-        self._producer.send_oneway(topic, body, **arguments)
+        self._producer.send_oneway(topic, body, **options)
+
+    @property
+    def connected(self) -> bool:
+        """See `Producer.connected`."""
+        return self._producer.connected
+
+    async def wait_for_broker(self, timeout_s: float) -> None:
+        """See `Producer.wait_for_broker`."""
+        await asyncio.to_thread(self._producer.wait_for_broker, timeout_s)
 
     async def flush(self) -> None:
         """Send what lingers and wait for all answers. Errors went to those who sent."""
         await asyncio.to_thread(self._producer.flush)
 
     async def close(self) -> None:
-        """Flush and let go of all lines. May be called twice."""
+        """Flush and close all connections. May be called twice."""
         await asyncio.to_thread(self._producer.close)
 
     async def __aenter__(self) -> Self:
+        await self._begin()
         return self
 
     async def __aexit__(
@@ -105,19 +131,25 @@ class AsyncProducer:
     ) -> None:
         await asyncio.shield(self.close())
 
+    async def _begin(self) -> None:
+        if self._wait_s:
+            await self._elsewhere("broker", self._producer.wait_for_broker, self._wait_s)
+            self._wait_s = 0
+
     async def _prepare(self, topic: str) -> None:
         """Whatever could block, elsewhere: the route of a new topic, room for one more batch."""
-        producer = self._producer
-        if not producer.knows(topic):
-            await self._elsewhere(f"learn {topic}", producer.learn, topic)
-        while not producer.has_room:
-            await self._elsewhere("room", producer.wait_for_room)
+        await self._begin()
+        sender = self._sender
+        if not sender.knows(topic):
+            await self._elsewhere(f"learn {topic}", sender.learn, topic)
+        while not sender.has_room:
+            await self._elsewhere("room", sender.wait_for_room)
 
-    async def _elsewhere(self, what: str, call: Callable[..., None], *arguments: str) -> None:
+    async def _elsewhere(self, what: str, call: Callable[..., object], *arguments: Any) -> None:
         """Run it in a thread, once for all who want it now; they go on in the order they came."""
         task = self._running.get(what)
         if task is None:
-            task = asyncio.create_task(asyncio.to_thread(call, *arguments))
+            task = asyncio.create_task(_in_thread(call, *arguments))
             self._running[what] = task
             task.add_done_callback(lambda _: self._running.pop(what, None))
         await asyncio.shield(task)  # whoever is cancelled leaves it to the others
@@ -132,11 +164,16 @@ class AsyncProducer:
             if batch.waiters is None:
                 batch.waiters = [entry]
                 batch.on_settled.append(partial(_come_home, loop))
+                _set_alarm(loop, batch)
             else:
                 batch.waiters.append(entry)
 
-        self._producer.gather(target, message, watch)
+        self._sender.gather(target, message, watch)
         return future
+
+
+async def _in_thread(call: Callable[..., object], *arguments: Any) -> None:
+    await asyncio.to_thread(call, *arguments)
 
 
 def _come_home(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
@@ -145,7 +182,26 @@ def _come_home(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
         loop.call_soon_threadsafe(_resolve, batch)
 
 
+def _set_alarm(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
+    left_s = batch.limit - time.monotonic()
+    batch.alarm = loop.call_later(max(0.0, left_s), _overdue, loop, batch)
+
+
+def _overdue(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
+    """Its time may be up; it has more when it left later than was to be expected."""
+    if batch.limit > time.monotonic():
+        _set_alarm(loop, batch)
+        return
+    waiters, batch.waiters = batch.waiters, None
+    for future, _ in waiters or ():
+        if not future.done():
+            future.set_exception(batch.overdue())
+
+
 def _resolve(batch: Batch) -> None:
+    if batch.alarm is not None:
+        batch.alarm.cancel()
+        batch.alarm = None  # it knows the batch
     waiters, batch.waiters = batch.waiters, None
     for future, receipt in waiters or ():
         if future.done():  # cancelled
@@ -164,9 +220,9 @@ class AsyncConsumer:
                 await work(message.body)
                 consumer.ack(message)
 
-    Its lines are opened by `async with`, or by the first call. `ack` and `assignment` never wait
-    and are plain. One task polls or iterates. A poll that is cancelled has taken nothing.
-    To be used in one event loop, which must be able to watch descriptors (`add_reader`).
+    It connects in `async with`, or with the first call. `ack` and `assignment` never wait and are
+    plain. One task polls or iterates. A poll that is cancelled has taken nothing. To be used in one
+    event loop, which must be able to watch descriptors (`add_reader`).
     """
 
     def __init__(
@@ -175,14 +231,18 @@ class AsyncConsumer:
         group: str,
         topic: str | None = None,
         tags: str = ALL_TAGS,
-        **settings: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
-        self._consumer = Consumer(name_server, group, **settings)
+        self._wait_s = options.pop("wait_for_broker", 0)
+        check("wait_for_broker", self._wait_s, float)
+        self._consumer = Consumer(name_server, group, **options)
+        self._stream = self._consumer._receiver.stream
         self._first = None if topic is None else (topic, tags)
         self._polling = False
 
     async def subscribe(self, topic: str, tags: str = ALL_TAGS) -> None:
         """See `Consumer.subscribe`."""
+        await self._wait()
         await asyncio.to_thread(self._consumer.subscribe, topic, tags)
 
     async def unsubscribe(self, topic: str) -> None:
@@ -194,6 +254,25 @@ class AsyncConsumer:
         """The queues this member owns now: (broker, topic, queue id)."""
         return self._consumer.assignment
 
+    @property
+    def connected(self) -> bool:
+        """See `Consumer.connected`."""
+        return self._consumer.connected
+
+    @property
+    def group(self) -> str:
+        """Whose progress it is."""
+        return self._consumer.group
+
+    @property
+    def member(self) -> str:
+        """This consumer's name in the group."""
+        return self._consumer.member
+
+    async def wait_for_broker(self, timeout_s: float) -> None:
+        """See `Consumer.wait_for_broker`."""
+        await asyncio.to_thread(self._consumer.wait_for_broker, timeout_s)
+
     async def poll(self, max_count: int = 1024, timeout_s: float | None = POLL_S) -> list[Message]:
         """See `Consumer.poll`."""
         await self._begin()
@@ -201,19 +280,19 @@ class AsyncConsumer:
         while True:
             messages = self._consumer.poll(max_count, 0)
             left_s = 3600.0 if deadline is None else deadline - time.monotonic()
-            if messages or left_s <= 0 or self._consumer.closed:
+            if messages or left_s <= 0 or self._stream.closed:
                 return messages
             await self._readable(left_s)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages one by one, for ever; ends after `close`."""
         await self._begin()
-        while not self._consumer.closed:
-            for count, message in enumerate(self._consumer.available(), 1):
+        while not self._stream.closed:
+            for count, message in enumerate(self._stream.each(0), 1):
                 yield message
                 if count % YIELD_COUNT == 0:
                     await asyncio.sleep(0)  # let other tasks run
-            if not self._consumer.closed:
+            if not self._stream.closed:
                 await self._readable(POLL_S)
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
@@ -248,13 +327,19 @@ class AsyncConsumer:
         await asyncio.shield(self.close())
 
     async def _begin(self) -> None:
+        await self._wait()
         if self._first is not None:
             first, self._first = self._first, None
             await self.subscribe(*first)
 
+    async def _wait(self) -> None:
+        wait_s, self._wait_s = self._wait_s, 0.0
+        if wait_s:
+            await asyncio.to_thread(self._consumer.wait_for_broker, wait_s)
+
     async def _readable(self, timeout_s: float) -> None:
         """Sleep until the consumer has something to do."""
-        descriptors, due_s = self._consumer.descriptors()
+        descriptors, due_s = self._stream.descriptors()
         if not descriptors:
             await asyncio.sleep(0)
             return

@@ -1,14 +1,15 @@
-"""Where topics live: asks the name server, remembers the answer, keeps one line per address."""
+"""Routing: where topics live. Asks the name server, and keeps one channel per address."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from cometmq.protocol.channel import Channel, Pending
+from cometmq.client.arguments import check
 from cometmq.protocol.commands import (
     BrokerEndpoints,
     BrokerList,
@@ -20,36 +21,61 @@ from cometmq.protocol.commands import (
     ListBrokers,
     TopicRoute,
 )
-from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, TopicNotExist
-from cometmq.shm.local import boot_id
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    NotConfirmed,
+    NotReachable,
+    TopicNotExist,
+)
+from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.shm.os.processes import boot_id
 
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 30.0  # RocketMQ pollNameServerInterval
 ASK_S: Final = 3.0
+WAIT_STEP_S: Final = 1.0
+WAIT_PAUSE_S: Final = 0.1
 DEFAULT_PORT: Final = 9876
 MASTER: Final = 0  # broker_id
 TRANSPORTS: Final = ("auto", "local", "zmq")
+_HOST: Final = re.compile(r"[^\s/:@]+|\[[0-9a-fA-F:.%\w]+\]|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 
 Answer = TypeVar("Answer", bound=Command)
 
 
 def parse_addresses(name_server: str | Iterable[str]) -> tuple[str, ...]:
-    """ZeroMQ addresses from "host", "host:port", "tcp://host:port", or several: ";" or a list."""
+    """ZeroMQ addresses from "host", "host:port", "tcp://host:port", or several: ";" or a list.
+
+    Raises ArgumentIllegal for anything else.
+    """
+    check("name_server", name_server, str | Iterable[str])
+    if isinstance(name_server, Mapping):
+        raise ArgumentIllegal(f"name_server is text, or several, not {type(name_server).__name__}")
     texts = name_server.split(";") if isinstance(name_server, str) else list(name_server)
+    for text in texts:
+        check("name_server", text, str)
     addresses = tuple(_address(text.strip()) for text in texts if text.strip())
     if not addresses:
-        raise ValueError("no name server is given")
+        raise ArgumentIllegal('no name server is given: "host:9876", or several')
     return addresses
 
 
 def _address(text: str) -> str:
-    if "://" in text:
+    scheme, separator, rest = text.rpartition("://")
+    if scheme == "ipc" and rest:
         return text
-    host, separator, port = text.rpartition(":")
-    if separator and port.isdigit() and (":" not in host or host.endswith("]")):
-        return f"tcp://{text}"
-    return f"tcp://{text}:{DEFAULT_PORT}"
+    host, colon, port = rest.rpartition(":")
+    if not (colon and (":" not in host or host.endswith("]"))):
+        host, port = rest, str(DEFAULT_PORT)
+    usable = port.isascii() and port.isdigit() and 0 < int(port) < 65_536
+    if (separator and scheme != "tcp") or not usable or not _HOST.fullmatch(host):
+        raise ArgumentIllegal(
+            f"{text[:200]!r} is no address of a name server, such as 127.0.0.1:{DEFAULT_PORT} or "
+            f"tcp://broker.example:{DEFAULT_PORT}"
+        )
+    return f"tcp://{host}:{port}"
 
 
 class _Entry:
@@ -61,7 +87,7 @@ class _Entry:
 
 
 class Routes:
-    """The routes that one client uses, and its lines to brokers. Threads may share it.
+    """The routes that one client uses, and its channels to brokers. Threads may share it.
 
     Args:
         name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
@@ -71,12 +97,13 @@ class Routes:
 
     def __init__(self, name_server: str | Iterable[str], *, transport: str = "zmq") -> None:
         if transport not in TRANSPORTS:
-            raise ValueError(f"transport={transport!r}: {', '.join(map(repr, TRANSPORTS))}")
+            raise ArgumentIllegal(f"transport={transport!r}: {', '.join(map(repr, TRANSPORTS))}")
         self.addresses = parse_addresses(name_server)
         self._transport = transport
         self._lock = threading.Lock()  # guards the fields below
         self._channels: dict[str, Channel] = {}
         self._entries: dict[str, _Entry] = {}
+        self._endpoints: dict[tuple[str, str, int], BrokerEndpoints] = {}  # shared by the routes
         self._preferred = 0
         self._closed = False
 
@@ -131,6 +158,20 @@ class Routes:
             raise NotReachable(f"the name server at {self._names()} knows no broker")
         return masters
 
+    def wait_for_broker(self, timeout_s: float) -> None:
+        """Sleep until the name server answers and knows a broker. Raises NotReachable."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                self.masters(min(WAIT_STEP_S, max(0.1, left_s)))
+            except (NotConfirmed, NotReachable) as error:
+                if time.monotonic() >= deadline:
+                    raise NotReachable(f"{error}; waited {timeout_s:g} s for a broker") from None
+                time.sleep(WAIT_PAUSE_S)
+            else:
+                return
+
     def _create(self, topic: str, deadline: float) -> TopicRoute:
         masters = self.masters(max(0.1, deadline - time.monotonic()))
         found: list[BrokerRoute] = []
@@ -160,8 +201,18 @@ class Routes:
             if entry is not None and entry.route == route:
                 entry.asked_at = time.monotonic()
                 return entry.route  # the same object: nobody has to look at it again
+            route = TopicRoute(topic, [self._shared(each) for each in route.brokers])
             self._entries[topic] = _Entry(route)
         return route
+
+    def _shared(self, route: BrokerRoute) -> BrokerRoute:
+        """With the addresses that the routes of other topics have: there may be many of those."""
+        given = route.endpoints
+        key = given.cluster, given.broker, given.broker_id
+        endpoints = self._endpoints.get(key)
+        if endpoints != given:
+            endpoints = self._endpoints[key] = given
+        return BrokerRoute(endpoints, route.info)
 
     def _refresh_later(self, topic: str, entry: _Entry) -> None:
         def refreshed(pending: Pending) -> None:
@@ -216,7 +267,7 @@ class Routes:
     def _names(self) -> str:
         return ", ".join(self.addresses)
 
-    # --- lines ---
+    # --- channels ---
 
     def commitlog(self, endpoint: str, name: str) -> Channel:
         """The channel to a commitlog actor, which may have a line for us.
@@ -254,7 +305,7 @@ class Routes:
         return channel
 
     def retire(self, endpoint: str) -> None:
-        """Close the line to an address that nobody listens at any more.
+        """Close the channel to an address that nobody listens at any more.
 
         What waits for an answer there fails with NotConfirmed and is not sent later.
         """
@@ -264,7 +315,7 @@ class Routes:
             channel.close()
 
     def close(self) -> None:
-        """Close all lines. May be called twice."""
+        """Close all channels. May be called twice."""
         with self._lock:
             self._closed = True
             channels = list(self._channels.values())

@@ -16,7 +16,7 @@ from cometmq.conf.explain import (
     explain_options,
     show_settings,
 )
-from cometmq.conf.option import ConfigError, Option, Unit, readable, to_number
+from cometmq.conf.option import Option, Unit, readable, to_number
 from cometmq.conf.settings import (
     BrokerRole,
     BrokerSettings,
@@ -34,6 +34,7 @@ from cometmq.conf.settings import (
     TopicSettings,
 )
 from cometmq.conf.sources import Assignment, Loaded, Origin, load_settings
+from cometmq.protocol.errors import ConfigError
 
 __all__ = [
     "Assignment",

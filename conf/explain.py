@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from cometmq.conf.option import JAVA_INT_MAX, ConfigError, Option, as_text, options_of, readable
+from cometmq.conf.option import JAVA_INT_MAX, Option, as_text, options_of, readable
 from cometmq.conf.settings import GROUPS, BrokerSettings, did_you_mean
 from cometmq.conf.sources import Assignment, Origin
+from cometmq.protocol.errors import ConfigError
 
 _HEAD = """\
 # Configuration
@@ -26,10 +27,15 @@ A broker reads its settings once, when it starts. Of these, the later wins:
 3. the environment: `COMETMQ_` and the key in capitals, such as `COMETMQ_FLUSH_DISK_TYPE`
 4. `--set key=value` on the command line
 
-Keys, defaults and plain numbers are RocketMQ's, so an existing `broker.conf` works; a key that
-CometMQ does not use is named in a warning, and so is one that does not exist. A size may also be
-written as `64MiB` (B, KiB, MiB, GiB, TiB), a time as `5s` (ms, s, min, h, d). A value out of range
-is refused, where RocketMQ would quietly take another one.
+Keys, defaults and plain numbers are RocketMQ's, so an existing `broker.conf` works. A key of
+RocketMQ that CometMQ does not use is named in a warning; where it stands for something that
+CometMQ does not do yet, such as `timerWheelEnable`, the warning says what. What would protect
+something, such as `aclEnable=true` or `inSyncReplicas=2`, is refused, as a broker without it
+would only look safe. A key that nobody knows is named in a warning, and refused when it can only
+be a known one, mistyped.
+
+A size may also be written as `64MiB` (B, KiB, MiB, GiB, TiB), a time as `5s` (ms, s, min, h, d).
+A value out of range is refused, where RocketMQ would quietly take another one.
 
 In Python, the settings are attributes of `cometmq.conf.BrokerSettings`; the names are given below.
 """

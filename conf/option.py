@@ -26,6 +26,8 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from cometmq.protocol.errors import ConfigError
+
 T = TypeVar("T")
 
 # RocketMQ keeps nearly every number in a Java int; a value beyond that would not come from there.
@@ -38,18 +40,6 @@ _NUMBER: Final = re.compile(r"([+-]?[0-9]{1,19})\s*([A-Za-z]*|%)")
 _NOT_TEXT: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 _SHOWN_MAX: Final = 80  # characters of a refused value that an error repeats
-
-
-class ConfigError(Exception):
-    """A setting that cannot be used: wrong type, out of range, at odds with another one.
-
-    Also for a configuration file that cannot be read. Not raised for an unknown key: that is a
-    warning. `problems` holds every fault that was found, one line each.
-    """
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
 
 
 class Unit(StrEnum):

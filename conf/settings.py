@@ -17,7 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from cometmq.conf.option import ConfigError, Option, as_text, option, options_of
+from cometmq.conf.option import Option, as_text, option, options_of
+from cometmq.conf.rocketmq import NOT_USED, PROMISES
+from cometmq.protocol.errors import ConfigError
 
 # RocketMQ MessageExtEncoder: what a record may hold beyond its body.
 RECORD_OVERHEAD_MAX_BYTES: Final = 65_536
@@ -28,6 +30,10 @@ _INDEX_HEADER_BYTES: Final = 40
 _INDEX_SLOT_BYTES: Final = 4
 _INDEX_ENTRY_BYTES: Final = 20
 _INDEX_FILE_BYTES_MAX: Final = 2**31 - 1
+
+# How much alike two keys are, from 0 to 1: one is worth a hint, the other was meant.
+_HINT: Final = 0.7
+_SLIP: Final = 0.85
 
 # Addresses that mean "all of this machine's", which nobody can connect to.
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "[::]", "*")
@@ -186,6 +192,23 @@ class NetworkSettings:
         at_most=65_535,
         help="The port for RocketMQ's own protocol, which is also the one written into records.",
     )
+    max_connections: int = option(
+        16_384,
+        key="maxConnections",
+        at_least=1,
+        at_most=1_000_000,
+        help="How many connections of clients each port takes at once; as many descriptors have to "
+        "be allowed (ulimit -n), or it is fewer.",
+    )
+    max_connection_in_flight_bytes: int = option(
+        134_217_728,
+        key="maxConnectionInFlightBytes",
+        at_least=33_554_432,  # two frames of the largest size
+        at_most=2**40,
+        help="How much of one connection may be in memory: what it has sent and nobody could take "
+        "up yet, and what it was answered and has not received. Beyond that it is ended. More than "
+        "the max_in_flight_bytes of its producers.",
+    )
 
     @property
     def advertised_address(self) -> str:
@@ -215,13 +238,20 @@ class StoreSettings:
         check=_one_path,
         help="The folder of the CommitLog, if it is not commitlog in the folder of the store.",
     )
+    store_group: str = option(
+        "",
+        key="storeGroup",
+        help="The group of this machine, by name or number, whose members may read the store's "
+        "files: Spark, and consumers that map the store, under other users. Empty: only the user "
+        "that the broker runs as.",
+    )
     mapped_file_size_commit_log_bytes: int = option(
         1_073_741_824,
         key="mappedFileSizeCommitLog",
         aliases=("mapedFileSizeCommitLog",),  # RocketMQ 4.x
         at_least=4_096,
-        help="The size of a CommitLog segment. A store has to be opened with the size it was "
-        "written with.",
+        help="The size of a CommitLog segment, any number of bytes. A message lies in one segment "
+        "with all that belongs to it. A store has to be opened with the size it was written with.",
     )
     mapped_file_size_consume_queue_bytes: int = option(
         6_000_000,
@@ -288,6 +318,18 @@ class StoreSettings:
     def record_bytes_max(self) -> int:
         """The largest record the store takes."""
         return self.max_message_size + RECORD_OVERHEAD_MAX_BYTES
+
+    @property
+    def segment_remark(self) -> str:
+        """What to know of segments that are smaller than the largest record; "" where none is."""
+        segment = self.mapped_file_size_commit_log_bytes
+        if segment >= self.record_bytes_max + SEGMENT_END_BYTES:
+            return ""
+        return (
+            f"mappedFileSizeCommitLog = {segment}: a message lies in one segment with all that "
+            f"belongs to it, so that one of {max(0, segment - SEGMENT_END_BYTES)} bytes is too "
+            f"large, whatever maxMessageSize ({self.max_message_size}) says"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -444,6 +486,14 @@ class TopicSettings:
         key="autoCreateTopicEnable",
         help="Whether sending to a topic that does not exist creates it.",
     )
+    max_topics: int = option(
+        200_000,
+        key="maxTopics",
+        at_least=1,
+        at_most=10_000_000,
+        help="The most topics that the broker creates, by itself or when told to. Each costs about "
+        "1 KiB of memory in the broker, and 250 bytes in config/topics.json.",
+    )
     auto_create_subscription_group: bool = option(
         True,
         key="autoCreateSubscriptionGroup",
@@ -499,15 +549,32 @@ class CleaningSettings:
         85,
         key="diskSpaceCleanForciblyRatio",
         at_least=30,
-        at_most=85,
-        help="A disk fuller than this: segments are deleted although they are not old.",
+        at_most=99,
+        help="A disk fuller than this, with less than twice diskFreeBytesMin free: segments are "
+        "deleted although they are not old.",
     )
     disk_space_warning_level_ratio_percent: int = option(
         90,
         key="diskSpaceWarningLevelRatio",
         at_least=35,
-        at_most=90,
-        help="A disk fuller than this: messages are refused until there is room again.",
+        at_most=99,
+        help="A disk fuller than this, with less than diskFreeBytesMin free: messages are refused "
+        "until there is room again.",
+    )
+    disk_free_bytes_min: int = option(
+        2_147_483_648,
+        key="diskFreeBytesMin",
+        at_least=0,
+        at_most=2**50,
+        help="While so much of the disk is free, messages are taken however full it is in percent; "
+        "while twice as much is free, nothing is deleted that is not old. 0: the percentages alone "
+        "decide, as in RocketMQ.",
+    )
+    never_delete_unread: bool = option(
+        False,
+        key="neverDeleteUnread",
+        help="Whether segments that are not old stay on a disk that is too full as long as no "
+        "consumer group has read all of them: then messages are refused instead. Old ones go.",
     )
     clean_resource_interval_ms: int = option(
         10_000,
@@ -580,6 +647,26 @@ class CleaningSettings:
         return frozenset(int(hour) for hour in _split_hours(self.delete_when))
 
 
+PARTS: Final = (
+    "broker", "commitlog", "allocator", "dispatcher", "flush", "cleaner", "reader", "coordinator",
+    "namesrv",
+)  # fmt: skip
+
+
+def _split_levels(text: str) -> list[tuple[str, str]]:
+    pairs = (entry.partition("=") for entry in text.replace(",", ";").split(";") if entry.strip())
+    return [(part.strip(), level.strip().upper()) for part, _, level in pairs]
+
+
+def _levels_of_parts(text: str) -> str | None:
+    for part, level in _split_levels(text):
+        if part not in PARTS:
+            return f"must name a process, and {part!r} is none: {', '.join(PARTS)}"
+        if level not in LogLevel.__members__:
+            return f"must give {part} a level: one one of {', '.join(LogLevel.__members__)}"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoggingSettings:
     """Logging"""
@@ -594,6 +681,38 @@ class LoggingSettings:
         key="logLevel",
         help="Nothing below this level is logged.",
     )
+    log_levels: str = option(
+        "",
+        key="logLevels",
+        check=_levels_of_parts,
+        help="Levels that differ, by process: `flush=DEBUG;cleaner=WARNING`. Processes: broker, "
+        "commitlog, allocator, dispatcher, flush, cleaner, reader, coordinator, namesrv.",
+    )
+    log_file: str = option(
+        "",
+        key="logFile",
+        help="The file that all processes of the broker log to, instead of standard error. It may "
+        "be moved at any time: then a new one is made.",
+    )
+    log_file_max_bytes: int = option(
+        67_108_864,
+        key="logFileMaxBytes",
+        at_least=0,
+        at_most=2**40,
+        help="A log file of so many bytes is renamed to `.1`, and a new one begun. 0: never.",
+    )
+    log_file_count: int = option(
+        5,
+        key="logFileCount",
+        at_least=0,
+        at_most=1_000,
+        help="How many log files that were renamed are kept.",
+    )
+
+    def log_level_of(self, part: str) -> LogLevel:
+        """The level of a process, named without its number."""
+        levels = dict(_split_levels(self.log_levels))
+        return LogLevel(levels.get(part, self.log_level.value))
 
 
 # In the order of the documentation.
@@ -663,27 +782,16 @@ class BrokerSettings(
     def check_for_writing(self) -> None:
         """Refuse what only someone who reads a store can live with. A broker calls this.
 
-        Not a part of construction: a store with small segments can be read, whatever its
-        `maxMessageSize` was.
+        Not a part of construction: a store can be read, whatever the settings of its writer were.
 
         Raises:
             ConfigError: with every problem that was found.
         """
-        problems = [*self._too_small_for_messages(), *self._unreachable()]
+        problems = [*self._no_room_for_one_message(), *self._unreachable()]
         if problems:
             raise ConfigError(*problems)
 
-    def _too_small_for_messages(self) -> Iterable[str]:
-        segment = self.mapped_file_size_commit_log_bytes
-        end = self.record_bytes_max + SEGMENT_END_BYTES
-        if segment <= end:
-            beyond = RECORD_OVERHEAD_MAX_BYTES + SEGMENT_END_BYTES
-            largest_message = segment - beyond - 1
-            lower = f", or maxMessageSize at most {largest_message}" if largest_message > 0 else ""
-            yield (
-                f"mappedFileSizeCommitLog = {segment}: must be more than "
-                f"maxMessageSize + {beyond} = {end}; make it at least {end + 1}{lower}"
-            )
+    def _no_room_for_one_message(self) -> Iterable[str]:
         if self.max_in_flight_send_bytes < self.record_bytes_max:
             yield (
                 f"maxInFlightSendBytes = {self.max_in_flight_send_bytes}: must be at least "
@@ -733,14 +841,31 @@ def options_by_key() -> Mapping[str, Option]:
 
 
 def nearest_key(key: str) -> str | None:
-    """The key that someone who wrote `key` most likely meant."""
+    """The key that someone who wrote `key` may have meant."""
+    return _nearest(key, _OPTIONS_BY_KEY, _HINT)
+
+
+def mistyped_key(key: str) -> str | None:
+    """The key that someone who wrote `key` must have meant, one that means something here."""
+    return _nearest(key, (*PROMISES, *_OPTIONS_BY_KEY), _SLIP)
+
+
+def _nearest(key: str, names: Iterable[str], cutoff: float) -> str | None:
+    """`-`, `_`, `.`, blanks and capitals count for nothing."""
     if len(key) > 100:  # the comparison takes the square of the length
         return None
-    by_lower_case = {name.lower(): name for name in _OPTIONS_BY_KEY}
-    found = difflib.get_close_matches(key.lower(), by_lower_case, n=1, cutoff=0.7)
-    return by_lower_case[found[0]] if found else None
+    by_letters = {_letters(name): name for name in names}
+    found = difflib.get_close_matches(_letters(key), by_letters, n=1, cutoff=cutoff)
+    return by_letters[found[0]] if found else None
+
+
+def _letters(key: str) -> str:
+    return re.sub(r"[-_.\s]", "", key).lower()
 
 
 def did_you_mean(key: str) -> str:
+    if key in NOT_USED:
+        promise = PROMISES.get(key)
+        return " here, RocketMQ has it" + (f"; {promise.instead}" if promise is not None else "")
     nearest = nearest_key(key)
     return f"; did you mean {nearest}?" if nearest is not None else ""

@@ -1,7 +1,8 @@
 """Where settings come from: RocketMQ's broker.conf, the environment, and `--set key=value`.
 
 The later of these wins: default, file, environment, `--set`. An existing broker.conf is read as it
-stands. What it asks for and CometMQ does not have is named in a warning.
+stands. What it asks for and CometMQ does not have is named in a warning, or refused where a broker
+without it would only look safe; and so is a key that can only be a known one, mistyped.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from cometmq.conf.option import ConfigError, environment_variable
-from cometmq.conf.settings import BrokerSettings, did_you_mean, nearest_key, options_by_key
+from cometmq.conf.option import environment_variable
+from cometmq.conf.rocketmq import NOT_USED, PROMISES
+from cometmq.conf.settings import BrokerSettings, mistyped_key, nearest_key, options_by_key
+from cometmq.protocol.errors import ConfigError
 
 _ENVIRONMENT_PREFIX: Final = "COMETMQ_"
 # No settings: of clients, of benchmarks, of tests.
@@ -89,10 +92,10 @@ def load_settings(
     ]
     options = options_by_key()
     known = [assignment for assignment in given if assignment.key in options]
-    warnings = [_unknown(assignment) for assignment in given if assignment.key not in options]
-    warnings += _given_twice(known)
+    found = _judge(assignment for assignment in given if assignment.key not in options)
+    warnings = (*found.promises, *found.notes, *_given_twice(known))
     effective = {options[assignment.key].key: assignment for assignment in known}
-    return Loaded(_settings(effective), tuple(warnings), MappingProxyType(effective))
+    return Loaded(_settings(effective, found.problems), warnings, MappingProxyType(effective))
 
 
 def read_properties(text: str) -> Iterator[Property]:
@@ -179,9 +182,8 @@ def _from_pairs(pairs: Iterable[str]) -> Iterator[Assignment]:
         yield Assignment(key.strip(), value, Origin.SET, "--set")
 
 
-def _settings(effective: Mapping[str, Assignment]) -> BrokerSettings:
+def _settings(effective: Mapping[str, Assignment], problems: list[str]) -> BrokerSettings:
     values: dict[str, Any] = {}
-    problems: list[str] = []
     for key, assignment in effective.items():
         declared = options_by_key()[key]
         try:
@@ -193,15 +195,46 @@ def _settings(effective: Mapping[str, Assignment]) -> BrokerSettings:
     return BrokerSettings(**values)
 
 
-def _unknown(assignment: Assignment) -> str:
-    key, place = _shown(assignment.key), assignment.place
-    if assignment.key in NOT_USED:
-        return f"{place}: {key}: RocketMQ key, not used by CometMQ"
-    if assignment.origin is not Origin.ENV:
-        return f'{place}: unknown key "{key}", ignored{did_you_mean(assignment.key)}'
-    nearest = nearest_key(place.removeprefix(_ENVIRONMENT_PREFIX).replace("_", ""))
-    hint = f"; did you mean {environment_variable(nearest)}?" if nearest is not None else ""
-    return f"{place}: unknown variable, ignored{hint}"
+class _Findings(NamedTuple):
+    """What is wrong with keys that set nothing; the graver ones first."""
+
+    problems: list[str]
+    promises: list[str]
+    notes: list[str]
+
+
+def _judge(unknown: Iterable[Assignment]) -> _Findings:
+    found = _Findings([], [], [])
+    for assignment in unknown:
+        key, place = assignment.key, assignment.place
+        promise = PROMISES.get(key)
+        if promise is not None and promise.is_made_by(assignment.value):
+            text = f"{key} = {_shown(assignment.value.strip())}: {promise.instead}"
+            if promise.refused:
+                found.problems.append(f"{text}; without that line the broker starts ({place})")
+            else:
+                found.promises.append(f"{place}: {text}")
+        elif key in NOT_USED:
+            found.notes.append(f"{place}: {key}: RocketMQ key, not used by CometMQ")
+        else:
+            _judge_unknown(assignment, found)
+    return found
+
+
+def _judge_unknown(assignment: Assignment, found: _Findings) -> None:
+    """It must be a known key, mistyped, or nobody knows what it is."""
+    is_variable = assignment.origin is Origin.ENV
+    what = "unknown variable" if is_variable else f'unknown key "{_shown(assignment.key)}"'
+    plain = assignment.place.removeprefix(_ENVIRONMENT_PREFIX) if is_variable else assignment.key
+    meant, perhaps = mistyped_key(plain), nearest_key(plain)
+    nearest = meant or perhaps
+    if nearest is not None:
+        nearest = environment_variable(nearest) if is_variable else nearest
+    hint = f"; did you mean {nearest}?" if nearest is not None else ""
+    if meant is not None:  # to pass over it would run with something else than what was said
+        found.problems.append(f"{assignment.place}: {what}{hint}")
+    else:
+        found.notes.append(f"{assignment.place}: {what}, ignored{hint}")
 
 
 def _given_twice(assignments: Iterable[Assignment]) -> Iterator[str]:
@@ -220,95 +253,3 @@ def _given_twice(assignments: Iterable[Assignment]) -> Iterator[str]:
 def _shown(key: str) -> str:
     short = key if len(key) <= 80 else key[:80] + "..."
     return short if short.isprintable() else ascii(short)
-
-
-# Keys of RocketMQ's MessageStoreConfig, BrokerConfig and Netty configurations, of 4.x and 5.x,
-# that a broker.conf may hold and that have no effect here.
-_ROCKETMQ_KEYS: Final = """
-    maxTransferBytesOnMessageInMemory
-    maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInDisk
-    maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio
-    storePathConsumeQueue storePathIndex storeCheckpoint abortFile storePathEpochFile
-    storePathBrokerIdentity storePathDLedgerCommitLog readOnlyCommitLogStorePaths storeType
-    mapperFileSizeBatchConsumeQueue enableConsumeQueueExt mappedFileSizeConsumeQueueExt
-    bitMapLengthConsumeQueueExt mappedFileSizeTimerLog compactionMappedFileSize
-    compactionCqMappedFileSize enableCompaction maxTopicLength messageIndexSafe maxMsgsNumBatch
-    defaultQueryMaxNum flushCommitLogTimed commitIntervalCommitLog commitCommitLogLeastPages
-    commitCommitLogThoroughInterval flushLeastPagesWhenWarmMapedFile warmMapedFileEnable
-    transientStorePoolEnable transientStorePoolSize fastFailIfNoBufferInStorePool
-    writeWithoutMmap putConsumeQueueDataByFileChannel wakeCommitWhenPutMessage
-    wakeFlushWhenPutMessage useReentrantLockWhenPutMessage useABSLock topicQueueLockNum
-    slaveTimeout putMessageTimeout forceVerifyPropCRC travelCqFileNumWhenGetMessage
-    offsetCheckInSlave diskFallRecorded readUnCommitted recheckReputOffsetFromCq
-    duplicationEnable replicasPerDiskPartition logicalDiskSpaceCleanForciblyThreshold
-    putMsgIndexHightWater debugLockEnable correctLogicMinOffsetForceInterval mappedFileSwapEnable
-    haListenPort haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize
-    haMasterAddress haMaxGapNotInSync haSlaveFallbehindMax haFlowControlEnable
-    maxHaTransferByteInSecond haMaxTimeSlaveNotCatchup totalReplicas inSyncReplicas
-    minInSyncReplicas allAckInSyncStateSet enableAutoInSyncReplicas syncMasterFlushOffsetWhenStartup
-    syncFromLastFile asyncLearner messageDelayLevel flushDelayOffsetInterval
-    enableScheduleMessageStats enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit
-    timerWheelEnable timerPrecisionMs timerRollWindowSlot timerMaxDelaySec timerFlushIntervalMs
-    timerGetMessageThreadNum timerPutMessageThreadNum timerCongestNumEachSlot
-    timerSkipUnknownError timerEnableRetryUntilSuccess timerEnableCheckMetrics
-    timerCheckMetricsWhen timerStopEnqueue timerStopDequeue timerWarmEnable timerEnableDisruptor
-    timerInterceptDelayLevel enableLmq enableMultiDispatch maxLmqConsumeQueueNum
-    dataReadAheadEnable coldDataFlowControlEnable coldDataScanEnable
-    enableBuildConsumeQueueConcurrently batchDispatchRequestThreadPoolNums
-    enableDLegerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId
-    isEnableBatchPush rocketmqHome brokerConfigPath brokerIP2 brokerPermission
-    recoverConcurrently recoverThreadPoolNums shortPollingTimeMills transferMsgByHeap
-    slaveReadEnable enablePropertyFilter enableCalcFilterBitMap filterSupportRetry
-    expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan
-    transactionTimeOut transactionCheckMax transactionCheckInterval transactionOpMsgMaxSize
-    transactionOpBatchInterval reviveQueueNum reviveInterval reviveScanTime reviveMaxSlow
-    enablePopBufferMerge popCkStayBufferTime popCkStayBufferTimeOut popCkMaxBufferSize
-    popCkOffsetMaxQueueSize enablePopBatchAck enablePopLog enableSkipLongAwaitingAck
-    popPollingSize popPollingMapSize maxPopPollingSize consumerOffsetUpdateVersionStep
-    delayOffsetUpdateVersionStep brokerFastFailureEnable
-    waitTimeMillsInPullQueue waitTimeMillsInLitePullQueue waitTimeMillsInHeartbeatQueue
-    waitTimeMillsInTransactionQueue waitTimeMillsInAckQueue startAcceptSendRequestTimeStamp
-    useServerSideResetOffset configManagerVersion regionId traceOn traceTopicEnable
-    msgTraceTopicName clusterTopicEnable brokerTopicEnable messageStorePlugIn
-    sendMessageThreadPoolNums putMessageFutureThreadPoolNums pullMessageThreadPoolNums
-    litePullMessageThreadPoolNums ackMessageThreadPoolNums processReplyMessageThreadPoolNums
-    queryMessageThreadPoolNums adminBrokerThreadPoolNums clientManageThreadPoolNums
-    consumerManageThreadPoolNums loadBalanceProcessorThreadPoolNums heartbeatThreadPoolNums
-    endTransactionThreadPoolNums sendThreadPoolQueueCapacity putThreadPoolQueueCapacity
-    pullThreadPoolQueueCapacity litePullThreadPoolQueueCapacity ackThreadPoolQueueCapacity
-    replyThreadPoolQueueCapacity queryThreadPoolQueueCapacity clientManagerThreadPoolQueueCapacity
-    consumerManagerThreadPoolQueueCapacity heartbeatThreadPoolQueueCapacity
-    endTransactionPoolQueueCapacity adminBrokerThreadPoolQueueCapacity
-    loadBalanceThreadPoolQueueCapacity flushConsumerOffsetHistoryInterval
-    rejectTransactionMessage fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer
-    notifyConsumerIdsChangedEnable highSpeedMode commercialEnable commercialTimerCount
-    commercialTransCount commercialBigCount commercialBaseCount commercialSizePerMsg
-    accountStatsEnable accountStatsPrintZeroValues registerBrokerTimeoutMills
-    sendHeartbeatTimeoutMillis disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
-    rejectPullConsumerEnable compressedRegister forceRegister registerNameServerPeriod
-    brokerHeartbeatInterval brokerNotActiveTimeoutMillis enableNetWorkFlowControl
-    enableBroadcastOffsetStore broadcastOffsetExpireSecond broadcastOffsetExpireMaxSecond
-    realTimeNotifyConsumerChange litePullMessageEnable syncBrokerMemberGroupPeriod
-    loadBalancePollNameServerInterval cleanOfflineBrokerInterval serverLoadBalancerEnable
-    defaultMessageRequestMode defaultPopShareQueueNum aclEnable enableDetailStat
-    autoDeleteUnusedStats isolateLogEnable forwardTimeout enableSlaveActingMaster
-    enableRemoteEscape skipPreOnline asyncSendEnable lockInStrictMode compatibleWithOldNameSrv
-    enableControllerMode controllerAddr fetchControllerAddrByDnsLookup syncBrokerMetadataPeriod
-    checkSyncStateSetPeriod syncControllerMetadataPeriod controllerHeartBeatTimeoutMills
-    validateSystemTopicWhenUpdateTopic brokerElectionPriority useStaticSubscription
-    metricsExporterType metricsGrpcExporterTarget metricsGrpcExporterHeader
-    metricGrpcExporterTimeOutInMills metricGrpcExporterIntervalInMills
-    metricLoggingExporterIntervalInMills metricsPromExporterPort metricsPromExporterHost
-    metricsLabel metricsInDelta channelExpiredTimeout subscriptionExpiredTimeout
-    estimateAccumulation recallMessageEnable enableRetryTopicV2 popFromRetryProbability
-    authenticationEnabled authorizationEnabled tlsTestModeEnable useTLS
-    serverWorkerThreads serverCallbackExecutorThreads serverSelectorThreads
-    serverOnewaySemaphoreValue serverAsyncSemaphoreValue serverChannelMaxIdleTimeSeconds
-    serverSocketSndBufSize serverSocketRcvBufSize serverSocketBacklog
-    serverPooledByteBufAllocatorEnable useEpollNativeSelector clientWorkerThreads
-    clientCallbackExecutorThreads clientOnewaySemaphoreValue clientAsyncSemaphoreValue
-    connectTimeoutMillis channelNotActiveInterval clientChannelMaxIdleTimeSeconds
-    clientSocketSndBufSize clientSocketRcvBufSize clientPooledByteBufAllocatorEnable
-    clientCloseSocketIfTimeout
-"""
-NOT_USED: Final = frozenset(_ROCKETMQ_KEYS.split())

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from cometmq import errors
-    from cometmq.actors.service import VERSION as __version__
     from cometmq.broker import Broker
     from cometmq.client import (
         Admin,
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
         Receipt,
         subscribe_actor,
     )
-    from cometmq.shm._kernel import Appender
+    from cometmq.protocol.version import VERSION as __version__
+    from cometmq.shm.kernel._kernel import Appender
 
 __all__ = [
     "Admin",
@@ -47,9 +47,9 @@ __all__ = [
 # Where each name lives, and what it is called there: nothing, where it is a module of its own.
 _HOME: Final = {
     **dict.fromkeys(__all__, "cometmq.client"),
-    "Appender": "cometmq.shm._kernel",
+    "Appender": "cometmq.shm.kernel._kernel",
     "Broker": "cometmq.broker",
-    "__version__": "cometmq.actors.service",
+    "__version__": "cometmq.protocol.version",
     "errors": "cometmq.errors",
 }
 
@@ -67,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)

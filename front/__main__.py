@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import click
 
-from cometmq.options import LazyGroup
-from cometmq.output import complain
+from cometmq.cli.options import LazyGroup
+from cometmq.cli.output import complain
+from cometmq.protocol.version import VERSION
 
 EXIT_FAILED: Final = 1
 EXIT_NOT_REACHABLE: Final = 3
@@ -42,22 +43,27 @@ class _TopGroup(LazyGroup):
 @click.group(
     cls=_TopGroup,
     entries={
-        "broker": ("cometmq.cli_broker", "broker", "Run a broker, with a name server of its own."),
-        "namesrv": ("cometmq.cli_broker", "namesrv", "Run a name server alone."),
-        "stat": ("cometmq.stat", "stat", "Show what a running broker is doing."),
-        "topic": ("cometmq.cli_topics", "topic", "Create, list, describe and delete topics."),
-        "msg": ("cometmq.cli_messages", "msg", "Send, read and find messages."),
-        "group": ("cometmq.cli_groups", "group", "List, describe and reset consumer groups."),
-        "store": ("cometmq.cli_store", "store", "Look at the files of a store, and mend them."),
-        "spark": ("cometmq.cli_spark", "spark", "Jobs over stores, archives and running brokers."),
-        "config": ("cometmq.cli_config", "config", "Show and explain settings."),
+        "broker": ("cometmq.cli.broker", "broker", "Run a broker, with a name server of its own."),
+        "namesrv": ("cometmq.cli.broker", "namesrv", "Run a name server alone."),
+        "ping": (
+            "cometmq.cli.health",
+            "ping",
+            "Ask whether brokers answer, for health checks.",
+        ),
+        "stat": ("cometmq.cli.stat", "stat", "Show what a running broker is doing."),
+        "topic": ("cometmq.cli.topics", "topic", "Create, change, describe and delete topics."),
+        "msg": ("cometmq.cli.messages", "msg", "Send, read and find messages."),
+        "group": ("cometmq.cli.groups", "group", "List, describe and reset consumer groups."),
+        "store": ("cometmq.cli.store", "store", "Look at the files of a store, and mend them."),
+        "spark": ("cometmq.cli.spark", "spark", "Jobs over stores, archives and running brokers."),
+        "config": ("cometmq.cli.config", "config", "Show and explain settings."),
         "bench": ("cometmq.bench.cli", "bench", "Measure CometMQ, and other brokers beside it."),
-        "demo": ("cometmq.demo", "demo", "See it work: real lines, two groups, and a kill -9."),
+        "demo": ("cometmq.cli.demo", "demo", "See it work: real lines, two groups, and a kill -9."),
     },
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name="cometmq", message="%(package)s %(version)s")
+@click.version_option(VERSION, message="cometmq %(version)s")
 def cli() -> None:
     """CometMQ: a durable message broker for Python, on Apache RocketMQ's own files.
 
@@ -88,11 +94,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _code_of(error: Exception) -> int | None:
     """The exit code of an error that people can understand; None: it is a fault of ours."""
-    from cometmq.errors import CometError, ConfigError, NotReachable
+    from cometmq.errors import CometError, NotReachable
 
     if isinstance(error, NotReachable):
         return EXIT_NOT_REACHABLE
-    return EXIT_FAILED if isinstance(error, CometError | ConfigError | OSError) else None
+    return EXIT_FAILED if isinstance(error, CometError | OSError) else None
 
 
 def main() -> None:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 import msgspec
 
-from cometmq.actors.hosted import Guest
-from cometmq.actors.supervisor import EmbeddedFailed, EmbeddedReady, address_of
+from cometmq.actors.launch.addresses import address_of
+from cometmq.actors.launch.embedded import EmbeddedFailed, EmbeddedReady
+from cometmq.actors.runtime.roles import roles_of
+from cometmq.actors.runtime.service_log import ServiceLog
+from cometmq.children import module_command
 from cometmq.client import AsyncConsumer, AsyncProducer, Consumer, Producer
+from cometmq.client.options import ConsumerOptions, ProducerOptions
 from cometmq.conf import BrokerSettings
-from cometmq.protocol.channel import RemoteRef
-from cometmq.protocol.errors import CometError, from_code
-from cometmq.shm._kernel import Appender
+from cometmq.conf.profiles import PROFILES
+from cometmq.protocol.errors import ArgumentIllegal, CometError, ShuttingDown, from_code
+from cometmq.protocol.tags import ALL_TAGS
+from cometmq.protocol.wire.remote import RemoteRef
+from cometmq.shm.kernel._kernel import Appender
+from cometmq.shm.tools.start_checks import sizes_there
+
+if TYPE_CHECKING:
+    from cometmq.actors.launch.hosted import Guest
 
 _decode_answer: Final = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 
@@ -33,15 +42,26 @@ class Broker:
     It serves from the constructor on until `close`; when this process ends without that, the broker
     notices and ends in order by itself. Threads may share it.
 
+    What its processes log goes to this service's `logging`, to the loggers `cometmq...` of the same
+    names; records say by `role` and `process` whose they are. The setting logLevel (here WARNING
+    unless it is given) says what is sent at all.
+
     Args:
         store: the store directory; made if it does not exist.
         port: the name server's; 0 takes free ports, which is all that an embedded broker needs.
-        settings: more settings, by RocketMQ's keys, such as {"flushDiskType": "SYNC_FLUSH"}.
+        settings: more settings, by RocketMQ's keys, such as {"flushDiskType": "SYNC_FLUSH"};
+            docs/configuration.md has all of them. The sizes of segments are those of the store
+            where it has some already.
         writer: "here" has this very process hold the log's lock and write it, so that `appender`
             stores a message without asking anybody. Everything else stays as it is. When this
             process dies, the broker ends; its forks cannot append.
+        profile: "test" is for the tests of a service: less memory (below 100 MiB for all processes
+            together) and below 32 MiB of disk. What is promised stays the same. `settings` come
+            first.
 
-    Raises StoreLocked, StoreNotOurs and others of `cometmq.errors` when it cannot start.
+    Raises ConfigError for a setting that cannot be used, such as an address that this machine does
+    not have or a port that is taken, StoreLocked, StoreNotOurs and others of `cometmq.errors` when
+    it cannot start, and ArgumentIllegal for what can be no argument.
     """
 
     def __init__(
@@ -51,22 +71,43 @@ class Broker:
         port: int = 0,
         settings: Mapping[str, object] | None = None,
         writer: Literal["apart", "here"] = "apart",
+        profile: Literal["test"] | None = None,
     ) -> None:
+        if profile is not None and profile not in PROFILES:
+            raise ArgumentIllegal(f"profile={profile!r}: {', '.join(PROFILES)}, or none")
         if writer not in ("apart", "here"):
-            raise ValueError(f"writer={writer!r}: 'apart' or 'here'")
-        given: dict[str, object] = {"logLevel": "WARNING", **(settings or {})}
-        given |= {"storePathRootDir": str(Path(store).absolute()), "port": port}
+            raise ArgumentIllegal(f"writer={writer!r}: 'apart' or 'here'")
+        given: dict[str, object] = {
+            "logLevel": "WARNING",
+            **PROFILES.get(profile or "", {}),
+            **sizes_there(_folder(store)),
+            **_keys_of(settings),
+        }
+        arguments = {"storePathRootDir": str(_folder(store).absolute()), "port": port}
+        for key, value in arguments.items():
+            if given.setdefault(key, value) != value:
+                argument = "store" if key == "storePathRootDir" else key
+                raise ArgumentIllegal(f"settings: {key} is the argument `{argument}`")
         self.settings = BrokerSettings.from_keys(given)
+        self.settings.check_for_writing()
         self._closed = False
         self._owner = os.getpid()
-        self._guest = Guest() if writer == "here" else None
-        command = [sys.executable, "-m", "cometmq.actors.supervisor"]
+        self._guest: Guest | None = None
+        if writer == "here":
+            from cometmq.actors.launch.hosted import Guest  # with it the whole writer
+
+            self._guest = Guest()
+        self._log = ServiceLog()
+        log = self._log.fileno()
+        said = [f"log={log}"] if self._guest is None else [f"log={log}", "hosted"]
         self._process = subprocess.Popen(
-            command if self._guest is None else [*command, "hosted"],
+            module_command("cometmq.actors.launch.embedded", *said),
             stdin=subprocess.PIPE if self._guest is None else self._guest.theirs.fileno(),
             stdout=subprocess.PIPE,
+            pass_fds=(log,),
             start_new_session=True,  # Ctrl-C is for this process, which then closes the broker
         )
+        self._log.start()
         line = msgspec.json.encode(self.settings.as_keys()) + b"\n"
         if self._guest is None:
             assert self._process.stdin is not None
@@ -98,6 +139,7 @@ class Broker:
 
     @property
     def name(self) -> str:
+        """Its brokerName, by which clients tell brokers apart."""
         return self._ready.broker
 
     @property
@@ -105,19 +147,37 @@ class Broker:
         """Of the supervisor."""
         return self._ready.pid
 
-    def producer(self, **options: Any) -> Producer:
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A Producer for this broker; options as there."""
+        self._check_open()
         return Producer(self.name_server, **options)
 
-    def consumer(self, group: str, topic: str | None = None, **options: Any) -> Consumer:
+    def consumer(
+        self,
+        group: str,
+        topic: str | None = None,
+        tags: str = ALL_TAGS,
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer:
         """A Consumer for this broker; options as there."""
-        return Consumer(self.name_server, group, topic, **options)
+        self._check_open()
+        return Consumer(self.name_server, group, topic, tags, **options)
 
-    def async_producer(self, **options: Any) -> AsyncProducer:
+    def async_producer(self, **options: Unpack[ProducerOptions]) -> AsyncProducer:
+        """An AsyncProducer for this broker; options as of Producer."""
+        self._check_open()
         return AsyncProducer(self.name_server, **options)
 
-    def async_consumer(self, group: str, topic: str | None = None, **options: Any) -> AsyncConsumer:
-        return AsyncConsumer(self.name_server, group, topic, **options)
+    def async_consumer(
+        self,
+        group: str,
+        topic: str | None = None,
+        tags: str = ALL_TAGS,
+        **options: Unpack[ConsumerOptions],
+    ) -> AsyncConsumer:
+        """An AsyncConsumer for this broker; options as of Consumer."""
+        self._check_open()
+        return AsyncConsumer(self.name_server, group, topic, tags, **options)
 
     def appender(self, topic: str, queue_id: int = 0) -> Appender:
         """Appends to one queue of a topic, in this process; for `writer="here"` only.
@@ -129,8 +189,13 @@ class Broker:
         The topic is made if it does not exist and may be made. Raises TopicNotExist, NameIllegal,
         NoPermission, MessageIllegal for a queue that it does not have.
         """
+        self._check_open()
         if self._guest is None or self._guest.actor is None:
-            raise ValueError('an appender needs Broker(..., writer="here")')
+            raise ArgumentIllegal('an appender needs Broker(..., writer="here")')
+        if not isinstance(topic, str):
+            raise ArgumentIllegal(f"topic is one name, not {type(topic).__name__}")
+        if not isinstance(queue_id, int) or isinstance(queue_id, bool):
+            raise ArgumentIllegal(f"queue_id is a number from 0, not {type(queue_id).__name__}")
         return self._guest.actor.appender(topic, queue_id)
 
     def actor(self, role: str) -> RemoteRef:
@@ -139,7 +204,15 @@ class Broker:
         Roles: broker, namesrv, commitlog, allocator, dispatcher, flush, cleaner, coordinator,
         reader-0 ...
         """
+        self._check_open()
+        roles = ["broker", *roles_of(self.settings)]
+        if role not in roles:
+            raise ArgumentIllegal(f"no role {role!r}: it is one of {', '.join(roles)}")
         return RemoteRef(address_of(self._ready.token, role), role)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDown("this broker was closed: open another Broker")
 
     def close(self) -> None:
         """End in order: everything that was acknowledged is flushed. May be called twice.
@@ -158,6 +231,7 @@ class Broker:
         self._process.wait()
         if self._guest is not None:
             self._guest.wait()
+        self._log.close()
         self._process.stdout.close()
 
     def __enter__(self) -> Broker:
@@ -170,6 +244,25 @@ class Broker:
         _traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _keys_of(settings: object) -> Mapping[str, object]:
+    if settings is None:
+        return {}
+    if isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings):
+        return settings
+    shown = repr(settings)[:80]
+    raise ArgumentIllegal(
+        f'settings = {shown}: a dict by RocketMQ\'s keys, such as {{"flushDiskType": "SYNC_FLUSH"}}'
+    )
+
+
+def _folder(store: object) -> Path:
+    if isinstance(store, str | os.PathLike):
+        path = os.fspath(store)
+        if isinstance(path, str) and path:
+            return Path(path)
+    raise ArgumentIllegal(f"store = {store!r}: the path of a directory, as text or as a Path")
 
 
 # Brokers with their writer in this process end before it does, in order.

@@ -1,18 +1,19 @@
 """Everything that CometMQ raises: `from cometmq.errors import DiskFull`.
 
-The tree, and when you get each of them, is in `cometmq.protocol.errors`; ConfigError, of settings
-that cannot be used, stands beside it.
+The tree, and when you get each of them, is in `cometmq.protocol.errors`.
 """
 
-from cometmq.conf.option import ConfigError
 from cometmq.protocol.errors import (
+    ArgumentIllegal,
     BadRequest,
     CometError,
+    ConfigError,
     DiskFull,
     FlushDiskTimeout,
     GroupNotExist,
     MessageIllegal,
     MessageNotFound,
+    MessagesUnread,
     MessageTooLarge,
     NameIllegal,
     NoPermission,
@@ -22,6 +23,7 @@ from cometmq.protocol.errors import (
     NotOwner,
     NotReachable,
     OffsetIllegal,
+    Overtaken,
     Refused,
     ServiceNotAvailable,
     ShuttingDown,
@@ -31,12 +33,15 @@ from cometmq.protocol.errors import (
     StoreNotOurs,
     SubscriptionIllegal,
     SystemBusy,
+    TooManyTopics,
+    TopicExists,
     TopicNotExist,
     UnknownCommand,
     UnsupportedVersion,
 )
 
 __all__ = [
+    "ArgumentIllegal",
     "BadRequest",
     "CometError",
     "ConfigError",
@@ -46,6 +51,7 @@ __all__ = [
     "MessageIllegal",
     "MessageNotFound",
     "MessageTooLarge",
+    "MessagesUnread",
     "NameIllegal",
     "NoPermission",
     "NotConfirmed",
@@ -54,6 +60,7 @@ __all__ = [
     "NotOwner",
     "NotReachable",
     "OffsetIllegal",
+    "Overtaken",
     "Refused",
     "ServiceNotAvailable",
     "ShuttingDown",
@@ -63,6 +70,8 @@ __all__ = [
     "StoreNotOurs",
     "SubscriptionIllegal",
     "SystemBusy",
+    "TooManyTopics",
+    "TopicExists",
     "TopicNotExist",
     "UnknownCommand",
     "UnsupportedVersion",

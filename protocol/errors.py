@@ -6,6 +6,9 @@ CometError
 │   │   ├── MessageTooLarge    size: body, record or properties
 │   │   └── NameIllegal        name: topic or group
 │   ├── TopicNotExist
+│   ├── TopicExists            with other settings than asked for
+│   ├── TooManyTopics          maxTopics
+│   ├── MessagesUnread         the change would hide them
 │   ├── GroupNotExist
 │   ├── NoPermission
 │   ├── SystemBusy             too much is waiting; retry
@@ -15,6 +18,7 @@ CometError
 │   ├── SubscriptionIllegal
 │   ├── OffsetIllegal
 │   ├── MessageNotFound
+│   ├── Overtaken              a later message of the same producer came to that queue before
 │   ├── NotOwner               the queue belongs to another member of the group now
 │   └── BadRequest             a frame or command that cannot be understood
 │       ├── UnknownCommand
@@ -24,6 +28,8 @@ CometError
 ├── NotReachable               nobody answers at that address
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
 ├── NotLocal                   transport="local", and the broker has no line for this process
+├── ConfigError                a setting that cannot be used, or a file of settings
+├── ArgumentIllegal            a call with something that can be no such argument
 └── StoreError                 a store directory that cannot be opened
     ├── StoreLocked
     ├── StoreNotOurs           a file that does not belong there, or has the wrong size
@@ -36,8 +42,13 @@ from typing import ClassVar
 
 
 class CometError(Exception):
-    """The root. `code` is RocketMQ's response code where it has one, ours start at 9000."""
+    """The root. `code` is RocketMQ's response code where it has one, ours start at 9000.
 
+    9000 to 9039 are the errors of this page, 9040 to 9059 those that Spark's side adds. An error
+    without a code of its own travels as the class that it is made of.
+    """
+
+    stored: int = 0  # of a call that sends many: how many messages are stored all the same
     code: ClassVar[int] = 1  # RocketMQ SYSTEM_ERROR
     retriable: ClassVar[bool] = False
 
@@ -73,7 +84,30 @@ class TopicNotExist(Refused):
     retriable = True
 
 
+class TopicExists(Refused):
+    """The topic is there, with other settings; the text names both. Changing is an update."""
+
+    code = 9050
+
+
+class TooManyTopics(Refused):
+    """The broker has as many topics as maxTopics allows."""
+
+    code = 9051
+
+
+class MessagesUnread(Refused):
+    """With fewer queues, messages would be hidden that a group has not read; the text says which.
+
+    Nothing was changed. Update by force does it all the same.
+    """
+
+    code = 9052
+
+
 class GroupNotExist(Refused):
+    """No broker knows the group, and none may create it (autoCreateSubscriptionGroup)."""
+
     code = 26  # RocketMQ SUBSCRIPTION_GROUP_NOT_EXIST
 
 
@@ -133,6 +167,13 @@ class NotOwner(Refused):
     code = 9006
 
 
+class Overtaken(Refused):
+    """Its producer had given it up, and a later message to that queue came before it."""
+
+    code = 9013
+    retriable = True
+
+
 class BadRequest(Refused):
     """A frame that is truncated, oversized or not a command."""
 
@@ -189,6 +230,31 @@ class NotLocal(CometError):
     code = 9031
 
 
+class ConfigError(CometError):
+    """A setting that cannot be used: wrong type, out of range, at odds with another one.
+
+    Also for a configuration file that cannot be read, and for a key that nearly equals a known one.
+    A key that nobody knows is only a warning. `problems` holds every fault that was found, one line
+    each.
+    """
+
+    code = 9012
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class ArgumentIllegal(CometError, ValueError, TypeError):
+    """A call with an argument of a wrong type, or with a value that it cannot have.
+
+    Nothing was done. The text names the argument, what was given and what it takes. It is also a
+    ValueError and a TypeError, as Python's own functions would raise.
+    """
+
+    code = 9014
+
+
 class StoreError(CometError):
     """A store directory that cannot be opened or used."""
 
@@ -228,3 +294,8 @@ BY_CODE = _tree(CometError)
 def from_code(code: int, text: str) -> CometError:
     """The exception that an error answer stands for."""
     return BY_CODE.get(code, CometError)(text)
+
+
+def again(error: CometError) -> CometError:
+    """An error to be raised in one more place; the exceptions of several threads stay apart."""
+    return type(error)(*error.args).with_traceback(None)

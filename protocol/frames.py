@@ -12,16 +12,23 @@ On a line, which is a Unix socket of its own (line.py), all frames are one packe
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final, Protocol, Union
 
 import msgspec
 
 from cometmq.protocol import commands
-from cometmq.protocol.commands import COMMANDS, PROTOCOL_VERSION, Command, Failed
-from cometmq.protocol.errors import BadRequest, CometError, UnsupportedVersion, from_code
+from cometmq.protocol.commands import BY_TAG, COMMANDS, PROTOCOL_VERSION, Command, Done, Failed
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    BadRequest,
+    CometError,
+    UnsupportedVersion,
+    from_code,
+)
 
 HEAD: Final = struct.Struct(">BQ")  # protocol version, request id
 HEAD_MAX: Final = 1_048_576  # bytes of a head frame
@@ -32,10 +39,19 @@ PACKET_FRAMES_MAX: Final = 65
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[COMMANDS]).decode  # noqa: UP007
+_decode_elements: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_read_head: Final = HEAD.unpack_from
+_HEAD_BYTES: Final = HEAD.size
+_type_info: Final = cache(msgspec.inspect.type_info)
+_STEP: Final = re.compile(r"\[(\d+|\.\.\.)\]")  # of a path such as $[1][0][2]
 
 
 def pack(request_id: int, command: Command) -> bytes:
-    return HEAD.pack(PROTOCOL_VERSION, request_id) + _encode(command)
+    """Raises ArgumentIllegal for a command with a value that cannot be sent."""
+    try:
+        return HEAD.pack(PROTOCOL_VERSION, request_id) + _encode(command)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentIllegal(f"{type(command).__name__} cannot be sent: {error}") from None
 
 
 def request_id_of(head: bytes | memoryview) -> int:
@@ -44,18 +60,49 @@ def request_id_of(head: bytes | memoryview) -> int:
 
 
 def unpack(head: bytes | memoryview) -> tuple[int, Command]:
-    """(request id, command). Raises BadRequest with what is wrong."""
-    if len(head) < HEAD.size:
-        raise BadRequest(f"head of {len(head)} bytes, at least {HEAD.size}")
-    if len(head) > HEAD_MAX:
-        raise BadRequest(f"head of {len(head)} bytes, at most {HEAD_MAX}")
-    version, request_id = HEAD.unpack_from(head)
+    """(request id, command). Raises BadRequest with what is wrong, and in which field."""
+    if not _HEAD_BYTES <= len(head) <= HEAD_MAX:
+        limit = f"at least {_HEAD_BYTES}" if len(head) < _HEAD_BYTES else f"at most {HEAD_MAX}"
+        raise BadRequest(f"head of {len(head)} bytes, {limit}")
+    version, request_id = _read_head(head)
     if version != PROTOCOL_VERSION:
         raise UnsupportedVersion(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
+    body = head[_HEAD_BYTES:]
     try:
-        return request_id, _decode(head[HEAD.size :])
+        return request_id, _decode(body)
+    except msgspec.ValidationError as error:
+        raise BadRequest(_what_is_wrong(body, str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"not a command: {error}") from None
+
+
+def _what_is_wrong(body: bytes | memoryview, text: str) -> str:
+    """msgspec says by numbers where in a command something is wrong; fields have names."""
+    what, _, path = text.partition(" - at `$")
+    try:
+        kind = BY_TAG.get(msgspec.msgpack.decode(_decode_elements(body)[0], type=int))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
+        kind = None
+    if kind is None:
+        return f"not a command: {text}"
+    return f"not a command: {kind.__name__}{_named(kind, _STEP.findall(path))}: {what}"
+
+
+def _named(kind: type[msgspec.Struct], steps: Sequence[str]) -> str:
+    """The path by names: `.sections[0].count`."""
+    shown, here = "", _type_info(kind)
+    for step in steps:
+        if isinstance(here, msgspec.inspect.UnionType):  # of something, or nothing
+            here = here.types[0]
+        match here:
+            case msgspec.inspect.StructType(tag=tag, fields=fields):
+                at = int(step) - (tag is not None)  # a command's tag is its first element
+                shown, here = f"{shown}.{fields[at].name}", fields[at].type
+            case msgspec.inspect.ListType(item_type=item):
+                shown, here = f"{shown}[{step}]", item
+            case _:
+                shown = f"{shown}[{step}]"
+    return shown
 
 
 class Frame(Protocol):
@@ -96,10 +143,15 @@ def join(head: bytes, payload: Sequence[bytes | bytearray | memoryview]) -> byte
     return b"".join((prefix.pack(count, *sizes), head, *payload))
 
 
+_lone_size: Final = struct.Struct(">xI").unpack_from
+
+
 def split(packet: bytes | memoryview) -> list[memoryview]:
     """The frames of a packet, at least one. Raises BadRequest when it is none."""
     view = memoryview(packet)
     count = view[0] if len(view) else 0
+    if count == 1 and len(view) >= 5 and _lone_size(view)[0] == len(view) - 5:
+        return [view[5:]]
     if not 0 < count <= PACKET_FRAMES_MAX or len(view) < _sizes(count).size:
         raise BadRequest(f"a packet of {len(view)} bytes that says it has {count} frames")
     _, *sizes = _sizes(count).unpack_from(view)
@@ -111,6 +163,16 @@ def split(packet: bytes | memoryview) -> list[memoryview]:
         frames.append(view[at : at + size])
         at += size
     return frames
+
+
+_LONE: Final = struct.Struct(">BIBQ")  # of one frame: its size, protocol version, request id
+_DONE: Final = _encode(Done())
+_DONE_BYTES: Final = HEAD.size + len(_DONE)
+
+
+def done_packet(request_id: int) -> bytes:
+    """The packet of a Done, which is what most requests are answered with."""
+    return _LONE.pack(1, _DONE_BYTES, PROTOCOL_VERSION, request_id) + _DONE
 
 
 def failed(error: CometError) -> Failed:

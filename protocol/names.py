@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import re
+import string
+from collections.abc import Mapping
 from typing import Final
 
-from cometmq.protocol.errors import NameIllegal
+from cometmq.protocol.derived import DERIVED_TOPIC
+from cometmq.protocol.errors import MessageIllegal, NameIllegal
+from cometmq.protocol.ledger import LEDGER_TOPIC
+from cometmq.protocol.tags import TAG_SEPARATOR
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 TOPIC_MAX: Final = 127
 LONG_TOPIC_MAX: Final = 255  # retry and dead-letter topics
 GROUP_MAX: Final = 120
+NAME_CHARACTERS: Final = string.ascii_letters + string.digits + "%|_-"
+# RocketMQ's brokers name retry topics of pop consumers group+topic, which no client may.
+STORED_TOPIC_CHARACTERS: Final = NAME_CHARACTERS + "+"
+
+# What the broker keeps for itself in the log. Nobody else reads it, and no view shows it.
+HIDDEN_TOPICS: Final = frozenset({LEDGER_TOPIC, DERIVED_TOPIC})
+
+DELAY_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 # Topics that the broker itself writes; RocketMQ refuses them to clients.
-SYSTEM_TOPICS: Final = frozenset(
+SYSTEM_TOPICS: Final = HIDDEN_TOPICS | frozenset(
     {
-        "SCHEDULE_TOPIC_XXXX",
+        DELAY_TOPIC,
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
@@ -30,10 +43,53 @@ STAGING_NAME_MAX: Final = 120
 RESERVED_PROPERTIES: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY", "WAIT"})
 
 _STAGING: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")  # they become names of files
-_LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
+_LEGAL: Final = re.compile(rf"[{re.escape(NAME_CHARACTERS)}]+\Z")
+
+
+# What asks for a delivery that there is none of yet: the message would be delivered at once.
+UNKEPT_PROPERTIES: Final = {
+    "DELAY": "delayed messages",
+    "TIMER_DELIVER_MS": "delayed messages",
+    "TIMER_DELAY_MS": "delayed messages",
+    "TIMER_DELAY_SEC": "delayed messages",
+    "TIMER_DEL_UNIQKEY": "delayed messages",
+    "TRAN_MSG": "transactions",
+}
+_NOT_PLAIN: Final = RESERVED_PROPERTIES | UNKEPT_PROPERTIES.keys()
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Raise MessageIllegal for a property that has an argument of its own, and for one that asks
+    for what a broker does not do."""
+    if _NOT_PLAIN.isdisjoint(properties):
+        return
+    names = sorted(_NOT_PLAIN.intersection(properties))
+    for name in names:
+        if name in UNKEPT_PROPERTIES:
+            raise MessageIllegal(unkept(name, properties[name]))
+    raise MessageIllegal(f"property {', '.join(names)}: use the argument of that name")
+
+
+def unkept(name: str, value: str) -> str:
+    """What the sender of a message with such a property is told; the writer says it, too."""
+    return (
+        f"property {name} = {value!r:.80}: there are no {UNKEPT_PROPERTIES[name]} yet, and the "
+        "message would be delivered at once; send it without, when it is due"
+    )
+
+
+def check_tag(tag: str) -> None:
+    """Raise MessageIllegal for what is an expression for a subscription, and no message's tag."""
+    if TAG_SEPARATOR in tag:
+        raise MessageIllegal(
+            f"tags = {tag[:100]!r}: a message has one tag; it is subscriptions that name several, "
+            f"joined by {TAG_SEPARATOR!r}"
+        )
 
 
 def _check(kind: str, name: str, length_max: int) -> None:
+    if not isinstance(name, str):
+        raise NameIllegal(f"a {kind} name is one text, not {type(name).__name__}: {name!r:.80}")
     if not name:
         raise NameIllegal(f"the {kind} name is empty")
     if len(name) > length_max:
@@ -44,7 +100,7 @@ def _check(kind: str, name: str, length_max: int) -> None:
 
 def check_topic(topic: str) -> None:
     """Raise NameIllegal unless the name may be a topic's."""
-    long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    long = isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
     _check("topic", topic, LONG_TOPIC_MAX if long else TOPIC_MAX)
 
 
@@ -53,6 +109,12 @@ def check_writable_topic(topic: str) -> None:
     check_topic(topic)
     if topic in SYSTEM_TOPICS:
         raise NameIllegal(f"topic {topic} is the broker's own")
+
+
+def check_readable_topic(topic: str) -> None:
+    """Raise NameIllegal if no client may read the topic of that name."""
+    if topic in HIDDEN_TOPICS:
+        raise NameIllegal(f"topic {topic} is the broker's own, and nobody else reads it")
 
 
 def check_group(group: str) -> None:
@@ -67,7 +129,11 @@ def check_hold(name: str) -> None:
 
 def check_staging_name(kind: str, name: str) -> None:
     """Raise NameIllegal unless the name may be a sink's or a stage's."""
-    if not 0 < len(name) <= STAGING_NAME_MAX or not _STAGING.match(name):
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name) <= STAGING_NAME_MAX
+        or not _STAGING.match(name)
+    ):
         raise NameIllegal(
-            f"{kind} name {name[:140]!r}: 1 to {STAGING_NAME_MAX} of a-zA-Z0-9_- are allowed"
+            f"{kind} name {name!r:.140}: 1 to {STAGING_NAME_MAX} of a-zA-Z0-9_- are allowed"
         )

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from cometmq.protocol.errors import SubscriptionIllegal
 
 ALL_TAGS: Final = "*"
 TAG_SEPARATOR: Final = "||"
+# What tags hardly ever have, and comparisons always: k=v is a tag, and k = v is none.
+_SQL: Final = re.compile(
+    r"""['<>] | =\s | \s= | =[-+.]?\d | \bin\s*\( | \bis\s+(not\s+)?null\b
+    | \bbetween\s+\S+\s+and\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def check_expression(expression: str) -> frozenset[str] | None:
+    """`parse_tags` of what a person has written: an SQL92 expression is no tag.
+
+    It would be one in all that is stored and sent, and no message would ever have it. Raises
+    SubscriptionIllegal.
+    """
+    tags = parse_tags(expression)
+    if tags is not None and _SQL.search(expression):
+        raise SubscriptionIllegal(
+            f"{expression[:100]!r} looks like an SQL92 expression, and messages are chosen by "
+            'their tags only: "paid || refunded" for some of them, "*" for all'
+        )
+    return tags
 
 
 def parse_tags(expression: str) -> frozenset[str] | None:

@@ -1,4 +1,4 @@
-"""Messages in Spark: the source `cometmq`. Needs `pip install cometmq[spark]` and Java 17.
+"""Messages in Spark: the source `cometmq`. Needs the extra `spark` and Java 17.
 
     from cometmq.spark import session
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from cometmq.protocol.version import install
 
 if TYPE_CHECKING:
     from cometmq.spark.listener import LagListener
@@ -39,5 +41,5 @@ def __getattr__(name: str) -> Any:
         if error.name not in ("pyspark", "pyarrow"):
             raise
         raise ModuleNotFoundError(
-            f"{error.name} is needed for this: pip install 'cometmq[spark]'", name=error.name
+            f"{error.name} is needed for this: {install('spark')}", name=error.name
         ) from error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -30,13 +30,21 @@ from cometmq.protocol.commands import (
     TopicList,
 )
 from cometmq.protocol.errors import CometError, StoreNotOurs
-from cometmq.shm._kernel import QueueSpans, decode
-from cometmq.shm.column_reader import ClosedPositions, ColumnReader, Served, is_served, log_end
-from cometmq.shm.config_files import ConfigFile, ConsumerOffsetTable
-from cometmq.shm.files import ABORT_FILE, COMMITLOG_DIR, CONFIG_DIR
-from cometmq.shm.identity import read_identity
-from cometmq.shm.queue_table import QueueRange
-from cometmq.shm.store_reader import file_sizes
+from cometmq.protocol.retry import pause_s, spread
+from cometmq.protocol.topics import fetch_topics
+from cometmq.shm.kernel._kernel import QueueSpans, decode
+from cometmq.shm.live.queue_table import QueueRange
+from cometmq.shm.os.files import ABORT_FILE, COMMITLOG_DIR
+from cometmq.shm.reading.column_reader import (
+    ClosedPositions,
+    ColumnReader,
+    Served,
+    is_served,
+    log_end,
+)
+from cometmq.shm.reading.positions import file_sizes
+from cometmq.shm.reading.resuming import committed_offsets
+from cometmq.shm.state.identity import read_identity
 from cometmq.spark.offsets import Queue
 from cometmq.spark.options import Isolation, OptionError, ReadOptions, Transport
 
@@ -44,6 +52,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_BROKER: Final = "broker"
 COUNT_MAX: Final = (1 << 62) - 1
+QUEUES_ASKED: Final = 1_024  # in one question
 PAUSE_S: Final = 0.05  # before the second attempt; doubled after each
 PAUSE_S_MAX: Final = 2.0
 BATCH_QUEUES_DIR: Final = "batchconsumequeue"
@@ -203,10 +212,9 @@ class LocalStore:
             return self._by_broker.committed(group, queues)
         if self._served is not None:
             raise OptionError("startingOffsets = group of a store that is served needs namesrv")
-        path = self.path / CONFIG_DIR / "consumerOffset.json"
-        table = ConfigFile(path, ConsumerOffsetTable).load() or ConsumerOffsetTable()
+        table = committed_offsets(self.path)
         return {
-            queue: table.offset_table.get(f"{queue.topic}@{group}", {}).get(queue.queue_id, -1)
+            queue: table.get(f"{queue.topic}@{group}", {}).get(queue.queue_id, -1)
             for queue in queues
         }
 
@@ -275,13 +283,16 @@ class RemoteBrokers:
     def topics(self) -> dict[str, list[Queue]]:
         found: dict[str, list[Queue]] = {}
         for name in sorted(self._masters):
-            answer = self._ask(name, "coordinator", ListTopics(), TopicList)
-            for info in answer.topics:
+            known = fetch_topics(partial(self._ask_topics, name))
+            for info in known.topics.values():
                 count = max(info.read_queues, info.write_queues)
                 found.setdefault(info.topic, []).extend(
                     Queue(name, info.topic, queue_id) for queue_id in range(count)
                 )
         return found
+
+    def _ask_topics(self, broker: str, question: ListTopics) -> TopicList:
+        return self._ask(broker, "coordinator", question, TopicList)
 
     def store_ids(self) -> dict[str, str]:
         return {name: self._describe(name, []).store_id for name in sorted(self._masters)}
@@ -296,11 +307,12 @@ class RemoteBrokers:
         found: dict[Queue, QueueRange] = {}
         for broker in sorted({queue.broker for queue in queues}):
             mine = [queue for queue in queues if queue.broker == broker]
-            ranges = self._describe(broker, mine).ranges
-            found |= {
-                queue: QueueRange(each.min_queue_offset, each.max_queue_offset)
-                for queue, each in zip(mine, ranges, strict=True)
-            }
+            for asked in _in_questions(mine):
+                ranges = self._describe(broker, asked).ranges
+                found |= {
+                    queue: QueueRange(each.min_queue_offset, each.max_queue_offset)
+                    for queue, each in zip(asked, ranges, strict=True)
+                }
         return found
 
     def offset_by_time(self, queue: Queue, timestamp_ms: int) -> int:
@@ -327,9 +339,10 @@ class RemoteBrokers:
         found: dict[Queue, int] = dict.fromkeys(queues, -1)
         for broker in sorted({queue.broker for queue in queues}):
             keys = [QueueKey(q.topic, q.queue_id) for q in queues if q.broker == broker]
-            answer = self._ask(broker, "coordinator", FetchOffsets(group, keys), GroupOffsets)
-            for each in answer.offsets:
-                found[Queue(broker, each.topic, each.queue_id)] = each.queue_offset
+            for asked in _in_questions(keys):
+                answer = self._ask(broker, "coordinator", FetchOffsets(group, asked), GroupOffsets)
+                for each in answer.offsets:
+                    found[Queue(broker, each.topic, each.queue_id)] = each.queue_offset
         return found
 
     def commit(self, group: str, offsets: Mapping[Queue, int]) -> None:
@@ -341,8 +354,8 @@ class RemoteBrokers:
                 for queue, offset in offsets.items()
                 if queue.broker == broker and offset > known[queue]
             ]
-            if mine:
-                self._ask(broker, "coordinator", CommitOffsets(group, mine), Done)
+            for asked in _in_questions(mine):
+                self._ask(broker, "coordinator", CommitOffsets(group, asked), Done)
 
     def store_time(self, queue: Queue, offset: int) -> int | None:
         channel = self._routes.channel(self.endpoints(queue.broker).readers[0])
@@ -373,8 +386,8 @@ class RemoteBrokers:
                 if not error.retriable or attempt == self._retries or self._closed.is_set():
                     raise
                 log.warning("%s; attempt %d of %d", error, attempt + 2, self._retries + 1)
-                pause_s = min(PAUSE_S_MAX, PAUSE_S * 2**attempt)
-                self._closed.wait(pause_s * random.uniform(0.5, 1.0))
+                pause = pause_s(attempt + 1, first_s=PAUSE_S, most_s=PAUSE_S_MAX)
+                self._closed.wait(spread(pause))
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
@@ -383,3 +396,9 @@ class RemoteBrokers:
 
 
 T = TypeVar("T")
+
+
+def _in_questions(things: list[T]) -> Iterator[list[T]]:
+    """The same, in lists of which each fits into one command."""
+    for begin in range(0, len(things), QUEUES_ASKED):
+        yield things[begin : begin + QUEUES_ASKED]

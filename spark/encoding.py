@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cometmq.protocol.errors import CometError, MessageIllegal
-from cometmq.shm._kernel import NO_QUEUE, ArrowText, RowEncoder, RowIllegal
+from cometmq.shm.kernel._kernel import NO_QUEUE, ArrowText, RowEncoder, RowIllegal
 from cometmq.spark.schema import SchemaError
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ WRITE_COLUMNS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
      "where it is null too, batches go to the queues in turn"),
     "keys": (("string",), "words to find the message by, separated by spaces"),
     "tags": (("string",), "the one tag that consumers may select by"),
-    "properties": (("map<string,string>",), "TAGS, KEYS, UNIQ_KEY and WAIT are refused"),
+    "properties": (("map<string,string>",), "TAGS, KEYS, UNIQ_KEY and WAIT are refused; "
+     "DELAY, TIMER_... and TRAN_MSG too: they would be delivered at once"),
     "flag": (("int",), "a number of the sender's own, 0 where it is null"),
 }  # fmt: skip
 
@@ -74,13 +75,16 @@ class Encoding:
     topic: str = ""  # for all rows; goes before the column
     batch_bytes: int = 262_144
     body_max: int = 4 << 20
+    multi_tags: bool = False
     rows: int = 0
     _routes: dict[str, tuple[int, int, Any]] = field(default_factory=dict)
     _slots: list[tuple[str, int | None]] = field(default_factory=list)
 
     def send_all(self, batches: Iterable[Any]) -> int:
         """Send the rows of pyarrow.RecordBatches; how many. Raises MessageIllegal with the row."""
-        encoder = RowEncoder(batch_bytes=self.batch_bytes, body_max=self.body_max)
+        encoder = RowEncoder(
+            batch_bytes=self.batch_bytes, body_max=self.body_max, multi_tags=self.multi_tags
+        )
         for batch in batches:
             self._send(self._encode(encoder, batch))
             self.rows += batch.num_rows

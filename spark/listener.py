@@ -1,4 +1,4 @@
-"""What follows a running stream: its lag, and its group's progress in the broker."""
+"""Progress of a running stream: its lag, and its group's offsets in the broker."""
 
 from __future__ import annotations
 

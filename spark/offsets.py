@@ -33,13 +33,13 @@ class Queue(NamedTuple):
 class StoreChanged(CometError):
     """The positions belong to another store, or to one that reached further than this one does."""
 
-    code = 9032
+    code = 9044
 
 
 class MessagesMissing(CometError):
     """What is to be read has expired, or its topic is not there."""
 
-    code = 9033
+    code = 9045
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from cometmq.conf.option import ConfigError, Unit, option, options_of, readable
-from cometmq.protocol.errors import CometError
+from cometmq.conf.option import Unit, option, options_of, readable
+from cometmq.protocol.errors import CometError, ConfigError, SubscriptionIllegal
+from cometmq.protocol.tags import check_expression
 
 MIB: Final = 1 << 20
 
@@ -24,7 +25,7 @@ MIB: Final = 1 << 20
 class OptionError(CometError, ValueError):
     """An option that does not exist, or has a value that cannot be used."""
 
-    code = 9030
+    code = 9042
 
 
 class Transport(StrEnum):
@@ -189,8 +190,9 @@ class ReadOptions:
     on_corrupt: OnCorrupt = option(
         OnCorrupt.FAIL,
         key="onCorrupt",
-        help="A record that does not hold: fail, leave it out with a line in the log, or (where "
-        "only its body is wrong) deliver it with a null body.",
+        help="A record that does not hold. fail: the query ends. skip: it is left out, with a line "
+        "in the log. null-body: where only its body is wrong it is delivered with a null body; the "
+        "query ends at others.",
     )
     verify_crc: bool = option(
         True, key="verifyCrc", help="Whether each body is checked against its CRC."
@@ -297,6 +299,10 @@ def _check_together(options: ReadOptions) -> None:
         raise OptionError(
             f"one of subscribe, subscribePattern and assign says what to read; {found}"
         )
+    try:
+        check_expression(options.tags)
+    except SubscriptionIllegal as error:
+        raise OptionError(f"tags: {error}") from None
     by_group = options.starting_offsets == "group"
     if (
         by_group or options.commit_offsets is not CommitOffsets.NONE
@@ -342,5 +348,7 @@ def as_table(kind: type = ReadOptions) -> str:
             shown = str(getattr(default, "value", default)) if default != "" else ""
         names = ", ".join(f"`{name}`" for name in entry.names)
         text = entry.help.replace("|", "\\|")
+        if isinstance(default, StrEnum):
+            text += f" One of {', '.join(f'`{each}`' for each in type(default))}."
         lines.append(f"| {names} | {f'`{shown}`' if shown else ''} | {text} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""From ranges of queues to tasks, and from limits to ranges. Pure functions."""
+"""Planning: from ranges of queues to tasks, and from limits to ranges. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASKS_MAX: Final = 65_536
 class TooManyTasks(CometError, ValueError):
     """More tasks than Spark should be asked to run."""
 
-    code = 9034
+    code = 9046
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Filters that Spark hands over: which of them choose what is read."""
+"""Predicate pushdown: which of the filters that Spark hands over choose what is read."""
 
 from __future__ import annotations
 

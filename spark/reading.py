@@ -1,4 +1,4 @@
-"""What a task does: records out of files or from a reader, into Arrow batches."""
+"""A read task: records out of files or from a reader, into Arrow batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cometmq.protocol.channel import Channel, Pending
 from cometmq.protocol.commands import (
     MeasureQueue,
     PullMessages,
@@ -20,10 +19,12 @@ from cometmq.protocol.commands import (
     QueueParts,
 )
 from cometmq.protocol.errors import CometError, NotConfirmed, OffsetIllegal, StoreDamaged
-from cometmq.shm import _kernel
-from cometmq.shm._kernel import Columns, QueueSpans
-from cometmq.shm.column_reader import ColumnReader
-from cometmq.shm.files import COMMITLOG_DIR, segment_name
+from cometmq.protocol.retry import pause_s
+from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel._kernel import Columns, QueueSpans
+from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
+from cometmq.shm.reading.column_reader import ColumnReader
 from cometmq.spark.arrow import take_batch
 from cometmq.spark.offsets import MessagesMissing, Queue
 from cometmq.spark.options import OnCorrupt, OnMissing
@@ -135,8 +136,10 @@ class _Trouble:
     shown: list[str] = field(default_factory=list)
 
     def damaged(self, where: str, columns: Columns) -> None:
-        reason, _, _, said, has = columns.damage
+        reason, _, _, said, has, details = columns.damage
         text = f"{where}: {reason}"
+        if details:
+            text += f": {details}"
         if said >= 0:
             text += f": expected {said:#010x}, it has {has:#010x}"
         self._corrupt(text)
@@ -366,7 +369,7 @@ class _RpcReading(_Reading):
                 if not error.retriable or attempt == self._task.retries:
                     raise
                 log.warning("%s offset %d: %s; pulled again", queue, at, error)
-                self._pause.wait(min(2.0, 0.05 * 2**attempt))
+                self._pause.wait(pause_s(attempt + 1, first_s=0.05, most_s=2))
                 pending = self._pull(queue, at, end)
             else:
                 if not isinstance(answer, PullResult):
@@ -388,7 +391,7 @@ class _RpcReading(_Reading):
             except CometError as error:
                 if not error.retriable or attempt == self._task.retries:
                     raise
-                self._pause.wait(min(2.0, 0.05 * 2**attempt))
+                self._pause.wait(pause_s(attempt + 1, first_s=0.05, most_s=2))
         raise AssertionError("the last attempt returns or raises")
 
     def _channel(self, queue: Queue) -> Channel:

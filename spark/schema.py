@@ -45,7 +45,7 @@ LARGE: Final = frozenset({"body", "properties"})  # what `metadata=true` leaves 
 class SchemaError(CometError, ValueError):
     """A column that does not exist, or has another type."""
 
-    code = 9031
+    code = 9043
 
 
 def default_schema(*, metadata: bool = False) -> str:

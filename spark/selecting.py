@@ -1,4 +1,4 @@
-"""Which queues are read, and from where to where."""
+"""Selection of ranges: which queues are read, and from where to where."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cometmq.protocol.errors import TopicNotExist
 from cometmq.protocol.names import SYSTEM_TOPICS
-from cometmq.shm.queue_table import QueueRange
+from cometmq.shm.live.queue_table import QueueRange
 from cometmq.spark.catalog import Catalog
 from cometmq.spark.offsets import EARLIEST, LATEST, MessagesMissing, Queue, assigned, by_queue
 from cometmq.spark.options import (

@@ -1,4 +1,4 @@
-"""A SparkSession that knows the source."""
+"""A SparkSession that knows the data source `cometmq`."""
 
 from __future__ import annotations
 

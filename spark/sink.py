@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from cometmq.client.bodies import BodySender
-from cometmq.client.staging import SinkLine, StageWriter
+from cometmq.client.sending.bodies import BodySender
+from cometmq.client.sending.staging import SinkLine, StageWriter
 from cometmq.protocol.errors import CometError
 from cometmq.spark.encoding import Encoding, Outlet, batches_of, check_columns
 from cometmq.spark.options import OptionError
@@ -98,7 +98,13 @@ class _Writing:
 
     def _encoding(self, outlet: Outlet) -> Encoding:
         options = self.options
-        return Encoding(outlet, options.topic, options.batch_bytes, options.max_message_bytes)
+        return Encoding(
+            outlet,
+            options.topic,
+            options.batch_bytes,
+            options.max_message_bytes,
+            options.multi_tags,
+        )
 
     def commit_stages(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """One command, whatever happens to it and to us: it may come again."""

@@ -69,6 +69,12 @@ class WriteOptions:
         at_most=1 << 40,
         help="What a task has sent and the broker has not answered; with more it waits.",
     )
+    multi_tags: bool = option(
+        False,
+        key="multiTags",
+        help="Write tags joined by || as they are: a message that has several, as RocketMQ knows "
+        "them. Else such a tag is refused: it is an expression, which belongs to a subscription.",
+    )
     timeout_ms: int = option(
         30_000, key="timeoutMs", at_least=1, help="For one batch, retries included."
     )

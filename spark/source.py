@@ -32,6 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from cometmq.protocol.errors import NotOwner
 from cometmq.protocol.tags import parse_tags
 from cometmq.spark.arrow import arrow_schema
 from cometmq.spark.catalog import COUNT_MAX, LocalStore, RemoteBrokers, open_catalog
@@ -405,8 +406,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         """Spark calls this one batch late, and never for the last one: see LagListener."""
         if self.options.commit_offsets is not CommitOffsets.AFTER_BATCH:
             return
-        brokers = self._brokers
-        brokers.commit(self.options.consumer_group, Offsets.from_json(end).queues)
+        group = self.options.consumer_group
+        try:
+            self._brokers.commit(group, Offsets.from_json(end).queues)
+        except NotOwner as error:  # the stream goes on: its own progress is in the checkpoint
+            log.error("progress of group %s is not committed: %s", group, error)
 
     @cached_property
     def _brokers(self) -> RemoteBrokers:

@@ -2,42 +2,104 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import sys
-from pathlib import Path
+from collections.abc import Generator
+from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
+
+from cometmq.client.administration.brokers import Brokers
+from cometmq.client.sending.producer import Producer
+from cometmq.protocol.wire.channel import Channel
+
+# How long an example takes says what else the machine does.
+settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ours")
+
+# Likewise how long a broker takes to answer: the 3 s of a user are little on a busy machine. A test
+# of a time limit sets its own.
+for _asks in (Channel.ask, Brokers.__init__, Producer.__init__):
+    inspect.unwrap(_asks).__kwdefaults__["timeout_s"] = 30.0
 
 # A shell that starts us in the background has Ctrl-C ignored, and our children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-sys.path.insert(0, str(Path(__file__).parent))
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Without a path all tests run, side by side: they wait more than they compute."""
+    option = config.option
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_worker = hasattr(config, "workerinput")
+    looked_at = option.usepdb or option.collectonly or option.capture == "no"
+    if whole and not is_worker and not looked_at and getattr(option, "numprocesses", 0) is None:
+        option.numprocesses = 2 + (psutil.cpu_count() or 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from parallel import Scheduler
+
+    config.option.loadscopereorder = False
+    return Scheduler(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        from parallel import arrange
+
+        arrange(items, config.workerinput)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """What a worker reports travels as UTF-8, and tests log what is none."""
+    return encodable((yield))
+
+
+def encodable(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode(errors="backslashreplace").decode()
+    if isinstance(data, dict):
+        return {key: encodable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(map(encodable, data))
+    return data
+
+
+_left: list[str] = []  # brokers' processes that outlived their tests, in words
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _left.extend(getattr(node, "workeroutput", {}).get("left", ()))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     family = sys.modules.get("family")
-    if family is None:
-        return
-    left = family.left_behind()
-    for process in left:
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
-            reporter.write_line(f"ERROR: a broker's process is left: {process}", red=True)
-        process.kill()
-    if left:
+    if family is not None:
+        left = family.left_behind()
+        _left.extend(map(str, left))
+        for process in left:
+            process.kill()
         psutil.wait_procs(left, 10)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = _left
+    elif _left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    from interop import rocketmq
-
-    if rocketmq.SKIP_REASON:
-        terminalreporter.write_line(f"WARNING: {rocketmq.SKIP_REASON}", yellow=True, bold=True)
-    for name in ("fault.disk", "interop.peers"):
-        module = sys.modules.get(name)
-        for what, reason in module.skipped.items() if module is not None else ():
-            line = f"WARNING: NOT TESTED: {what}: {reason}"
-            terminalreporter.write_line(line, yellow=True, bold=True)
+    """What could not be tested here is said, each reason once."""
+    for process in _left:
+        terminalreporter.write_line(f"ERROR: a broker's process is left: {process}", red=True)
+    skipped = terminalreporter.stats.get("skipped", [])
+    for reason in sorted({report.longrepr[2] for report in skipped}):
+        line = f"WARNING: NOT TESTED: {reason.removeprefix('Skipped: ')}"
+        terminalreporter.write_line(line, yellow=True, bold=True)

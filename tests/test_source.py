@@ -8,11 +8,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from cometmq.shm import _kernel, layout
+from cometmq.shm.kernel import _kernel, layout
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -20,7 +21,7 @@ PACKAGE_DIR: dict[str, str] = SETUPTOOLS["package-dir"]
 
 # Which folder may import which: imports run downward (docs/architecture.md, The floors).
 FLOORS: dict[str, set[str]] = {
-    "conf": set(),
+    "conf": {"protocol"},  # its errors alone, see test_settings_know_errors_and_nothing_else
     "protocol": set(),
     "shm": {"conf", "protocol"},
     "actors": {"conf", "protocol", "shm"},
@@ -30,9 +31,52 @@ FLOORS: dict[str, set[str]] = {
     "bench": {"actors", "client", "conf", "front", "protocol", "shm", "spark"},
 }
 
+# Within a floor: which wing may import which others.
+_ABOVE_STATE = {"kernel", "os", "state", "live"}
+_WING = {"books", "runtime"}
+WINGS: dict[str, dict[str, set[str]]] = {
+    "shm": {
+        "kernel": set(),
+        "os": {"kernel"},
+        "state": {"kernel", "os"},
+        "live": {"kernel", "os"},
+        "log": _ABOVE_STATE,
+        "derived": _ABOVE_STATE | {"log"},
+        "reading": _ABOVE_STATE | {"log", "derived"},
+        "tools": _ABOVE_STATE | {"log", "derived", "reading"},
+    },
+    "actors": {
+        "books": set(),
+        "runtime": {"books"},
+        "writer": _WING,
+        "keepers": _WING,
+        "reading": _WING,
+        "coordination": _WING,
+        "launch": {*_WING, "writer", "keepers", "reading", "coordination"},
+    },
+    "client": {"administration": set(), "sending": set(), "receiving": set()},
+}
+
 
 def sources(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
+
+
+# What a user may mistype: strict mypy complains of each `ignore` that there was no need for.
+WRONG_KEYWORDS = """
+from cometmq import AsyncConsumer, AsyncProducer, Broker
+
+async def wrong(broker: Broker, twin: AsyncProducer) -> None:
+    broker.producer(linger=5)  # type: ignore[call-arg]
+    broker.consumer("g", prefetch=1)  # type: ignore[call-arg]
+    broker.consumer("g", start=1.5)  # type: ignore[arg-type]
+    broker.async_producer(timeout="1")  # type: ignore[call-arg]
+    broker.async_consumer("g", "t", wait_for_broker="1")  # type: ignore[arg-type]
+    AsyncProducer("host", linger_ms="5")  # type: ignore[arg-type]
+    AsyncConsumer("host", "g", spin=1)  # type: ignore[call-arg]
+    await twin.send_many("t", [b"x"], tag="a")  # type: ignore[call-arg]
+    await twin.send_oneway("t", b"x", wait=False)  # type: ignore[call-arg]
+"""
 
 
 def test_types(tmp_path: Path) -> None:
@@ -45,7 +89,8 @@ def test_types(tmp_path: Path) -> None:
                 (target / path.name).symlink_to(path)
     cache = os.environ.get("COMETMQ_MYPY_CACHE", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache]
-    command += ["-p", "cometmq", "-p", "pyspark_cometmq"]
+    command += ["-p", "cometmq", "-p", "pyspark_cometmq", "-m", "wrong_keywords"]
+    (tmp_path / "wrong_keywords.py").write_text(WRONG_KEYWORDS)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     checked = re.search(r"no issues found in (\d+) source files", done.stdout)
@@ -54,7 +99,27 @@ def test_types(tmp_path: Path) -> None:
     packaged = [
         path for folder in folders for kind in ("*.py", "*.pyi") for path in folder.glob(kind)
     ]
-    assert int(checked[1]) == len(packaged)
+    assert int(checked[1]) == len(packaged) + 1
+
+
+# What has one place, and which place: a pattern of the source, and the only file that may have it.
+ONE_PLACE: dict[str, tuple[str, str]] = {
+    "ctypes": (r"^\s*(import|from) ctypes", "shm/os/libc.py"),
+    "a durable small file": (r"\bos\.(fsync|replace)\(|\.replace\((path|self\._?path|mark)\)",
+                             "shm/os/durable.py"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ONE_PLACE)
+def test_one_place(what: str) -> None:
+    pattern, place = ONE_PLACE[what]
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in FLOORS
+        for path in sources(folder)
+        if folder != "bench" and re.search(pattern, path.read_text(), re.MULTILINE)
+    }
+    assert found == {place}
 
 
 def test_every_package_is_listed() -> None:
@@ -87,6 +152,15 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+def test_settings_know_errors_and_nothing_else() -> None:
+    """What cannot be set is an error like any other; commands and sockets are no matter of conf."""
+    for path in sources("conf"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cometmq."):
+                module = str(node.module)
+                assert module.startswith("cometmq.conf") or module == "cometmq.protocol.errors"
+
+
 @pytest.mark.parametrize("folder", sorted(FLOORS))
 def test_floors(folder: str) -> None:
     for path in sources(folder):
@@ -94,9 +168,109 @@ def test_floors(folder: str) -> None:
         assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}"
 
 
+@pytest.mark.parametrize(
+    ("floor", "wing"), [(floor, wing) for floor, wings in WINGS.items() for wing in wings]
+)
+def test_wings(floor: str, wing: str) -> None:
+    for path in sources(f"{floor}/{wing}"):
+        for name in imports_of_file(path):
+            package, _, inner = name.partition(f"cometmq.{floor}.")
+            other = inner.partition(".")[0]
+            if not package and other in WINGS[floor] and other != wing:
+                shown = f"{path.relative_to(ROOT)} imports {name}"
+                assert other in WINGS[floor][wing], shown
+
+
+def test_every_wing_has_its_rule() -> None:
+    for floor, wings in WINGS.items():
+        found = {path.parent.name for path in (ROOT / floor).glob("*/__init__.py")}
+        assert found == set(wings)
+
+
+def test_books_are_pure() -> None:
+    """They know declarations alone, so that whoever drives them decides on time and I/O."""
+    for path in sources("actors/books"):
+        assert imported(path) <= {"protocol", "actors"}
+        assert not imports_of_file(path) & {"os", "time", "socket", "threading", "zmq"}
+
+
+@pytest.mark.parametrize("page", ["architecture", "contributing", "why"])
+def test_pages_name_files_that_are_there(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+(?:\.\w+)?)`", text))
+    named = {each for each in named if each.partition("/")[0] in {*FLOORS, "tests", "docs"}}
+    gone = {each for each in named if not list(ROOT.glob(f"{each}*"))}
+    assert not gone, f"docs/{page}.md: {sorted(gone)}"
+
+
+LINES_MAX = 499  # of a file
+METHODS_MAX = 24  # of a class, properties and special ones too
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def is_declarations(path: Path) -> bool:
+    """Settings and commands are as long as there are such."""
+    return path == ROOT / "conf/settings.py" or path.is_relative_to(ROOT / "protocol/commands")
+
+
+def test_a_file_is_a_page_and_a_class_has_one_subject() -> None:
+    lines, methods = {}, {}
+    for path in (each for floor in FLOORS for each in sources(floor) if not is_declarations(each)):
+        name = str(path.relative_to(ROOT))
+        text = path.read_text()
+        lines[name] = len(text.splitlines())
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                found = [each for each in node.body if isinstance(each, FUNCTIONS)]
+                methods[f"{name}:{node.name}"] = len(found)
+    long = {name: count for name, count in lines.items() if count > LINES_MAX}
+    wide = {name: count for name, count in methods.items() if count > METHODS_MAX}
+    assert not long | wide, f"find the part that has a name of its own: {long | wide}"
+
+
+def modules() -> dict[str, Path]:
+    """Every module by the name that it is imported by."""
+    found = {}
+    for package, folder in PACKAGE_DIR.items():
+        for path in (ROOT / folder).glob("*.py"):
+            found[package if path.stem == "__init__" else f"{package}.{path.stem}"] = path
+    return found
+
+
+def imports_of_file(path: Path) -> set[str]:
+    """What is imported, by full names: modules, and names out of modules."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def imports_of(name: str, known: dict[str, Path]) -> set[str]:
+    """The modules that one imports, wherever in it: also within functions, and for types alone."""
+    found = {
+        each if each in known else each.rpartition(".")[0] for each in imports_of_file(known[name])
+    }
+    # A package may name what is in it.
+    return {each for each in found & set(known) if not f"{name}.".startswith(f"{each}.")}
+
+
+def test_no_modules_import_each_other() -> None:
+    known = modules()
+    sorter = TopologicalSorter({name: imports_of(name, known) for name in known})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
 def test_the_kernels_layouts_are_printed_from_the_declarations() -> None:
-    text = (ROOT / "shm/layout.pxi").read_text()
-    assert text == layout.as_pxi(), "print it again: python -m cometmq.shm.layout > shm/layout.pxi"
+    text = (ROOT / "shm/kernel/layout.pxi").read_text()
+    assert text == layout.as_pxi(), (
+        "print it again: python -m cometmq.shm.kernel.layout > shm/kernel/layout.pxi"
+    )
     by_name = {found.name: found.size for found in layout.LAYOUTS}
     for name, size in _kernel.layout_sizes().items():
         assert by_name[name] == size
@@ -104,7 +278,7 @@ def test_the_kernels_layouts_are_printed_from_the_declarations() -> None:
 
 def test_the_kernels_types_name_what_is_there() -> None:
     """Every name in _kernel.pyi exists, and every public name of the kernel is in it."""
-    tree = ast.parse((ROOT / "shm/_kernel.pyi").read_text())
+    tree = ast.parse((ROOT / "shm/kernel/_kernel.pyi").read_text())
     declared = {
         node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
     } | {
@@ -116,7 +290,50 @@ def test_the_kernels_types_name_what_is_there() -> None:
         name
         for name, value in vars(_kernel).items()
         if not name.startswith("_")
-        and getattr(value, "__module__", "cometmq.shm._kernel") == "cometmq.shm._kernel"
+        and getattr(value, "__module__", "cometmq.shm.kernel._kernel")
+        == "cometmq.shm.kernel._kernel"
     }
     assert declared - {"Buffer"} <= set(vars(_kernel))
     assert public - declared == {"Holder"}
+
+
+def test_the_kernel_is_built_again_for_each_of_its_files() -> None:
+    kernel = ROOT / "shm/kernel"
+    parts = {f"shm/kernel/{path.name}" for kind in ("*.pxi", "*.h") for path in kernel.glob(kind)}
+    assert set(SETUPTOOLS["ext-modules"][0]["depends"]) == parts
+    included = re.findall(r'^include "(.*)"$', (kernel / "_kernel.pyx").read_text(), re.MULTILINE)
+    assert {f"shm/kernel/{name}" for name in included} == {p for p in parts if p.endswith(".pxi")}
+
+
+KERNEL_FUNCTION_LINES_MAX = 60
+
+
+def kernel_functions(path: Path) -> dict[str, int]:
+    """Functions of a Cython file, and how many lines each has: to the last one that is indented
+    deeper than its `def`."""
+    found: dict[str, int] = {}
+    name, start, last, depth = "", 0, 0, 0
+    begins = re.compile(
+        r"( *)(?:def|cp?def(?! (?:class|struct|enum|extern|packed)\b)[^=(]*?) ?(\w+)\("
+    )
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        indent = len(line) - len(line.lstrip())
+        match = begins.match(line)
+        if match and (line.endswith((":", "(", ",")) or ("(" in line and ")" not in line)):
+            name, start, last, depth = match[2], number, number, indent
+        elif name and line.strip() and (indent > depth or line.lstrip().startswith(")")):
+            last = number
+        elif name and line.strip():
+            name = ""
+        if name:
+            found[f"{path.name}:{start} {name}"] = last - start + 1
+    return found
+
+
+def test_kernel_functions_fit_on_a_screen() -> None:
+    kernel = ROOT / "shm/kernel"
+    found: dict[str, int] = {}
+    for path in [*kernel.glob("*.pxi"), *kernel.glob("*.pyx")]:
+        found |= kernel_functions(path)
+    assert len(found) > 250  # it finds functions at all
+    assert {name: n for name, n in found.items() if n > KERNEL_FUNCTION_LINES_MAX} == {}

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
-from cometmq.options import output_option
-from cometmq.output import hint, print_rows
+from cometmq.cli.options import output_option
+from cometmq.cli.output import hint, print_rows
 
 NAMES: Final = ("cometmq", "rocketmq", "kafka", "redis", "nats")  # as in systems.NAMES
 OPENING: Final = {
@@ -36,7 +36,7 @@ _EPILOG: Final = """\
 \b
 Every run ends with a check of count, order and CRC of all that was acknowledged;
 a run that fails it has exit code 1. Progress goes to standard error. Methods and
-results: docs/performance.md. The libraries: pip install 'cometmq[bench]'.
+results: docs/performance.md. The libraries: pip install '.[bench]'.
 """
 
 
@@ -247,7 +247,7 @@ def omb(files: tuple[str, ...], output: str, out: Path | None, store: Path | Non
     """
     from cometmq.bench.omb.command import run_files
 
-    run_files(files, output, out, store, minutes, options)
+    run_files(files, output, out, store, minutes, options, session_of)
 
 
 @bench.command()

@@ -23,9 +23,9 @@ from cometmq.bench.extra import BenchError
 from cometmq.bench.own import FLUSHES, windows
 from cometmq.bench.systems import Durability
 from cometmq.bench.worker import Job, serve
-from cometmq.shm._kernel import Appender, decode
-from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
-from cometmq.shm.store_reader import GetStatus, ReadLimits, StoreReader
+from cometmq.shm.kernel._kernel import Appender, decode
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
+from cometmq.shm.reading.store_reader import GetStatus, ReadLimits, StoreReader
 
 DISPATCH_S: Final = 120.0
 FLUSH_S: Final = 300.0

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from cometmq.protocol.errors import CometError
+from cometmq.protocol.version import install
 
 
 class BenchError(CometError):
@@ -20,5 +21,5 @@ def load(module: str) -> Any:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
         raise BenchError(
-            f"{module.partition('.')[0]} is not installed: pip install 'cometmq[bench]'"
+            f"{module.partition('.')[0]} is not installed: {install('bench')}"
         ) from None

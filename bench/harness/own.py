@@ -21,7 +21,7 @@ import psutil
 from cometmq import Admin, Broker, Consumer, Message, Producer, Receipt, __version__
 from cometmq.bench.systems import OVER_ZEROMQ, OWN, SPINNING, Durability, System
 from cometmq.bench.worker import Job, serve
-from cometmq.shm.files import COMMITLOG_DIR
+from cometmq.shm.os.files import COMMITLOG_DIR
 
 LINGER_MS: Final = 5.0  # of the streams
 TIMEOUT_S: Final = 60.0
@@ -118,7 +118,7 @@ class OwnSender:
         )  # fmt: skip
         self._queues = job.queues if job.options.get("spread") else 0
         for topic in job.topics:
-            self._producer.learn(topic)
+            self._producer._sender.learn(topic)
 
     def one(self, topic: str, body: bytes) -> None:
         self._producer.send(topic, body)

@@ -20,7 +20,7 @@ from cometmq.bench.cases import Context
 from cometmq.bench.extra import BenchError
 from cometmq.bench.results import Line, Results
 from cometmq.bench.workloads import WORKLOADS, controls
-from cometmq.output import hint, warn
+from cometmq.cli.output import hint, warn
 
 RESULTS: Final = "results.json"
 LOGS: Final = "raw"

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from cometmq.bench.extra import BenchError
 from cometmq.protocol.errors import CometError
+from cometmq.protocol.version import install
 
 OWN: Final = "cometmq"
 # Ways of our own consumer.
@@ -73,8 +74,7 @@ def system(name: str) -> System:
         if error.name == place:
             raise BenchError(f"{name} cannot be measured: {place} is not there") from None
         raise BenchError(
-            f"{name} cannot be measured: {error.name} is not installed: "
-            "pip install 'cometmq[bench]'"
+            f"{name} cannot be measured: {error.name} is not installed: {install('bench')}"
         ) from None
     made: System = module.system()
     return made

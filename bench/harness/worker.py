@@ -13,7 +13,6 @@ are the same for all of them. Sequences run through warm-up and measurement alik
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -33,11 +32,11 @@ from cometmq.bench import histograms
 from cometmq.bench.open_loop import OpenLoop, Times, clock_ns
 from cometmq.bench.reading import Reading
 from cometmq.bench.stamps import Stamper, Verifier
+from cometmq.shm.os.libc import set_timer_slack
 
 PROGRESS_NS: Final = 1_000_000_000
 INTERVAL_S: Final = 10.0  # of one histogram in a log
 POLL_S: Final = 0.2
-_PR_SET_TIMERSLACK: Final = 29
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +143,7 @@ def say(line: dict[str, Any]) -> None:
 
 def _precise_sleep() -> None:
     """Sleep to the microsecond: the kernel adds 50 us to every sleep of an ordinary thread."""
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    set_timer_slack(1)
 
 
 class _Orders:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from cometmq.bench.cli import session_of
 from cometmq.bench.extra import BenchError
 from cometmq.bench.omb.run import run_workload
 from cometmq.bench.omb.workload import Workload, find, known_workloads, parse
 from cometmq.bench.report import omb_rows, write_report
 from cometmq.bench.session import Session, folders
-from cometmq.output import JSON, hint, print_json, print_rows
+from cometmq.cli.output import JSON, hint, print_json, print_rows
 
 QUICK_S: Final = 3.0
 LIST: Final = "list"
@@ -24,7 +23,7 @@ LIST: Final = "list"
 
 def run_files(
     files: Sequence[str], output: str, out: Path | None, store: Path | None,
-    minutes: float | None, options: dict[str, Any],
+    minutes: float | None, options: dict[str, Any], session_of: Callable[..., Session],
 ) -> None:  # fmt: skip
     if list(files) == [LIST]:
         print_rows([_row_of(parse(find(name))) for name in known_workloads()], output)

@@ -9,12 +9,14 @@ All of it lies in a cache (`$COMETMQ_CACHE`, else `~/.cache/cometmq`), never in 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -159,18 +161,30 @@ def _key(*contents: bytes) -> str:
 
 
 def _fill(target: Path, fill: Callable[[Path], None]) -> None:
-    """Makes `target` by `fill(directory)`; it appears whole or not at all, also for two at once."""
+    """Makes `target` by `fill(directory)`; it appears whole or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as directory:
+        with (
+            _alone(),
+            tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as directory,
+        ):
+            if target.is_dir():  # somebody else has done so meanwhile
+                return
             made = Path(directory) / "made"
             made.mkdir()
             fill(made)
-            if not target.is_dir():
-                made.rename(target)
+            made.rename(target)
     except OSError as error:
         if not target.is_dir():
             raise NotAvailable(f"cannot write to the cache: {error}") from error
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Maven's own store of jars, which all caches share, does not bear two at once."""
+    with (cache_dir() / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _first_error(log: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from cometmq.bench.extra import BenchError
+from cometmq.protocol.version import install
 
 READY_S: Final = 90.0  # a JVM on a busy machine
 END_S: Final = 20.0
@@ -142,7 +143,7 @@ def missing_module(distribution: str) -> str | None:
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return f"{distribution} is not installed: pip install 'cometmq[bench]'"
+        return f"{distribution} is not installed: {install('bench')}"
     return None
 
 

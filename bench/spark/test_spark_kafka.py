@@ -19,6 +19,8 @@ from spark_rounds import QUEUES, TOPIC, Turns, drain, fill, same_rows
 from cometmq import Broker
 from cometmq.bench.peers.maven import NotAvailable
 
+pytestmark = pytest.mark.slow
+
 OURS = (
     "topic string, queue_id int, queue_offset bigint, store_ts timestamp, keys string, "
     "body binary, properties map<string,string>"
@@ -36,7 +38,7 @@ def test_kafka(spark: SparkSession, full: bool, tmp_path: Path, report: Report) 
     try:
         version = add_connector(spark, fetch=True)
     except NotAvailable as why:
-        pytest.skip(f"NOT COMPARED WITH SPARK'S KAFKA CONNECTOR: {why}")
+        pytest.skip(f"a comparison with Spark's Kafka connector: {why}")
     with Broker(tmp_path / "store") as broker, kafka_broker(tmp_path / "kafka", QUEUES) as address:
         fill(broker, count)
 

@@ -17,7 +17,9 @@ from spark_rounds import QUEUES, TOPIC, Turns, drain, fill, same_rows
 from tuple_source import TupleSource
 
 from cometmq import Broker
-from cometmq.shm.column_reader import Served
+from cometmq.shm.reading.column_reader import Served
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(1200)  # --full on a busy machine

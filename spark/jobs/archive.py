@@ -8,10 +8,10 @@ before the manifest's entry is, and that is made with a link that fails where th
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cometmq.client import Admin
-from cometmq.shm import _kernel
-from cometmq.shm._kernel import Columns, LogWalk
-from cometmq.shm.files import COMMITLOG_DIR, map_segment, segment_name, sync_folder
-from cometmq.shm.holds import ARCHIVE_HOLD
-from cometmq.shm.identity import read_identity
+from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel._kernel import Columns, FileMap, LogWalk
+from cometmq.shm.os.durable import beside, sync_folder, whole_file
+from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
+from cometmq.shm.state.holds import ARCHIVE_HOLD
+from cometmq.shm.state.identity import read_identity
 from cometmq.spark.arrow import take_batch
 from cometmq.spark.jobs import manifest
 from cometmq.spark.jobs.archived import verify_entry
@@ -196,7 +197,7 @@ class _Archiving:
         finally:
             memory.close()
 
-    def _run(self, memory: mmap.mmap) -> Entry:
+    def _run(self, memory: FileMap) -> Entry:
         bounds, start = self.task.bounds, self.task.start
         end = start + bounds.segment_bytes
         walk = LogWalk()
@@ -223,7 +224,7 @@ class _Archiving:
         manifest.commit(self.root, entry)
         return entry
 
-    def _walk(self, walk: LogWalk, memory: mmap.mmap, end: int) -> None:
+    def _walk(self, walk: LogWalk, memory: FileMap, end: int) -> None:
         start = at = self.task.start
         while at < end:
             at, reason = walk.group(memory, start, at, end)
@@ -238,11 +239,11 @@ class _Archiving:
 
     # --- files ---
 
-    def _write_raw(self, memory: mmap.mmap) -> tuple[str, list[RawStretch]]:
+    def _write_raw(self, memory: FileMap) -> tuple[str, list[RawStretch]]:
         path = f"{manifest.FOLDER}/{manifest.RAW}/{self.name}.bin"
         stretches: list[RawStretch] = []
         at = 0
-        with _Made(self.root / path) as made, made.open("wb") as file:
+        with _made(self.root / path) as made, made.open("wb") as file:
             for begin, end, reason in self.raw:
                 low, high = begin - self.task.start, end - self.task.start
                 kept = _data_end(memory, low, high)
@@ -253,7 +254,7 @@ class _Archiving:
         return path, stretches
 
     def _write_files(
-        self, walk: LogWalk, lanes: list[dict[str, Any]], memory: mmap.mmap
+        self, walk: LogWalk, lanes: list[dict[str, Any]], memory: FileMap
     ) -> Iterator[ArchivedFile]:
         """One file a topic and day; the small ones together."""
         least = sum(lane["size_bytes"] for lane in lanes) // SMALL_SHARE
@@ -278,11 +279,11 @@ class _Archiving:
             yield self._write_file(path, walk, numbers, memory, lanes)
 
     def _write_file(
-        self, path: str, walk: LogWalk, numbers: list[int], memory: mmap.mmap,
+        self, path: str, walk: LogWalk, numbers: list[int], memory: FileMap,
         lanes: list[dict[str, Any]],
     ) -> ArchivedFile:  # fmt: skip
         rows = 0
-        with _Made(self.root / path) as made:
+        with _made(self.root / path) as made:
             with _writer(made, self.task.codec, self.task.bounds, self.task.start) as writer:
                 for batch in self._batches(walk, numbers, memory):
                     rows += batch.num_rows
@@ -296,7 +297,7 @@ class _Archiving:
             max(lane["last_ms"] for lane in mine),
         )  # fmt: skip
 
-    def _batches(self, walk: LogWalk, numbers: list[int], memory: mmap.mmap) -> Iterator[Any]:
+    def _batches(self, walk: LogWalk, numbers: list[int], memory: FileMap) -> Iterator[Any]:
         schema = manifest.arrow_schema()
         columns = Columns(
             [column for _, column, _ in manifest.COLUMNS],
@@ -319,26 +320,13 @@ class _Archiving:
             yield take_batch(columns, schema)
 
 
-class _Made:
-    """A file that appears under its name when it is whole and durable."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._tmp = path.with_name(f"{path.name}.{os.getpid()}{manifest.TMP}")
-
-    def __enter__(self) -> Path:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        return self._tmp
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._tmp.unlink(missing_ok=True)
-            return
-        with self._tmp.open("rb") as file:
-            os.fsync(file.fileno())
-        self._tmp.replace(self._path)
-        for folder in (self._path.parent, self._path.parent.parent):
-            sync_folder(folder)
+@contextmanager
+def _made(path: Path) -> Iterator[Path]:
+    """A file that appears under its name, and its folder under its own, when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path, beside(path, several=True)) as made:
+        yield made
+    sync_folder(path.parent.parent)
 
 
 def _writer(path: Path, codec: str, bounds: LogBounds, start: int) -> Any:
@@ -382,7 +370,7 @@ def _date(day: int) -> str:
     return (EPOCH + timedelta(days=day)).date().isoformat()
 
 
-def _data_end(memory: mmap.mmap, begin: int, end: int) -> int:
+def _data_end(memory: FileMap, begin: int, end: int) -> int:
     """Behind the last byte of [begin, end) that is not zero; `begin` if all are."""
     while end > begin:
         low = max(begin, end - CHUNK)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cometmq.shm import _kernel
+from cometmq.shm.kernel import _kernel
 from cometmq.spark.jobs import manifest
 from cometmq.spark.jobs.manifest import ArchiveError, Entry
 from cometmq.spark.jobs.running import Progress, run_tasks

@@ -1,4 +1,4 @@
-"""The latest message of each key, as a table."""
+"""Compaction: the latest message of each key, as a table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cometmq.protocol.errors import StoreError
+from cometmq.spark.jobs.running import Progress, Watch
 from cometmq.spark.sessions import messages
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 def compact(
-    spark: SparkSession, target: Path, *, keep_tombstones: bool = False, **options: str
+    spark: SparkSession,
+    target: Path,
+    *,
+    keep_tombstones: bool = False,
+    progress: Progress | None = None,
+    **options: str,
 ) -> Compacted:
     """Write the newest message of each (topic, keys) as Parquet into a new directory.
 
@@ -35,6 +41,7 @@ def compact(
     has an empty body, unless `keep_tombstones`. The same input gives the same rows.
 
     Args:
+        progress: told of Spark's tasks, stage by stage.
         options: the source's, such as store="./store", subscribe="customers".
     """
     from pyspark.sql import functions as f
@@ -50,6 +57,7 @@ def compact(
     found = newest.select("topic", "keys", "newest.*")
     if not keep_tombstones:
         found = found.where("length(body) > 0")
-    found.sort("topic", "keys").write.mode("overwrite").parquet(str(target))
-    count = spark.read.parquet(str(target)).count()
+    with Watch(spark, progress):
+        found.sort("topic", "keys").write.mode("overwrite").parquet(str(target))
+        count = spark.read.parquet(str(target)).count()
     return Compacted(str(target), count, time.monotonic() - began)

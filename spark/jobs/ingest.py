@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cometmq.spark.jobs.running import JobFailed
+from cometmq.shm.os.durable import replace_file
+from cometmq.spark.jobs.running import JobFailed, Progress
 from cometmq.spark.schema import COLUMNS as SOURCE_COLUMNS
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 MARK: Final = "_cometmq_ingest.json"
 RAW: Final = ("topic", "broker", "queue_id", "queue_offset", "store_ts", "keys", "tags", "body")
 PLACE: Final = ("topic", "queue_id", "queue_offset", "store_ts", "keys")
+# Of both; a table that was begun without them goes on without them.
+MORE: Final = ("unique_key", "properties")
 ON_BAD: Final = ("dlq", "suspend", "skip")
 _CORRUPT: Final = "__corrupt"
 
@@ -43,17 +46,25 @@ class _Batches:
     table: Path
     schema: str
     on_bad: str
+    more: tuple[str, ...]
+    progress: Progress | None
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
+        self._bring(frame, batch)
+        if self.progress is not None:
+            self.progress(sum(map(sum, self.counts.values())), 0)
+
+    def _bring(self, frame: DataFrame, batch: int) -> None:
         if not self.schema:
-            self.counts[batch] = self._write(frame.select(*RAW), self.table, batch), 0
+            self.counts[batch] = self._write(frame.select(*RAW, *self.more), self.table, batch), 0
             return
         parsed = self._parsed(frame).persist()
         try:
             is_bad = f"row is null or row.{_CORRUPT} is not null"
             bad = self._bad(parsed.where(is_bad), batch)
-            good = parsed.where(f"not ({is_bad})").select("row.*", *[f"_{name}" for name in PLACE])
+            place = [f"_{name}" for name in (*PLACE, *self.more)]
+            good = parsed.where(f"not ({is_bad})").select("row.*", *place)
             self.counts[batch] = self._write(good.drop(_CORRUPT), self.table, batch), bad
         finally:
             parsed.unpersist()
@@ -64,7 +75,7 @@ class _Batches:
         schema = f"{self.schema}, {_CORRUPT} string"
         options = {"columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"}
         row = f.from_json(f.col("body").cast("string"), schema, options).alias("row")
-        place = [f.col(name).alias(f"_{name}") for name in PLACE]
+        place = [f.col(name).alias(f"_{name}") for name in (*PLACE, *self.more)]
         return frame.select(row, *place, f.col("body").alias("_body"))
 
     def _bad(self, frame: DataFrame, batch: int) -> int:
@@ -94,6 +105,7 @@ def ingest(
     on_bad: str = "dlq",
     checkpoint: Path | None = None,
     trigger: str = "",
+    progress: Progress | None = None,
     **options: str,
 ) -> Ingested:
     """Bring a stream into a table, from the beginning of the topics or where the last run ended.
@@ -105,6 +117,7 @@ def ingest(
             place, skip counts them.
         checkpoint: where the run remembers how far it came; <table>__checkpoint.
         trigger: such as "60 seconds", runs until it is interrupted. Empty: what there is now.
+        progress: told after each batch how many rows there are; of how many in all is not known, 0.
         options: the source's, such as store="./store", subscribe="orders".
 
     Raises JobFailed where the table belongs to another checkpoint, or with `suspend`.
@@ -114,12 +127,12 @@ def ingest(
         raise JobFailed(f"on_bad = {on_bad!r}: {', '.join(ON_BAD)}")
     table = table.absolute()
     checkpoint = (checkpoint or table.with_name(f"{table.name}__checkpoint")).absolute()
-    _claim(table, checkpoint)
-    names = dict.fromkeys((*RAW, *PLACE))
+    more = _claim(table, checkpoint)
+    names = dict.fromkeys((*RAW, *PLACE, *more))
     reader = spark.readStream.format("cometmq").options(startingOffsets="earliest")
     reader = reader.options(**options)
     frame = reader.schema(", ".join(f"{name} {SOURCE_COLUMNS[name][0]}" for name in names)).load()
-    batches = _Batches(table, schema, on_bad)
+    batches = _Batches(table, schema, on_bad, more, progress)
     writer = frame.writeStream.foreachBatch(batches).option("checkpointLocation", str(checkpoint))
     how: dict[str, Any] = {"processingTime": trigger} if trigger else {"availableNow": True}
     query = writer.trigger(**how).start()
@@ -134,19 +147,23 @@ def ingest(
     )  # fmt: skip
 
 
-def _claim(table: Path, checkpoint: Path) -> None:
-    """A table has one checkpoint: another one's batches would be written over this one's."""
+def _claim(table: Path, checkpoint: Path) -> tuple[str, ...]:
+    """A table has one checkpoint: another one's batches would be written over this one's.
+
+    Which of MORE its rows have: those that it was begun with.
+    """
     mark = table / MARK
     if mark.exists():
-        owner = json.loads(mark.read_text()).get("checkpoint")
+        known = json.loads(mark.read_text())
+        owner = known.get("checkpoint")
         if owner != str(checkpoint):
             raise JobFailed(f"{table} belongs to the checkpoint {owner}, not to {checkpoint}")
         if not checkpoint.exists() and any(table.glob("batch=*")):
             raise JobFailed(f"{table} has rows, and its checkpoint {checkpoint} is gone")
-        return
+        return tuple(name for name in MORE if name in known.get("more", ()))
     if table.exists() and any(table.iterdir()):
         raise JobFailed(f"{table} is not empty, and no table of this command")
     table.mkdir(parents=True, exist_ok=True)
-    made = mark.with_name(f"{MARK}.new")
-    made.write_text(json.dumps({"checkpoint": str(checkpoint)}))
-    made.replace(mark)
+    known = {"checkpoint": str(checkpoint), "more": MORE}
+    replace_file(mark, json.dumps(known).encode(), mode=0o666)
+    return MORE

@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from cometmq.client import Admin
 from cometmq.spark.catalog import COUNT_MAX, RemoteBrokers
+from cometmq.spark.jobs import plots
 from cometmq.spark.offsets import Queue
 from cometmq.spark.options import ReadOptions
 
+SAMPLES_MAX: Final = 2_000  # that a plot shows, the latest
+
 
 class GroupLag(msgspec.Struct, frozen=True):
-    """A group in one queue. None: not known, which is not the same as 0."""
+    """A group in one queue. None: not known, which is not the same as 0.
+
+    A queue in which the group has never committed is unread from its first message on.
+    """
 
     ts_ms: int
     group: str
     topic: str
     broker: str
     queue_id: int
-    committed: int | None
+    committed: int | None  # None: never
     max_offset: int
-    lag_messages: int | None  # those that have expired are not counted: nobody can read them
+    lag_messages: int  # those that have expired are not counted: nobody can read them
     expired_messages: int
-    lag_bytes: int | None
+    lag_bytes: int
     lag_ms: int | None  # age of the first message that was not read
     rate_in: float | None  # messages a second since the sample before
     rate_out: float | None
     eta_s: float | None  # until nothing is left, at these rates
-    state: str  # ok, stalled, unknown, ahead, expired
+    state: str  # ok, stalled, never (committed there, and something is unread), ahead, expired
 
 
 class LagSampler:
@@ -66,8 +76,6 @@ class LagSampler:
         low, high = limits
         before = self._before.get((group, queue))
         now = int(time.time() * 1000)
-        if committed < 0:
-            return _row_of(now, group, queue, high, state="unknown")
         begin = min(max(committed, low), high)
         lag = high - begin
         size, age = 0, 0  # type: int, int | None
@@ -76,18 +84,23 @@ class LagSampler:
             stored = self._brokers.store_time(queue, begin)
             age = None if stored is None else max(0, now - stored)
         rates = _rates(before, now, committed, high)
-        return _row_of(
-            now, group, queue, high,
-            committed=committed,
+        return GroupLag(
+            ts_ms=now,
+            group=group,
+            topic=queue.topic,
+            broker=queue.broker,
+            queue_id=queue.queue_id,
+            max_offset=high,
+            committed=committed if committed >= 0 else None,
             lag_messages=lag,
-            expired_messages=max(0, low - committed),
+            expired_messages=max(0, low - committed) if committed >= 0 else 0,
             lag_bytes=size,
             lag_ms=age,
             rate_in=rates[0],
             rate_out=rates[1],
             eta_s=_eta(lag, *rates),
             state=_state(committed, low, high, lag, before),
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         self._brokers.close()
@@ -103,25 +116,10 @@ def lag(name_server: str, groups: Sequence[str] = ()) -> list[GroupLag]:
         sampler.close()
 
 
-def _row_of(ts_ms: int, group: str, queue: Queue, high: int, **known: object) -> GroupLag:
-    fields: Mapping[str, object] = {
-        **dict.fromkeys(GroupLag.__struct_fields__),
-        "expired_messages": 0,
-        "ts_ms": ts_ms,
-        "group": group,
-        "topic": queue.topic,
-        "broker": queue.broker,
-        "queue_id": queue.queue_id,
-        "max_offset": high,
-        **known,
-    }
-    return msgspec.convert(fields, GroupLag)
-
-
 def _rates(
     before: GroupLag | None, now: int, committed: int, high: int
 ) -> tuple[float | None, float | None]:
-    if before is None or before.committed is None or now <= before.ts_ms:
+    if before is None or before.committed is None or committed < 0 or now <= before.ts_ms:
         return None, None
     seconds = (now - before.ts_ms) / 1000
     return (high - before.max_offset) / seconds, (committed - before.committed) / seconds
@@ -136,9 +134,50 @@ def _eta(lag: int, rate_in: float | None, rate_out: float | None) -> float | Non
 
 
 def _state(committed: int, low: int, high: int, lag: int, before: GroupLag | None) -> str:
+    if committed < 0:
+        return "never" if lag else "ok"
     if committed > high:
         return "ahead"
     if committed < low:
         return "expired"
     stands = before is not None and before.committed == committed and bool(before.lag_messages)
     return "stalled" if lag and stands else "ok"
+
+
+# --- a plot ---
+
+
+def write_plot(samples: Sequence[Sequence[GroupLag]], path: Path) -> None:
+    """A page of its own: for each group and topic a line of what was unread at each sample."""
+    times: list[int] = []
+    unread: dict[tuple[str, str], dict[int, int]] = {}  # group, topic -> sample -> messages
+    for number, rows in enumerate(samples):
+        times.append(max((row.ts_ms for row in rows), default=times[-1] if times else 0))
+        for row in rows:
+            of_topic = unread.setdefault((row.group, row.topic), Counter())
+            of_topic[number] += row.lag_messages
+    shown = [_plot(f"{group}: {topic}", times, found) for (group, topic), found in unread.items()]
+    last = sum(found.get(len(times) - 1, 0) for found in unread.values())
+    summary = f"{last:,} messages are unread at the last of {len(times):,} samples"
+    plots.write_page(path, "What groups are behind", summary, shown)
+
+
+def _plot(name: str, times: Sequence[int], unread: dict[int, int]) -> str:
+    numbers = sorted(unread)
+    most = max(unread.values())
+    first, last = times[0], times[-1]
+    points = [
+        (
+            plots.WIDTH * (times[number] - first) / max(1, last - first),
+            unread[number] / max(1, most),
+            f"{_clock(times[number])}: {unread[number]:,} messages",
+        )
+        for number in numbers
+    ]
+    note = f"{unread[numbers[-1]]:,} messages are unread, at most {most:,}"
+    return plots.drawing(name, note, plots.line(points), _clock(first), _clock(last))
+
+
+def _clock(ms: int) -> str:
+    """In the zone of whoever runs the command."""
+    return datetime.fromtimestamp(ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")

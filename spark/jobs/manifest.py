@@ -23,7 +23,8 @@ from urllib.parse import quote
 import msgspec
 
 from cometmq.protocol.errors import CometError
-from cometmq.shm.files import segment_name, sync_folder
+from cometmq.shm.os.durable import sync_folder, write_beside
+from cometmq.shm.os.files import segment_name
 
 VERSION: Final = 1
 FOLDER: Final = "v1"
@@ -172,12 +173,8 @@ def commit(root: Path, entry: Entry) -> bool:
     """
     path = entry_path(root, entry.broker, entry.begin)
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f"{path.name}.{os.getpid()}{TMP}")
+    made = write_beside(path, msgspec.json.format(msgspec.json.encode(entry)), several=True)
     try:
-        with made.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(entry)))
-            file.flush()
-            os.fsync(file.fileno())
         try:
             os.link(made, path)
         except FileExistsError:

@@ -17,9 +17,11 @@ import msgspec
 
 from cometmq.client import Admin
 from cometmq.protocol.errors import StoreError
-from cometmq.shm import _kernel
-from cometmq.shm.files import COMMITLOG_DIR, segment_name, sync_folder
-from cometmq.shm.repair import recover_store
+from cometmq.protocol.names import RESERVED_PROPERTIES, UNKEPT_PROPERTIES
+from cometmq.shm.kernel import _kernel
+from cometmq.shm.os.durable import sync_folder, whole_file
+from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
+from cometmq.shm.tools.repair import recover_store
 from cometmq.spark.jobs import manifest
 from cometmq.spark.jobs.archived import contiguous, fill_segment
 from cometmq.spark.jobs.manifest import ArchiveError, Entry
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 REPLAY_FROM: Final = "REPLAY_FROM"  # a property: broker/topic/queue/queue offset
 DEDUPLICATION: Final = "spark.sql.mapKeyDedupPolicy"
 # Made anew by whoever sends, or a column of its own.
-_OWN: Final = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "__CRC32#")
+_OWN: Final = (*sorted(RESERVED_PROPERTIES | UNKEPT_PROPERTIES.keys()), "__CRC32#")
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -88,16 +90,11 @@ def _write_segment(task: SegmentTask) -> bytes:
     folder = Path(task.target) / COMMITLOG_DIR
     made = folder.parent / f"{segment_name(entry.begin)}.{os.getpid()}{manifest.TMP}"
     size = entry.end - entry.begin
-    try:
-        with made.open("w+b") as file:
-            file.truncate(size)
-            with mmap.mmap(file.fileno(), size) as memory:
-                fill_segment(Path(task.root), entry, memory)
-                memory.flush()
-            os.fsync(file.fileno())
-        made.replace(folder / segment_name(entry.begin))
-    finally:
-        made.unlink(missing_ok=True)
+    with whole_file(folder / segment_name(entry.begin), made), made.open("w+b") as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size) as memory:
+            fill_segment(Path(task.root), entry, memory)
+            memory.flush()
     return b""
 
 
@@ -170,8 +167,10 @@ def replay_to_topic(
     if not segments:
         raise ArchiveError(f"{root}: no message of topic {choice.topic} of that time is in it")
     with Admin(name_server) as admin:
-        queues = len({queue.queue_id for queue in admin.describe_topic(to_topic).queues})
+        described = admin.describe_topic(to_topic)
+    queues = len({queue.queue_id for queue in described.queues if not queue.hidden})
     options = {"namesrv": name_server, "topic": to_topic, "delivery": "at_least_once"}
+    options["multiTags"] = "true"  # they stay what they were
     messages = left_out = 0
     for done, (entry, paths) in enumerate(segments, 1):
         if not at_least_once:

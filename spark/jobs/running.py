@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cometmq.protocol.errors import CometError, StoreNotOurs
-from cometmq.shm.column_reader import Served, is_served
-from cometmq.shm.files import ABORT_FILE, COMMITLOG_DIR, list_segments
-from cometmq.shm.identity import read_identity
-from cometmq.shm.recovery import find_end
-from cometmq.shm.store_reader import file_sizes
+from cometmq.shm.log.recovery import find_end
+from cometmq.shm.os.files import ABORT_FILE, COMMITLOG_DIR, list_segments
+from cometmq.shm.reading.column_reader import Served, is_served
+from cometmq.shm.reading.positions import file_sizes
+from cometmq.shm.state.identity import read_identity
 from cometmq.spark.catalog import DEFAULT_BROKER
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def run_tasks(
     frame = spark.range(0, len(tasks), 1, parts).mapInArrow(
         _Runner(tuple(tasks), work), "id bigint, result binary"
     )
-    with _Watch(spark, len(tasks), parts, progress):
+    with Watch(spark, progress, len(tasks), parts):
         rows = frame.collect()
     return [bytes(row.result) for row in sorted(rows, key=lambda row: row.id)]
 
@@ -136,11 +136,16 @@ class _Runner:
                 )
 
 
-class _Watch:
-    """Tells how many tasks are done, from a thread beside the one that waits for them."""
+class Watch:
+    """Tells how many tasks are done, from a thread beside the one that waits for them.
+
+    Args:
+        total: what is told as all of it, where `parts` of Spark's tasks share that out. 0: Spark's
+            tasks are told, stage by stage.
+    """
 
     def __init__(
-        self, spark: SparkSession, total: int, parts: int, progress: Progress | None
+        self, spark: SparkSession, progress: Progress | None, total: int = 0, parts: int = 0
     ) -> None:
         self._spark, self._total, self._parts, self._progress = spark, total, parts, progress
         self._ended = threading.Event()
@@ -154,7 +159,8 @@ class _Watch:
         self._ended.set()
         if self._progress is not None:
             self._thread.join()
-            self._progress(self._total, self._total)
+            if self._total:
+                self._progress(self._total, self._total)
 
     def _look(self) -> None:
         assert self._progress is not None
@@ -162,6 +168,7 @@ class _Watch:
         while not self._ended.wait(LOOK_S):
             for stage in tracker.getActiveStageIds():
                 info = tracker.getStageInfo(stage)
-                if info is not None and info.numTasks == self._parts:
-                    done = info.numCompletedTasks * self._total // self._parts
-                    self._progress(done, self._total)
+                if info is None or self._parts not in (0, info.numTasks):
+                    continue
+                total = self._total or info.numTasks
+                self._progress(info.numCompletedTasks * total // info.numTasks, total)

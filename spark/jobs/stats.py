@@ -1,8 +1,7 @@
-"""Traffic by topic and hour, from headers alone: no body is read into Spark."""
+"""Traffic statistics by topic and hour, from headers alone: no body is read into Spark."""
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cometmq.spark.jobs import plots
+from cometmq.spark.jobs.running import Progress, Watch
 from cometmq.spark.sessions import messages
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ class Stats(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def stats(spark: SparkSession, **options: str) -> Stats:
+def stats(spark: SparkSession, progress: Progress | None = None, **options: str) -> Stats:
     """Count what a source has.
 
     Args:
+        progress: told of Spark's tasks, stage by stage.
         options: the source's, such as store="./store", subscribe="orders".
     """
     from pyspark.sql import functions as f
@@ -71,7 +73,9 @@ def stats(spark: SparkSession, **options: str) -> Stats:
     )  # fmt: skip
     by_queue: dict[tuple[str, int], list[int]] = {}
     whole = []
-    for row in grouped.collect():
+    with Watch(spark, progress):
+        found = grouped.collect()
+    for row in found:
         if row.whole:
             whole.append(row)
         else:
@@ -104,22 +108,6 @@ def _iso(hour: int) -> str:
 
 # --- a plot ---
 
-_PAGE: Final = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>CometMQ traffic</title>
-<style>
-body {{ font: 14px system-ui, sans-serif; margin: 2em; color: #222; }}
-h2 {{ font-size: 15px; margin: 1.5em 0 .3em; }} p {{ margin: .2em 0; color: #666; }}
-svg {{ background: #f6f7f9; }} rect {{ fill: #3b6fb6; }} rect:hover {{ fill: #d9822b; }}
-text {{ font-size: 11px; fill: #666; }}
-</style></head><body>
-<h1>Messages by hour</h1>
-<p>{summary}</p>
-{plots}
-</body></html>
-"""
-WIDTH: Final = 960
-HEIGHT: Final = 120
-
 
 def write_plot(found: Stats, path: Path) -> None:
     """A page of its own with a bar an hour, one plot a topic; it loads nothing from anywhere."""
@@ -127,31 +115,24 @@ def write_plot(found: Stats, path: Path) -> None:
     for row in found.rows:
         by_topic.setdefault(row.topic, []).append(row)
     summary = f"{found.messages:,} messages, {found.size_bytes:,} bytes, {found.topics} topics"
-    plots = "\n".join(_plot(topic, rows) for topic, rows in by_topic.items())
-    path.write_text(_PAGE.format(summary=summary, plots=plots), encoding="utf-8")
+    drawn = [_plot(topic, rows) for topic, rows in by_topic.items()]
+    plots.write_page(path, "Messages by hour", summary, drawn)
 
 
 def _plot(topic: str, rows: Sequence[HourStats]) -> str:
     hours = [int(datetime.fromisoformat(row.hour).timestamp()) // HOUR_S for row in rows]
     first = max(hours[0], hours[-1] - BARS_MAX + 1)
-    step = WIDTH / (hours[-1] - first + 1)
+    step = plots.WIDTH / (hours[-1] - first + 1)
     most = max(row.messages for row in rows)
-    bars = []
-    for hour, row in zip(hours, rows, strict=True):
-        if hour < first:
-            continue
-        height = HEIGHT * row.messages / most
-        text = f"{row.hour}: {row.messages:,} messages, {row.size_bytes:,} bytes"
-        bars.append(
-            f'<rect x="{(hour - first) * step:.2f}" y="{HEIGHT - height:.2f}" '
-            f'width="{max(0.5, step * 0.9):.2f}" height="{height:.2f}"><title>{text}</title></rect>'
+    bars = [
+        plots.bar(
+            (hour - first) * step, step * 0.9, row.messages / most,
+            f"{row.hour}: {row.messages:,} messages, {row.size_bytes:,} bytes",
         )
+        for hour, row in zip(hours, rows, strict=True)
+        if hour >= first
+    ]  # fmt: skip
     total = sum(row.messages for row in rows)
     missing = sum(row.missing for row in rows)
     note = f"{total:,} messages, at most {most:,} an hour; {missing:,} queue offsets are missing"
-    return (
-        f"<h2>{html.escape(topic)}</h2><p>{note}</p>"
-        f'<svg width="{WIDTH}" height="{HEIGHT + 16}">{"".join(bars)}'
-        f'<text x="0" y="{HEIGHT + 12}">{_iso(first)}</text>'
-        f'<text x="{WIDTH}" y="{HEIGHT + 12}" text-anchor="end">{rows[-1].hour}</text></svg>'
-    )
+    return plots.drawing(topic, note, bars, _iso(first), rows[-1].hour)

@@ -2,6 +2,7 @@
 
 python -m tests.fault --kills 300 --seed 1 --minutes 30
 python -m tests.fault kills points pauses --only commitlog
+python -m tests.fault pauses --stop 30
 python -m tests.fault --report > table.md
 """
 
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kit"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
@@ -29,7 +31,7 @@ from fault.campaigns import (
 )
 
 #: Importing one of these registers its campaigns.
-MODULES = ("fault.kills", "fault.disk_campaigns")
+MODULES = ("fault.kills", "fault.pairs", "fault.disk_campaigns")
 for module in MODULES:
     importlib.import_module(module)
 
@@ -47,6 +49,7 @@ LIST = "\n".join(f"  {name:<12} {HELP[name]}" for name in CAMPAIGNS)
 @click.option("--kills", "faults", default=100, help="How many faults, for each campaign.")
 @click.option("--seed", type=int, help="Default: drawn, and printed.")
 @click.option("--minutes", default=30.0, help="No fault is begun later.")
+@click.option("--stop", "stop_s", default=0.0, help="pauses: how long, in s. Default: 1 to 5.")
 @click.option("--only", multiple=True, help="A target, a role or a point; may be repeated.")
 @click.option("--flush", type=click.Choice(["sync", "async", "both"]), default="both")
 @click.option(

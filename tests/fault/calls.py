@@ -40,7 +40,7 @@ from cometmq.protocol.commands import (
     QueueOffset,
 )
 from cometmq.protocol.errors import CometError
-from cometmq.shm.verify import verify_store
+from cometmq.shm.tools.verify import verify_store
 
 SOURCE: Final = Path(__file__).with_name("syscalls.c")
 CALLS: Final = (
@@ -321,7 +321,7 @@ class Scenario:
         assert not findings, findings[:2]
 
     def _judge_commits(self, broker: RunningBroker, outcome: Outcome, cut_at: float) -> None:
-        answer, _ = broker.coordinator.ask(FetchOffsets(GROUP, [QueueKey(TOPIC, 0)]), timeout_s=10)
+        answer, _ = broker.coordinator.ask(FetchOffsets(GROUP, [QueueKey(TOPIC, 0)]), timeout_s=30)
         assert isinstance(answer, GroupOffsets)
         due = max((offset for when, offset in outcome.committed if when < cut_at - 1), default=-1)
         if outcome.fault.errno:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from paths import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 TALLY: Final = Path(__file__).with_name("tally.jsonl")
 
 
@@ -65,6 +65,7 @@ class Options:
         minutes: no fault is begun later.
         only: targets, points or kinds of fault; empty = all.
         flush: "sync", "async", or "both" in turn.
+        stop_s: how long a process is stopped; 0: 1 to 5 s.
         place: where stores are made; those of failed runs stay.
     """
 
@@ -73,6 +74,7 @@ class Options:
     minutes: float = 10.0
     only: tuple[str, ...] = ()
     flush: str = "both"
+    stop_s: float = 0.0
     place: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     quiet: bool = False
     failures: list[str] = field(default_factory=list)

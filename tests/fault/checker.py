@@ -22,6 +22,8 @@ from typing import Final, NamedTuple
 import reference
 from fault.history import Op, value_of
 
+from cometmq.protocol.names import HIDDEN_TOPICS
+
 TEXTS_MAX: Final = 20  # findings of one kind that are told in full
 REBALANCE_NS: Final = 60 * 10**9  # what comes twice so long after a fault has it for its reason
 
@@ -118,7 +120,7 @@ class Send:
 
 
 def stored_in(store: Path) -> list[Stored]:
-    """All of a stopped store, in the order of the log, read by the independent decoder."""
+    """What clients have in a stopped store, in the log's order, read by the independent decoder."""
     return [
         Stored(
             unit.topic,
@@ -128,7 +130,7 @@ def stored_in(store: Path) -> list[Stored]:
             unit.properties.get("UNIQ_KEY", ""),
         )
         for unit in reference.walk_log(store)
-        if isinstance(unit, reference.Record)
+        if isinstance(unit, reference.Record) and unit.topic not in HIDDEN_TOPICS
     ]
 
 

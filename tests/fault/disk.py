@@ -39,9 +39,6 @@ _MKFS: Final = {
 }
 UNMOUNT_TIMEOUT_S: Final = 10
 
-#: What could not run in this process, and why; the end of the test run says so.
-skipped: dict[str, str] = {}
-
 
 class DiskTrouble(Exception):
     """The rig itself does not work."""
@@ -160,13 +157,12 @@ def keeps(disk: Disk) -> bool:
 
 
 def need(kind: str, what: str) -> None:
-    """For tests: skip, and have the end of the run say so, where there is no such disk."""
+    """For tests: skip, which the end of the run says, where there is no such disk."""
     import pytest
 
     reason = trouble(kind)
     if reason:
-        skipped[f"{what} on {kind}"] = reason
-        pytest.skip(f"no {kind} of our own: {reason}")
+        pytest.skip(f"{what} on {kind}: {reason}")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from fault.campaigns import Options, Tally, campaign, commit_under_test, today
 from fault.disk import FILE_SYSTEMS, Disk, trouble
 from fault.flips import Victim, flip, make_store
 from fault.power import PowerCuts
+from fault.service_power import ServiceCuts
 
 FAULTS: Final = {
     "eio": Fault(errno.EIO),
@@ -45,6 +46,15 @@ def line(options: Options, name: str, fault: str, target: str) -> Tally:
 
 @campaign("power-cuts", "cut the power under load; --only ext4, xfs")
 def power_cuts(options: Options) -> Iterator[Tally]:
+    yield from cut_disks(options, "power-cuts", PowerCuts)
+
+
+@campaign("service-cuts", "the same of a service that appends by itself; --only ext4, xfs")
+def service_cuts(options: Options) -> Iterator[Tally]:
+    yield from cut_disks(options, "service-cuts", ServiceCuts)
+
+
+def cut_disks(options: Options, name: str, cuts_of: type[PowerCuts]) -> Iterator[Tally]:
     """--kills are the cuts in all, shared out among file systems and kinds of flush."""
     kinds = [kind for kind in FILE_SYSTEMS if options.wants(kind) and usable(options, kind)]
     ways = {"sync": (True,), "async": (False,)}.get(options.flush, (True, False))
@@ -54,7 +64,8 @@ def power_cuts(options: Options) -> Iterator[Tally]:
             for first in range(0, each, CUTS_OF_A_DISK):
                 if options.over:
                     return
-                yield cut_one_disk(options, kind, sync, min(CUTS_OF_A_DISK, each - first), first)
+                cuts = min(CUTS_OF_A_DISK, each - first)
+                yield cut_one_disk(options, name, cuts_of, kind, sync, cuts, first)
 
 
 def usable(options: Options, kind: str) -> bool:
@@ -64,13 +75,21 @@ def usable(options: Options, kind: str) -> bool:
     return not reason
 
 
-def cut_one_disk(options: Options, kind: str, sync: bool, cuts: int, first: int) -> Tally:
+def cut_one_disk(
+    options: Options,
+    name: str,
+    cuts_of: type[PowerCuts],
+    kind: str,
+    sync: bool,
+    cuts: int,
+    first: int,
+) -> Tally:
     place = options.folder("power")
-    found = line(options, "power-cuts", "power cut", kind)
+    found = line(options, name, "power cut", kind)
     found.flush = "sync" if sync else "async"
     found.seed = options.seed + first
     with Disk(place, kind, space_bytes=16 << 30) as disk:
-        done = PowerCuts(disk, sync=sync, seed=found.seed, logs=place)
+        done = cuts_of(disk, sync=sync, seed=found.seed, logs=place)
         try:
             while disk.cuts < cuts and not options.over:
                 done.cycle()

@@ -24,11 +24,13 @@ from family import EndedEarly, RunningBroker, pull
 
 from cometmq.protocol.commands import PullMessages, PullStatus, QueryMessages, QueryResult
 from cometmq.protocol.errors import CometError
-from cometmq.shm._kernel import Message, decode
-from cometmq.shm.files import ABORT_FILE, COMMITLOG_DIR, CONSUME_QUEUE_DIR, INDEX_DIR
-from cometmq.shm.repair import recover_store
-from cometmq.shm.store_reader import GetStatus, ReadLimits, StoreReader, file_sizes
-from cometmq.shm.verify import verify_store
+from cometmq.protocol.names import HIDDEN_TOPICS
+from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.os.files import ABORT_FILE, COMMITLOG_DIR, CONSUME_QUEUE_DIR, INDEX_DIR
+from cometmq.shm.reading.positions import file_sizes
+from cometmq.shm.reading.store_reader import GetStatus, ReadLimits, StoreReader
+from cometmq.shm.tools.repair import recover_store
+from cometmq.shm.tools.verify import verify_store
 
 PAGE: Final = 4096
 KINDS: Final = ("bit", "page", "cut")
@@ -252,7 +254,7 @@ class Victim:
 
 
 def read_closed(store: Path) -> dict[Place, Message]:
-    """Everything in a store that nobody writes to, queue by queue."""
+    """Everything of clients in a store that nobody writes to, queue by queue."""
     limits = ReadLimits(
         hot_bytes=1 << 30, hot_count=1 << 20, cold_bytes=1 << 30, cold_count=1 << 20,
         skip_removed=False,
@@ -262,7 +264,7 @@ def read_closed(store: Path) -> dict[Place, Message]:
     try:
         for topic, queue_id in list(reader.positions.queues()):  # type: ignore[attr-defined]
             at = 0
-            while True:
+            while topic not in HIDDEN_TOPICS:
                 result = reader.get_message(topic, queue_id, at, 1 << 20)
                 for message in decode(result.payload) if result.payload else []:
                     found[topic, queue_id, message.queue_offset] = message

@@ -1,4 +1,4 @@
-"""The broker as `cometmq.actors.supervisor` starts it, with points to be killed at; see points.py.
+"""`cometmq.actors.launch.embedded`, with points at which a process is killed; see points.py.
 
 It is imported before the zygote is forked, so every child has what is wrapped here.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fault.points import FOLDER_VARIABLE, install
 
-from cometmq.actors import process, supervisor  # noqa: F401  process: what the children import
+from cometmq.actors.launch import embedded
 
 if __name__ == "__main__":
     install(Path(os.environ[FOLDER_VARIABLE]))
-    supervisor.main()
+    embedded.main()

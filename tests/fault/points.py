@@ -29,16 +29,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
-from cometmq.actors import process
-from cometmq.shm._kernel import OwnedCell
-from cometmq.shm.control import ControlFile, Counter
+from paths import SEARCH
+
+from cometmq.actors.launch import process
+from cometmq.shm.kernel._kernel import OwnedCell
+from cometmq.shm.live.control import ControlFile, Counter
 
 FOLDER_VARIABLE: Final = "COMETMQ_FAULT_POINTS"
 _ARMED: Final = struct.Struct("<II")  # number of the point, 0 = none; passes left
 _HIT: Final = struct.Struct("<II")  # number of the point, process
 
 Own = Callable[[ControlFile, Counter], OwnedCell]
-When = Literal["load", "restart", "start", "clean", "cold start"]
+When = Literal["load", "restart", "start", "clean", "cold start", "derived"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Point:
         target: "module:function", "module:Class.method", "os.name" or "Counter.NAME".
         moment: just before or just after the call.
         when: what leads there: the usual load; a restart of that role; a start of the broker after
-            a bad end; deleting old segments.
+            a bad end; deleting old segments; a deriver at work (test_derived.py).
         nth_max: the pass is drawn from 1 to this.
         sync_only: it is passed under SYNC_FLUSH only.
     """
@@ -79,37 +81,57 @@ def _both(
     return {point.name: point for point in points}
 
 
-_COMMITLOG = "cometmq.actors.commitlog:"
-_RETIRED = "cometmq.shm.retired:RetiredSegments."
-_RECOVERY = "cometmq.shm.recovery:"
-_QUEUES = "cometmq.shm.queue_builder:QueueBuilder."
+_COMMITLOG = "cometmq.actors.writer.commitlog:"
+_OPENING = "cometmq.actors.writer.opening:"
+_BOOKS = "cometmq.actors.coordination.books:"
+_DERIVED = "cometmq.actors.writer.derived:DerivedWrites."
+_LEDGER = "cometmq.actors.coordination.ledger:Ledger."
+_SNAPSHOTS = "cometmq.actors.coordination.snapshots:"
+_RETIRED = "cometmq.shm.log.retired:RetiredSegments."
+_RECOVERY = "cometmq.shm.log.recovery:"
+_QUEUES = "cometmq.shm.derived.queue_builder:QueueBuilder."
 POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
-    **_both("append.records", "commitlog", "cometmq.shm.commit_log:CommitLog.append_batch"),
-    **_both("append.wrote", "commitlog", "cometmq.shm.commit_log:CommitLog.publish"),
+    **_both("append.records", "commitlog", "cometmq.shm.log.commit_log:CommitLog.append_batch"),
+    **_both("append.wrote", "commitlog", "cometmq.shm.log.commit_log:CommitLog.publish"),
     # Under SYNC_FLUSH, between: synced, and `flushed` says so.
-    **_both("sync.here", "commitlog", "cometmq.shm.commit_log:CommitLog.sync", sync_only=True),
+    **_both("sync.here", "commitlog", "cometmq.shm.log.commit_log:CommitLog.sync", sync_only=True),
     **_both("sync.flushed", "commitlog", "Counter.FLUSHED", sync_only=True),
-    **_both("append.answer", "commitlog", "cometmq.actors.service:Request.reply"),
-    **_both("roll", "commitlog", "cometmq.shm.commit_log:CommitLog._roll", nth_max=1),
-    **_both("roll.mapped", "commitlog", "cometmq.shm.segment_maps:SegmentMaps.map", nth_max=1),
+    **_both("append.answer", "commitlog", "cometmq.actors.runtime.service:Request.reply"),
+    **_both("roll", "commitlog", "cometmq.shm.log.commit_log:CommitLog._roll", nth_max=1),
+    **_both("roll.mapped", "commitlog", "cometmq.shm.log.segment_maps:SegmentMaps.map", nth_max=1),
     **_both("segment.reserved", "allocator", "os.posix_fallocate", nth_max=1),
     **_both("segment.renamed", "allocator", "os.rename", nth_max=1),
     **_both("segment.allocated", "allocator", "Counter.ALLOCATED", nth_max=1),
-    **_both("flush.sync", "flush", "cometmq.actors.flush:SegmentFile.sync", nth_max=5),
+    **_both("flush.sync", "flush", "cometmq.actors.keepers.flush:SegmentFile.sync", nth_max=5),
     **_both("flush.flushed", "flush", "Counter.FLUSHED", nth_max=3),
     **_both("checkpoint.pwrite", "flush", "os.pwrite", nth_max=1),
-    **_both("checkpoint.stored", "flush", "cometmq.shm.files:Checkpoint.store", nth_max=1),
+    **_both("checkpoint.stored", "flush", "cometmq.shm.os.files:Checkpoint.store", nth_max=1),
     **_both("dispatch.entries", "dispatcher", _QUEUES + "dispatch"),
     **_both("dispatch.dispatched", "dispatcher", "Counter.DISPATCHED"),
-    **_both("index.step", "dispatcher", "cometmq.actors.indexing:Indexing.step", nth_max=5),
+    **_both("index.step", "dispatcher", "cometmq.actors.keepers.indexing:Indexing.step", nth_max=5),
     **_both("index.indexed", "dispatcher", "Counter.INDEXED", nth_max=5),
     # The coordinator's files: .tmp to the new content, .bak to the old one, durable or not.
     **_both("config.rename", "coordinator", "os.replace", nth_max=8),
     **_both("config.link", "coordinator", "os.link", nth_max=2),
-    **_both("config.answer", "coordinator", "cometmq.actors.service:Request.reply"),
+    # The ledger, and the snapshots of what it comes to.
+    **_both("ledger.sent", "coordinator", _LEDGER + "_hand_over"),
+    **_both("ledger.stored", "commitlog", "cometmq.shm.log.commit_log:CommitLog.append_inner"),
+    **_both("ledger.covered", "coordinator", _LEDGER + "_succeed"),
+    **_both("snapshot.open", "coordinator", _SNAPSHOTS + "_Content.open", nth_max=3),
+    **_both("snapshot.write", "coordinator", _SNAPSHOTS + "_Content.write", nth_max=3),
+    **_both("snapshot.sync", "coordinator", _SNAPSHOTS + "_Content.sync", nth_max=3),
+    **_both("snapshot.mark", "coordinator", _SNAPSHOTS + "write_mark", nth_max=6),
+    **_both(
+        "snapshot.taken",
+        "coordinator",
+        "cometmq.shm.state.config_files:ConfigFile.take_new",
+        nth_max=3,
+    ),
+    **_both("resume", "coordinator", _BOOKS + "resume", "restart", 1),
+    **_both("config.answer", "coordinator", "cometmq.actors.runtime.service:Request.reply"),
     # A process that takes over from a dead one dies again.
-    **_both("takeover.zero", "commitlog", _COMMITLOG + "zero_behind", "restart", 1),
+    **_both("takeover.zero", "commitlog", _OPENING + "zero_behind", "restart", 1),
     **_both(
         "takeover.queues",
         "dispatcher",
@@ -121,9 +143,10 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("recovery.last_run", "commitlog", _RECOVERY + "find_end_of_last_run", "start", 1),
     **_both("recovery.zero", "commitlog", _RECOVERY + "zero_behind", "start", 1),
     **_both("recovery.find", "commitlog", _RECOVERY + "find_end", "cold start", 1),
+    **_both("recovery.torn", "commitlog", _RECOVERY + "without_torn_write", "cold start", 1),
     **_both("recovery.cut", "commitlog", _RECOVERY + "cut", "cold start", 1),
-    **_both("recovery.log", "commitlog", _COMMITLOG + "recover_log", "start", 1),
-    **_both("recovery.wrote", "commitlog", _COMMITLOG + "CommitLogActor._begin_log", "start", 1),
+    **_both("recovery.log", "commitlog", _OPENING + "recover_log", "start", 1),
+    **_both("recovery.wrote", "commitlog", _COMMITLOG + "begin_log", "start", 1),
     **_both(
         "recovery.queues",
         "dispatcher",
@@ -138,7 +161,26 @@ POINTS: Final[Mapping[str, Point]] = {
         "start",
         1,
     ),
-    **_both("recovery.flush", "flush", "cometmq.actors.flush:SegmentFile.sync", "start", 1),
+    **_both("recovery.flush", "flush", "cometmq.actors.keepers.flush:SegmentFile.sync", "start", 1),
+    # Derived writes: the mark with its records, the snapshot of all positions.
+    **_both("derived.write", "commitlog", _DERIVED + "write", "derived", 5),
+    **_both("derived.laid", "commitlog", _DERIVED + "_lay", "derived", 5),
+    **_both(
+        "derived.appended",
+        "commitlog",
+        "cometmq.shm.log.commit_log:CommitLog.append_inner",
+        "derived",
+        5,
+    ),
+    **_both("derived.snapshot", "commitlog", _DERIVED + "keep", "derived", 2),
+    **_both("derived.told", "commitlog", _DERIVED + "_tell_from", "derived", 1),
+    **_both(
+        "derived.published", "commitlog", "cometmq.shm.log.commit_log:CommitLog.publish", "derived"
+    ),
+    **_both(
+        "derived.answer", "commitlog", "cometmq.actors.runtime.service:Request.reply", "derived"
+    ),
+    **_both("derived.loaded", "commitlog", _DERIVED + "load", "restart", 1),
     # Old segments go.
     **_both("clean.min_offset", "cleaner", "Counter.MIN_OFFSET", "clean", 1),
     **_both("clean.rename", "cleaner", _RETIRED + "take_in", "clean", 1),
@@ -167,8 +209,7 @@ class Points:
 
     @property
     def environ(self) -> dict[str, str]:
-        tests = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([SEARCH, os.environ.get("PYTHONPATH", "")])
         return {FOLDER_VARIABLE: str(self._folder), "PYTHONPATH": path}
 
     def arm(self, point: Point, nth: int = 1) -> None:
@@ -268,7 +309,7 @@ def install(folder: Path) -> None:
             names = ", ".join(point.name for point in points)
             raise AttributeError(f"{target} is gone, see {names} in {__file__}") from error
     _wrap_counters(tap, counters)
-    _wrap("cometmq.actors.process:run_child", lambda function: _with_role(tap, function))
+    _wrap("cometmq.actors.launch.process:run_child", lambda function: _with_role(tap, function))
     assert process.run_child.__name__ == "run_child"
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from family import SMALL, RunningBroker
 from fault.calls import Fault, Outcome, Scenario, Shim
-from fault.disk import Disk, need, skipped
+from fault.disk import Disk, need
 
 from cometmq.protocol.errors import CometError
-from cometmq.shm.control import CONTROL_FILE, ControlFile
-from cometmq.shm.last_run import LastRun
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile
+from cometmq.shm.log.last_run import LastRun
+
+pytestmark = pytest.mark.slow
 
 STEP = 30
 
@@ -23,8 +25,7 @@ STEP = 30
 @pytest.fixture(autouse=True)
 def compiler() -> None:
     if shutil.which("gcc") is None:
-        skipped["failing system calls"] = "gcc is not installed"
-        pytest.skip("no gcc: the library that fails the calls cannot be built")
+        pytest.skip("failing system calls: no gcc to build the library that fails them")
 
 
 def run_every(scenario: Scenario, fault: Fault, step: int) -> list[Outcome]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fault.disk import FILE_SYSTEMS, Disk, need
 
-from cometmq.shm.files import sync_folder
+from cometmq.shm.os.durable import sync_folder
 
 WORDS = 4096
 PAGE = mmap.PAGESIZE

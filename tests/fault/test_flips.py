@@ -11,6 +11,8 @@ import golden
 import pytest
 from fault.flips import TARGETS, Judgement, Victim, flip, make_store
 
+pytestmark = pytest.mark.slow
+
 SEED = 20_261_121
 
 

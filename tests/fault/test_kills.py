@@ -10,16 +10,16 @@ import time
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 from family import EndedEarly, RunningBroker
 from fault import launcher, points
 from fault.campaigns import Options, Tally, append_tally, read_tally, report
 from fault.kills import TARGETS, Outcome, Rig, kill_at_one, kill_one, one_round
+from fault.pairs import VICTIMS, Pair, fault_with, pair_one
 from fault.points import POINTS, Point, Points
 
-from cometmq.actors import supervisor
-from cometmq.shm.control import Counter
+from cometmq.actors.launch import ending
+from cometmq.shm.live.control import Counter
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -57,7 +57,7 @@ def test_kill_9_of_each_process(sync: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("sync", [False, True])
 def test_kill_9_at_each_point(sync: bool, tmp_path: Path) -> None:
     """Half of the points in either mode; the long form has them all in both."""
-    load = [point for point in POINTS.values() if point.when != "clean"]
+    load = [point for point in POINTS.values() if point.when not in ("clean", "derived")]
     chosen = [point for point in load if not point.sync_only][sync::2]
     if sync:
         chosen += [point for point in load if point.sync_only]
@@ -72,6 +72,31 @@ def test_kill_9_at_each_point(sync: bool, tmp_path: Path) -> None:
         )
     )
     assert {op.note for op in outcome.faults} == {point.name for point in chosen}
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_two_faults_at_a_time(sync: bool, tmp_path: Path) -> None:
+    """Each process is killed while another fault is not made good yet, or by it."""
+    outcome = judged(
+        one_round(
+            Options(quiet=True),
+            tmp_path / "rig",
+            SEED + sync,
+            sync,
+            len(VICTIMS),
+            lambda rig, number: pair_one(rig, VICTIMS, number),
+        )
+    )
+    assert len(outcome.faults) == len(VICTIMS)
+
+
+def test_an_end_meets_a_kill(tmp_path: Path) -> None:
+    """The order to end, and a child killed just before or after: it is an orderly end."""
+    with Rig(tmp_path / "rig", seed=SEED) as rig:
+        for role in ("commitlog", "dispatcher", "flush", "coordinator"):
+            fault_with(rig, Pair("kill", role, "end", "broker"))
+            fault_with(rig, Pair("end", "broker", "kill", role))
+        judged(rig.finish())
 
 
 def test_kill_9_while_old_segments_go(tmp_path: Path) -> None:
@@ -102,7 +127,7 @@ def test_each_process_stands_still(tmp_path: Path) -> None:
 
 
 def test_a_point_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Point("append.gone", "commitlog", "cometmq.shm.commit_log:CommitLog.gone", "before")
+    gone = Point("append.gone", "commitlog", "cometmq.shm.log.commit_log:CommitLog.gone", "before")
     with Points(tmp_path / "points"):
         monkeypatch.setattr(points, "POINTS", {gone.name: gone})
         with pytest.raises(AttributeError, match=r"CommitLog\.gone is gone, see append\.gone"):
@@ -114,7 +139,7 @@ def test_a_broker_does_not_start_without_its_points(tmp_path: Path) -> None:
     with Points(tmp_path / "points") as armed:
         environ = armed.environ | {points.FOLDER_VARIABLE: str(tmp_path / "no")}
         with pytest.raises(EndedEarly):
-            RunningBroker(tmp_path / "store", module=Points.MODULE, environ=environ)
+            RunningBroker(tmp_path / "store", module=Points.MODULE, environ=environ).close()
     assert launcher.__name__ == Points.MODULE
 
 
@@ -124,8 +149,8 @@ def test_who_is_dead_but_not_buried_is_not_waited_for() -> None:
     if child == 0:
         os._exit(0)
     began = time.monotonic()
-    supervisor._wait(psutil.Process(child), 10)
-    assert time.monotonic() - began < 5
+    assert ending.has_ended(child, 10)
+    assert time.monotonic() - began < 9
     assert os.waitpid(child, 0) == (child, 0)
 
 

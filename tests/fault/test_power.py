@@ -15,6 +15,7 @@ from family import MARK, RUN, SMALL, RunningBroker
 from fault import service
 from fault.disk import Disk, need
 from fault.power import PowerCuts, Violation, cut_power
+from fault.service_power import ServiceCuts, cut_service
 
 from cometmq.protocol.commands import (
     CommitOffsets,
@@ -24,8 +25,10 @@ from cometmq.protocol.commands import (
     QueueOffset,
 )
 from cometmq.protocol.errors import FlushDiskTimeout, StoreError
-from cometmq.shm.control import CONTROL_FILE, ControlFile, Counter
-from cometmq.shm.files import COMMITLOG_DIR, segment_name
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
+from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
+
+pytestmark = pytest.mark.slow
 
 SEED = 20_261_121
 
@@ -44,11 +47,25 @@ def test_power_cuts_under_load(kind: str, sync: bool, cuts: int, tmp_path: Path)
         assert not done.lost
 
 
-def test_a_broker_that_answers_before_it_flushes_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("sync", [True, False])
+def test_power_cuts_of_a_service_that_appends(sync: bool, tmp_path: Path) -> None:
+    need("ext4", "power cuts of a service")
+    done = cut_service(tmp_path, "ext4", sync=sync, cuts=3, seed=SEED)
+    print(done)
+    assert done["acknowledged"] > 100
+    if sync:
+        assert not done["lost"]
+
+
+@pytest.mark.parametrize("cuts_of", [PowerCuts, ServiceCuts])
+def test_a_broker_that_answers_before_it_flushes_is_noticed(
+    cuts_of: type[PowerCuts], tmp_path: Path
+) -> None:
     """The judge itself."""
     need("ext4", "power cuts of a broker")
     with Disk(tmp_path, "ext4") as disk:
-        campaign = PowerCuts(disk, sync=True, seed=SEED, logs=tmp_path)
+        campaign = cuts_of(disk, sync=True, seed=SEED, logs=tmp_path)
         campaign._settings["flushDiskType"] = "ASYNC_FLUSH"
 
         def cut_often() -> None:
@@ -81,7 +98,8 @@ def test_who_came_further_than_the_log_is_put_back(tmp_path: Path) -> None:
         with RunningBroker(store, settings, log_path=log_path) as broker:
             assert len(broker.read_queue("orders", 0)) == 10
             assert committed(broker) == 10
-            assert "queue 0 ends at 10, 19 was committed" in broker.log
+            assert "put back in 1 queues" in broker.log
+            assert "queue 0 of orders from 19 to 10" in broker.log
             broker.send("orders", 0, [b"new"] * 10)
         with RunningBroker(store, settings, log_path=log_path) as broker:
             commit(broker, 15)
@@ -121,12 +139,12 @@ def test_pages_that_reach_the_disk_out_of_order_leave_no_hole(tmp_path: Path) ->
 
 def commit(broker: RunningBroker, queue_offset: int) -> None:
     offsets = [QueueOffset("orders", 0, queue_offset)]
-    broker.coordinator.ask(CommitOffsets("readers", offsets), timeout_s=10)
+    broker.coordinator.ask(CommitOffsets("readers", offsets), timeout_s=30)
 
 
 def committed(broker: RunningBroker) -> int:
     command = FetchOffsets("readers", [QueueKey("orders", 0)])
-    answer, _ = broker.coordinator.ask(command, timeout_s=10)
+    answer, _ = broker.coordinator.ask(command, timeout_s=30)
     assert isinstance(answer, GroupOffsets)
     return answer.offsets[0].queue_offset
 

@@ -28,12 +28,12 @@ from typing import Final
 
 import msgspec
 from fault.history import BODY_BYTES_MIN, History, Op, make_body, now_ns, value_of
+from paths import SEARCH
 
 from cometmq.client import Admin, Consumer, Message, Producer
-from cometmq.client.receipt import Receipt
+from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import CometError, Refused
 
-TESTS: Final = Path(__file__).resolve().parents[1]
 TOPICS: Final = ("alpha", "beta")
 GROUPS: Final = ("billing", "audit")
 QUEUES: Final = 4
@@ -76,7 +76,7 @@ class Spec(msgspec.Struct, omit_defaults=True):
 class Child:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([SEARCH, os.environ.get("PYTHONPATH", "")])
         self.log = Path(spec.folder) / f"{spec.p}.log"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -9,9 +9,6 @@ import pytest
 from cometmq.bench import systems
 from cometmq.bench.peers import fetch
 
-#: What was not tested and why, for the terminal summary.
-skipped: dict[str, str] = {}
-
 
 @functools.cache
 def _missing(name: str) -> str | None:
@@ -23,6 +20,5 @@ def require(name: str) -> systems.System:
     """A new System, or a skip of the running test."""
     missing = _missing(name)
     if missing is not None:
-        skipped[f"{name} as a peer"] = missing
-        pytest.skip(missing)
+        pytest.skip(f"{name} as a peer: {missing}")
     return systems.usable(name)

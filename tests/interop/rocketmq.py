@@ -35,9 +35,6 @@ HELPER = Path(__file__).with_name("StoreLister.java")
 RUN_TIMEOUT_S = 110  # below the limit of a test, so that the reason is seen and not only a timeout
 REFUSED = 3  # StoreLister's exit code
 
-#: Why tests were skipped, for the terminal summary; None while nothing was.
-SKIP_REASON: str | None = None
-
 
 class StoreRefused(Exception):
     """RocketMQ does not open the directory: a file of the wrong size, or its lock is held.
@@ -66,11 +63,9 @@ def _why_not() -> str | None:
 
 def require() -> None:
     """Skips the running test if RocketMQ cannot be run here."""
-    global SKIP_REASON
     why_not = _why_not()
     if why_not is not None:
-        SKIP_REASON = f"NOT CHECKED AGAINST ROCKETMQ {VERSION}: {why_not}"
-        pytest.skip(SKIP_REASON)
+        pytest.skip(f"the files against RocketMQ {VERSION}: {why_not}")
 
 
 # Running it

@@ -18,9 +18,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cometmq.client import Admin
-from cometmq.shm.control import Counter as Counters
+from cometmq.shm.live.control import Counter as Counters
 from cometmq.spark import LagListener
 from cometmq.spark.listener import LagRow
+
+pytestmark = pytest.mark.slow
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 TRANSPORTS = ("file", "rpc")

@@ -17,8 +17,8 @@ import pytest
 from cluster import STEP_S, Cluster, Driver
 from family import RunningBroker, is_readable
 
-from cometmq.protocol.channel import Channel
 from cometmq.protocol.commands import GetStatistics, Statistics
+from cometmq.protocol.wire.channel import Channel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -126,7 +126,7 @@ class Copying:
         deadline = time.monotonic() + STEP_S
         with Channel(self.broker.address("commitlog")) as line:
             while time.monotonic() < deadline:
-                answer, _ = line.ask(GetStatistics(), timeout_s=10)
+                answer, _ = line.ask(GetStatistics(), timeout_s=30)
                 assert isinstance(answer, Statistics)
                 if answer.values["staged_bytes"]:
                     return executor

@@ -15,6 +15,8 @@ from pyspark.sql import SparkSession
 
 from cometmq.spark.schema import full_schema
 
+pytestmark = pytest.mark.slow
+
 
 def as_listed(row: Any) -> dict[str, Any]:
     return {

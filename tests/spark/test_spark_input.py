@@ -33,9 +33,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from cometmq.protocol.errors import StoreLocked, StoreNotOurs, TopicNotExist
-from cometmq.shm._kernel import COLUMN_NAMES
-from cometmq.shm.files import StoreLock
-from cometmq.shm.layout import CONSUME_QUEUE_UNIT
+from cometmq.shm.kernel._kernel import COLUMN_NAMES
+from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
+from cometmq.shm.os.locks import StoreLock
 from cometmq.spark import messages
 from cometmq.spark.arrow import arrow_schema
 from cometmq.spark.catalog import LocalStore
@@ -46,6 +46,8 @@ from cometmq.spark.pushdown import push
 from cometmq.spark.schema import COLUMNS, SchemaError, columns_of, default_schema
 from cometmq.spark.schema import as_table as schema_table
 from cometmq.spark.selecting import choose
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,6 +73,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"store": "s", "subscribe": "a", "maxBytesPerTrigger": "12 parsecs"}, "whole number"),
         ({"store": "s", "subscribe": "a", "batchRows": "0"}, "at least 1"),
         ({"store": "s", "path": "t", "subscribe": "a"}, "same option"),
+        ({"store": "s", "subscribe": "a", "tags": "price > 10"}, "tags: .* SQL92"),
+        ({"store": "s", "subscribe": "a", "tags": "a || *"}, "tags: .* stands alone"),
         ({"store": "s", "subscribe": "a", "transport": "rpc"}, "needs namesrv"),
         ({"namesrv": "s", "subscribe": "a", "transport": "file"}, "needs store"),
         ({"store": "s", "subscribe": "a", "startingOffsets": "group"}, "need consumerGroup"),
@@ -182,7 +186,7 @@ def test_a_store_that_somebody_else_has_open(tmp_path: Path) -> None:
     copy = golden.unpack("special", tmp_path)
     child = subprocess.Popen(
         [sys.executable, "-c", "import sys\nfrom pathlib import Path\n"
-         "from cometmq.shm.files import StoreLock\n"
+         "from cometmq.shm.os.locks import StoreLock\n"
          "lock = StoreLock(Path(sys.argv[1]), 0)\nprint('held', flush=True)\nsys.stdin.read()",
          str(copy)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -76,10 +77,31 @@ def test_the_doctor_finds_what_is_wrong(installed_python: Path, tmp_path: Path) 
     found = {each["check"]: (each["state"], each["says"]) for each in json.loads(done.stdout)}
     assert {check for check, (state, _) in found.items() if state == "wrong"} == {"java", "pyarrow"}
     assert "set JAVA_HOME" in found["java"][1]
-    assert "no such library; pip install 'cometmq[spark]'" in found["pyarrow"][1]
+    assert "no such library; pip install '.[spark]'" in found["pyarrow"][1]
     assert "pyspark_neighbour (ValueError: I am broken)" in found["format"][1]
     assert found["round trip"] == ("note", "not tried")
     done = run(installed_python, tmp_path, *DOCTOR, PYSPARK_PYTHON="/nowhere/python")
     assert done.returncode == 1
     (worker,) = [each for each in json.loads(done.stdout) if each["check"] == "worker"]
     assert "PYSPARK_PYTHON, /nowhere/python, does not run" in worker["says"]
+
+
+METADATA = """
+import importlib.metadata as metadata, json
+found = metadata.metadata("cometmq")
+print(json.dumps([found.get_all("Project-URL"), found["Description-Content-Type"],
+                  found.get_payload() or found["Description"]]))
+"""
+
+
+def test_what_a_package_index_shows(installed_python: Path, tmp_path: Path) -> None:
+    """Its page has no files beside it: no link of README may be relative there."""
+    done = run(installed_python, tmp_path, "-c", METADATA)
+    urls, kind, text = json.loads(done.stdout)
+    assert {url.partition(", ")[0] for url in urls} == {
+        "Homepage", "Documentation", "Changelog", "Issues",
+    }  # fmt: skip
+    assert kind == "text/markdown"
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []

@@ -1,0 +1,126 @@
+"""Consumer offsets: how far each group has come in each queue. Pure: no I/O.
+
+The book is what the ledger's changes come to, one after the other. A change that could not be made
+durable is taken back, by what `apply` gave for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cometmq.actors.books.book import Book
+from cometmq.protocol.ledger import Change, OffsetSet, OffsetsForgotten
+from cometmq.protocol.offsets import OffsetTable, Undo, change_offsets, set_offset
+
+Moved = tuple[str, str, int, int, int]  # group, topic, queue id, from, to
+
+
+class OffsetBook(Book):
+    """The offsets by `topic@group` and queue id, as they stand in consumerOffset.json.
+
+    Args:
+        table: to begin with; it is the book's from now on.
+    """
+
+    kinds = (OffsetSet, OffsetsForgotten)
+
+    def __init__(self, table: OffsetTable) -> None:
+        self._table = table
+        self._topics_of: dict[str, set[str]] = {}  # group -> topics
+        self._groups_of: dict[str, set[str]] = {}  # topic -> groups
+        for key in table:
+            self._note(key)
+        self.commits = 0  # since then
+
+    # --- changing ---
+
+    def apply(self, change: Change) -> Undo:
+        """Make the change; what `undo` wants to take it back. Other books' changes are no change
+        of this one."""
+        if isinstance(change, OffsetSet):
+            self.changes += 1
+            self.commits += 1
+            key = f"{change.topic}@{change.group}"
+            if key not in self._table:
+                self._note(key)
+            before = set_offset(self._table, key, change.queue_id, change.queue_offset)
+            return ((key, change.queue_id, before),)
+        if isinstance(change, OffsetsForgotten):
+            self.changes += 1
+            keys = [f"{change.topic}@{group}" for group in self.groups_of(change.topic)]
+            undo = change_offsets(self._table, change, keys)
+            for key in keys:
+                self._forget(key)
+            return undo
+        return ()
+
+    def undo(self, undo: Undo) -> None:
+        """Take a change back; the last one first."""
+        self.changes += 1
+        for key, queue_id, before in reversed(undo):
+            was_there = key in self._table
+            set_offset(self._table, key, queue_id, before)
+            if was_there != (key in self._table):
+                (self._forget if was_there else self._note)(key)
+
+    def behind(self, ends: Mapping[tuple[str, int], int]) -> list[Moved]:
+        """What is committed behind the end of its queue, and where that end is."""
+        moves: list[Moved] = []
+        for key, offsets in self._table.items():
+            topic, _, group = key.partition("@")
+            for queue_id, offset in offsets.items():
+                if offset > (end := ends.get((topic, queue_id), 0)):
+                    moves.append((group, topic, queue_id, offset, end))
+        return moves
+
+    # --- what anybody may know ---
+
+    def get(self, group: str, topic: str, queue_id: int) -> int:
+        """The next message to consume, -1 if nothing was ever committed."""
+        offsets = self._table.get(f"{topic}@{group}")
+        return -1 if offsets is None else offsets.get(queue_id, -1)
+
+    def groups(self) -> set[str]:
+        """Every group that has committed an offset."""
+        return set(self._topics_of)
+
+    def groups_of(self, topic: str) -> frozenset[str]:
+        """The groups that have committed an offset in the topic."""
+        return frozenset(self._groups_of.get(topic, ()))
+
+    def topics_of(self, group: str) -> frozenset[str]:
+        """The topics in which the group has committed an offset."""
+        return frozenset(self._topics_of.get(group, ()))
+
+    def queue_ids(self, group: str, topic: str) -> Iterable[int]:
+        """The queues of the topic in which the group has committed an offset."""
+        return self._table.get(f"{topic}@{group}", {}).keys()
+
+    # --- for a snapshot, which is made while the book goes on changing ---
+
+    def every_key(self) -> list[str]:
+        return list(self._table)
+
+    def group_names(self) -> list[str]:
+        return list(self._topics_of)
+
+    def queues(self, key: str) -> Mapping[int, int]:
+        """Queue id -> offset; nothing, if the key is gone meanwhile."""
+        return self._table.get(key, {})
+
+    # --- inside ---
+
+    def _note(self, key: str) -> None:
+        topic, _, group = key.partition("@")
+        self._topics_of.setdefault(group, set()).add(topic)
+        self._groups_of.setdefault(topic, set()).add(group)
+
+    def _forget(self, key: str) -> None:
+        topic, _, group = key.partition("@")
+        for index, name, of in (
+            (self._topics_of, group, topic),
+            (self._groups_of, topic, group),
+        ):
+            index[name].discard(of)
+            if not index[name]:
+                del index[name]

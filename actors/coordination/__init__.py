@@ -1,0 +1,1 @@
+"""Topics, groups, offsets, and where brokers are found."""

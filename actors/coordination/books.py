@@ -1,0 +1,172 @@
+"""The coordinator's books: made as the ledger has them, changed by way of it, shown in config/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from cometmq.actors.books.book import Book
+from cometmq.actors.coordination.files import (
+    GroupsFile,
+    MembersFile,
+    OffsetsFile,
+    TopicsFile,
+)
+from cometmq.actors.coordination.ledger import Action, Ledger, Undo
+from cometmq.actors.coordination.snapshots import Snapshots
+from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.protocol.commands import Command
+from cometmq.protocol.errors import CometError, NotConfirmed
+from cometmq.protocol.ledger import ENTRY_BYTES_MAX, KINDS, Change
+from cometmq.shm.reading.ledger_log import LedgerLog
+from cometmq.shm.reading.resuming import resume
+
+CONFIG_DIR: Final = "config"
+
+
+class Books:
+    """Topics, groups, members and offsets; the one way to change them.
+
+    Args:
+        store: must exist.
+        topics_max: no more are created.
+    """
+
+    def __init__(self, actor: ServiceActor, store: Path, topics_max: int) -> None:
+        self._actor = actor
+        self._store = store
+        config_dir = store / CONFIG_DIR
+        self._topics_file = TopicsFile(config_dir, topics_max)
+        self._groups_file = GroupsFile(config_dir)
+        self._members_file = MembersFile(config_dir)
+        self._offsets_file = OffsetsFile(config_dir)
+        self._files = (
+            self._topics_file, self._groups_file, self._members_file, self._offsets_file
+        )  # fmt: skip
+        self.topics = self._topics_file.book
+        self.groups = self._groups_file.book
+        self.members = self._members_file.book
+        self.offsets = self._offsets_file.book
+        self.silent_s = self._members_file.silent_s  # since the last coordinator was seen to live
+        self._ledger: Ledger
+        self.snapshots: Snapshots
+        books: tuple[Book, ...] = tuple(each.book for each in self._files)
+        self._books_of: dict[type[Change], tuple[Book, ...]] = {
+            kind: tuple(book for book in books if kind in book.kinds) for kind in KINDS
+        }
+
+    def go_on(
+        self,
+        ledger_log: LedgerLog,
+        *,
+        commitlog_endpoint: str,
+        entry_bytes_max: int = ENTRY_BYTES_MAX,
+        ends: Callable[[], Mapping[tuple[str, int], int]] | None,
+        template_queues: int | None = None,
+    ) -> None:
+        """From here on the books are what they were, and changes are kept.
+
+        Args:
+            template_queues: of TBW102; None: it is not there. See TopicBook.
+            ledger_log: as the log has it; closed here.
+            ends: where the queues end, if a power cut can have cut them.
+        """
+        try:
+            parts = [(each.file, each.book.apply) for each in self._files]
+            resumed = resume(self._store, parts, ledger_log)
+        finally:
+            ledger_log.close()
+        self._ledger = Ledger(
+            self._actor,
+            commitlog_endpoint,
+            last=resumed.last,
+            position=ledger_log.end,
+            keep=lambda: self.snapshots.write_now(),
+            entry_bytes_max=entry_bytes_max,
+        )
+        self.snapshots = Snapshots(
+            self._actor, self._store, self._ledger, self._files, resumed.mark
+        )
+        # What takes the places of lost messages would never reach groups that were ahead of them.
+        if ends is not None and self._offsets_file.put_back(ends()):
+            self.snapshots.write_now()
+        self.topics.begin(template_queues)
+
+    # --- changing ---
+
+    def check_room(self) -> None:
+        """Raises SystemBusy while so much waits for the log that no more is taken."""
+        self._ledger.check_room()
+
+    def change(self, change: Change) -> None:
+        """Make a change; `send` has it kept. Raises BadRequest for one that is too large."""
+        self._ledger.add(change, partial(self._make, change))
+
+    def _make(self, change: Change) -> Undo:
+        books = self._books_of[type(change)]
+        if len(books) == 1:
+            return partial(books[0].undo, books[0].apply(change))
+        undos = [partial(book.undo, book.apply(change)) for book in books]
+
+        def undo() -> None:
+            for each in undos:
+                each()
+
+        return undo
+
+    def then(self, action: Action) -> None:
+        """Call it with None once all that was changed until now is kept, or with the error."""
+        self._ledger.then(action)
+
+    def tell(self, request: Request, answer: Callable[[], Command]) -> None:
+        """Answer once nothing of it can be undone by a kill any more.
+
+        The answer is made now: what the books have later may not be in the log when it goes out.
+        """
+        as_it_is = answer()
+
+        def when_known(error: CometError | None) -> None:
+            if error is None:
+                request.reply(as_it_is)
+            elif isinstance(error, NotConfirmed):
+                request.fail(error)
+            else:  # what was refused is taken back, and not told
+                self._actor.carry_out(request, answer)
+
+        self._ledger.then(when_known)
+
+    def send(self) -> None:
+        """The changes of this round become one entry."""
+        self._ledger.send()
+
+    def hear(self) -> None:
+        """What has become of an entry."""
+        self._ledger.on_readable()
+
+    # --- time, and the end ---
+
+    def note_life(self) -> None:
+        """So far this coordinator has lived."""
+        self._members_file.note_life()
+
+    def end(self, error: CometError) -> None:
+        """Everything is in the files. Raises ServiceNotAvailable."""
+        if not self._ledger.is_settled:
+            self._ledger.keep_otherwise(error)
+        if self.snapshots.is_due:
+            self.snapshots.write_now()
+
+    def close(self) -> None:
+        if hasattr(self, "_ledger"):  # else the start has failed
+            self._ledger.close()
+        if hasattr(self, "snapshots"):
+            self.snapshots.close()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {
+            "topics": len(self.topics),
+            "config_file_writes": self.snapshots.count,
+            "ledger_entries": self._ledger.entries,
+        }

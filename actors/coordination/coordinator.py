@@ -1,0 +1,207 @@
+"""The coordinator: what topics there are, who consumes them, and how far they have come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol
+
+import pykka
+
+from cometmq.actors.coordination.announcing import Announcing
+from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.members import Members, MemberSettings
+from cometmq.actors.coordination.progress import Progress
+from cometmq.actors.coordination.relay import Relay
+from cometmq.actors.coordination.topics import Stored, Topics, TopicSettings, template_queues
+from cometmq.actors.coordination.views import Views
+from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.protocol.commands import Command, GetLine
+from cometmq.protocol.errors import (
+    ShuttingDown,
+)
+from cometmq.protocol.ledger import (
+    ENTRY_BYTES_MAX,
+    entry_bytes_max,
+)
+from cometmq.shm.reading.ledger_log import LedgerLog
+
+CONFIRM_TIMEOUT_S: Final = 2.5  # below the 3 s that a client waits, so that it hears the reason
+LOOKS: Final = 8  # for silent members, in a session's time
+
+
+class CoordinatorSettings(MemberSettings, TopicSettings, Protocol):
+    """What the coordinator needs of the broker's settings."""
+
+    @property
+    def max_topics(self) -> int: ...
+
+
+class CoordinatorActor(ServiceActor):
+    """Keeps topics, consumer groups and consumer offsets.
+
+    Writes, alone: config/*.json, cometmq.ledger.
+    Wakes on: commands, answers of the commitlog process and the name servers, timers: held
+        JoinGroups, silent members, flushConsumerOffsetInterval, a registration every 30 s.
+    Dies: of a config file that is damaged at the start, with its .bak. A file that cannot be
+        written fails the request, which then has changed nothing.
+
+    Whatever one drain of the sockets brings is worked through before anything is written: all its
+    changes go into one entry of the ledger. An answer never says more than what survives a kill at
+    that moment.
+
+    Args:
+        store_dir: must exist; `config` is made in it.
+        commitlog_endpoint: where the commitlog process takes TopicsChanged.
+        ledger_log: waits for the recovery, and returns the ledger as the log has it.
+        queue_ends: waits for the recovery after a bad end, and returns where the queues end now.
+        stored: the queues of a topic that ever held a message, and what they hold. Raises
+            ServiceNotAvailable while that is not known.
+        wait_dispatched: until `stored` knows all that is in the log. Raises ServiceNotAvailable
+            when that takes too long.
+        cleaner_endpoint: where the cleaner takes what clients want of it; empty: nobody does.
+        name_server_endpoints: all of them are told. With none, routes are only had from here.
+        entry_bytes_max: of the changes in an entry of the ledger.
+        family_address: where the family comes; lines of clients are beside it. Empty: there are
+            none.
+        confirm_timeout_s: how long a topic may be unknown to them before the client hears of it.
+    """
+
+    role: ClassVar[str] = "coordinator"
+    part_types: ClassVar[tuple[type, ...]] = (Topics, Members, Progress, Views, Relay)
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        store_dir: Path,
+        *,
+        commitlog_endpoint: str,
+        cleaner_endpoint: str = "",
+        name_server_endpoints: Sequence[str],
+        confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
+        ledger_log: Callable[[], LedgerLog],
+        queue_ends: Callable[[], Mapping[tuple[str, int], int]] | None = None,
+        stored: Stored = lambda _topic: {},
+        wait_dispatched: Callable[[], None] = lambda: None,
+        entry_bytes_max: int = ENTRY_BYTES_MAX,
+        family_address: str = "",
+        bind: Sequence[tuple[str, bool]] = (),
+        limits: ConnectionLimits | None = None,
+    ) -> None:
+        self._settings = settings
+        self._books = Books(self, store_dir, settings.max_topics)
+        self._members = Members(self, settings, self._books)
+        self._progress = Progress(self._books, self._members)
+        self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
+        self._views = Views(self._books, self._members, stored)
+        self._relay = Relay(
+            self, cleaner_endpoint, lambda action: self._books.snapshots.then(action)
+        )
+        super().__init__(bind=bind, limits=limits)
+        self._go_on = partial(
+            self._books.go_on,
+            commitlog_endpoint=commitlog_endpoint,
+            entry_bytes_max=entry_bytes_max,
+            ends=queue_ends,
+            template_queues=template_queues(settings),
+        )
+        self._ledger_log = ledger_log
+        self._announce = partial(
+            Announcing,
+            self,
+            self._books.topics,
+            commitlog_endpoint=commitlog_endpoint,
+            name_server_endpoints=name_server_endpoints,
+            confirm_timeout_s=confirm_timeout_s,
+        )
+        self._announcing: Announcing
+        self._family_address = family_address
+
+    def parts(self) -> Sequence[object]:
+        return self._topics, self._members, self._progress, self._views, self._relay
+
+    @classmethod
+    def of_family(cls, family: Family, bind: Sequence[tuple[str, bool]]) -> pykka.ActorRef[Any]:
+        return cls.start(
+            family.settings,
+            family.store,
+            commitlog_endpoint=family.addresses["commitlog"],
+            cleaner_endpoint=family.addresses["cleaner"],
+            name_server_endpoints=list(family.name_servers),
+            ledger_log=family.ledger_log,
+            queue_ends=family.queue_ends,
+            stored=family.stored,
+            wait_dispatched=family.wait_dispatched,
+            entry_bytes_max=entry_bytes_max(
+                family.settings.mapped_file_size_commit_log_bytes, family.settings.max_message_size
+            ),
+            family_address=family.addresses[cls.role],
+            bind=bind,
+            limits=ConnectionLimits.of(family.settings),
+        )
+
+    def on_start(self) -> None:
+        """pykka's hook, in the actor's thread, before the first message."""
+        self._go_on(self._ledger_log())
+        self._announcing = self._announce()
+        self._topics.begin(self._announcing)
+        self._announcing.start()
+        self._members.begin()
+        self.every(self._settings.flush_consumer_offset_interval_ms / 1000, self._flush)
+        self.every(self._settings.consumer_session_timeout_ms / 1000 / LOOKS, self._expire)
+        self._finish_round()
+        if self._family_address:
+            self.listen_for_lines(self._family_address)
+
+    def on_stop(self) -> None:
+        super().on_stop()
+        self._books.close()
+        if hasattr(self, "_announcing"):  # else the start has failed
+            self._announcing.close()
+        self._relay.close()
+
+    def settle(self) -> None:
+        self._finish_round()
+        error = ShuttingDown("the broker is stopping")
+        try:
+            self._books.end(error)
+        finally:
+            self._announcing.end()
+            self._members.end(error)
+        self._books.note_life()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return self._books.statistics() | self._members.statistics() | self._announcing.statistics()
+
+    def on_get_line(self, command: GetLine, _request: Request) -> Command:
+        return self.line_for(command)
+
+    # --- rounds: everything that one drain of the sockets brought ---
+
+    def on_requests(self, requests: list[Request]) -> None:
+        super().on_requests(requests)
+        self._finish_round()
+
+    def _finish_round(self) -> None:
+        """Make what happened outlive this process, then say that it happened."""
+        self._topics.finish_round()
+        self._members.finish_round()
+        self._progress.finish_round()
+        self._books.send()
+        self._members.tell()
+
+    def on_readable(self, source: Any) -> None:
+        """What has become of an entry of the ledger."""
+        self._books.hear()
+        self._finish_round()
+
+    def _expire(self) -> None:
+        self._members.expire()
+        self._finish_round()
+
+    def _flush(self) -> None:
+        self._books.snapshots.begin()
+        self._books.note_life()

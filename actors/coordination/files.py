@@ -1,0 +1,195 @@
+"""The books and the files of config/ that they are kept in, as RocketMQ has these."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from cometmq.actors.books.book import Book
+from cometmq.actors.books.group_share import GroupRecord
+from cometmq.actors.books.groups import GroupBook
+from cometmq.actors.books.members import MemberBook
+from cometmq.actors.books.offsets import Moved, OffsetBook
+from cometmq.actors.books.topics import TopicBook
+from cometmq.protocol.errors import StoreDamaged
+from cometmq.protocol.ledger import OffsetSet
+from cometmq.shm.state.config_files import ConfigFile
+from cometmq.shm.state.tables import (
+    ConsumerOffsetTable,
+    DataVersion,
+    SubscriptionGroupTable,
+    TopicTable,
+)
+from cometmq.shm.state.tables_text import (
+    groups_pieces,
+    member_pieces,
+    offsets_pieces,
+    topics_pieces,
+)
+
+log = logging.getLogger(__name__)
+
+OFFSET_VERSION_STEP: Final = 500  # commits for one step of the data version; RocketMQ's
+NAMED_MAX: Final = 5  # queues in a line of the log
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Shown(Protocol):
+    """A book, and the file that it is kept in."""
+
+    @property
+    def file(self) -> ConfigFile[Any]: ...
+    @property
+    def book(self) -> Book: ...
+    def pieces(self) -> Iterator[str]:
+        """The file's text, piece by piece. What changes meanwhile may be in it or not."""
+
+
+class _Version:
+    """The data version of a file: so many steps above what it was."""
+
+    def __init__(self, found: DataVersion) -> None:
+        self._version = found
+        self._steps = 0
+
+    def after(self, steps: int) -> DataVersion:
+        """After so many steps since the file was loaded."""
+        more = steps - self._steps
+        if more > 0:
+            found = self._version
+            counter = found.counter + more - 1
+            before = DataVersion(found.state_version, counter, found.timestamp)
+            self._version = before.next(now_ms(), found.state_version)
+            self._steps = steps
+        return self._version
+
+
+class TopicsFile:
+    """topics.json"""
+
+    def __init__(self, config_dir: Path, topics_max: int) -> None:
+        self.file = ConfigFile(config_dir / "topics.json", TopicTable)
+        table = self.file.load() or TopicTable()
+        self.book = TopicBook(table.topic_config_table, topics_max, time.time_ns())
+        self._version = _Version(table.data_version)
+
+    def pieces(self) -> Iterator[str]:
+        return topics_pieces(self._version.after(self.book.changes), self.book.items())
+
+
+class GroupsFile:
+    """subscriptionGroup.json"""
+
+    def __init__(self, config_dir: Path) -> None:
+        self.file = ConfigFile(config_dir / "subscriptionGroup.json", SubscriptionGroupTable)
+        table = self.file.load() or SubscriptionGroupTable()
+        self.book = GroupBook(table.subscription_group_table)
+        self._forbidden = table.forbidden_table
+        self._version = _Version(table.data_version)
+
+    def pieces(self) -> Iterator[str]:
+        table = SubscriptionGroupTable(
+            data_version=self._version.after(self.book.changes), forbidden_table=self._forbidden
+        )
+        return groups_pieces(table, list(self.book.configs.items()))
+
+
+class MemberTable(msgspec.Struct, kw_only=True, rename="camel"):
+    """consumerMembers.json, which RocketMQ does not have: the groups' members and their queues.
+
+    Without it a coordinator that was killed and comes back would give queues away that others
+    still work on. Its time of change is the coordinator's last sign of life.
+    """
+
+    groups: dict[str, GroupRecord] = {}
+    subscribed: dict[str, list[str]] = {}  # group -> topics that it ever asked for
+    highest: int = 0  # version or epoch that any group was ever given
+
+
+class MembersFile:
+    """consumerMembers.json; if it is damaged the groups start anew."""
+
+    def __init__(self, config_dir: Path) -> None:
+        self.file = ConfigFile(config_dir / "consumerMembers.json", MemberTable)
+        table, self.silent_s = MemberTable(), 0.0  # since that sign of life
+        try:
+            found = self.file.load()
+            if found is not None:
+                self.silent_s = time.time() - self.file.path.stat().st_mtime
+                table = found
+        except (StoreDamaged, OSError) as error:
+            log.warning("the groups start anew: %s", error)
+        subscribed = {name: set(topics) for name, topics in table.subscribed.items()}
+        self.book = MemberBook(table.groups, subscribed, table.highest)
+
+    def note_life(self) -> None:
+        """So far this coordinator has lived."""
+        with contextlib.suppress(OSError):
+            os.utime(self.file.path)
+
+    def pieces(self) -> Iterator[str]:
+        book = self.book
+        return member_pieces(
+            book.highest,
+            book.records(),
+            [(name, sorted(topics)) for name, topics in book.subscribed.items() if topics],
+        )
+
+
+class OffsetsFile:
+    """consumerOffset.json"""
+
+    def __init__(self, config_dir: Path) -> None:
+        self.file = ConfigFile(config_dir / "consumerOffset.json", ConsumerOffsetTable)
+        table = self.file.load() or ConsumerOffsetTable()
+        self.book = OffsetBook(table.offset_table)
+        self._version = _Version(table.data_version)
+
+    def pieces(self) -> Iterator[str]:
+        book = self.book
+        return offsets_pieces(
+            self._version.after(book.commits // OFFSET_VERSION_STEP),
+            ((group, sorted(book.topics_of(group))) for group in book.group_names()),
+            ((key, book.queues(key)) for key in book.every_key()),
+        )
+
+    def put_back(self, ends: Mapping[tuple[str, int], int]) -> bool:
+        """Move what lies behind the end of its queue back to that end; whether there was any."""
+        moves = self.book.behind(ends)
+        by_group: dict[str, list[Moved]] = defaultdict(list)
+        for move in moves:
+            group, topic, queue_id, offset, end = move
+            self.book.apply(OffsetSet(group, topic, queue_id, end))
+            by_group[group].append(move)
+            text = "group %s: queue %d of %s ends at %d now: its progress there was %d"
+            log.info(text, group, queue_id, topic, end, offset)
+        for group, moved in by_group.items():
+            log.warning(_lost_progress(group, moved))
+        return bool(moves)
+
+
+def _lost_progress(group: str, moves: list[Moved]) -> str:
+    """A line for the log; what was lost is read and committed again once it is sent again."""
+    shown = [
+        f"queue {queue_id} of {topic} from {offset} to {end}"
+        for _, topic, queue_id, offset, end in moves[:NAMED_MAX]
+    ]
+    if len(moves) > NAMED_MAX:
+        shown.append(f"{len(moves) - NAMED_MAX} more, each in a line of level INFO")
+    messages = sum(offset - end for _, _, _, offset, end in moves)
+    return (
+        f"group {group}: its progress was put back in {len(moves)} queues, whose last {messages} "
+        f"messages were lost with the end before this start: {', '.join(shown)}"
+    )

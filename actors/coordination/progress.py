@@ -1,0 +1,137 @@
+"""Progress of groups: commits of offsets, which are changes of the ledger."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.members import Members
+from cometmq.actors.runtime.service import Request
+from cometmq.protocol import names
+from cometmq.protocol.commands import (
+    Command,
+    CommitOffsets,
+    FetchOffsets,
+    GroupOffsets,
+    QueueKey,
+    QueueOffset,
+)
+from cometmq.protocol.errors import (
+    CometError,
+    NotOwner,
+    OffsetIllegal,
+)
+from cometmq.protocol.ledger import OffsetSet
+
+log = logging.getLogger(__name__)
+
+QUEUE_OFFSET_MAX: Final = (1 << 63) - 1
+
+
+class Progress:
+    """Takes commits, and tells how far groups have come."""
+
+    def __init__(self, books: Books, members: Members) -> None:
+        self._books = books
+        self._offsets = books.offsets
+        self._topics = books.topics
+        self._configs = books.groups.configs
+        self._members = members
+        self._commits: list[Request] = []  # of this round
+
+    def finish_round(self) -> None:
+        """The commits of this round are answered when they are kept."""
+        if self._commits:
+            commits, self._commits = self._commits, []
+            self._books.then(partial(self._answer_commits, commits))
+
+    # --- commands ---
+
+    def on_commit_offsets(self, command: CommitOffsets, request: Request) -> None:
+        self._books.check_room()
+        if command.group not in self._configs:
+            self._members.config_of(command.group)
+        if command.member:
+            self._check_owner(command)
+        for entry in command.offsets:
+            self._check_offset(entry)
+        if not command.member and command.group in self._members.groups:
+            self._take_from_owners(command)
+        for entry in command.offsets:
+            self._commit(command, entry)
+        self._commits.append(request)
+
+    def on_fetch_offsets(self, command: FetchOffsets, request: Request) -> None:
+        names.check_group(command.group)
+        self._books.tell(request, partial(self._group_offsets, command))
+
+    def _group_offsets(self, command: FetchOffsets) -> Command:
+        return GroupOffsets(
+            [
+                QueueOffset(
+                    queue.topic,
+                    queue.queue_id,
+                    self._offsets.get(command.group, queue.topic, queue.queue_id),
+                )
+                for queue in command.queues
+            ]
+        )
+
+    @staticmethod
+    def _answer_commits(commits: Sequence[Request], error: CometError | None) -> None:
+        for request in commits:
+            if error is None:
+                request.done()
+            else:
+                request.fail(error)
+
+    def _check_owner(self, command: CommitOffsets) -> None:
+        group = self._members.groups.get(command.group)
+        if group is None or command.member not in group:
+            raise NotOwner(f"{command.member[:140]} is not a member of group {command.group}")
+        group.touch(command.member, time.monotonic())
+        for entry in command.offsets:
+            key = QueueKey(entry.topic, entry.queue_id)
+            group.check_commit(command.member, key, entry.epoch)
+
+    def _take_from_owners(self, command: CommitOffsets) -> None:
+        """An administrator moves offsets of owned queues only if that is what the command says.
+
+        The owners' epochs end with it, and that is kept before the offsets are: their commits of
+        what they have read so far cannot undo it.
+        """
+        group = self._members.groups[command.group]
+        keys = [QueueKey(entry.topic, entry.queue_id) for entry in command.offsets]
+        owned = [key for key in keys if group.owner_of(key)]
+        if owned and not command.force:
+            raise NotOwner(
+                f"queue {owned[0].queue_id} of {owned[0].topic} belongs to "
+                f"{group.owner_of(owned[0])}: end the members of group {command.group}, or force it"
+            )
+        if group.renew(owned):
+            self._members.stir(command.group)
+            self._members.keep()
+
+    def _check_offset(self, entry: QueueOffset) -> None:
+        config = self._topics.config_of(entry.topic)
+        count = max(config.read_queue_nums, config.write_queue_nums)
+        if not 0 <= entry.queue_id < count:
+            raise OffsetIllegal(f"queue {entry.queue_id} of {entry.topic}: it has {count}")
+        if not 0 <= entry.queue_offset <= QUEUE_OFFSET_MAX:
+            raise OffsetIllegal(f"queue offset {entry.queue_offset}: 0 to {QUEUE_OFFSET_MAX}")
+
+    def _commit(self, command: CommitOffsets, entry: QueueOffset) -> None:
+        group, member = command.group, command.member
+        topic, queue_id, queue_offset = entry.topic, entry.queue_id, entry.queue_offset
+        before = self._offsets.get(group, topic, queue_id)
+        if queue_offset == before or (member and queue_offset < before and not command.seek):
+            return  # an old commit that arrives late
+        if queue_offset < before:
+            text = "group %s: queue %d of %s goes back from %d to %d, as %s wants"
+            whom = member or "an administrator"
+            log.warning(text, group, queue_id, topic, before, queue_offset, whom)
+        self._books.change(OffsetSet(group, topic, queue_id, queue_offset))

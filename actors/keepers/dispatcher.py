@@ -1,0 +1,233 @@
+"""Dispatch (RocketMQ: reput): from the CommitLog to ConsumeQueues, and to the index."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from cometmq.actors.keepers.indexing import Indexing
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.guard import Unforeseen, explained
+from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.protocol.commands import Command, Done, RebuildIndex
+from cometmq.protocol.errors import CometError, DiskFull
+from cometmq.protocol.progress import Progress
+from cometmq.shm.derived.consume_queue import UNIT
+from cometmq.shm.derived.queue_builder import QueueBuilder
+from cometmq.shm.derived.queue_check import StoreFiles
+from cometmq.shm.live.control import Counter, Phase
+
+log = logging.getLogger(__name__)
+
+# Before the inbox is looked at again:
+WORK_S: Final = 0.005
+STEP_BYTES: Final = 4 * 1_048_576  # of the log, in one go
+NAP_S: Final = 0.002
+RETRY_S: Final = 1
+
+
+class DispatcherActor(ServiceActor):
+    """Writes a ConsumeQueue entry for every record, and tells how far it has come.
+
+    Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp; index/
+    and its counters (`Indexing`).
+    Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
+    could take back; its doorbell, by the commitlog process for the first message of a new queue.
+    While nobody sleeps on `dispatched` it naps between two looks, so that a stream of single
+    messages does not wake it for each; a reader that begins to wait rings it.
+    An entry's place is its record's queue offset, so the next process may write the last entries
+    once more. A record that is none is reported and passed over.
+    """
+
+    role = "dispatcher"
+
+    def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        super().__init__(bind=bind)
+        self._family = family
+        settings = family.settings
+        self._segment_bytes = settings.mapped_file_size_commit_log_bytes
+        self._queue_bytes = settings.mapped_file_size_consume_queue_bytes
+        control = family.control
+        self._limit = control.sleep_on(family.cover, family.doorbell)
+        self._wrote = control.read(Counter.WROTE)
+        self._min = control.sleep_on(Counter.MIN_OFFSET, family.doorbell)
+        self._dispatched = control.own(Counter.DISPATCHED)
+        self._timestamp = control.own(Counter.DISPATCHED_TIMESTAMP)
+        self._queues = control.own(Counter.QUEUES)
+        self._napping = control.own(Counter.NAPPING)
+        self._nap: Timer | None = None
+        self._retry: Timer | None = None  # when the disk is full
+        self._table = family.queue_table(writable=True)
+        files = StoreFiles(family.store, self._segment_bytes, self._queue_bytes)
+        self._builder = QueueBuilder(files, self._table, self._queues)
+        self._index = Indexing(family)
+        self._index_refused = False  # the disk was full when it was last tried
+
+    # --- start ---
+
+    def on_start(self) -> None:
+        self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
+        took_over = bool(self._dispatched.value)
+        if took_over:
+            self._builder.take_over(self._min.value)
+            log.info(
+                "going on at %d with %d queues", self._dispatched.value, len(self._builder.files)
+            )
+            self._catch_up(self._dispatched.value)
+        else:
+            self._catch_up(self._recover())
+        self.inbox.listen_to_doorbell(self._family.doorbell_fd)
+        # It serves before it looks at the index, and indexes what it may have to index again.
+        self.call_soon(lambda: self._start_index(self._wrote.value, took_over))
+
+    def _start_index(self, log_end: int, took_over: bool) -> None:
+        try:
+            self._index.start(self._builder.log_min, log_end, took_over=took_over)
+        except CometError as error:
+            log.error("the index could not be examined, again in %d s: %s", RETRY_S, error)
+            self.after(RETRY_S, lambda: self._start_index(log_end, took_over))
+        else:
+            self._work()
+
+    def _recover(self) -> int:
+        recovered = self._builder.recover(
+            clean=self._family.clean,
+            redo_from=self._family.control.read(Counter.RECOVERED_FROM).value,
+            end=self._wrote.value,
+        )
+        return recovered.begin
+
+    def _catch_up(self, reached: int) -> None:
+        """Everything that is stored gets its entry before the broker serves.
+
+        When `dispatched` comes to the log's end the writer takes the queues' ends for the offsets
+        that come next: the queues have to be finished before.
+        """
+        began, progress = reached, Progress("bringing the queues to the log's end", log.info)
+        while reached < self._wrote.value:
+            self._dispatched.reset(reached)
+            reached = self._builder.dispatch(reached, self._wrote.value)
+            progress.show(max(0, reached - began), self._wrote.value - began)
+        self._builder.finish_recovery()
+        self._family.control.own(Counter.QUEUES_RECOVERED).reset(1)
+        self._tell(reached)
+
+    # --- the loop ---
+
+    def on_doorbell(self) -> None:
+        self._work()
+
+    def _work(self) -> None:
+        """Goes on by itself, whatever happens: whoever wakes it may have come already."""
+        self._end_nap()
+        try:
+            self._dispatch_what_is_there()
+        except Exception as caught:
+            error = explained(caught, "dispatching failed at %d", self._dispatched.value)
+            if not isinstance(error, Unforeseen) and self._retry is None:
+                log.error("dispatching has to wait at %d: %s", self._dispatched.value, error)
+            if self._retry is not None:
+                self._retry.cancel()
+            self._retry = self.after(RETRY_S, self._work)
+        else:
+            self._retry = None
+
+    def _dispatch_what_is_there(self) -> None:
+        """Then nap, or sleep when nothing came during a whole nap."""
+        worked = False
+        gone_by = time.monotonic() + WORK_S
+        while time.monotonic() < gone_by:
+            if self._min.value > self._builder.log_min:
+                self._builder.follow_log_min(self._min.value)
+                self._index.follow_log_min(self._builder.log_min)
+            if self._work_once():
+                worked = True
+                continue
+            if worked and self._begin_nap():
+                return
+            self._limit.arm()
+            self._min.arm()
+            # What has moved between looking and arming wakes nobody.
+            is_done = self._dispatched.value >= self._limit.value
+            if is_done and self._min.value <= self._builder.log_min:
+                return
+        self.call_soon(self._work)
+
+    def _work_once(self) -> bool:
+        """Messages first, then their keys. False if there was nothing to do."""
+        worked = False
+        if self._dispatched.value < self._limit.value:
+            self._dispatch(self._limit.value)
+            worked = True
+        if self._index.is_behind(self._dispatched.value):
+            self._index_once()
+            worked = True
+        return worked
+
+    def _index_once(self) -> None:
+        """Without room for index files messages are dispatched all the same."""
+        try:
+            self._index.step(self._dispatched.value)
+            self._index_refused = False
+        except DiskFull as error:
+            if not self._index_refused:
+                log.error("no room for index entries: %s", error)
+            self._index_refused = self._index.paused = True
+            self.after(RETRY_S, self._resume_index)
+
+    def _resume_index(self) -> None:
+        self._index.paused = False
+        self._work()
+
+    def _begin_nap(self) -> bool:
+        """False if somebody waits for messages: then every one of them counts."""
+        self._napping.reset(1)
+        if self._dispatched.has_sleepers():
+            self._napping.reset(0)
+            return False
+        self._nap = self.after(NAP_S, self._work)
+        return True
+
+    def _end_nap(self) -> None:
+        if self._nap is not None:
+            self._nap.cancel()
+            self._nap = None
+            self._napping.reset(0)
+
+    def _dispatch(self, limit: int, *, whole: bool = False) -> None:
+        """From `dispatched` to the limit or the end of the segment, whichever comes first; a step
+        of it, unless the whole is wanted."""
+        begin = self._dispatched.value
+        if whole:
+            reached = self._builder.dispatch(begin, limit)
+        else:
+            reached = self._builder.dispatch(begin, limit, step_bytes=STEP_BYTES, step_s=WORK_S)
+        self._tell(reached)
+
+    def _tell(self, reached: int) -> None:
+        if self._builder.last_store_timestamp:  # else the process before has told of the last one
+            self._timestamp.reset(self._builder.last_store_timestamp)
+        if reached < self._dispatched.value:
+            self._dispatched.reset(reached)
+        else:
+            self._dispatched.advance(reached)
+
+    def on_rebuild_index(self, command: RebuildIndex, _request: Request) -> Command:
+        self._index.rebuild(command.file, self._dispatched.value)
+        self.call_soon(self._work)
+        return Done()
+
+    def settle(self) -> None:
+        """Dispatch all that was written, flushed or not: nothing more will come."""
+        while self._dispatched.value < self._wrote.value:
+            self._dispatch(self._wrote.value, whole=True)
+        self._builder.close()
+        self._index.settle(self._dispatched.value)
+
+    def statistics(self) -> dict[str, int | float | str]:
+        behind = self._wrote.value - self._dispatched.value
+        found = self._index.statistics(self._dispatched.value)
+        queues = len(self._builder.files)
+        return {"queues": queues, "behind_bytes": behind, "entry_bytes": UNIT} | found

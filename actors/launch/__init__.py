@@ -1,0 +1,1 @@
+"""Who starts the processes, watches them, and ends them in order."""

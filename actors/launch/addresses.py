@@ -1,0 +1,78 @@
+"""Addresses: where the actors of one broker listen, for the family and for clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cometmq.actors.runtime.roles import port_of, role_of
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.commands import BrokerEndpoints
+
+
+def address_of(token: str, role: str) -> str:
+    """Where an actor takes the family's commands: in the abstract namespace, so that nothing is
+    left behind however it ends."""
+    return f"ipc://@cometmq-{token}-{role}"
+
+
+def bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class Addresses:
+    """Of one run of a broker.
+
+    Args:
+        token: random, so that no other family has these addresses.
+        name: what clients call the broker.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, roles: Sequence[str], token: str, name: str
+    ) -> None:
+        self.family = {role: address_of(token, role) for role in roles}
+        self.binds = {role: self._first_bind(settings, role) for role in roles}
+        self._settings = settings
+        self._roles = roles
+        self._name = name
+
+    @staticmethod
+    def _first_bind(settings: BrokerSettings, role: str) -> str | None:
+        port = port_of(role, settings.port)
+        if port is None:
+            return None
+        return f"tcp://{bracketed(settings.bind_address)}:{port or '*'}"
+
+    def bound(self, role: str, address: str) -> None:
+        """It listens there; where it is started again, it is to listen there as well."""
+        self.binds[role] = address
+
+    @property
+    def name_servers(self) -> list[str]:
+        """Where the broker registers: the ones it was told, else its own."""
+        if self._settings.name_servers:
+            return [f"tcp://{server}" for server in self._settings.name_servers]
+        return [self.family["namesrv"]]
+
+    @property
+    def public_name_server(self) -> str:
+        if self._settings.name_servers:
+            return ";".join(f"tcp://{server}" for server in self._settings.name_servers)
+        return self._public("namesrv")
+
+    @property
+    def endpoints(self) -> BrokerEndpoints:
+        readers = [self._public(role) for role in self._roles if role_of(role).name == "reader"]
+        return BrokerEndpoints(
+            cluster=self._settings.broker_cluster_name,
+            broker=self._name,
+            broker_id=self._settings.broker_id,
+            commitlog=self._public("commitlog"),
+            readers=readers,
+            coordinator=self._public("coordinator"),
+        )
+
+    def _public(self, role: str) -> str:
+        """The address as clients reach it: the port that was bound, at the advertised host."""
+        port = (self.binds[role] or "").rpartition(":")[2]
+        return f"tcp://{bracketed(self._settings.advertised_address)}:{port}"

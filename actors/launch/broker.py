@@ -1,0 +1,394 @@
+"""The supervisor's actor: starts the processes of a broker, watches them, ends them in order."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cometmq.actors.launch.addresses import Addresses, address_of
+from cometmq.actors.launch.binding import bind_error
+from cometmq.actors.launch.ending import end_now, send_signal
+from cometmq.actors.launch.hosted import Host
+from cometmq.actors.launch.orderly_end import (
+    KILL_TIMEOUT_S,
+    POLL_S,
+    OrderlyEnd,
+    writer_has_stopped,
+)
+from cometmq.actors.launch.process_table import ProcessTable
+from cometmq.actors.launch.zygote import (
+    Broken,
+    Closing,
+    Ended,
+    Ready,
+    Report,
+    ReportReader,
+    Started,
+    Zygote,
+)
+from cometmq.actors.runtime.family import EXIT_FATAL
+from cometmq.actors.runtime.roles import doorbell_of, roles_of
+from cometmq.actors.runtime.service import ServiceActor
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.commands import BrokerEndpoints, EndpointsChanged, Finish
+from cometmq.protocol.errors import BY_CODE, CometError, StoreError
+from cometmq.protocol.version import VERSION
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
+from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
+from cometmq.shm.log.last_run import LastRun, life_of
+from cometmq.shm.log.marks import remove_marks
+from cometmq.shm.log.references import create_references
+from cometmq.shm.os.ballast import BASE_BYTES, drop_ballast, take_ballast
+from cometmq.shm.os.durable import sync_folder
+from cometmq.shm.os.files import ABORT_FILE
+from cometmq.shm.os.locks import StoreLock
+from cometmq.shm.state.identity import keep_identity
+
+log = logging.getLogger("cometmq.actors.launch.supervisor")
+
+START_GRACE_S: Final = 10  # for a start that is under way when the end is asked for
+DEATHS_MAX: Final = 5  # of one role within 10 s; more, and the broker ends
+
+
+class BrokerActor(ServiceActor):
+    """Supervises the processes of one broker.
+
+    Writes, alone: the process table, `abort`, the control file's header.
+    Wakes on: reports of children that have started or ended, Finish (which a signal becomes).
+    A child that dies is started again; one that says that the store must not be used further, or
+    that dies again and again, ends the broker, and `abort` stays for the next start to find.
+    """
+
+    role = "broker"
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        zygote: Zygote,
+        doorbells: Sequence[int],
+        token: str,
+        on_ready: Callable[[BrokerActor], None],
+        host: Host | None = None,
+    ) -> None:
+        super().__init__(bind=[(address_of(token, "broker"), True)])
+        self.token = token
+        self.failure: CometError | None = None
+        self.restarts = 0
+        self._settings = settings
+        self._store = settings.store_path_root_dir
+        self._segment_bytes = settings.mapped_file_size_commit_log_bytes
+        self._name = settings.broker_name or default_name(self._store)  # for clients
+        self._zygote = zygote
+        self._reports = ReportReader(zygote.report_fd)
+        self._host = host  # of the commitlog actor, which then is no child
+        self._host_reports = ReportReader(host.report_fd) if host else None
+        self._doorbells = doorbells
+        self._on_ready = on_ready
+        roles = roles_of(settings)
+        self._table = ProcessTable(roles, hosted="" if host is None else "commitlog")
+        self._addresses = Addresses(settings, roles, token, self._name)
+        self._is_ready = False
+        self._finishing = False
+        self._began = time.monotonic()
+
+    def say_state(self) -> None:
+        """In the main thread: how far everything is, to the log, and where every thread of every
+        process is, to standard error."""
+        counters = " ".join(f"{name}={value}" for name, value in self._control.values().items())
+        pids = dict(self._table.pids)
+        log.warning("asked by SIGUSR1: pids %s; counters %s", pids, counters)
+        faulthandler.dump_traceback(all_threads=True)
+        for role, pid in pids.items():
+            if not self._table.is_hosted(role):
+                send_signal(pid, signal.SIGUSR1)
+
+    # --- start ---
+
+    def on_start(self) -> None:
+        self._lock = StoreLock(self._store, 1)
+        abort = self._store / ABORT_FILE
+        self._clean = not abort.exists()
+        self._last_run = None if self._clean else LastRun.read(self._store, self._segment_bytes)
+        drop_ballast(self._store)
+        abort.write_text(str(os.getpid()))
+        sync_folder(self._store)
+        queue_segment_bytes = self._settings.mapped_file_size_consume_queue_bytes
+        keep_identity(self._store, self._name, self._segment_bytes, queue_segment_bytes)
+        self._control = ControlFile.create(
+            self._store / CONTROL_FILE, self._describe(), self._doorbells
+        )
+        QueueTable.create(self._store / QUEUES_FILE, self._control.read(Counter.QUEUES))
+        create_references(self._store)
+        self.inbox.listen_to(self._zygote.report_fd)
+        self.inbox.listen_to(self._zygote.end_fd)
+        if self._host is not None:
+            self.inbox.listen_to(self._host.report_fd)
+            self.inbox.listen_to(self._host.end_fd)
+        for role in self._table.roles:
+            self._start(role)
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "token": self.token,
+            "nonce": os.urandom(16).hex(),  # who knows it can read this very file
+            "store": str(self._store.resolve()),
+            "started_ms": int(time.time() * 1000),
+            "roles": self._table.roles,
+            "broker": self._name,
+            "segment_bytes": self._segment_bytes,
+            "max_message_bytes": self._settings.max_message_size,
+            "life": life_of(self._store),
+            "flush": self._settings.flush_disk_type.value,
+            "archive_hold": self._settings.archive_hold,
+        }
+
+    def _start(self, role: str) -> None:
+        family_message = {
+            "role": role,
+            "settings": self._settings.as_keys(),
+            "store": str(self._store),
+            "doorbells": list(self._doorbells),
+            "doorbell": doorbell_of(role),
+            "addresses": self._addresses.family,
+            "name_servers": self._addresses.name_servers,
+            "bind": self._addresses.binds[role],
+            "clean": self._clean,
+            "last_run": self._last_run and self._last_run.as_message(),
+        }
+        if self._host is not None and self._table.is_hosted(role):
+            self._table.started(role, self._host.pid)
+            self._host.start(family_message)
+        else:
+            self._zygote.start(family_message)
+
+    # --- reports ---
+
+    def on_readable(self, source: Any) -> None:
+        for report in self._reports.read():
+            self._take(report)
+        if source == self._zygote.end_fd:
+            self.inbox.forget(source)
+            self._fail(CometError("the zygote has ended: no process could be started again"))
+        if self._host is not None and self._host_reports is not None:
+            self._follow_host(self._host, self._host_reports, source)
+
+    def _follow_host(self, host: Host, reports: ReportReader, source: Any) -> None:
+        """What the service reports; when it closes its end, or dies, the broker ends."""
+        for report in reports.read():
+            self._take(report)
+        if source == host.end_fd:
+            log.error("process %d, which has the writer, is gone", host.pid)
+        if reports.ended or source == host.end_fd:
+            self.inbox.forget(host.report_fd)
+            self.inbox.forget(host.end_fd)
+            self._host_reports = None
+            self.actor_ref.tell(Finish())
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Started(role, pid):
+                self._table.started(role, pid)
+            case Ready(role, _, address):
+                self._table.serves(role)
+                if address:
+                    self._addresses.bound(role, address)
+                self._on_serving(role)
+            case Broken(role, _, text, code):
+                self._on_broken(role, text, code)
+            case Closing():
+                self.actor_ref.tell(Finish())
+            case Ended(pid, status):
+                role = self._table.gone(pid)
+                if role:
+                    self._on_ended(role, pid, status)
+
+    def _on_serving(self, role: str) -> None:
+        if not self._table.all_serve or self._finishing:
+            return
+        self._tell_endpoints()
+        if self._is_ready:
+            log.info("%s serves again", role)
+
+    def _tell_endpoints(self) -> None:
+        """The coordinator registers the broker; the first time, that makes it ready."""
+        channel = Channel(self._addresses.family["coordinator"], "coordinator")
+
+        def done(_pending: Any) -> None:
+            self.call_soon(lambda: self._registered(channel))
+
+        channel.request(EndpointsChanged(self.endpoints), on_done=done)
+
+    def _registered(self, channel: Channel) -> None:
+        channel.close()
+        if not self._is_ready:
+            self._is_ready = True
+            self._take_ballast(leave_bytes=2 * BASE_BYTES)
+            log.info(
+                "%s serves %s after %.2f s; name server %s",
+                self.endpoints.broker, self._store, time.monotonic() - self._began,
+                self.public_name_server,
+            )  # fmt: skip
+            self._on_ready(self)
+
+    @property
+    def endpoints(self) -> BrokerEndpoints:
+        """Where clients reach its actors."""
+        return self._addresses.endpoints
+
+    @property
+    def public_name_server(self) -> str:
+        """Where clients find the broker."""
+        return self._addresses.public_name_server
+
+    def _on_broken(self, role: str, text: str, code: int) -> None:
+        """A child said why it cannot start: at the first start that is the broker's own failure."""
+        bind = bind_error(role, self._addresses.binds[role], text, self._settings)
+        error = bind or BY_CODE.get(code, CometError)(f"{role}: {text}")
+        if self._is_ready and not self._table.is_hosted(role):
+            log.error("%s did not start again: %s", role, text)
+        else:
+            self._fail(error)
+
+    def _on_ended(self, role: str, pid: int, status: int) -> None:
+        if self.failure is not None:
+            return
+        if self._table.is_hosted(role) and writer_has_stopped(self._control):
+            return
+        if self._table.has_come_to_its_end(role, status):
+            return
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        reason = self._reason_to_fail(role, pid, status, how)
+        if reason is not None:
+            self._fail(reason)
+            return
+        log.error("%s (process %d) ended %s: starting it again", role, pid, how)
+        self.restarts += 1
+        self._start(role)
+        # Have everybody look again: it may have moved a counter without waking sleepers.
+        for doorbell in self._doorbells:
+            os.eventfd_write(doorbell, 1)
+        assert self._control.wake_words is not None
+        self._control.wake_words.wake_everybody()
+
+    def _reason_to_fail(self, role: str, pid: int, status: int, how: str) -> CometError | None:
+        """Why the broker ends of it; None: it goes on with another process."""
+        deaths = self._table.died(role)
+        if status == EXIT_FATAL:
+            return StoreError(f"{role} took the store out of service; see its log")
+        if self._table.is_hosted(role):
+            return CometError(f"the writer in process {pid} has ended, and this broker with it")
+        if not self._is_ready:
+            return CometError(f"{role} (process {pid}) ended {how} before the broker was ready")
+        if deaths > DEATHS_MAX:
+            return CometError(f"{role} has ended {how}, {deaths} times in a row")
+        return None
+
+    def _fail(self, error: CometError) -> None:
+        """End without order: `abort` stays, and the next start recovers."""
+        if self.failure is not None:
+            return
+        log.critical("%s", error)
+        self.failure = error
+        if self._host is not None:
+            self._host.close()
+        self._kill_children()
+        self.stop()
+
+    def _kill_children(self) -> None:
+        """At once: a store is to be recovered from any moment, so there is nothing to wait for."""
+        end_now(self._table.children, KILL_TIMEOUT_S)
+        if self._clean and self._control.read(Counter.PHASE).value == Phase.STARTING:
+            try:  # nothing was touched: the last end is still the orderly one
+                remove_marks(self._store)
+            except OSError as error:
+                log.warning("the next start recovers, since marks of this one stay: %s", error)
+
+    # --- end ---
+
+    def settle(self) -> None:
+        """Every role to its end, one after the other, and then the marks of a bad end removed."""
+        if self._finishing or self.failure is not None:
+            return  # asked twice, as by a signal and by the end of the lifeline; or too late
+        self._finishing = True
+        began = time.monotonic()
+        if not self._wait_serving():
+            self._kill_children()
+            log.warning("asked to end before it was ready: the next start goes on from there")
+            return
+        unsettled = OrderlyEnd(
+            self._table,
+            self._control,
+            self._addresses.family,
+            self._host,
+            self._read_reports,
+            lambda: self.failure,
+        ).run()
+        if self.failure is not None:
+            return  # it has given up meanwhile, and said why
+        if unsettled:
+            log.error(
+                "not everything was settled (%s): abort stays, and the next start recovers",
+                "; ".join(unsettled),
+            )
+            return
+        remove_marks(self._store)
+        self._take_ballast()
+        wrote = self._control.read(Counter.WROTE).value
+        log.info("finished in order at %d; %.2f s", wrote, time.monotonic() - began)
+
+    def _wait_serving(self) -> bool:
+        """Whether every role has come so far that it can be asked; a start may be nearly there."""
+        deadline = time.monotonic() + START_GRACE_S
+        while not self._is_ready and not self._table.all_serve:
+            if time.monotonic() > deadline or self.failure is not None:
+                return False
+            self._read_reports(POLL_S)
+        return True
+
+    def _read_reports(self, timeout_s: float) -> None:
+        """What the inbox would hand on, which waits until the end is over."""
+        poll = select.poll()
+        sources = [self._zygote.report_fd, self._zygote.end_fd]
+        if self._host is not None and self._host_reports is not None:
+            sources += [self._host.report_fd, self._host.end_fd]
+        for source in sources:
+            poll.register(source, select.POLLIN)
+        for source, _ in poll.poll(timeout_s * 1000):
+            if self.failure is None:
+                self.on_readable(source)
+
+    def _take_ballast(self, leave_bytes: int = 0) -> None:
+        queues = self._control.read(Counter.QUEUES).value
+        take_ballast(self._store, queues, leave_bytes=leave_bytes)
+
+    def on_stop(self) -> None:
+        super().on_stop()
+        if self._host is not None:
+            self._host.close()
+        self._zygote.close()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        found: dict[str, int | float | str] = {
+            f"pid.{role}": self._table.pids.get(role, 0) for role in self._table.roles
+        }
+        found["restarts"] = self.restarts
+        found["broker"] = self._name
+        found["name_server"] = self.public_name_server
+        return found
+
+
+def default_name(store: Path) -> str:
+    """A broker's name where none was given: the machine's, and the store's."""
+    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in os.uname().nodename)
+    folder = "".join(c if c.isalnum() or c in "_-" else "-" for c in store.resolve().name)
+    return f"{host}-{folder}"[:100]

@@ -1,0 +1,71 @@
+"""The process table: which process has which role, whether it serves, and how often it has died."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from cometmq.actors.runtime.family import EXIT_UNSETTLED
+
+DEATHS_WITHIN_S: Final = 10
+
+
+class ProcessTable:
+    """Written by the supervisor alone, from what is reported to it. No I/O.
+
+    Args:
+        roles: in the order in which they come to their end.
+        hosted: the role that lives in a service's process, which is never killed, nor waited for.
+    """
+
+    def __init__(self, roles: Sequence[str], hosted: str = "") -> None:
+        self.roles = roles
+        self.pids: dict[str, int] = {}
+        self.starts: dict[str, int] = defaultdict(int)  # how many processes each role has had
+        self.asked = ""  # which role is to come to its end
+        self.ends: dict[str, int] = {}  # the status of each that has, having been asked
+        self._hosted = hosted
+        self._serving: set[str] = set()
+        self._deaths: dict[str, list[float]] = defaultdict(list)
+
+    def is_hosted(self, role: str) -> bool:
+        return bool(role) and role == self._hosted
+
+    def started(self, role: str, pid: int) -> None:
+        self.pids[role] = pid
+        self.starts[role] += 1
+
+    def serves(self, role: str) -> None:
+        self._serving.add(role)
+
+    @property
+    def all_serve(self) -> bool:
+        return self._serving == set(self.roles)
+
+    def gone(self, pid: int) -> str:
+        """That process has ended; its role, or "" if it has none."""
+        role = next((name for name, known in self.pids.items() if known == pid), "")
+        if role:
+            self._serving.discard(role)
+            del self.pids[role]
+        return role
+
+    def has_come_to_its_end(self, role: str, status: int) -> bool:
+        """Whether it was to end, and has: by itself, settled or not."""
+        if role not in self.ends and role == self.asked and status in (0, EXIT_UNSETTLED):
+            self.ends[role] = status
+        return role in self.ends
+
+    def died(self, role: str) -> int:
+        """It has ended unasked; how often lately."""
+        now = time.monotonic()
+        deaths = [at for at in self._deaths[role] if at > now - DEATHS_WITHIN_S]
+        self._deaths[role] = [*deaths, now]
+        return len(self._deaths[role])
+
+    @property
+    def children(self) -> list[int]:
+        """The processes that the supervisor may end."""
+        return [pid for role, pid in self.pids.items() if not self.is_hosted(role)]

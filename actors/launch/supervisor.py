@@ -1,0 +1,127 @@
+"""The broker process: takes the store, starts the supervisor's actor, and waits for its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import pykka
+
+from cometmq.actors.launch.binding import check_ports
+from cometmq.actors.launch.broker import BrokerActor
+from cometmq.actors.launch.hosted import Host
+from cometmq.actors.launch.process import load_roles, run_child
+from cometmq.actors.launch.zygote import Zygote, say_stacks_on_signal
+from cometmq.actors.runtime.logs import set_up_logging
+from cometmq.actors.runtime.roles import doorbell_count
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.commands import Finish
+from cometmq.protocol.errors import StoreError
+from cometmq.shm.derived.queue_check import StoreFiles
+from cometmq.shm.os.files import COMMITLOG_DIR, LOCK_FILE, check_store_folder, make_store_folders
+from cometmq.shm.os.locks import lock_for_family
+from cometmq.shm.state.permission import group_id, settle_permission, umask_of
+from cometmq.shm.tools.start_checks import check_store, not_usable
+
+log = logging.getLogger(__name__)
+
+FAMILY_TIMEOUT_S: Final = 10  # for the children of a supervisor that was killed
+
+
+def run_broker(
+    settings: BrokerSettings,
+    on_ready: Callable[[BrokerActor], None],
+    lifeline: int | None = None,
+    host: Host | None = None,
+) -> None:
+    """Serve until a signal, or the end of the lifeline or of the host, ends it in order.
+
+    To be called in the main thread of a process that has started no other. Raises CometError when
+    the broker could not start or had to give up.
+    """
+    settings = replace(settings, store_path_root_dir=settings.store_path_root_dir.absolute())
+    settings.check_for_writing()
+    if settings.commit_log_dir != settings.store_path_root_dir / COMMITLOG_DIR:
+        raise StoreError(
+            f"storePathCommitLog = {settings.commit_log_dir}: the log lies in "
+            f"{settings.store_path_root_dir / COMMITLOG_DIR}, other places are not supported yet"
+        )
+    raise_descriptor_limit()
+    set_up_logging("broker", settings)
+    family_lock = _take_store(settings)
+    doorbells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(doorbell_count(settings))]
+    zygote = Zygote(load_roles, run_child)
+    if settings.segment_remark:
+        log.warning("%s", settings.segment_remark)
+    token = os.urandom(8).hex()
+    reference = BrokerActor.start(settings, zygote, doorbells, token, on_ready, host)
+    actor = reference._actor_weakref()
+    assert actor is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: _tell_to_finish(reference))
+    say_stacks_on_signal()
+    signal.signal(signal.SIGUSR1, lambda *_: actor.say_state())
+    actor.started.wait()
+    if actor.start_error is not None:
+        zygote.close()
+        raise actor.start_error
+    if lifeline is not None:
+        threading.Thread(target=_follow, args=(lifeline, reference), daemon=True).start()
+    actor.ended.wait()
+    for descriptor in (*doorbells, family_lock):
+        os.close(descriptor)
+    if actor.failure is not None:
+        raise actor.failure
+
+
+def _take_store(settings: BrokerSettings) -> int:
+    """Lock the store for this broker, unless there is a reason to refuse it: then nothing in it is
+    changed, nor anything made. The descriptor that holds the lock."""
+    store = settings.store_path_root_dir
+    segment_bytes = settings.mapped_file_size_commit_log_bytes
+    queue_segment_bytes = settings.mapped_file_size_consume_queue_bytes
+    held: list[int] = []
+    group = group_id(settings.store_group)
+    try:
+        check_store_folder(store)
+        # First of all: where there is a broker, its files and ports are not to be judged.
+        if (store / LOCK_FILE).exists():
+            held.append(lock_for_family(store, FAMILY_TIMEOUT_S))
+        check_store(StoreFiles(store, segment_bytes, queue_segment_bytes))
+        check_ports(settings)
+        os.umask(umask_of(group))
+        make_store_folders(store)
+        settle_permission(store, group)
+        return held.pop() if held else lock_for_family(store, FAMILY_TIMEOUT_S)
+    except OSError as error:
+        raise not_usable(store, error) from None
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def raise_descriptor_limit() -> None:
+    """As far as this process and those that it forks are allowed: each connection takes one."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != most:
+        with contextlib.suppress(ValueError, OSError):  # no limit, and no process may have that
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _follow(lifeline: int, reference: Any) -> None:
+    """The embedding process holds the other end; its end is ours."""
+    while os.read(lifeline, 4096):
+        pass
+    _tell_to_finish(reference)
+
+
+def _tell_to_finish(reference: pykka.ActorRef[BrokerActor]) -> None:
+    with contextlib.suppress(pykka.ActorDeadError):  # it has given up already, and said why
+        reference.tell(Finish())

@@ -1,0 +1,232 @@
+"""The process that all children are forked from.
+
+It has everything imported, one thread and no sockets, so a child is there within milliseconds, in a
+known state, and shares the memory of the interpreter with the others. It is forked from the
+supervisor before that one starts its first thread, imports the actors while the supervisor prepares
+the store, takes orders from a pipe, and reports on another which children it has started and which
+have ended. When the supervisor dies the order pipe ends, and so does the zygote; the children see
+the same end of their own pipe and finish by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import io
+import os
+import select
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Started(msgspec.Struct, tag=True):
+    """A child runs."""
+
+    role: str
+    pid: int
+
+
+class Ready(msgspec.Struct, tag=True):
+    """A child serves; `address` is where clients reach it, empty if it has none."""
+
+    role: str
+    pid: int
+    address: str
+
+
+class Broken(msgspec.Struct, tag=True):
+    """A child could not start, and why, in words."""
+
+    role: str
+    pid: int
+    text: str
+    code: int
+
+
+class Ended(msgspec.Struct, tag=True):
+    """A child has ended. `status` is negative for a signal (subprocess's way)."""
+
+    pid: int
+    status: int
+
+
+class Closing(msgspec.Struct, tag=True):
+    """A service that has the writer wants its broker to end in order. Reports go on coming."""
+
+
+Report = Started | Ready | Broken | Ended | Closing
+RunChild = Callable[[dict[str, Any], int, int], int]
+_decode_report: Final = msgspec.msgpack.Decoder(Report).decode
+
+
+def write_report(descriptor: int, report: Report) -> None:
+    """One write below PIPE_BUF, so that reports of several processes do not mix."""
+    body = msgspec.msgpack.encode(report)
+    if isinstance(report, Broken) and len(body) > 3500:
+        body = msgspec.msgpack.encode(
+            Broken(report.role, report.pid, report.text[:800], report.code)
+        )
+    os.write(descriptor, _LENGTH.pack(len(body)) + body)
+
+
+class ReportReader:
+    """Takes reports from the pipe's reading end, which does not block."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._held = b""
+        self.ended = False  # nobody will report any more
+        os.set_blocking(descriptor, False)
+
+    def read(self) -> list[Report]:
+        while True:
+            try:
+                more = os.read(self._descriptor, 65_536)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                more = b""
+            if not more:
+                self.ended = True
+                break
+            self._held += more
+        found = []
+        while len(self._held) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._held)[0]
+            if len(self._held) < end:
+                break
+            found.append(_decode_report(self._held[_LENGTH.size : end]))
+            self._held = self._held[end:]
+        return found
+
+
+class Zygote:
+    """The supervisor's end. Make it while the process has one thread.
+
+    Args:
+        prepare: called in the zygote before its first order.
+        run_child: what a child does with its order, the pipe for reports, and its lifeline; it
+            returns the exit status.
+    """
+
+    def __init__(self, prepare: Callable[[], None], run_child: RunChild) -> None:
+        self.report_fd, reports = os.pipe()
+        self._lifeline, self._alive = os.pipe()  # ends for everybody when the supervisor dies
+        orders, self._orders = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                for descriptor in (self.report_fd, self._alive, self._orders):
+                    os.close(descriptor)
+                _run(prepare, run_child, orders, reports, self._lifeline)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(70)  # what is above in the stack is the supervisor's
+        self.end_fd = os.pidfd_open(self.pid)  # can be read once the zygote has ended
+        os.close(orders)
+        os.close(reports)
+        os.close(self._lifeline)
+
+    def start(self, message: dict[str, Any]) -> None:
+        """Order a child with that Family message; Started and then Ready or Broken come back."""
+        body = msgspec.msgpack.encode(message)
+        os.write(self._orders, _LENGTH.pack(len(body)) + body)
+
+    def close(self) -> None:
+        """End the zygote, and whatever child still waits on its lifeline."""
+        os.close(self._orders)
+        os.close(self._alive)
+        os.waitpid(self.pid, 0)
+        os.close(self.end_fd)
+
+
+def say_stacks_on_signal() -> None:
+    """SIGUSR1: where every thread of this process is, to standard error. SIGUSR2: nothing. Both end
+    a process by default. Forks inherit it."""
+    with contextlib.suppress(io.UnsupportedOperation, AttributeError, RuntimeError):  # no stderr
+        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+def _run(
+    prepare: Callable[[], None], run_child: RunChild, orders: int, reports: int, lifeline: int
+) -> None:
+    """The zygote's whole life. Never returns."""
+    # A signal to the whole group (Ctrl-C, a service manager) is the supervisor's to act on: it ends
+    # its children in order, and they inherit this. Its own end is the end of the lifeline.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    say_stacks_on_signal()
+    gc.disable()
+    prepare()
+    gc.enable()
+    # What is loaded stays: no collection of a child's has to look at it, or makes its pages differ.
+    gc.freeze()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
+    children: set[int] = set()
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _reap(children, reports)
+        if orders in ready:
+            order = _read_order(orders)
+            if order is None:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for descriptor in (orders, wake_read, wake_write):
+                    os.close(descriptor)
+                _become_child(run_child, order, reports, lifeline)
+            children.add(pid)
+            write_report(reports, Started(order["role"], pid))
+
+
+def _read_order(orders: int) -> dict[str, Any] | None:
+    head = os.read(orders, _LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (left,) = _LENGTH.unpack(head)
+    body = b""
+    while len(body) < left:
+        more = os.read(orders, left - len(body))
+        if not more:
+            return None
+        body += more
+    found: dict[str, Any] = msgspec.msgpack.decode(body)
+    return found
+
+
+def _reap(children: set[int], reports: int) -> None:
+    for pid in list(children):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            children.discard(pid)
+            write_report(reports, Ended(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _become_child(run_child: RunChild, order: dict[str, Any], reports: int, lifeline: int) -> None:
+    status = 70
+    try:
+        status = run_child(order, reports, lifeline)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)

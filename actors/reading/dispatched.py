@@ -1,0 +1,27 @@
+"""The counter `dispatched`, for a reader to sleep on."""
+
+from __future__ import annotations
+
+import os
+
+from cometmq.actors.runtime.family import Family
+from cometmq.shm.live.control import Counter, Doorbell
+
+
+class Dispatched:
+    """How far the dispatcher has come. It naps between batches unless somebody waits for it."""
+
+    def __init__(self, family: Family) -> None:
+        self._cell = family.control.sleep_on(Counter.DISPATCHED, family.doorbell)
+        self._napping = family.control.read(Counter.NAPPING)
+        self._its_doorbell = family.doorbells[Doorbell.DISPATCHER]
+
+    @property
+    def value(self) -> int:
+        return self._cell.value
+
+    def arm(self) -> None:
+        """Have the next move ring, and see that it comes soon."""
+        self._cell.arm()
+        if self._napping.value:
+            os.eventfd_write(self._its_doorbell, 1)

@@ -1,0 +1,256 @@
+"""Pulls: answered at once, or held until there is something for them (RocketMQ's long polling)."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache, partial
+from typing import Final
+
+from cometmq.actors.reading.dispatched import Dispatched
+from cometmq.actors.reading.held_pulls import Held, HeldPulls, Key
+from cometmq.actors.reading.room import PullsWithoutRoom
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.service import SLICE_S, Request, ServiceActor, Timer
+from cometmq.protocol.commands import Command, PullMessages, PullResult, PullStatus
+from cometmq.protocol.errors import CometError, SubscriptionIllegal, SystemBusy
+from cometmq.protocol.names import check_readable_topic
+from cometmq.protocol.tags import parse_tags
+from cometmq.shm.kernel._kernel import SleepCell
+from cometmq.shm.live.control import Counter
+from cometmq.shm.live.queue_table import QueueTable
+from cometmq.shm.reading.mapped_reader import PULL_STATUS
+from cometmq.shm.reading.store_reader import GetResult, GetStatus, StoreReader
+
+COUNT_MAX: Final = 65_536  # messages in one answer, whatever was asked for
+BYTES_MAX: Final = 4 * 1_048_576
+SUSPEND_MS_MAX: Final = 60_000
+ROUNDS_MAX: Final = 64  # stretches of a queue looked through for one filtered pull
+HELD_MAX: Final = 100_000
+# Of held pulls at once; who asks meanwhile is heard in between:
+SERVED_QUEUES_MAX: Final = 256
+ENDED_MAX: Final = 256
+TAGS_MAX: Final = 32  # as many as the kernel compares
+
+
+class Pulls:
+    """What a reader is asked for messages of a queue.
+
+    While a pull is held it is the stripe of its queue that wakes the reader (or `queues`, if that
+    is a new one), and a timer for its end; while there is something for it that may not be shown
+    yet, `flushed` or `dispatched` (shm/reading/tail.py).
+
+    Args:
+        store: reads its tail.
+    """
+
+    def __init__(
+        self,
+        actor: ServiceActor,
+        family: Family,
+        table: QueueTable,
+        store: StoreReader,
+        dispatched: Dispatched,
+    ) -> None:
+        self._actor = actor
+        self._store = store
+        self._dispatched = dispatched
+        self._cover = family.control.sleep_on(family.cover, family.doorbell)
+        self._stripes = family.control.sleep_on_stripes(family.doorbell)
+        self._queues = family.control.sleep_on(Counter.QUEUES, family.doorbell)
+        self._wait_ms_max = SUSPEND_MS_MAX if family.settings.long_polling_enable else 0
+        self._held = HeldPulls(table, self._stripes)
+        # Queues with something that may not be shown yet: before which counter moves, from where.
+        self._blocked: dict[Key, tuple[SleepCell | Dispatched, int]] = {}
+        self._late: list[Key] = []  # queues with news that there was no time for
+        self._cramped = PullsWithoutRoom(actor, self._pull)
+        self._serves_soon = False  # there was no time to look at all of them
+        self._end_timer: Timer | None = None  # for the first of them whose time is up
+        self._answered = 0
+
+    def on_pull_messages(self, command: PullMessages, request: Request) -> Command | None:
+        """Answers through the request: the records travel behind the answer."""
+        check_readable_topic(command.topic)
+        if not self._cramped.take(command, request):
+            self._pull(command, request)
+        return None
+
+    def _pull(self, command: PullMessages, request: Request) -> None:
+        status, result = self._read(command, command.queue_offset)
+        waits = status in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE)
+        at_end = result.next_queue_offset >= result.max_queue_offset
+        if self._wait_ms_max and command.suspend_ms > 0 and waits and at_end:
+            wait_s = min(command.suspend_ms, self._wait_ms_max) / 1000
+            self._hold(Held(request, command, result.next_queue_offset, time.monotonic() + wait_s))
+            return
+        self._answer_pull(request, status, result)
+
+    def _answer_pull(self, request: Request, status: int, result: GetResult) -> None:
+        answer = PullResult(
+            status, result.next_queue_offset, result.min_queue_offset, result.max_queue_offset,
+            result.count,
+        )  # fmt: skip
+        self._answered += result.count
+        request.reply(answer, () if result.payload is None else (result.payload,))
+
+    def _read(self, command: PullMessages, queue_offset: int) -> tuple[int, GetResult]:
+        """Look from `queue_offset` on until something matches, for a bounded number of rounds."""
+        tags = filter_of(command.tags)
+        for _ in range(ROUNDS_MAX):
+            result = self._store.get_message(
+                command.topic,
+                command.queue_id,
+                queue_offset,
+                min(max(command.max_count, 1), COUNT_MAX),
+                max_bytes=min(max(command.max_bytes, 1), BYTES_MAX),
+                tags=tags,
+                check_crc=command.check_crc,
+            )
+            if result.status is GetStatus.NO_MESSAGE_IN_QUEUE:
+                empty = PullStatus.OFFSET_MOVED if queue_offset else PullStatus.NO_NEW_MESSAGE
+                return empty, result
+            status = PULL_STATUS[result.status]
+            moved_on = result.next_queue_offset > queue_offset
+            if status != PullStatus.NO_MATCHED_MESSAGE or not moved_on:
+                return status, result
+            if result.next_queue_offset >= result.max_queue_offset:
+                return status, result
+            queue_offset = result.next_queue_offset
+        return PullStatus.NO_MATCHED_MESSAGE, result
+
+    # --- held pulls ---
+
+    def _hold(self, held: Held) -> None:
+        if len(self._held) >= HELD_MAX:
+            raise SystemBusy(f"{HELD_MAX} pulls are held already")
+        self._held.add(held)
+        if self._end_timer is None or held.deadline < self._end_timer.due:
+            self._set_end_timer(held.deadline)
+        self._sleep_on(self._held.stripes(held.key))
+        self._serve_news()  # it came between looking and arming
+
+    def _sleep_on(self, stripes: list[int]) -> None:
+        for number in stripes:
+            (self._queues if number < 0 else self._stripes[number]).arm()
+
+    def hear(self) -> None:
+        """Something has moved: answer what has waited for it."""
+        if self._held:
+            self._sleep_on(self._held.stripes())  # first: nothing is missed
+            self._serve_news()
+
+    def _serve_news(self) -> None:
+        """Answer the pulls of queues with news, for a slice of time; then the others first."""
+        gone_by = time.monotonic() + SLICE_S
+        news = self._held.with_news(SERVED_QUEUES_MAX)
+        keys = self._late + news + self._unblocked()
+        self._late = []
+        for number, key in enumerate(keys, 1):
+            self._serve_queue(key)
+            if time.monotonic() > gone_by:
+                self._late = keys[number:]
+                break
+        if self._late or len(news) >= SERVED_QUEUES_MAX or self._is_unblocked():
+            self._serve_soon()
+
+    def _serve_queue(self, key: Key) -> None:
+        cover, dispatched = self._cover.value, self._dispatched.value  # before it is looked
+        for held in self._held.of(key):
+            self._serve(held)
+        if not self._held.is_behind(key):
+            self._held.looked(key)
+            if self._held.of(key):
+                self._sleep_on(self._held.stripes(key))  # its place in the table may be new
+                if self._held.is_behind(key):
+                    self._serve_soon()
+            return
+        assert self._store.tail is not None
+        if self._store.tail.of(*key, 0, 0).is_stuck:
+            self._blocked[key] = self._dispatched, dispatched
+        else:
+            self._blocked[key] = self._cover, cover
+
+    def _serve_soon(self) -> None:
+        if not self._serves_soon:
+            self._serves_soon = True
+            self._actor.call_soon(self._go_on_serving)  # the others first
+
+    def _go_on_serving(self) -> None:
+        self._serves_soon = False
+        self._serve_news()
+
+    def _unblocked(self) -> list[Key]:
+        """Queues of which more may be shown now."""
+        keys = [key for key, (cell, seen) in self._blocked.items() if cell.value != seen]
+        for key in keys:
+            del self._blocked[key]
+        return keys
+
+    def _is_unblocked(self) -> bool:
+        """Sleep on what the others wait for; whether it has moved already."""
+        for cell in {cell for cell, _ in self._blocked.values()}:
+            cell.arm()
+        return any(cell.value != seen for cell, seen in self._blocked.values())
+
+    def _serve(self, held: Held) -> None:
+        """Answer a pull if there is something for it; also with what goes wrong, which concerns
+        no other pull."""
+
+        def read() -> None:
+            if self._cramped.take(held.command, held.request):
+                self._held.remove(held)
+                return
+            status, result = self._read(held.command, held.queue_offset)
+            held.queue_offset = result.next_queue_offset
+            if status in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE):
+                return
+            self._held.remove(held)
+            self._answer_pull(held.request, status, result)
+
+        if not self._actor.carry_out(held.request, read) and held.is_held:
+            self._held.remove(held)
+
+    def _set_end_timer(self, due: float) -> None:
+        """One timer for all of them: most pulls are answered long before their time is up."""
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        self._end_timer = self._actor.after(max(0.0, due - time.monotonic()), self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        """Time is up: the client learns how far was looked, and asks again."""
+        self._end_timer = None
+        for held in self._held.overdue(time.monotonic(), ENDED_MAX):
+            self._actor.carry_out(held.request, partial(self._end, held))
+        deadline = self._held.next_deadline
+        if deadline is not None:
+            self._set_end_timer(deadline)
+
+    def _end(self, held: Held) -> None:
+        if self._cramped.take(held.command, held.request):
+            return
+        status, result = self._read(held.command, held.queue_offset)
+        self._answer_pull(held.request, status, result)
+
+    # --- the end ---
+
+    def settle(self, error: CometError) -> None:
+        """Let go of what is held: the clients are told to come again."""
+        for held in self._held:
+            self._held.remove(held)
+            held.request.fail(error)
+        self._cramped.fail(error)
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {
+            "held_pulls": len(self._held),
+            "pulls_without_room": len(self._cramped),
+            "messages_out": self._answered,
+        }
+
+
+@lru_cache(maxsize=4096)
+def filter_of(expression: str) -> frozenset[str] | None:
+    """The tags of an expression, None for all. Raises SubscriptionIllegal."""
+    tags = parse_tags(expression)
+    if tags is not None and len(tags) > TAGS_MAX:
+        raise SubscriptionIllegal(f"{len(tags)} tags in one expression, at most {TAGS_MAX}")
+    return tags

@@ -1,0 +1,1 @@
+"""What every actor stands on: loop, sockets, requests, roles, logs."""

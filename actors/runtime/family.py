@@ -1,0 +1,197 @@
+"""The family's context: settings, store, counters, doorbells, addresses, for each process."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from cometmq.actors.runtime.roles import role_of
+from cometmq.conf import BrokerSettings, FlushDiskType
+from cometmq.protocol.errors import ServiceNotAvailable
+from cometmq.shm.derived.index_file import IndexShape
+from cometmq.shm.kernel._kernel import OwnedCell
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
+from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
+from cometmq.shm.log.last_run import LastRun
+from cometmq.shm.reading.ledger_log import LedgerLog
+from cometmq.shm.reading.positions import LivePositions
+from cometmq.shm.reading.store_reader import StoreReader
+
+log = logging.getLogger(__name__)
+
+EXIT_UNSETTLED: Final = 72  # it has ended without having come to the end of its work
+DISPATCHED_TIMEOUT_S: Final = 1
+EXIT_FATAL: Final = 71  # the store must not be used further; nothing is restarted
+
+
+def note_failure(text: str, error: OSError, cell: OwnedCell) -> None:
+    """What `out_of_service` leaves behind, for who must not end its process."""
+    cell.reset(error.errno or errno.EIO)
+    log.critical("%s: %s: the store is taken out of service", text, error.strerror)
+
+
+def out_of_service(text: str, error: OSError, cell: OwnedCell) -> NoReturn:
+    """End this process so that the supervisor ends the broker: the system may have dropped pages
+    that it could not write. Nothing is retried.
+
+    Args:
+        cell: this process's errno counter, for the next start, which must not rely on the others.
+    """
+    note_failure(text, error, cell)
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The world of one child.
+
+    Args:
+        role: which actor this process hosts, such as "reader-0".
+        doorbell: the number of this process's own eventfd in `doorbells`.
+        addresses: where the actors take commands from the family, by role.
+        bind: where this one listens to clients; None if it has no clients.
+    """
+
+    role: str
+    settings: BrokerSettings
+    store: Path
+    doorbells: Sequence[int]
+    doorbell: int
+    addresses: Mapping[str, str]
+    name_servers: Sequence[str] = ()
+    bind: str | None = None
+    clean: bool = True  # the last run ended in order
+    last_run: LastRun | None = None  # it was killed, and these were its counters
+    control: ControlFile = field(init=False)
+    # The broker has ended and this process has not: nobody is to wait for a counter.
+    gone: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __post_init__(self) -> None:
+        role = role_of(self.role)
+        control = ControlFile.open(
+            self.store / CONTROL_FILE,
+            self.doorbells,
+            writable=True,
+            owns=role.owns,
+            owns_second=role.owns_second,
+        )
+        object.__setattr__(self, "control", control)
+
+    @property
+    def doorbell_fd(self) -> int:
+        return self.doorbells[self.doorbell]
+
+    @property
+    def index_shape(self) -> IndexShape:
+        return IndexShape(self.settings.max_hash_slot_num, self.settings.max_index_num)
+
+    @property
+    def cover(self) -> Counter:
+        """The counter below which messages may be shown: under SYNC_FLUSH nobody sees what a power
+        cut could take back."""
+        sync = self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        return Counter.FLUSHED if sync else Counter.WROTE
+
+    def queue_table(self, *, writable: bool = False) -> QueueTable:
+        return QueueTable.open(
+            self.store / QUEUES_FILE, self.control.read(Counter.QUEUES), writable=writable
+        )
+
+    def ledger_log(self) -> LedgerLog:
+        """The ledger, once the log is recovered and dispatched. To be called in the one thread that
+        this process's doorbell is for."""
+        self.wait_recovered()
+        return LedgerLog(self.store_reader())
+
+    def store_reader(self) -> StoreReader:
+        """Of this store, as far as it is dispatched."""
+        return StoreReader(
+            self.store,
+            segment_bytes=self.settings.mapped_file_size_commit_log_bytes,
+            queue_segment_bytes=self.settings.mapped_file_size_consume_queue_bytes,
+            positions=LivePositions(self.control, self.queue_table()),
+        )
+
+    @property
+    def queue_ends(self) -> Callable[[], dict[tuple[str, int], int]] | None:
+        """Where the queues end once they are recovered; None where no power cut can have cut
+        them. To be called in the one thread that this process's doorbell is for."""
+        if self.clean or self.control.read(Counter.PHASE).value >= Phase.SERVING:
+            return None
+
+        def ends() -> dict[tuple[str, int], int]:
+            self.wait_recovered()
+            table = self.queue_table()
+            ranges = {key: table.range_of(*key) for key in table.queues()}
+            return {key: found.max_queue_offset for key, found in ranges.items() if found}
+
+        return ends
+
+    @property
+    def stored(self) -> Callable[[str], dict[int, QueueRange]]:
+        """Takes a topic: its queues that ever held a message, and what they hold, as dispatched.
+
+        What it returns raises ServiceNotAvailable while the broker starts.
+        """
+        table = self.queue_table()
+        phase = self.control.read(Counter.PHASE)
+
+        def stored(topic: str) -> dict[int, QueueRange]:
+            if phase.value < Phase.SERVING:
+                raise ServiceNotAvailable("the broker starts, and does not know its queues yet")
+            return table.ranges_of(topic)
+
+        return stored
+
+    def wait_recovered(self) -> None:
+        """Until the log is recovered and the queues are. Not `dispatched` alone: an empty log is
+        dispatched at once, and its queues may have ended elsewhere before."""
+        self.wait_for(Counter.PHASE, Phase.RECOVERED)
+        self.wait_for(Counter.QUEUES_RECOVERED, 1)
+        self.wait_for(Counter.DISPATCHED, self.control.read(Counter.WROTE).value)
+
+    def wait_dispatched(self) -> None:
+        """Until what is in the log is in its queues. Raises ServiceNotAvailable after a second."""
+        wrote = self.control.read(Counter.WROTE).value
+        self.wait_for(Counter.DISPATCHED, wrote, DISPATCHED_TIMEOUT_S)
+
+    def wait_for(self, counter: Counter, at_least: int, timeout_s: float | None = None) -> None:
+        """Sleep until a counter has reached a value. Raises ServiceNotAvailable after the time.
+
+        For the one thread that this process's doorbell is for.
+        """
+        cell = self.control.sleep_on(counter, self.doorbell)
+        poll = select.poll()
+        poll.register(self.doorbell_fd, select.POLLIN)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            cell.arm()
+            if cell.value >= at_least:
+                cell.disarm()
+                return
+            left_ms = None if deadline is None else int((deadline - time.monotonic()) * 1000)
+            if left_ms is not None and left_ms <= 0:
+                raise ServiceNotAvailable(
+                    f"{counter.name.lower()} did not reach {at_least} within {timeout_s:g} s"
+                )
+            if self.gone.is_set():
+                raise ServiceNotAvailable("the broker has ended")
+            if poll.poll(left_ms):
+                os.eventfd_read(self.doorbell_fd)
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> Family:
+        """From what the supervisor has the zygote pass on."""
+        settings = BrokerSettings.from_keys(message.pop("settings"))
+        last_run = LastRun.from_message(message.pop("last_run"))
+        store = Path(message.pop("store"))
+        return cls(settings=settings, store=store, last_run=last_run, **message)

@@ -1,0 +1,179 @@
+"""The actor's end of lines: clients of this machine, without ZeroMQ between.
+
+See protocol/wire/line.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import select
+import socket
+from functools import partial
+from typing import Final
+
+from cometmq.actors.runtime.access import Doorman, Principal
+from cometmq.actors.runtime.request import Frames, Payload, Request, request_from
+from cometmq.protocol import frames
+from cometmq.protocol.commands import Command
+from cometmq.protocol.errors import BadRequest
+from cometmq.protocol.wire.line import NO_WAIT, abstract, peer_uid
+
+log = logging.getLogger(__name__)
+
+LINES_MAX: Final = 1_024
+BACKLOG: Final = 64
+
+
+class Caller:
+    """One client's line."""
+
+    __slots__ = ("name", "principal", "socket")
+
+    def __init__(self, line: socket.socket, number: int, principal: Principal) -> None:
+        self.socket = line
+        self.name = b"line %d" % number
+        self.principal = principal
+
+    def send(self, packet: bytes) -> None:
+        """A client that does not read is hung up on, and so knows that it was not answered."""
+        try:
+            self.socket.send(packet, NO_WAIT)
+        except OSError as error:
+            log.debug("%s: answer not sent: %s", self.name.decode(), error)
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Both sides find the end of it; whoever reads here then lets it go."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it is gone already
+
+
+class LineRequest(Request):
+    __slots__ = ("_caller",)
+
+    def __init__(
+        self, caller: Caller, request_id: int, command: Command, payload: Frames
+    ) -> None:  # fmt: skip
+        super().__init__(request_id, command, payload, caller.principal)
+        self._caller = caller
+
+    def _send(self, head: bytes, payload: Payload) -> None:
+        packet = frames.join(head, payload)
+        if packet is None:  # whoever asks by a line has to be answered there
+            too_large = BadRequest(f"an answer of over {frames.PACKET_MAX} bytes")
+            packet = frames.join(frames.pack(self.request_id, frames.failed(too_large)), ())
+            assert packet is not None
+        self._caller.send(packet)
+
+    def done(self) -> None:
+        self._caller.send(frames.done_packet(self.request_id))
+
+    @property
+    def sender(self) -> bytes:
+        return self._caller.name
+
+
+class LineListener:
+    """Takes lines of the broker's own user, and of root; hands out what comes by them.
+
+    Args:
+        name: of the address, in the abstract namespace.
+    """
+
+    def __init__(self, name: str, doorman: Doorman) -> None:
+        self.name = name
+        self._doorman = doorman
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        listener.bind(abstract(name))
+        listener.listen(BACKLOG)
+        self._listener: socket.socket | None = listener
+        self._numbers = itertools.count(1)
+        self._callers: dict[int, Caller] = {}
+        # One descriptor for all of them: who waits for it need not look at every line.
+        self._epoll = select.epoll()
+        self._epoll.register(listener, select.EPOLLIN)
+
+    @property
+    def fd(self) -> int:
+        """Can be read when something has come."""
+        return self._epoll.fileno()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one more would be taken."""
+        return self._listener is not None and len(self._callers) < LINES_MAX
+
+    def drain(self, count_max: int) -> list[Request]:
+        """What has come, a few of each line; new lines are taken, ended ones let go."""
+        requests: list[Request] = []
+        for descriptor, _ in self._epoll.poll(0):
+            caller = self._callers.get(descriptor)
+            if caller is None:
+                self._accept()
+            elif not self._read(caller, requests, count_max):
+                self._forget(caller)
+        return requests
+
+    def close(self) -> None:
+        for caller in list(self._callers.values()):
+            self._forget(caller)
+        self._stop_listening()
+        self._epoll.close()
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            # Closed alone it is still heard of while a fork of the service has it.
+            self._epoll.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            line, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # whoever came has gone again
+        except OSError as error:
+            # Else whoever connects would wait in vain; so he is refused, and goes by ZeroMQ.
+            log.warning("no more lines are taken: %s", error)
+            self._stop_listening()
+            return
+        uid = peer_uid(line)
+        if uid not in (0, os.getuid()) or not self.is_open:
+            line.close()
+            return
+        principal = Principal(f"uid {uid}")
+        self._callers[line.fileno()] = Caller(line, next(self._numbers), principal)
+        self._epoll.register(line, select.EPOLLIN)
+
+    def _read(self, caller: Caller, requests: list[Request], count_max: int) -> bool:
+        """False when it has ended, or speaks another language."""
+        receive, make = caller.socket.recv, partial(LineRequest, caller)
+        while len(requests) < count_max:
+            try:
+                packet = receive(frames.PACKET_MAX + 1, NO_WAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not packet:
+                return False
+            try:
+                head, *payload = frames.split(packet)
+            except BadRequest as error:
+                log.warning("%s: %s", caller.name.decode(), error)
+                return False
+            parts = [frames.Part(each) for each in payload]
+            request = request_from(make, head, parts, self._doorman, caller.principal)
+            if request is not None:
+                requests.append(request)
+        return True
+
+    def _forget(self, caller: Caller) -> None:
+        del self._callers[caller.socket.fileno()]
+        self._epoll.unregister(caller.socket)
+        caller.socket.close()

@@ -1,0 +1,84 @@
+"""One log file for all processes of a broker, and its rotation."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+
+class LogFile(logging.Handler):
+    """Appends whole lines to a file that other processes append to as well.
+
+    Whoever finds it full renames it to `.1` (`.1` to `.2` and so on), under a lock on the file
+    itself; the others see that the name stands for another file now. So they do when somebody else,
+    logrotate say, has moved it.
+
+    Args:
+        bytes_max: a file that has so many is followed by a new one; 0: never.
+        count: how many old ones are kept.
+
+    Raises OSError when it cannot be opened.
+    """
+
+    def __init__(self, path: Path, bytes_max: int, count: int) -> None:
+        super().__init__()
+        self._path = path
+        self._bytes_max = bytes_max
+        self._count = count
+        self._descriptor = self._open()
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = (self.format(record) + "\n").encode(errors="backslashreplace")
+            self._follow_name()
+            if self._bytes_max and os.fstat(self._descriptor).st_size >= self._bytes_max:
+                self._rotate()
+            os.write(self._descriptor, line)  # one write: lines of several processes do not mix
+        except OSError:
+            self.handleError(record)
+
+    def _follow_name(self) -> None:
+        """Open the file anew if the name stands for another one, or for none."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            found = None
+        own = os.fstat(self._descriptor)
+        if found is None or (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino):
+            os.close(self._descriptor)
+            self._descriptor = self._open()
+
+    def _rotate(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        locked = self._descriptor
+        try:
+            own = os.fstat(locked)
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(self._path)
+                if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+                    self._rename()
+            self._descriptor = self._open()
+        finally:
+            os.close(locked)  # and with it the lock
+
+    def _rename(self) -> None:
+        if not self._count:
+            os.unlink(self._path)
+        for number in range(self._count, 0, -1):
+            before = self._path if number == 1 else self._numbered(number - 1)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(before, self._numbered(number))
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+        super().close()

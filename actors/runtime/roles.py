@@ -1,0 +1,152 @@
+"""The roles of a broker, each declared once: its actor, how many, where, what it alone writes.
+
+What lists roles elsewhere (who is started, ports, doorbells, the order of the end, who may write a
+counter) is derived from here. They stand in the order in which they come to their end, so that
+each finds the work of those before it complete.
+
+A role is called by its name; where there are several, followed by a number: reader-0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from cometmq.conf import BrokerSettings
+from cometmq.shm.live.control import Counter, Doorbell
+
+
+def _one(_settings: BrokerSettings) -> int:
+    return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """One of the broker's processes.
+
+    Args:
+        actor: "module:Class" of the ServiceActor that plays it.
+        doorbell: the number of its eventfd; the first one's, where there are several.
+        count: how many there are with these settings.
+        numbered: there may be several; then each has a number, also where there is one.
+        port: how far behind the name server's it listens to clients; None: it has none.
+        owns: the counters that it alone writes; of TWO_WRITERS the first word.
+        owns_second: the counters of which it writes the second word.
+    """
+
+    name: str
+    actor: str
+    doorbell: Doorbell
+    count: Callable[[BrokerSettings], int] = _one
+    numbered: bool = False
+    port: int | None = None
+    owns: frozenset[Counter] = frozenset()
+    owns_second: frozenset[Counter] = frozenset()
+
+    def load(self) -> Any:
+        """The actor's class; imports it."""
+        module, _, name = self.actor.partition(":")
+        return getattr(import_module(module), name)
+
+    def names(self, settings: BrokerSettings) -> list[str]:
+        count = self.count(settings)
+        if self.numbered:
+            return [f"{self.name}-{number}" for number in range(count)]
+        return [self.name] * count
+
+
+ROLES: Final = (
+    Role(
+        name="commitlog",
+        actor="cometmq.actors.writer.commitlog:CommitLogActor",
+        doorbell=Doorbell.COMMITLOG,
+        port=1,
+        owns=frozenset({
+            Counter.WROTE, Counter.WROTE_TIMESTAMP, Counter.MESSAGES, Counter.RECOVERED_FROM,
+            Counter.PHASE, Counter.STEPS, Counter.CONTINUED, Counter.SYNC_WANTED, Counter.SYNCS,
+            Counter.SPACE_WANTED, Counter.MARKS_FROM,
+        }),
+        owns_second=frozenset({Counter.FLUSHED, Counter.FLUSH_ERRNO}),
+    ),
+    Role(
+        name="dispatcher",
+        actor="cometmq.actors.keepers.dispatcher:DispatcherActor",
+        doorbell=Doorbell.DISPATCHER,
+        owns=frozenset({
+            Counter.DISPATCHED, Counter.DISPATCHED_TIMESTAMP, Counter.QUEUES, Counter.NAPPING,
+            Counter.INDEXED, Counter.INDEX_FILES_FULL, Counter.QUEUES_RECOVERED,
+        }),
+    ),
+    Role(
+        name="flush",
+        actor="cometmq.actors.keepers.flush:FlushActor",
+        doorbell=Doorbell.FLUSH,
+        owns=frozenset({Counter.FLUSHED, Counter.FLUSHES, Counter.FLUSH_ERRNO}),
+    ),
+    Role(
+        name="allocator",
+        actor="cometmq.actors.keepers.allocator:AllocatorActor",
+        doorbell=Doorbell.ALLOCATOR,
+        owns=frozenset({Counter.ALLOCATED, Counter.LOCKED_BYTES, Counter.ALLOCATE_ERRNO}),
+    ),
+    Role(
+        name="cleaner",
+        actor="cometmq.actors.keepers.cleaner:CleanerActor",
+        doorbell=Doorbell.CLEANER,
+        owns=frozenset({Counter.MIN_OFFSET}),
+    ),
+    Role(
+        name="reader",
+        actor="cometmq.actors.reading.reader:ReaderActor",
+        doorbell=Doorbell.READER,
+        count=lambda settings: settings.reader_count,
+        numbered=True,
+        port=3,
+    ),
+    Role(
+        name="coordinator",
+        actor="cometmq.actors.coordination.coordinator:CoordinatorActor",
+        doorbell=Doorbell.COORDINATOR,
+        port=2,
+    ),
+    Role(
+        name="namesrv",
+        actor="cometmq.actors.coordination.namesrv:NameServerActor",
+        doorbell=Doorbell.NAMESRV,
+        count=lambda settings: 0 if settings.name_servers else 1,
+        port=0,
+    ),
+)  # fmt: skip
+BY_NAME: Final = {role.name: role for role in ROLES}
+
+
+def role_of(name: str) -> Role:
+    """The declaration behind a name such as "reader-0"."""
+    return BY_NAME[name.partition("-")[0]]
+
+
+def number_of(name: str) -> int:
+    return int(name.partition("-")[2] or 0)
+
+
+def roles_of(settings: BrokerSettings) -> list[str]:
+    """The names of all that a broker with these settings has, in the order of its end."""
+    return [name for role in ROLES for name in role.names(settings)]
+
+
+def doorbell_of(name: str) -> int:
+    return role_of(name).doorbell + number_of(name)
+
+
+def doorbell_count(settings: BrokerSettings) -> int:
+    return max(doorbell_of(name) for name in roles_of(settings)) + 1
+
+
+def port_of(name: str, base: int) -> int | None:
+    """Where it listens if the name server listens at `base`; 0: at any that is free."""
+    behind = role_of(name).port
+    if behind is None:
+        return None
+    return base + behind + number_of(name) if base else 0

@@ -1,0 +1,199 @@
+"""The service actor, which every actor of the family is: commands, handled and answered."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import pykka
+
+from cometmq.actors.runtime.access import FAMILY, Doorman
+from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.inbox import SocketInbox
+from cometmq.actors.runtime.loop import LoopActor, Timer
+from cometmq.actors.runtime.request import Payload, Request
+from cometmq.protocol.commands import (
+    COMMANDS,
+    Command,
+    Done,
+    Finish,
+    GetLine,
+    GetStatistics,
+    LineAddress,
+    Ping,
+    Pong,
+    Statistics,
+)
+from cometmq.protocol.errors import BadRequest, NotLocal, ShuttingDown, UnknownCommand
+from cometmq.protocol.version import VERSION
+from cometmq.shm.os.processes import boot_id
+
+log = logging.getLogger(__name__)
+
+# The request is None where the process itself asks.
+Handler = Callable[[Any, Any], Command | None]
+
+SLICE_S: Final = 0.01  # for commands of clients, before the family, doorbell and timers are heard
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class ServiceActor(LoopActor):
+    """A command `XyzAbc` is handled by `on_xyz_abc(command, request)`.
+
+    The handler returns the answer, or None if it answers later through `request.reply`. A
+    CometError that it raises becomes the answer. Any other exception is answered as an error of
+    ours, logged with its traceback, and the actor lives on.
+
+    Writes, wakes on: see each actor.
+
+    Args:
+        bind: where it listens from the start: (address, whether only the family may come there).
+            What became of them (a port of 0 or * is chosen) stands in `addresses`, in order.
+        limits: of the connections of clients, if not the defaults.
+    """
+
+    part_types: ClassVar[tuple[type, ...]] = ()  # what `parts` are made of
+
+    def __init__(
+        self,
+        *,
+        bind: Sequence[tuple[str, bool]] = (),
+        limits: ConnectionLimits | None = None,
+    ) -> None:
+        super().__init__()
+        self._handlers = self._find_handlers()
+        self.inbox.doorman = Doorman(self.role, self._handlers)
+        self.settled = False  # it has come to its end in order
+        self.addresses = tuple(
+            self.inbox.bind(endpoint, internal=internal, limits=limits)
+            for endpoint, internal in bind
+        )
+
+    @classmethod
+    def of_family(cls, family: Any, bind: Sequence[tuple[str, bool]]) -> pykka.ActorRef[Any]:
+        """Start it as one of a broker's processes; `family` is a Family."""
+        return cls.start(family, bind=bind)
+
+    # --- for subclasses ---
+
+    def parts(self) -> Sequence[object]:
+        """What takes commands in this actor's stead, by handlers of the same names. They are there
+        before the actor is."""
+        return ()
+
+    def on_requests(self, requests: list[Request]) -> None:
+        """Everything the sockets held. The default handles one after the other, and what a slice
+        of time does not suffice for after the family, the doorbell and timers have been heard."""
+        gone_by = time.monotonic() + SLICE_S
+        for done, request in enumerate(requests, 1):
+            self.handle(request)
+            if done < len(requests) and time.monotonic() > gone_by:
+                self.inbox.hold_back(requests[done:])
+                return
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {}
+
+    def settle(self) -> None:
+        """Bring the work to its orderly end; called on Finish, before it is answered."""
+
+    # --- commands ---
+
+    def handle(self, request: Request) -> None:
+        """Carry out one request and answer it."""
+        command = request.command
+        self.carry_out(request, partial(self._handlers[type(command)], command, request))
+
+    def carry_out(self, request: Request, action: Callable[[], Command | None]) -> bool:
+        """Answer a request with what the action returns, or with why it failed; then False. With
+        None the action has answered, or will."""
+        try:
+            answer = action()
+        except Exception as caught:
+            kind = type(request.command).__name__
+            error = explained(caught, "%s failed in %s", kind, self.role)
+            log.debug("%s refused: %s", kind, error)
+            request.fail(error)
+            return False
+        if answer is not None:
+            request.reply(answer)
+        return True
+
+    def answer_within(self, command: Command) -> Command | None:
+        """Asked from within the process, where an answer is what the handler returns."""
+        if command.access.later:
+            raise UnknownCommand(f"{type(command).__name__} is taken through a socket only")
+        self.inbox.doorman.admit(command, FAMILY)
+        return self._handlers[type(command)](command, None)
+
+    def _find_handlers(self) -> dict[type[Command], Handler]:
+        """By command, all that this actor takes."""
+        owners = (self, *self.parts())
+        return {
+            kind: getattr(owner, name)
+            for kind in COMMANDS
+            for owner in owners
+            if hasattr(owner, name := f"on_{_snake(kind.__name__)}")
+        }
+
+    # --- lines ---
+
+    def listen_for_lines(self, address: str) -> None:
+        """Also take clients of this machine without ZeroMQ between.
+
+        Args:
+            address: where the family comes to this actor.
+        """
+        self.inbox.listen_for_lines(address.removeprefix("ipc://@") + "-line")
+
+    def line_for(self, command: GetLine) -> Command:
+        """The answer to a client that wants a line. Raises NotLocal."""
+        if not command.boot_id or command.boot_id != boot_id():
+            raise NotLocal("the broker is on another machine")
+        lines = self.inbox.lines
+        if lines is None or not lines.is_open:
+            raise NotLocal("the broker takes no more lines")
+        return LineAddress(lines.name, os.getuid())
+
+    # --- what every actor answers ---
+
+    def on_ping(self, _command: Ping, _request: Request) -> Command:
+        return Pong(self.role, os.getpid(), VERSION)
+
+    def on_get_statistics(self, _command: GetStatistics, _request: Request) -> Command:
+        return Statistics(self.role, self.statistics() | self.inbox.statistics())
+
+    def on_finish(self, _command: Finish, _request: Request) -> Command:
+        try:
+            self.settle()
+            self.settled = True
+        finally:
+            self.stop_once_answered()  # also unsettled: nobody waits for a second try
+        return Done()
+
+    def stop_once_answered(self) -> None:
+        """The command that ends this actor is being handled, and will be answered."""
+        self.stop()
+
+    def on_stop(self) -> None:
+        """pykka's hook, in the actor's thread, after the last message."""
+        for request in self.inbox.take_rest():
+            request.fail(ShuttingDown(f"the {self.role} is shutting down"))
+        self.inbox.close()
+
+    def on_failure(self, kind: Any, error: Any, trace: Any) -> None:
+        """pykka's hook: an exception that nobody was there to be told of ends the actor."""
+        log.critical("%s dies of an exception", self.role, exc_info=(kind, error, trace))
+        self.inbox.close()
+
+
+__all__ = ["BadRequest", "Payload", "Request", "ServiceActor", "SocketInbox", "Timer"]

@@ -1,0 +1,1 @@
+"""The commitlog process: the single writer of the log."""

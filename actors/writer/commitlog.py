@@ -1,0 +1,326 @@
+"""The single writer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from typing import Final
+
+from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.runtime.family import Family, out_of_service
+from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.writer.admission import Admission
+from cometmq.actors.writer.answers import Answers
+from cometmq.actors.writer.cursors import Cursors
+from cometmq.actors.writer.derived import SNAPSHOT_LOOK_S
+from cometmq.actors.writer.desk import STORED, Desk, host_bytes
+from cometmq.actors.writer.ends import Ends
+from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
+from cometmq.actors.writer.segments import SegmentWait
+from cometmq.actors.writer.staging import Staging
+from cometmq.conf import FlushDiskType
+from cometmq.protocol.commands import (
+    AppendRecords,
+    CloseStage,
+    Command,
+    CommitStages,
+    Cover,
+    DerivedPosition,
+    DiskState,
+    Done,
+    DropStages,
+    GetDerived,
+    GetLine,
+    Position,
+    SendMessages,
+    StageMessages,
+    TopicsChanged,
+)
+from cometmq.protocol.errors import (
+    CometError,
+    DiskFull,
+    NotConfirmed,
+    ServiceNotAvailable,
+    ShuttingDown,
+)
+from cometmq.shm.kernel._kernel import Sleepers
+from cometmq.shm.live.control import Counter, Doorbell, Phase
+from cometmq.shm.os.locks import StoreLock
+from cometmq.shm.reading.derived_log import last_marks
+
+log = logging.getLogger(__name__)
+
+BLOCKED_RETRY_S: Final = 1.0  # while a commit of stages waits, for a disk with room say
+
+
+class CommitLogActor(ServiceActor):
+    """Appends messages to the CommitLog; holder of the put lock.
+
+    A loop over four parts: the desk appends, the cursors know the next offset of each queue,
+    admission says who may append what now, and the answers wait for the cover that was asked for.
+
+    Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`, `sync_wanted`,
+    `marks_from`; `flushed` in a word of its own; the ends of queues and their stripes.
+    Wakes on: SendMessages, AppendRecords, `flushed` while an answer waits for it, a timer for one
+    that waits too long; `queues`, to tell how far new ones reach.
+    Under SYNC_FLUSH it syncs a small group itself, so that nobody has to be woken between append
+    and answer; what is more, or comes while the flush process is at work, is that one's.
+    Dies of: a broken invariant. What was acknowledged lies below `wrote`, which outlives the
+    process in the control file; the next process goes on there and zeroes what lies behind.
+    """
+
+    role = "commitlog"
+
+    def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        super().__init__(bind=bind, limits=ConnectionLimits.of(family.settings))
+        self._family = family
+        self._settings = family.settings
+        control = family.control
+        self._wrote = control.own(Counter.WROTE)
+        self._phase = control.own(Counter.PHASE)
+        self._sleepers = Sleepers(family.doorbells[Doorbell.APPENDERS])
+        self._segments = SegmentWait(family, self._sleepers)
+        self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
+        self._synced = control.own_second(Counter.FLUSHED)
+        self._errno = control.own_second(Counter.FLUSH_ERRNO)
+        self._flush_timeout_s = family.settings.sync_flush_timeout_ms / 1000
+        self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._cursors = Cursors(family.settings)
+        self._admission = Admission(family.settings)
+        self._answers = Answers(
+            {Cover.FLUSHED: self._flushed},
+            policy=Cover.FLUSHED if self._sync else Cover.WRITTEN,
+            timeout_s=self._flush_timeout_s,
+            after=self.after,
+        )
+
+    # --- start ---
+
+    def on_start(self) -> None:
+        self._lock = StoreLock(self._family.store, 0)
+        begin_log(self._family)
+        self._log = open_log(self._family, self._flushed, self._wait_for_space)
+        if self._sync:
+            self._log.appender.want()  # what the one before us may not have come to ask for
+        self._family.wait_recovered()
+        self._cursors.load(self._family.queue_table())
+        self._ends = Ends(self._family, self._log.appender)
+        self._ends.add(self._cursors)  # the one before us may not have told of all
+        self._cursors.on_new = self._ends.add
+        self._desk = self._make_desk()
+        with closing(self._family.store_reader()) as reader:
+            self._desk.derived.load(last_marks(reader))
+        self._staging = Staging(
+            self._family.store,
+            self._desk,
+            bytes_max=self._settings.max_staged_bytes,
+            lease_ms=self._settings.staged_lease_ms,
+            segment_bytes=self._settings.mapped_file_size_commit_log_bytes,
+        )
+        self._open_segment()
+        self._cursors.begin(ask_topics(self._family))
+        with self._desk.alone():
+            self._staging.start()
+        self.every(self._staging.sweep_interval_s, self._staging.sweep)
+        self.every(BLOCKED_RETRY_S, self._try_to_finish_stages)
+        self.every(SNAPSHOT_LOOK_S, self._keep_positions)
+        self._phase.reset(Phase.SERVING)  # lower after one that was told to stop
+        self.inbox.listen_to_doorbell(self._family.doorbell_fd)
+        self.listen_for_lines(self._family.addresses[self.role])
+
+    def _make_desk(self) -> Desk:
+        return Desk(
+            self._family,
+            self._log,
+            self._cursors,
+            self._admission,
+            self._answers,
+            flushed=self._flushed,
+            synced=self._synced,
+            on_failed_sync=self.take_out_of_service,
+        )
+
+    def _open_segment(self) -> None:
+        """Without room for one the broker serves who reads; who sends is told."""
+        try:
+            self._log.open_segment()
+        except (DiskFull, ServiceNotAvailable) as error:
+            log.error("nothing can be stored yet: %s", error)
+
+    def _wait_for_space(self, end: int) -> int:
+        """Until file space is ready up to there; up to where it is."""
+        if not self._segments.take(end):
+            if self._log.physical_offset > self._wrote.value:
+                # Or the allocator would not know how far we have come.
+                self._log.publish()
+                self._log.wake()
+            self._segments.wait(end)
+        return self._segments.end
+
+    # --- what is stored ---
+
+    def on_requests(self, requests: list[Request]) -> None:
+        """All sends as one group; but what comes before another command is settled before it."""
+        group: list[Request] = []
+        for request in requests:
+            if isinstance(request.command, STORED):
+                group.append(request)
+            else:
+                self._store_all(group)
+                group = []
+                self.handle(request)
+        self._store_all(group)
+
+    def on_send_messages(self, _command: SendMessages, request: Request) -> None:
+        self._store_all([request])
+
+    def on_append_records(self, _command: AppendRecords, request: Request) -> None:
+        self._store_all([request])
+
+    def _store_all(self, group: list[Request]) -> None:
+        """Append whatever was sent, publish it once, answer, and then wake who waits for it.
+
+        In this order: the answer is on its way before a woken dispatcher takes the processor. And
+        the put lock's holder sleeps in the sync: what is sent meanwhile becomes the next group.
+        """
+        try:
+            self._store_group(group)
+        except Exception as caught:
+            error = explained(caught, "a group of %d sends failed", len(group))
+            for request in group:
+                if not _is_oneway(request.command):  # whoever was answered before ignores it
+                    request.fail(NotConfirmed(f"{error}: the messages may be stored"))
+
+    def _store_group(self, group: list[Request]) -> None:
+        before = self._log.physical_offset
+        began = time.monotonic()
+        self._admission.begin_group(began, self._answers.since)
+        stored = [self._desk.store(request) for request in group]
+        self._admission.end_group(began, time.monotonic())
+        end = self._log.physical_offset
+        cover = 0
+        for each in stored:
+            cover |= each.cover
+        if end > before:
+            self._desk.publish()
+            if (self._sync or cover) and self._desk.make_durable(here=self._sync and cover != 0):
+                cover &= ~Cover.FLUSHED
+        for request, each in zip(group, stored, strict=True):
+            if each.cover & cover:
+                self._answers.expect(each.cover, end, began, request, each.answer, each.payload)
+            elif not _is_oneway(request.command):
+                request.reply(each.answer, each.payload)
+        if end > before:
+            self._desk.wake()
+        if self._answers:
+            self._answers.release()
+
+    def take_out_of_service(self, error: OSError) -> None:
+        """What was written is not on the disk, and nobody knows how much of it."""
+        out_of_service("the CommitLog could not be flushed", error, self._errno)
+
+    def on_doorbell(self) -> None:
+        self._answers.release()
+        self._ends.place_new()
+
+    # --- other commands ---
+
+    def on_get_line(self, command: GetLine, _request: Request) -> Command:
+        return self.line_for(command)
+
+    def on_topics_changed(self, command: TopicsChanged, _request: Request) -> Command:
+        return self._cursors.take(command.topics)
+
+    def on_disk_state(self, command: DiskState, _request: Request) -> Command:
+        if command.writable:
+            self._admission.open()
+        else:
+            self._admission.close(DiskFull(command.reason))
+        self._desk.bar_if_refused()
+        return Done()
+
+    def on_stage_messages(self, command: StageMessages, request: Request) -> Command:
+        self._admission.check(0)
+        frames = [frame.buffer for frame in request.payload]
+        self._staging.stage(command, frames, host_bytes(command.born_host))
+        return Done()
+
+    def on_close_stage(self, command: CloseStage, request: Request) -> None:
+        def answer(result: Callable[[], None]) -> None:
+            try:
+                result()
+            except CometError as error:
+                request.fail(error)
+            else:
+                request.reply(Done())
+
+        self._staging.close_stage(command, lambda result: self.call_soon(lambda: answer(result)))
+
+    def on_commit_stages(self, command: CommitStages, _request: Request) -> Command:
+        self._admission.check(0)
+        with self._desk.alone():
+            return self._staging.commit(command)
+
+    def on_drop_stages(self, command: DropStages, _request: Request) -> Command:
+        with self._desk.alone():
+            self._staging.drop(command)
+        return Done()
+
+    def _try_to_finish_stages(self) -> None:
+        if self._staging.is_unfinished:
+            with self._desk.alone():
+                self._staging.try_to_finish()
+
+    # --- derivers ---
+
+    def on_get_derived(self, command: GetDerived, _request: Request) -> Command:
+        known = self._desk.derived.find(command.deriver)
+        if known is None:
+            return DerivedPosition(False, Position())
+        return DerivedPosition(True, known.position, known.note)
+
+    def _keep_positions(self) -> None:
+        """Whatever the log is filled with, there is a snapshot of them near its end."""
+        derived = self._desk.derived
+        derived.tell_cleaner()
+        if derived.is_snapshot_due:
+            with self._desk.alone():
+                if derived.keep():
+                    self._desk.publish_and_wake()
+
+    # --- end ---
+
+    def settle(self) -> None:
+        """Take nothing more, and let the flush process confirm what is still unanswered."""
+        self._admission.close(ShuttingDown("the broker is shutting down"))
+        self._desk.bar_if_refused()
+        deadline = time.monotonic() + self._flush_timeout_s
+        while self._answers and time.monotonic() < deadline and not self._family.gone.is_set():
+            with suppress(ServiceNotAvailable):
+                self._family.wait_for(Counter.FLUSHED, self._answers.flushed_end, 1)
+            self._answers.release()
+        self._staging.close()
+        with self._log.gate:  # who has asked, and been let in, comes to its end
+            self._phase.advance(Phase.STOPPED)
+            self._log.close()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {
+            "messages": self._log.appender.count - self._desk.own_records,
+            "wrote": self._wrote.value,
+            "queues": len(self._cursors),
+            "topics": self._cursors.topic_count,
+            "waiting_for_flush": len(self._answers),
+            "syncs": self._family.control.read(Counter.SYNCS).value,
+            "staged_bytes": self._staging.files.size,
+            "derivers": len(self._desk.derived.book),
+            "pid": os.getpid(),
+        }
+
+
+def _is_oneway(command: Command) -> bool:
+    return isinstance(command, SendMessages) and command.oneway

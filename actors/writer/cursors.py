@@ -1,0 +1,135 @@
+"""The next offset of each queue, and whether a client may send to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.commands import TopicList, TopicsKnown
+from cometmq.protocol.errors import (
+    MessageIllegal,
+    NoPermission,
+    SystemBusy,
+    TopicNotExist,
+)
+from cometmq.protocol.names import TOPIC_MAX, check_writable_topic
+from cometmq.protocol.perm import WRITE
+from cometmq.protocol.topics import TopicMirror
+from cometmq.shm.kernel._kernel import QueueCursor, is_queue_name
+from cometmq.shm.live.queue_table import SLOTS_MAX, QueueTable
+
+
+class Cursors:
+    """The writer's ends of all queues, one of each.
+
+    A client's batch goes to `writable`, which asks the topics; an actor's record to `of`, which
+    does not: the broker's own topics need not be known.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._long_names = settings.auto_message_version_on_topic_len
+        self._topics = TopicMirror()
+        self._cursors: dict[tuple[str, int], QueueCursor] = {}
+        self._queue_ids: dict[str, list[int]] = {}  # topic -> its queues that have a cursor
+        self.on_new: Callable[[list[QueueCursor]], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._cursors)
+
+    def __iter__(self) -> Iterator[QueueCursor]:
+        return iter(self._cursors.values())
+
+    # --- the broker's topics ---
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics.topics)
+
+    def knows(self, topic: str) -> bool:
+        return topic in self._topics.topics
+
+    def begin(self, topics: TopicMirror) -> None:
+        """What the coordinator has answered at the start; from now on it tells every change."""
+        self._topics = topics
+        for cursor in self._cursors.values():
+            self._bar(cursor)
+
+    def take(self, page: TopicList) -> TopicsKnown:
+        for topic in self._topics.take(page):
+            for queue_id in tuple(self._queue_ids.get(topic, ())):
+                self._bar(self._cursors[topic, queue_id])
+        return self._topics.known
+
+    def _bar(self, cursor: QueueCursor) -> None:
+        """Appenders of the queue have to ask, unless it may be sent to."""
+        info = self._topics.topics.get(cursor.topic)
+        cursor.barred = not (
+            info is not None
+            and info.perm & WRITE
+            and 0 <= cursor.queue_id < max(info.read_queues, info.write_queues)
+        )
+
+    # --- queues ---
+
+    def load(self, table: QueueTable) -> None:
+        """Once everything is dispatched, the queue table says which offsets come next."""
+        for topic, queue_id in table.queues():
+            found = table.range_of(topic, queue_id)
+            assert found is not None
+            with suppress(MessageIllegal):  # it can be read, but not be written with these settings
+                self._add(self._cursor(topic, queue_id, found.max_queue_offset))
+
+    def writable(self, topic: str, queue_id: int) -> QueueCursor:
+        """Of a queue that a client may send to; else raises why it may not."""
+        queue = self._cursors.get((topic, queue_id))
+        if queue is None or queue.barred:
+            self._check_writable(topic, queue_id)
+            queue = self.of(topic, queue_id)
+        return queue
+
+    def _check_writable(self, topic: str, queue_id: int) -> None:
+        check_writable_topic(topic)
+        info = self._topics.topics.get(topic)
+        if info is None:
+            raise TopicNotExist(f"topic {topic} does not exist on this broker")
+        queues = max(info.read_queues, info.write_queues)
+        if not 0 <= queue_id < queues:
+            raise MessageIllegal(f"queue {queue_id} of {topic}, which has {queues} queues")
+        if not info.perm & WRITE:
+            raise NoPermission(f"topic {topic} is not writable")
+
+    def of(self, topic: str, queue_id: int) -> QueueCursor:
+        """Of any queue, new maybe; whichever thread asks, there is never a second one.
+
+        Raises MessageIllegal for what can be no queue, SystemBusy for one too many.
+        """
+        found = self._cursors.get((topic, queue_id))
+        if found is not None:
+            return found
+        if not is_queue_name(topic, queue_id):
+            raise MessageIllegal(f"queue {queue_id} of {topic!r:.300}: there can be no such queue")
+        if len(self._cursors) >= SLOTS_MAX:
+            raise SystemBusy(
+                f"queue {queue_id} of {topic} would be one more than the {SLOTS_MAX} queues "
+                "that can hold messages"
+            )
+        return self._add(self._cursor(topic, queue_id, 0))
+
+    def _add(self, cursor: QueueCursor) -> QueueCursor:
+        kept = self._cursors.setdefault((cursor.topic, cursor.queue_id), cursor)
+        if kept is cursor:
+            self._queue_ids.setdefault(cursor.topic, []).append(cursor.queue_id)
+            self._bar(cursor)
+            if self.on_new is not None:
+                self.on_new([cursor])
+        return kept
+
+    def _cursor(self, topic: str, queue_id: int, next_offset: int) -> QueueCursor:
+        size = len(topic.encode())
+        if size > TOPIC_MAX and not self._long_names:
+            raise MessageIllegal(
+                f"topic {topic} has {size} bytes, a record of the first version at most "
+                f"{TOPIC_MAX}: set autoMessageVersionOnTopicLen=true"
+            )
+        return QueueCursor(topic, queue_id, next_offset, self._long_names)

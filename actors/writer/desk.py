@@ -1,0 +1,307 @@
+"""The desk at the log: batches of clients and records of actors, appended and published."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cometmq.actors.books.derivers import Derivers
+from cometmq.actors.books.fences import Fences
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.service import Payload, Request
+from cometmq.actors.writer.admission import Admission
+from cometmq.actors.writer.answers import SLOW_S, Answers
+from cometmq.actors.writer.cursors import Cursors
+from cometmq.actors.writer.derived import DerivedWrites
+from cometmq.conf import FlushDiskType
+from cometmq.protocol.commands import (
+    AppendRecords,
+    Command,
+    QueueKey,
+    RecordsAppended,
+    Section,
+    SectionResult,
+    SendMessages,
+    SendResult,
+)
+from cometmq.protocol.derived import MARK_BYTES_MAX, snapshot_bytes_max
+from cometmq.protocol.errors import (
+    BadRequest,
+    FlushDiskTimeout,
+    MessageIllegal,
+    ServiceNotAvailable,
+)
+from cometmq.protocol.frames import failed
+from cometmq.protocol.names import HIDDEN_TOPICS
+from cometmq.shm.kernel._kernel import OwnedCell, ReadCell
+from cometmq.shm.live.control import Counter
+from cometmq.shm.log.commit_log import CommitLog
+
+log = logging.getLogger(__name__)
+
+STORED = SendMessages, AppendRecords  # what the desk takes
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What came of one command of a group."""
+
+    answer: Command
+    cover: int = 0  # what it waits for, see Cover
+    payload: Payload = ()
+
+
+class Desk:
+    """Appends to the log, for the holder of the put lock. Whatever is stored comes by here, or
+    natively by an Appender of this process, which asks here when it cannot go on alone.
+
+    Nothing is visible before `publish`, and nobody is woken before `wake`.
+
+    Args:
+        flushed, synced: the counter, and this process's word of it.
+        on_failed_sync: nobody knows any more what is on the disk.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        commit_log: CommitLog,
+        cursors: Cursors,
+        admission: Admission,
+        answers: Answers,
+        *,
+        flushed: ReadCell,
+        synced: OwnedCell,
+        on_failed_sync: Callable[[OSError], None],
+    ) -> None:
+        self.is_over = False  # out of service, for ever
+        self.blocked: ServiceNotAvailable | None = None  # see Staging
+        self._log = commit_log
+        self._cursors = cursors
+        self._admission = admission
+        self._answers = answers
+        settings = family.settings
+        self._family = family
+        self._store_host = settings.advertised_address
+        self._flush_timeout_s = settings.sync_flush_timeout_ms / 1000
+        self._sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._flushed = flushed
+        self._synced = synced
+        self._on_failed_sync = on_failed_sync
+        self._fences = Fences()
+        self.own_records = 0  # of the broker's own, which are nobody's messages
+        segment_bytes = settings.mapped_file_size_commit_log_bytes
+        self.derived = DerivedWrites(
+            Derivers(snapshot_bytes_max(segment_bytes, settings.max_message_size)),
+            self.append_records,
+            segment_start=lambda: commit_log.appender.segment_start,
+            flushed=lambda: flushed.value,
+            tell_needed=family.control.own(Counter.MARKS_FROM).reset,
+        )
+
+    # --- commands ---
+
+    def store(self, request: Request) -> Stored:
+        command = request.command
+        if isinstance(command, SendMessages):
+            return self._store_batches(request, command)
+        assert isinstance(command, AppendRecords)
+        return self._store_records(request, command)
+
+    def _store_batches(self, request: Request, command: SendMessages) -> Stored:
+        """Append the sections of one command."""
+        results = []
+        wait = False
+        if len(command.sections) != len(request.payload):
+            error = BadRequest(
+                f"{len(command.sections)} sections, {len(request.payload)} payload frames"
+            )
+            results = [SectionResult(error.code, text=str(error)) for _ in command.sections]
+        else:
+            for section, frame in zip(command.sections, request.payload, strict=True):
+                result = self._append_guarded(section, frame.buffer, command)
+                wait = wait or (section.wait and result.code == 0)
+                results.append(result)
+        answer = SendResult(results, self._log.last_store_timestamp, self._store_host)
+        return Stored(answer, self._answers.policy if wait else 0)
+
+    def _append_guarded(
+        self, section: Section, batch: memoryview, command: SendMessages
+    ) -> SectionResult:
+        """Store one section, or say why not. A section has no part in what another one fails of:
+        the kernel checks a batch before it writes, and counts it in one step when it is written.
+        """
+        try:
+            return self._append(section, batch, command)
+        except Exception as caught:
+            what = "a batch for queue %d of %s failed"
+            error = explained(caught, what, section.queue_id, section.topic)
+            return SectionResult(error.code, text=str(error))
+
+    def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
+        if section.fence or self._fences:
+            self._fences.let_pass(command.sender, section)
+        self._check_admitted()
+        queue = self._cursors.writable(section.topic, section.queue_id)
+        at = self._log.append_batch(
+            queue,
+            batch,
+            section.count,
+            sys_flag=section.sys_flag,
+            born_timestamp_ms=command.born_timestamp_ms,
+            born_host=host_bytes(command.born_host),
+        )
+        return SectionResult(0, self._log.appender.batch_queue_offset, at)
+
+    def _store_records(self, request: Request, command: AppendRecords) -> Stored:
+        """Append an actor's records, or say why not: all or none."""
+        try:
+            if len(request.payload) != 1:
+                raise BadRequest(f"{len(request.payload)} payload frames, one is wanted")
+            cover = self._answers.cover_of(command.cover)
+            places = self._place(command, request.payload[0].buffer)
+        except Exception as caught:
+            error = explained(caught, "%d records of an actor failed", command.count)
+            return Stored(failed(error))
+        answer = RecordsAppended(0, self._log.last_store_timestamp, already=places is None)
+        return Stored(answer, cover, [places or b""])
+
+    def _place(self, command: AppendRecords, payload: memoryview) -> bytes | None:
+        """Where the records lie now; None: they were there already, which is said at any time."""
+        what = command.derived
+        if what is None:
+            self._check_admitted()
+            return self.append_records(command.queues, payload, command.count)
+        if self.derived.book.is_new(what.deriver, what.before, what.after):
+            self._check_admitted()
+        return self.derived.write(what, command.queues, payload, command.count)
+
+    def _check_admitted(self) -> None:
+        self._admission.check(self.waiting_bytes if self._answers else 0)
+        if self.blocked is not None:
+            raise self.blocked
+
+    def check_lasting(self, waiting_bytes: int) -> None:
+        """Raises why nothing is stored now, to a thread that is in no group of sends."""
+        self._admission.check_lasting(waiting_bytes)
+        if self.blocked is not None:
+            raise self.blocked
+
+    # --- appending ---
+
+    def append_records(
+        self, queues: Sequence[QueueKey], payload: bytes | memoryview, count: int
+    ) -> bytes:
+        """Lay down an actor's records, all or none; see CommitLog.append_inner."""
+        cursors = [self._cursors.of(key.topic, key.queue_id) for key in queues]
+        places = self._log.append_inner(cursors, payload, count)
+        own = sum(key.topic in HIDDEN_TOPICS for key in queues)
+        # Either all of them, or one mark with others' messages behind it.
+        self.own_records += count if own == len(queues) else own
+        return places
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What was appended and is not confirmed by the disk."""
+        return self._log.physical_offset - self._flushed.value
+
+    # --- publishing ---
+
+    def publish(self) -> None:
+        """Whatever was appended may be seen."""
+        self._log.publish()
+
+    def wake(self) -> None:
+        """Whoever sleeps on what was published."""
+        self._log.wake()
+        self._synced.wake()
+
+    def make_durable(self, *, here: bool) -> bool:
+        """Whether what was published is on the disk now; else it will be soon.
+
+        Args:
+            here: sync it in this process, if it is little and the disk is fast: there is nothing
+                else to do before the answer.
+        """
+        if here and not self._answers.is_slow:
+            began = time.monotonic()
+            try:
+                end = self._log.sync()
+            except OSError as error:
+                self._on_failed_sync(error)
+                return False
+            if end:
+                self._answers.is_slow = time.monotonic() - began > SLOW_S
+                self._synced.raise_to(end)
+                return True
+        self._log.appender.want()
+        return False
+
+    # --- what nothing else may come into ---
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nothing of another thread enters the log meanwhile."""
+        with self._log.gate:
+            try:
+                yield
+            finally:
+                self.bar_if_refused()
+
+    def bar_if_refused(self) -> None:
+        """Appenders ask before they append, as long as there is something to be told."""
+        self._log.gate.bar(self._admission.is_closed or self.blocked is not None)
+        if self.is_over:  # another thread may have said so meanwhile
+            self._log.gate.bar()
+
+    def end(self) -> None:
+        """Nothing is appended any more, by any thread."""
+        self.is_over = True
+        self._log.gate.bar()
+
+    # --- stages ---
+
+    def check_staged(self, section: Section, batch: memoryview, born_host: bytes) -> None:
+        if section.sys_flag:
+            raise MessageIllegal(f"staged messages with system flags ({section.sys_flag})")
+        queue = self._cursors.writable(section.topic, section.queue_id)
+        self._log.check_batch(queue, batch, section.count, born_host, beside=MARK_BYTES_MAX)
+
+    def next_queue_offset(self, topic: str, queue_id: int) -> int:
+        return self._cursors.of(topic, queue_id).next_offset  # 0: nothing has reached the log
+
+    def publish_and_wake(self) -> None:
+        self.publish()
+        if self._sync:
+            self._log.appender.want()
+        self.wake()
+
+    def wait_flushed(self) -> None:
+        """Nobody else is served meanwhile: what they send has to wait for the same disk."""
+        if self._sync:
+            try:
+                self._family.wait_for(
+                    Counter.FLUSHED, self._log.physical_offset, self._flush_timeout_s
+                )
+            except ServiceNotAvailable as error:
+                raise FlushDiskTimeout(str(error)) from None
+            finally:
+                self._answers.release()  # the doorbell rang for them too
+
+
+@lru_cache(maxsize=4096)
+def host_bytes(host: str) -> bytes:
+    """RocketMQ's form of "ip:port", IPv6 in brackets; an unknown host is 0.0.0.0:0."""
+    if not host:
+        return bytes(8)
+    address, _, port = host.rpartition(":")
+    try:
+        return ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4, "big")
+    except (ValueError, OverflowError):
+        raise BadRequest(f"{host[:80]!r} is not an address and a port") from None

@@ -1,0 +1,101 @@
+"""Where the log ends when a writer starts, and opening it there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.writer.desk import host_bytes
+from cometmq.conf import FlushDiskType
+from cometmq.protocol.commands import ListTopics, TopicList
+from cometmq.protocol.topics import TopicMirror, fetch_topics
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import SleepCell
+from cometmq.shm.live.control import HOT_STEP_BYTES, Counter, Phase
+from cometmq.shm.log.commit_log import CommitLog
+from cometmq.shm.log.recovery import LAST_RUN_ENDED, recover_log, zero_behind
+from cometmq.shm.os.files import COMMITLOG_DIR, list_segments
+
+log = logging.getLogger(__name__)
+
+# Under SYNC_FLUSH: what is synced in the writer's own time, since there is nothing to do meanwhile.
+# More than this is faster if the next group is appended while the flush process syncs.
+SYNC_HERE_BYTES: Final = 256 * 1024
+TOPICS_TIMEOUT_S: Final = 10
+
+
+def begin_log(family: Family) -> None:
+    """Find the end of the log: by scanning at the start of a run, else `wrote` says it."""
+    store, control = family.store, family.control
+    segment_bytes = family.settings.mapped_file_size_commit_log_bytes
+    phase, wrote = control.own(Counter.PHASE), control.own(Counter.WROTE)
+    if phase.value != Phase.STARTING:
+        dirty = zero_behind(store, segment_bytes, wrote.value, family.settings.max_message_size)
+        log.info("going on at %d, %d unfinished bytes zeroed", wrote.value, dirty)
+        return
+    end = recover_log(
+        store,
+        segment_bytes,
+        clean=family.clean,
+        check_crc=family.settings.check_crc_on_recover,
+        cut_at_damage=family.settings.cut_log_at_damage,
+        last_run=family.last_run,
+    )
+    starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
+    log_min = starts[0] if starts else 0
+    redo_from = end.physical_offset if family.clean else end.scanned_from
+    if family.last_run is not None and end.reason == LAST_RUN_ENDED:
+        redo_from = family.last_run.redo_from
+        control.own(Counter.CONTINUED).reset(1)
+    control.own(Counter.RECOVERED_FROM).reset(max(log_min, redo_from))
+    control.own(Counter.WROTE_TIMESTAMP).reset(end.last_store_timestamp)
+    wrote.reset(end.physical_offset)
+    control.own(Counter.STEPS).reset(end.physical_offset // _step_bytes(family))
+    phase.advance(Phase.RECOVERED)
+
+
+def open_log(family: Family, flushed: SleepCell, ready: Callable[[int], int]) -> CommitLog:
+    """The log behind `wrote`, whose appender moves the counters."""
+    settings, control = family.settings, family.control
+    wrote = control.own(Counter.WROTE)
+    commit_log = CommitLog(
+        family.store,
+        segment_bytes=settings.mapped_file_size_commit_log_bytes,
+        physical_offset=wrote.value,
+        store_host=host_bytes(f"{settings.advertised_address}:{settings.listen_port}"),
+        max_message_bytes=settings.max_message_size,
+        crc_property=settings.enabled_append_prop_crc,
+        small_pages=settings.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        ready=ready,
+    )
+    commit_log.appender.publishes(
+        wrote,
+        control.own(Counter.WROTE_TIMESTAMP),
+        control.own(Counter.MESSAGES),
+        control.own(Counter.STEPS),
+        _step_bytes(family),
+        commit_log.tidy,
+    )
+    commit_log.appender.syncs(
+        flushed, control.own(Counter.SYNC_WANTED), control.own(Counter.SYNCS), SYNC_HERE_BYTES
+    )
+    return commit_log
+
+
+def _step_bytes(family: Family) -> int:
+    """A step never spans more than the segments that are ready: the allocator wakes on it."""
+    return min(HOT_STEP_BYTES, family.settings.mapped_file_size_commit_log_bytes)
+
+
+def ask_topics(family: Family) -> TopicMirror:
+    """What the coordinator knows now; from then on it tells the writer of every change."""
+
+    def ask(question: ListTopics) -> TopicList:
+        answer, _ = channel.ask(question, timeout_s=TOPICS_TIMEOUT_S)
+        assert isinstance(answer, TopicList)
+        return answer
+
+    with Channel(family.addresses["coordinator"], "the coordinator") as channel:
+        return fetch_topics(ask)

@@ -1,0 +1,224 @@
+"""Commits of consumer offsets beside a large table: how many a second, how long one takes, and how
+long a start with them takes.
+
+Small with the tests; with --full 1,000,000 offsets (10,000 groups in 100 queues). Clients are
+processes of their own that keep some commits under way; single ones have one offset a command.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from benchmarks import Report
+
+from cometmq import Broker
+from cometmq.client import Admin
+from cometmq.protocol import frames
+from cometmq.protocol.commands import (
+    CommitOffsets,
+    Done,
+    GetLine,
+    GetRoute,
+    LineAddress,
+    QueueOffset,
+    TopicRoute,
+)
+from cometmq.protocol.configs import SubscriptionGroupConfig
+from cometmq.protocol.wire.channel import Channel
+from cometmq.protocol.wire.line import abstract
+from cometmq.shm.os.processes import boot_id
+from cometmq.shm.state.config_files import ConfigFile
+from cometmq.shm.state.tables import ConsumerOffsetTable, SubscriptionGroupTable
+
+QUEUES = 100
+CLIENTS = 4
+UNDER_WAY = 128  # by each client; a line holds some 270 answers that nobody has read
+INTERVAL_MS = 5_000
+SECONDS = 3
+DONE = frames.pack(1, Done())[9:]  # behind the request id
+
+
+def group_name(number: int) -> str:
+    return f"group-{number:05d}"
+
+
+@pytest.mark.timeout(900)
+def test_commits(tmp_path: Path, full: bool, report: Report) -> None:
+    groups = 10_000 if full else 50
+    seconds = 3 * SECONDS if full else 1
+    store = tmp_path / "store"
+    settings = {"flushConsumerOffsetInterval": INTERVAL_MS if full else 200}
+    with Broker(store, settings=settings) as broker, Admin(broker.name_server) as admin:
+        admin.create_topic("orders", QUEUES)
+    table = ConsumerOffsetTable(
+        offset_table={
+            f"orders@{group_name(number)}": dict.fromkeys(range(QUEUES), 0)
+            for number in range(groups)
+        }
+    )
+    file = ConfigFile(store / "config" / "consumerOffset.json", ConsumerOffsetTable)
+    file.store(table, durable=True)
+    known = SubscriptionGroupTable(
+        subscription_group_table={
+            group_name(number): SubscriptionGroupConfig(group_name=group_name(number))
+            for number in range(groups)
+        }
+    )
+    ConfigFile(store / "config" / "subscriptionGroup.json", SubscriptionGroupTable).store(
+        known, durable=True
+    )
+    del table, known
+    began = time.perf_counter()
+    with Broker(store, settings=settings) as broker:
+        report(f"start with {groups * QUEUES} offsets", time.perf_counter() - began, "s")
+        endpoint = coordinator_of(broker.name_server)
+        line = line_of(endpoint)
+        wait_ms = latencies_ms(endpoint, groups, seconds)
+        report_latencies("one commit at a time", wait_ms, report)
+        first = 10_000_000
+        for offsets, by in ((1, line), (1, endpoint), (QUEUES, line)):
+            what = "single commits" if offsets == 1 else f"offsets, {offsets} in a commit"
+            what += " by ZeroMQ" if by == endpoint else ""
+            before = used_s(broker)
+            count, rate = commit_rate(by, groups, offsets, seconds, first)
+            first += 10_000_000
+            report(what, rate, "1/s")
+            for name, used in used_s(broker).items():
+                if used - before[name] > 0.01 * count / rate:
+                    report(f"  of which {name}", (used - before[name]) / count * 1e6, "us each")
+    began = time.perf_counter()
+    with Broker(store, settings=settings):
+        report("start after them", time.perf_counter() - began, "s")
+
+
+def coordinator_of(name_server: str) -> str:
+    with Channel(name_server, "the name server") as channel:
+        answer, _ = channel.ask(GetRoute("orders"), timeout_s=10)
+    assert isinstance(answer, TopicRoute)
+    return answer.brokers[0].endpoints.coordinator
+
+
+def line_of(endpoint: str) -> str:
+    """Where the coordinator's lines are, as a client of this machine is told."""
+    with Channel(endpoint, "the coordinator") as channel:
+        answer, _ = channel.ask(GetLine(boot_id()), timeout_s=10)
+    assert isinstance(answer, LineAddress)
+    return answer.name
+
+
+def report_latencies(what: str, wait_ms: list[float], report: Report) -> None:
+    wait_ms.sort()
+    for share in (0.5, 0.99, 0.999):
+        report(f"{what}, p{100 * share:g}", wait_ms[int(share * len(wait_ms))], "ms")
+
+
+def used_s(broker: Broker) -> dict[str, float]:
+    """Processor time of the broker's processes."""
+    children = psutil.Process(broker.pid).children(recursive=True)
+    return {child.name(): sum(child.cpu_times()[:2]) for child in children}
+
+
+def command(groups: int, number: int, offsets: int, client: int = 0) -> CommitOffsets:
+    """Every commit moves something on: its offsets are the number, and each client has groups of
+    its own."""
+    group = group_name((number * 7919 * CLIENTS + client) % groups)
+    first = number % QUEUES if offsets == 1 else 0
+    wanted = [QueueOffset("orders", queue_id, number) for queue_id in range(first, first + offsets)]
+    return CommitOffsets(group, wanted)
+
+
+def latencies_ms(endpoint: str, groups: int, seconds: float) -> list[float]:
+    """Of one after the other, also while snapshots are written."""
+    waits = []
+    until = time.monotonic() + seconds
+    number = 1
+    with Channel(endpoint, "the coordinator", line_request=GetLine(boot_id())) as channel:
+        channel.open_line(10)
+        while time.monotonic() < until:
+            began = time.perf_counter()
+            channel.ask(command(groups, number, 1), timeout_s=10)
+            waits.append((time.perf_counter() - began) * 1000)
+            number += 1
+            time.sleep(0.0005)  # the pace
+    return waits
+
+
+def commit_rate(
+    endpoint: str, groups: int, offsets: int, seconds: float, first: int
+) -> tuple[int, float]:
+    """(offsets, offsets a second) of all clients together."""
+    fork = multiprocessing.get_context("spawn")
+    pipes, children = [], []
+    for number in range(CLIENTS):
+        here, there = fork.Pipe()
+        child = fork.Process(
+            target=run_client,
+            args=(endpoint, groups, offsets, seconds, first, number, there),
+        )
+        child.start()
+        pipes.append(here)
+        children.append(child)
+    for pipe in pipes:
+        pipe.recv()
+    for pipe in pipes:
+        pipe.send("begin")
+    results = [pipe.recv() for pipe in pipes]
+    for child in children:
+        child.join()
+    return sum(count for count, _ in results), sum(count / took for count, took in results)
+
+
+def run_client(
+    endpoint: str,
+    groups: int,
+    offsets: int,
+    seconds: float,
+    first: int,
+    client: int,
+    pipe: Connection,
+) -> None:
+    """Keep UNDER_WAY commits under way; the commands are made before."""
+    count = int(seconds * (100_000 if offsets == 1 else 4_000))
+    heads = [frames.pack(n, command(groups, first + n, offsets, client)) for n in range(1, count)]
+    send: Callable[[bytes], object]
+    receive: Callable[[], memoryview | bytes]
+    if endpoint.startswith("tcp:"):
+        asking: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        asking.connect(endpoint)
+        send, receive = asking.send, asking.recv
+    else:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.connect(abstract(endpoint))
+        heads = [frames.join(head, ()) or b"" for head in heads]
+        send, receive = line.send, lambda: frames.split(line.recv(frames.PACKET_MAX))[0]
+    pipe.send("ready")
+    pipe.recv()
+    answered, took_s = keep_under_way(send, receive, heads, seconds)
+    pipe.send((answered * offsets, took_s))
+
+
+def keep_under_way(
+    send: Callable[[bytes], object],
+    receive: Callable[[], memoryview | bytes],
+    heads: list[bytes],
+    seconds: float,
+) -> tuple[int, float]:
+    sent = answered = 0
+    began = time.monotonic()
+    while True:
+        while sent - answered < UNDER_WAY and time.monotonic() - began < seconds:
+            send(heads[sent % len(heads)])
+            sent += 1
+        if sent == answered:
+            return answered, time.monotonic() - began
+        answer = receive()
+        assert answer[9:] == DONE, frames.unpack(answer)
+        answered += 1

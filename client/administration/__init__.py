@@ -1,0 +1,1 @@
+"""Administration: topics, groups, single messages, and what is kept."""

@@ -1,0 +1,69 @@
+"""What Admin's methods return: topics, queues, groups, deletions and holds."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+
+class QueueDescription(NamedTuple):
+    broker: str
+    queue_id: int
+    min_queue_offset: int  # of the oldest message that is still there
+    max_queue_offset: int  # of the next message to come
+    hidden: bool = False  # it holds messages, but the topic has so many queues no more
+
+
+class TopicDescription(NamedTuple):
+    topic: str
+    read_queues: int  # of all brokers
+    write_queues: int
+    queues: list[QueueDescription]
+
+    @property
+    def message_count(self) -> int:
+        """Messages that are still there."""
+        return sum(each.max_queue_offset - each.min_queue_offset for each in self.queues)
+
+
+class GroupQueueDescription(NamedTuple):
+    broker: str
+    topic: str
+    queue_id: int
+    queue_offset: int  # committed; -1 = never
+    max_queue_offset: int
+    lag: int  # messages to come; those without a matching tag count as well
+    member: str  # owner, or empty
+
+
+class GroupOverview(NamedTuple):
+    group: str
+    members: list[str]
+    topics: list[str]
+
+
+class GroupReport(NamedTuple):
+    group: str
+    members: list[str]
+    subscriptions: dict[str, str]  # topic -> tag expression
+    queues: list[GroupQueueDescription]
+
+    @property
+    def lag(self) -> int:
+        return sum(each.lag for each in self.queues)
+
+
+class DeletedDescription(NamedTuple):
+    broker: str
+    segments: list[int]  # physical offsets at which they began, oldest first
+    segment_bytes: int
+    min_physical_offset: int  # the log begins here now
+    held_by: list[str]  # holds that keep the oldest segment that is left
+
+
+class HoldDescription(NamedTuple):
+    broker: str
+    name: str
+    physical_offset: int  # nothing at or above it is deleted
+    expires: datetime | None  # None: until it is dropped
+    overridden: bool  # the disk was too full: some of it is gone

@@ -1,0 +1,57 @@
+"""Keyword arguments of producers and consumers, as types: for whoever hands them on.
+
+They are declared by `Producer`, its methods and `Consumer`; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+from cometmq.client.questions import Position
+from cometmq.client.sending.outgoing import Keys
+
+
+class ProducerOptions(TypedDict, total=False):
+    """Of `Producer`, but for `name_server`."""
+
+    linger_ms: float
+    batch_bytes: int
+    batch_count: int
+    timeout_s: float
+    retry_max: int | None
+    max_in_flight_bytes: int
+    max_message_bytes: int
+    transport: str
+    wait_for_broker: float
+
+
+class OnewayOptions(TypedDict, total=False):
+    """Of `Producer.send_oneway`."""
+
+    tags: str | None
+    keys: Keys
+    properties: Mapping[str, str] | None
+    sharding_key: str | None
+    queue_id: int | None
+    flag: int
+
+
+class SendOptions(OnewayOptions, total=False):
+    """Of `Producer.send` and `send_many`."""
+
+    wait: bool
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """Of `Consumer`, but for `name_server`, `group`, `topic` and `tags`."""
+
+    start: Position
+    auto_commit_ms: int
+    pull_bytes: int
+    prefetch_bytes: int
+    prefetch_count: int
+    member: str | None
+    transport: str
+    spin_us: float
+    wait_for_broker: float

@@ -1,0 +1,122 @@
+"""The prefetch buffer: the queues that a consumer owns, and what has come and not gone out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cometmq.client.receiving.progress import Progress
+from cometmq.protocol.commands import BrokerEndpoints
+from cometmq.protocol.frames import Frame
+from cometmq.protocol.tags import parse_tags
+from cometmq.shm.kernel._kernel import Message
+
+
+class Queue:
+    """A queue that the consumer owns."""
+
+    __slots__ = (
+        "broker",
+        "buffered_bytes",
+        "chunks",
+        "committed",
+        "dropped",
+        "endpoints",
+        "epoch",
+        "expression",
+        "failures",
+        "hungry",
+        "next_offset",
+        "ownership",
+        "progress",
+        "pull_sent_at",
+        "pulling",
+        "queue_id",
+        "retry_at",
+        "store_hosts",
+        "tags",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        endpoints: Callable[[], BrokerEndpoints],
+        broker: str,
+        topic: str,
+        queue_id: int,
+        expression: str,
+        queue_offset: int,
+        ownership: int = 0,
+    ) -> None:
+        self.endpoints = endpoints  # where the broker is now
+        self.broker = broker
+        self.topic = topic
+        self.queue_id = queue_id
+        self.expression = expression
+        self.tags = parse_tags(expression)
+        self.progress = Progress(queue_offset)
+        self.committed = queue_offset  # what the coordinator has
+        self.ownership = ownership  # its epoch, which is named in every commit
+        self.next_offset = queue_offset  # what is pulled next
+        self.epoch = 0  # answers to pulls of an earlier one are not wanted
+        self.pulling = False
+        self.pull_sent_at = 0.0
+        self.hungry = False  # would pull if less was buffered
+        self.retry_at = 0.0  # when a failed pull is tried again; 0: none has
+        self.failures = 0
+        self.buffered_bytes = 0
+        self.chunks: set[Chunk] = set()
+        self.store_hosts: set[str] = set()
+        self.dropped = False
+
+    def discard(self) -> None:
+        """Forget what is buffered and what is on its way."""
+        self.epoch += 1
+        self.pulling = False
+        self.retry_at = 0.0
+        for chunk in self.chunks:
+            if chunk.position and chunk.stop:
+                last = chunk.messages[chunk.position - 1].queue_offset
+                self.progress.delivered = max(self.progress.delivered, last + 1)
+            chunk.stop = 0
+        self.chunks.clear()
+        self.buffered_bytes = 0
+
+    def move(self, queue_offset: int) -> None:
+        """Go on from there."""
+        self.discard()
+        self.progress = Progress(queue_offset)
+        self.next_offset = queue_offset
+
+    def __repr__(self) -> str:
+        return f"{self.topic}/{self.queue_id}@{self.broker}"
+
+
+class Chunk:
+    """The messages of one answer; bytes until they are needed."""
+
+    __slots__ = ("end", "frame", "messages", "position", "queue", "size", "start", "stop")
+
+    def __init__(
+        self,
+        queue: Queue,
+        start: int,
+        end: int,
+        frame: Frame | None,
+        count: int,
+        messages: list[Message] | None = None,
+    ) -> None:
+        self.queue = queue
+        self.start = start  # queue offsets [start, end) were looked at for it
+        self.end = end
+        self.frame = frame
+        self.size = 0 if frame is None else len(frame)
+        self.messages = messages or []
+        self.position = 0  # the next message to go out
+        self.stop = count  # where they end; 0 once the queue is lost
+
+    def arrange(self) -> None:
+        """Its messages are known: which will be delivered, and from where. Under the lock."""
+        queue, messages = self.queue, self.messages
+        queue.progress.arrived(self.start, self.end, messages)
+        if messages:
+            queue.store_hosts.add(messages[0].store_host)

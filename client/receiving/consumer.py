@@ -1,0 +1,263 @@
+"""The consumer: the public methods of receiving. What happens behind them is in `receiver`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Final, Self
+
+from cometmq.client.arguments import check, checked
+from cometmq.client.questions import Position
+from cometmq.client.receiving.mapped import check_transport
+from cometmq.client.receiving.receiver import Receiver
+from cometmq.client.unclosed import Unclosed
+from cometmq.protocol.errors import ArgumentIllegal
+from cometmq.protocol.names import check_group, check_topic
+from cometmq.protocol.positions import named
+from cometmq.protocol.tags import ALL_TAGS, check_expression
+from cometmq.shm.kernel._kernel import Message
+
+POLL_S: Final = 1.0
+
+
+class Consumer:
+    """Reads topics as a member of a group. One thread polls or iterates; the rest is for any.
+
+        with Consumer("127.0.0.1:9876", "billing", "orders", tags="paid || refunded") as consumer:
+            for message in consumer:
+                work(message.body)
+                consumer.ack(message)
+
+    The members of a group share the queues of its topics; each group gets everything. All members
+    of one group must subscribe to the same topics with the same tags.
+
+    **Progress.** A queue's progress is its smallest offset that is not acknowledged. It is
+    committed every `auto_commit_ms`, when a queue goes to another member, and on `close`. After a
+    restart the group goes on there. Without `ack` nothing is committed: the next start begins where
+    this one began.
+
+    **What may come twice.** Messages that were not acknowledged, or whose acknowledgement was not
+    committed yet, when the process died or the queue went to another member. A message that was
+    stored twice comes twice; see `Producer`. Before a queue goes to another member, messages that
+    were already handed out may be acknowledged for up to a second; later than that is too late, and
+    the other member gets them as well.
+
+    **What may be left out.** A record that is damaged on the broker's disk: it is reported in the
+    log with its place. Messages that expired before they were read: likewise.
+
+    **When it blocks.** Creating it and `subscribe` ask the name server; `poll` and iteration wait
+    for messages; `seek`, `commit` and `close` wait for the coordinator. `ack` never waits.
+
+    Args:
+        name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
+        group: whose progress it is.
+        topic: what to subscribe to; None: `subscribe` says it later.
+        tags: "*" for all, or tags joined by "||".
+        start: where the group begins in a queue in which it never committed: "earliest", "latest",
+            a datetime, or milliseconds since 1970. "latest" and times are committed at once, so
+            that what comes from then on is not missed.
+        auto_commit_ms: how long an acknowledgement may stay uncommitted.
+        pull_bytes: asked for in one answer of a reader.
+        prefetch_bytes: records that wait here undecoded, all queues together. Each queue may
+            exceed its share by one answer.
+        prefetch_count: messages in one answer at most.
+        member: this consumer's name in the group; the default is unique.
+        transport: "auto": the store of a broker on this machine is mapped and read where it lies,
+            if this process may; what cannot be mapped is asked for through ZeroMQ. "mapped" raises
+            NotMapped instead, and also takes the store of another user, who could end this process
+            by cutting his files. "zmq": never mapped. A disk that cannot be read ends a process
+            that has it mapped (SIGBUS).
+        spin_us: how long `poll` looks for messages of mapped queues before it sleeps. Takes a
+            processor for that time, and saves the wake-up.
+        wait_for_broker: seconds to wait for a broker that is not there yet; then, and with 0 at
+            once, NotReachable.
+    """
+
+    @checked
+    def __init__(
+        self,
+        name_server: str | Iterable[str],
+        group: str,
+        topic: str | None = None,
+        tags: str = ALL_TAGS,
+        *,
+        start: Position = "earliest",
+        auto_commit_ms: int = 1_000,
+        pull_bytes: int = 1_048_576,
+        prefetch_bytes: int = 16 * 1_048_576,
+        prefetch_count: int = 8_192,
+        member: str | None = None,
+        transport: str = "auto",
+        spin_us: float = 0,
+        wait_for_broker: float = 0,
+    ) -> None:
+        check_group(group)
+        check_transport(transport)
+        if isinstance(start, str):
+            word = named(start)
+            if word is None:
+                raise ArgumentIllegal(f"start={start!r}: 'earliest', 'latest' or a time")
+            start = word
+        self._receiver = Receiver(
+            name_server,
+            group,
+            member=member,
+            start=start,
+            auto_commit_s=auto_commit_ms / 1000,
+            pull_bytes=pull_bytes,
+            prefetch_bytes=prefetch_bytes,
+            prefetch_count=prefetch_count,
+            transport=transport,
+            spin_us=spin_us,
+        )
+        self._stream = self._receiver.stream
+        self._member = self._receiver.member
+        what = f"the consumer {self._member.name} of group {group}"
+        self._unclosed = Unclosed(self, what, self._receiver.close)
+        try:
+            if wait_for_broker:
+                self.wait_for_broker(wait_for_broker)
+            if topic is not None:
+                self.subscribe(topic, tags)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def group(self) -> str:
+        """Whose progress it is."""
+        return self._member.group
+
+    @property
+    def member(self) -> str:
+        """This consumer's name in the group."""
+        return self._member.name
+
+    # --- what is read ---
+
+    @checked
+    def subscribe(self, topic: str, tags: str = ALL_TAGS) -> None:
+        """Read this topic too, or with other tags than before. A new topic is created.
+
+        Raises NameIllegal, SubscriptionIllegal, NotReachable, TopicNotExist, NotMapped.
+        """
+        check_topic(topic)
+        check_expression(tags)
+        self._receiver.check_open()
+        self._member.subscribe(topic, tags)
+
+    @checked
+    def unsubscribe(self, topic: str) -> None:
+        """Read this topic no longer; its progress is committed."""
+        self._member.unsubscribe(topic)
+
+    @property
+    def assignment(self) -> list[tuple[str, str, int]]:
+        """The queues this member owns now: (broker, topic, queue id)."""
+        return self._receiver.owned.assignment()
+
+    # --- whom it is read from ---
+
+    @property
+    def connected(self) -> bool:
+        """Whether every broker that it reads from has answered last time; False before the first
+        answer. One that stays away is told of in the log as well, and so is that it is back."""
+        return self._member.connected
+
+    def wait_for_broker(self, timeout_s: float) -> None:
+        """Sleep until the name server knows a broker. Raises NotReachable after that time."""
+        self._receiver.check_open()
+        self._receiver.routes.wait_for_broker(timeout_s)
+
+    # --- messages ---
+
+    def poll(self, max_count: int = 1024, timeout_s: float | None = POLL_S) -> list[Message]:
+        """The next messages, at most `max_count`; waits until there is one.
+
+        Args:
+            max_count: the list may be shorter although more is there.
+            timeout_s: then it is empty; 0 = do not wait, None = for ever.
+
+        Raises:
+            SubscriptionIllegal, NoPermission, ...: what makes going on pointless. A broker that is
+            away is no error: it is waited for.
+        """
+        if max_count.__class__ is not int:
+            check("max_count", max_count, int)
+        if timeout_s.__class__ is not float:
+            check("timeout_s", timeout_s, float | None)
+        self._receiver.check_open()
+        return self._stream.poll(max_count, timeout_s)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages one by one, for ever; ends after `close`.
+
+        What a loop that is left early has not seen comes with the next poll or loop.
+        """
+        self._receiver.check_open()
+        while not self._stream.closed:
+            yield from self._stream.each(POLL_S)
+
+    # --- progress ---
+
+    def ack(self, messages: Message | Iterable[Message]) -> None:
+        """These are done with. In any order; never waits; committed in the background.
+
+        A list as `poll` gave it costs next to nothing. Messages of queues that belong to another
+        member by now are passed over: it will get them.
+        """
+        if not isinstance(messages, (list, Message)):
+            check("messages", messages, Message | Iterable[Message])
+            messages = list(messages)
+        self._receiver.owned.acknowledge(messages)
+
+    def commit(self) -> None:
+        """Commit what is acknowledged, now. Raises NotConfirmed, ServiceNotAvailable, ..."""
+        self._receiver.check_open()
+        self._member.commit()
+
+    @checked
+    def seek(
+        self, position: Position, topic: str | None = None, queue_id: int | None = None
+    ) -> None:
+        """Go on elsewhere, forwards or back, in the queues this member owns.
+
+        The new place is committed at once. Waits for the first assignment if there is none yet.
+
+        Args:
+            position: "earliest", "latest" (also called "begin" and "end"), a queue offset, or a
+                datetime: the first message stored then or later.
+            topic, queue_id: only there; None = everywhere. An offset needs both.
+
+        Raises:
+            NotOwner: a queue belongs to another member, or went to one in this moment. The others
+                of several queues may have been moved.
+            OffsetIllegal: the queue offset is outside of the queue.
+        """
+        if isinstance(position, int) and (topic is None or queue_id is None):
+            raise ArgumentIllegal(
+                "an offset belongs to one queue: say which, by topic and queue_id"
+            )
+        self._receiver.check_open()
+        self._member.seek(position, topic, queue_id)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Commit what is acknowledged, leave the group, close all connections. May be called twice.
+
+        Another thread that polls returns with what it has; a loop ends.
+        """
+        self._unclosed.is_closed()
+        self._receiver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,206 @@
+"""A member of a consumer group, at all brokers: where they are, which queues it gains, its offsets.
+
+At each broker it has a `Membership`, with a thread of its own, which calls back here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from cometmq.client.questions import Position, offsets_at, resolve
+from cometmq.client.receiving.buffer import Queue
+from cometmq.client.receiving.mapped import check_mapped
+from cometmq.client.receiving.membership import Membership
+from cometmq.client.receiving.owned import OwnedQueues
+from cometmq.client.receiving.stream import Stream
+from cometmq.client.routes import Routes, broker_routes
+from cometmq.protocol.commands import QueueKey, QueueOffset, TopicRoute
+from cometmq.protocol.errors import CometError, NotConfirmed, NotOwner
+from cometmq.protocol.positions import EARLIEST
+from cometmq.shm.os.processes import own_process
+
+log = logging.getLogger(__name__)
+
+ASSIGNMENT_S: Final = 5.0
+
+
+class Member:
+    """Threads may share it.
+
+    Args:
+        name: in the group; "" = a unique one.
+        start: where the group begins in a queue in which it never committed; see Consumer.
+        must_map: each broker's store has to be mapped.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        name: str,
+        routes: Routes,
+        owned: OwnedQueues,
+        stream: Stream,
+        *,
+        start: Position,
+        auto_commit_s: float,
+        must_map: bool,
+    ) -> None:
+        self.group = group
+        self.name = name or f"{socket.gethostname()[:60]}@{os.getpid()}@{uuid.uuid4().hex[:12]}"
+        self.process = own_process()
+        self._routes = routes
+        self._owned = owned
+        self._stream = stream
+        self._start = start
+        self._auto_commit_s = auto_commit_s
+        self._must_map = must_map
+        self._places: dict[str, Membership] = {}  # by broker; guarded by the lock of `owned`
+        self._closed = False
+
+    # --- subscriptions ---
+
+    def subscribe(self, topic: str, tags: str) -> None:
+        """Raises NotReachable, TopicNotExist, NotMapped."""
+        route = self._routes.topic(topic)
+        if self._must_map:
+            for each in broker_routes(route):
+                check_mapped(each.endpoints)
+        self._owned.subscribe(topic, tags)
+        self._meet(self._routes.topic(topic))
+        self._stir()
+
+    def unsubscribe(self, topic: str) -> None:
+        self._owned.unsubscribe(topic)
+        self._stir()
+
+    def _stir(self) -> None:
+        for place in list(self._places.values()):
+            place.stir()
+
+    # --- brokers ---
+
+    @property
+    def connected(self) -> bool:
+        """Whether every broker that it reads from has answered last time."""
+        places = list(self._places.values())
+        return bool(places) and all(place.presence.connected for place in places)
+
+    def is_steady(self, broker: str) -> bool:
+        """Whether that broker has been there for a while."""
+        place = self._places.get(broker)
+        return place is not None and place.presence.is_steady
+
+    def reader_in_trouble(self) -> None:
+        """A reader does not answer: its broker may have moved. Does not block."""
+        for place in list(self._places.values()):
+            place.look_up()
+
+    def look_up_brokers(self) -> None:
+        """Learn where the brokers are now."""
+        for topic in self._owned.topics:
+            try:
+                self._meet(self._routes.find(topic, 0.5))
+            except CometError as error:
+                log.debug("route of %s: %s", topic, error)
+                return
+
+    def _meet(self, route: TopicRoute) -> None:
+        """Join the group at brokers that are new, and follow those that have moved."""
+        for each in broker_routes(route):
+            ends = each.endpoints
+            with self._owned.lock:
+                place = self._places.get(ends.broker)
+                if place is None and not self._closed:
+                    place = Membership(self, self._owned, ends, self._auto_commit_s)
+                    self._places[ends.broker] = place
+                    place.start()
+                    continue
+            if place is not None and place.endpoints != ends:
+                place.moved(ends)
+
+    # --- offsets ---
+
+    def commit(self) -> None:
+        """Commit what is acknowledged, now. Raises NotConfirmed, ServiceNotAvailable, ..."""
+        for place in list(self._places.values()):
+            place.commit()
+
+    def seek(self, position: Position, topic: str | None, queue_id: int | None) -> None:
+        """See `Consumer.seek`."""
+        self._wait_for_assignment()
+        queues = self._owned.find(topic, queue_id)
+        if not queues and queue_id is not None:
+            raise NotOwner(f"queue {queue_id} of {topic or 'any topic'} is not this member's")
+        for place in list(self._places.values()):
+            mine = [queue for queue in queues if queue.broker == place.broker]
+            if mine:
+                keys = [QueueKey(queue.topic, queue.queue_id) for queue in mine]
+                self._seek(place, mine, resolve(self._routes, place.endpoints, keys, position))
+
+    def _seek(self, place: Membership, queues: list[Queue], queue_offsets: list[int]) -> None:
+        with place.commit_lock:
+            place.set_offsets(
+                [
+                    QueueOffset(queue.topic, queue.queue_id, queue_offset, queue.ownership)
+                    for queue, queue_offset in zip(queues, queue_offsets, strict=True)
+                ],
+                seek=True,
+            )
+            self._owned.move(queues, queue_offsets)
+
+    def _wait_for_assignment(self) -> None:
+        deadline = time.monotonic() + ASSIGNMENT_S
+        for place in list(self._places.values()):
+            if not place.joined.wait(max(0.0, deadline - time.monotonic())):
+                self._stream.check_failure()
+                raise NotConfirmed(
+                    f"broker {place.broker} has not given group {self.group} its queues "
+                    f"within {ASSIGNMENT_S:g} s"
+                )
+
+    # --- what a membership calls, in its thread ---
+
+    def take_on(self, place: Membership, offsets: Sequence[QueueOffset]) -> None:
+        """These queues are ours; -1 where the group has no progress.
+
+        Raises NotOwner if they are not any more.
+        """
+        new = [each for each in offsets if each.queue_offset < 0]
+        begun = [
+            QueueOffset(each.topic, each.queue_id, queue_offset, each.epoch)
+            for each, queue_offset in zip(new, self._first_offsets(place, new), strict=True)
+        ]
+        if begun and self._start != EARLIEST:
+            with place.commit_lock:
+                place.set_offsets(begun)
+        known = [each for each in offsets if each.queue_offset >= 0]
+        self._owned.take_on(place.broker, lambda: place.endpoints, known + begun)
+
+    def _first_offsets(self, place: Membership, new: Sequence[QueueOffset]) -> list[int]:
+        """Where the group begins in these queues."""
+        keys = [QueueKey(each.topic, each.queue_id) for each in new]
+        if isinstance(self._start, datetime | int):
+            start = self._start
+            at_ms = start if isinstance(start, int) else int(start.timestamp() * 1000)
+            return offsets_at(self._routes, place.endpoints, keys, at_ms)
+        return resolve(self._routes, place.endpoints, keys, self._start)
+
+    def refused(self, error: CometError) -> None:
+        """The coordinator will not have us: poll raises it."""
+        self._stream.refuse(error)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Commit what is acknowledged, and leave the group at every broker."""
+        with self._owned.lock:
+            self._closed = True
+        for place in list(self._places.values()):
+            place.close()

@@ -1,0 +1,350 @@
+"""Group membership at one broker: heartbeats, assignment of queues, commits of offsets."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from cometmq.client.presence import AWAY, Presence
+from cometmq.client.receiving.owned import OwnedQueues
+from cometmq.protocol.commands import (
+    BrokerEndpoints,
+    CommitOffsets,
+    FetchOffsets,
+    GroupOffsets,
+    GroupShare,
+    JoinGroup,
+    LeaveGroup,
+    QueueKey,
+    QueueOffset,
+)
+from cometmq.protocol.errors import (
+    CometError,
+    NotOwner,
+)
+from cometmq.protocol.retry import pause_s
+from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.protocol.wire.steady import Steady
+
+log = logging.getLogger(__name__)
+
+ASK_S: Final = 3.0
+CLOSE_S: Final = 15.0  # for the last commit and the farewell, and what was under way before
+SESSION_MS: Final = 30_000  # until the coordinator has said what it is
+LATE_S: Final = 5.0  # a heartbeat that is answered so late is given up
+REFRESH_S: Final = 30.0
+
+
+class Owner(Protocol):
+    """What a membership needs of the member. Called in the membership's thread."""
+
+    group: str
+    name: str
+    process: str  # that it lives in
+
+    def take_on(self, place: Membership, offsets: Sequence[QueueOffset]) -> None: ...
+    def refused(self, error: CometError) -> None: ...
+    def look_up_brokers(self) -> None: ...
+
+
+class Membership:
+    """One thread, one channel to the coordinator of one broker.
+
+    Stays in the group by JoinGroup, which the coordinator answers when the share changes, or after
+    a third of the session time. A queue that is taken away is given up in order: nothing more of
+    it is handed out, its progress is committed, and only then `owned` names it no longer.
+
+    Each queue is owned by an epoch that the coordinator gives with it. Whatever is committed names
+    it; where the coordinator knows of another one, the queue has been somebody else's meanwhile,
+    and is dropped with all that is known of it.
+    """
+
+    def __init__(
+        self, owner: Owner, owned: OwnedQueues, endpoints: BrokerEndpoints, auto_commit_s: float
+    ) -> None:
+        self.endpoints = endpoints
+        self.broker = endpoints.broker
+        self.presence = Presence(f"group {owner.group}", self.broker)
+        self.joined = threading.Event()  # the first share has been taken in
+        self.commit_lock = threading.Lock()  # one commit at a time, in order
+        self._owner = owner
+        self._queues = owned
+        self._auto_commit_s = auto_commit_s
+        self._channel = Channel(endpoints.coordinator, self._name(endpoints))
+        self._wake = threading.Condition()
+        self._owned: dict[QueueKey, int] = {}  # -> epoch
+        self._disowned: set[tuple[QueueKey, int]] = set()  # a commit of these was refused
+        self._version = -1
+        self._session_ms = SESSION_MS
+        self._join: Pending | None = None
+        self._join_until = 0.0
+        self._doubts = False  # the coordinator says that something is not ours: hear it all
+        self._stirred = False  # something changed that the coordinator has to hear of
+        self._lost_contact = False
+        self._failures = 0
+        self._closed = False
+        self._commit_at = time.monotonic() + auto_commit_s
+        self._refresh_at = time.monotonic() + REFRESH_S
+        self._has_left = False
+        self._thread = Steady(f"cometmq consumer {self.broker}", self._turn)
+
+    @staticmethod
+    def _name(endpoints: BrokerEndpoints) -> str:
+        return f"the coordinator of {endpoints.broker} at {endpoints.coordinator}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # --- from other threads ---
+
+    def stir(self) -> None:
+        """The subscriptions have changed: join anew."""
+        with self._wake:
+            self._stirred = True
+            self._wake.notify()
+
+    def look_up(self) -> None:
+        """A reader does not answer: see where the broker is now."""
+        with self._wake:
+            self._lost_contact = True
+            self._wake.notify()
+
+    def moved(self, endpoints: BrokerEndpoints) -> None:
+        """The broker listens elsewhere now."""
+        with self._wake:
+            old, self.endpoints = self.endpoints, endpoints
+            if old.coordinator == endpoints.coordinator:
+                return
+            line, self._channel = (
+                self._channel,
+                Channel(endpoints.coordinator, self._name(endpoints)),
+            )
+        line.close()
+
+    def commit(self) -> None:
+        """Commit what is acknowledged, now. Raises what the coordinator answers."""
+        with self.commit_lock:
+            offsets = self._queues.progress_of(self.broker)
+            if offsets:
+                self._commit(offsets)
+
+    def set_offsets(self, offsets: Sequence[QueueOffset], *, seek: bool = False) -> None:
+        """Move the group's offsets; with `seek` also back. The caller holds `commit_lock`.
+
+        Raises NotOwner if one of them is not ours any more, and then none is moved.
+        """
+        command = CommitOffsets(self._owner.group, list(offsets), self._owner.name, seek)
+        try:
+            self._channel.ask(command, timeout_s=ASK_S)
+        except NotOwner:
+            self._disown(())  # it does not say which one; the next share does
+            raise
+
+    def close(self) -> None:
+        """Commit, leave the group, close the channel."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if not self._thread.join(CLOSE_S):
+            log.error("group %s: %s does not end", self._owner.group, self._thread.name)
+        self._channel.close()
+
+    # --- commits ---
+
+    def _commit(self, offsets: list[QueueOffset]) -> None:
+        group, member = self._owner.group, self._owner.name
+        try:
+            self._channel.ask(CommitOffsets(group, offsets, member), timeout_s=ASK_S)
+        except NotOwner as error:
+            if len(offsets) > 1:  # it does not say which one
+                half = len(offsets) // 2
+                self._commit(offsets[:half])
+                self._commit(offsets[half:])
+                return
+            log.warning("group %s: %s", group, error)
+            self._disown(offsets)
+        else:
+            self.presence.answered()
+            self._queues.committed(self.broker, offsets)
+
+    def _disown(self, offsets: Sequence[QueueOffset]) -> None:
+        """Have the thread drop these queues, and ask what is ours."""
+        with self._wake:
+            self._doubts = True
+            self._disowned.update(
+                (QueueKey(each.topic, each.queue_id), each.epoch) for each in offsets
+            )
+            self._stirred = True
+            self._wake.notify()
+
+    def _commit_quietly(self) -> None:
+        try:
+            self.commit()
+        except AWAY as error:
+            self.presence.missed(str(error))
+        except CometError as error:
+            log.warning("group %s: progress not committed: %s", self._owner.group, error)
+
+    # --- the thread ---
+
+    def _turn(self) -> bool:
+        join = None if self._closed else self._await_join(min(self._commit_at, self._refresh_at))
+        if self._closed:
+            if not self._has_left:
+                self._has_left = True
+                self._leave()
+            return False
+        now = time.monotonic()
+        if now >= self._commit_at:
+            self._commit_at = now + self._auto_commit_s
+            self._commit_quietly()
+        if join is not None:
+            self._answered(join)
+        if now >= self._refresh_at or self._lost_contact:
+            self._lost_contact = False
+            self._refresh_at = now + REFRESH_S
+            self._owner.look_up_brokers()
+        return True
+
+    def _await_join(self, wake_at: float) -> Pending | None:
+        """See that a JoinGroup is under way; it, when it is answered, or None when time is up."""
+        with self._wake:
+            disowned, self._disowned = self._disowned, set()
+            doubts, self._doubts = self._doubts, False
+        self._drop([key for key, epoch in disowned if self._owned.get(key) == epoch])
+        if doubts:
+            self._version = -1
+        with self._wake:
+            is_late = self._join is not None and time.monotonic() > self._join_until
+            if is_late:
+                self.presence.missed("it does not answer")
+            if self._stirred or self._join is None or is_late:
+                self._stirred = False
+                self._join = None  # an earlier one may still be answered, and is not heard then
+                command = self._join_command()
+                self._join_until = time.monotonic() + command.wait_ms / 1000 + LATE_S
+            else:
+                command = None
+        if command is not None:
+            self._send_join(command)
+        with self._wake:
+            while not (self._closed or self._stirred or self._lost_contact):
+                if self._join is not None and self._join.done:
+                    join, self._join = self._join, None
+                    return join
+                self.presence.check()
+                wake_at = min(wake_at, self.presence.due)
+                left_s = min(wake_at, self._join_until) - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._wake.wait(left_s)
+        return None
+
+    def _join_command(self) -> JoinGroup:
+        owner = self._owner
+        waits = self._version >= 0 and self.presence.connected  # else: is it there?
+        wait_ms = self._session_ms // 3 if waits else 0
+        return JoinGroup(
+            owner.group,
+            owner.name,
+            self._queues.subscriptions(),
+            sorted(self._owned, key=lambda key: (key.topic, key.queue_id)),
+            self._version,
+            wait_ms,
+            owner.process,
+        )
+
+    def _send_join(self, command: JoinGroup) -> None:
+        try:
+            self._join = self._channel.request(command, on_done=self._on_done)
+        except CometError as error:  # closed because the broker moved
+            log.debug("join: %s", error)
+            self._pause()
+
+    def _on_done(self, _pending: Pending) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    def _answered(self, join: Pending) -> None:
+        try:
+            answer, _ = join.result()
+            if not isinstance(answer, GroupShare):
+                raise CometError(f"JoinGroup was answered by {type(answer).__name__}")
+            self._take_in(answer)
+        except AWAY as error:
+            self._failures += 1
+            self.presence.missed(str(error))
+            self._pause()
+            self._owner.look_up_brokers()
+        except NotOwner as error:  # it was ours, and is not any more
+            log.warning("group %s: %s", self._owner.group, error)
+            self._version = -1
+        except CometError as error:
+            self._failures += 1
+            if not error.retriable:
+                self._owner.refused(error)
+            elif self._failures == 3:
+                log.warning("group %s: %s; trying again", self._owner.group, error)
+            self._pause()
+            self._owner.look_up_brokers()
+        else:
+            self._failures = 0
+            self.presence.answered()
+            self.joined.set()
+
+    def _pause(self) -> None:
+        with self._wake:
+            if not self._closed:
+                self._wake.wait(pause_s(max(1, self._failures)))
+
+    def _take_in(self, share: GroupShare) -> None:
+        """Become the owner of what the share names, and of nothing else."""
+        self._session_ms = share.session_timeout_ms
+        epochs = share.epochs or [0] * len(share.queues)  # none: an older coordinator's
+        wanted = dict(zip(share.queues, epochs, strict=True))
+        # What has been somebody else's meanwhile: nobody would take our commits of it.
+        self._drop([key for key, epoch in self._owned.items() if wanted.get(key, epoch) != epoch])
+        lost = [key for key in self._owned if key not in wanted]
+        if lost:
+            self._queues.give_up(self.broker, lost, wait=True)
+            self._commit_quietly()
+            self._forget(lost)
+        gained = {key: epoch for key, epoch in wanted.items() if key not in self._owned}
+        if gained:
+            self._take_on(gained)
+        self._version = share.version
+        if lost:
+            self.stir()  # now it can be given to somebody else
+
+    def _take_on(self, gained: dict[QueueKey, int]) -> None:
+        command = FetchOffsets(self._owner.group, list(gained))
+        answer, _ = self._channel.ask(command, timeout_s=ASK_S)
+        if not isinstance(answer, GroupOffsets):
+            raise CometError(f"FetchOffsets was answered by {type(answer).__name__}")
+        offsets = [
+            QueueOffset(key.topic, key.queue_id, each.queue_offset, epoch)
+            for each, (key, epoch) in zip(answer.offsets, gained.items(), strict=True)
+        ]
+        self._owner.take_on(self, offsets)
+        self._owned.update(gained)
+
+    def _drop(self, keys: list[QueueKey]) -> None:
+        """They are not ours any more: nothing of them is committed."""
+        if keys:
+            self._queues.give_up(self.broker, keys, wait=False)
+            self._forget(keys)
+
+    def _forget(self, keys: list[QueueKey]) -> None:
+        self._queues.forget(self.broker, keys)
+        for key in keys:
+            del self._owned[key]
+
+    def _leave(self) -> None:
+        self._commit_quietly()
+        try:
+            self._channel.ask(LeaveGroup(self._owner.group, self._owner.name), timeout_s=1.0)
+        except CometError as error:
+            log.debug("leaving group %s: %s", self._owner.group, error)

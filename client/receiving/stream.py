@@ -1,0 +1,116 @@
+"""The stream of messages that a consumer hands out: what was pulled, chunk by chunk, in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+from cometmq.client.receiving.buffer import Chunk
+from cometmq.client.receiving.pulling import Puller
+from cometmq.protocol.errors import CometError, again
+from cometmq.shm.kernel._kernel import Message
+
+
+class Stream:
+    """One thread at a time polls; the others wait for it.
+
+    A chunk is decoded when its first message goes out, and stays in `puller.ready` until its last
+    one has: whoever polls next goes on at its position.
+    """
+
+    def __init__(self, puller: Puller) -> None:
+        self.closed = False
+        self._puller = puller
+        self._lock = threading.Lock()  # one thread polls
+        self._pump_due = True  # a chunk has gone out: see what has come
+        self._failure: CometError | None = None
+
+    def refuse(self, error: CometError) -> None:
+        """Going on is pointless: the next poll raises it. From any thread."""
+        self._failure = error
+        self._puller.ring()
+
+    def check_failure(self) -> None:
+        if self._failure is not None:
+            raise again(self._failure)
+
+    def poll(self, max_count: int, timeout_s: float | None) -> list[Message]:
+        """See `Consumer.poll`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            while not self.closed:
+                if self._pump_due or not self._puller.ready:
+                    self._pump_due = False
+                    self._puller.pump(0)
+                messages = self._take(max_count)
+                if messages:
+                    return messages
+                if self._pump_due:
+                    continue  # what there was had been handed out before
+                left_s = 3600.0 if deadline is None else deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._puller.pump(left_s)
+        return []
+
+    def each(self, timeout_s: float) -> Iterator[Message]:
+        """Messages one by one, until none came for so long; 0: never waits."""
+        while True:
+            with self._lock:
+                if self.closed:
+                    return
+                self._puller.pump(0 if self._next_chunk() else timeout_s)
+                chunk = self._next_chunk()
+            if chunk is None:
+                return
+            messages = chunk.messages
+            while chunk.position < chunk.stop:
+                message = messages[chunk.position]
+                chunk.position += 1
+                yield message
+
+    def _next_chunk(self) -> Chunk | None:
+        """The chunk that messages come from now, decoded and not used up."""
+        self.check_failure()
+        ready = self._puller.ready
+        while ready:
+            chunk = ready[0]
+            self._puller.open(chunk)
+            if chunk.position < chunk.stop:
+                return chunk
+            ready.popleft()
+            self._puller.taken(chunk)
+            self._pump_due = True
+        return None
+
+    def _take(self, max_count: int) -> list[Message]:
+        found: list[Message] = []
+        while len(found) < max_count:
+            chunk = self._next_chunk()
+            if chunk is None:
+                break
+            begin = chunk.position
+            end = min(chunk.stop, begin + max_count - len(found))
+            part = chunk.messages[begin:end]
+            chunk.position = max(begin, end)
+            found = found + part if found else part
+        return found
+
+    def descriptors(self) -> tuple[list[int], float]:
+        """What to watch until `poll` has something to do (empty: it has), and at most how long."""
+        with self._lock:
+            if self.closed:
+                return [], 0.0
+            self._puller.begin()
+            return self._puller.descriptors(), self._puller.due_s()
+
+    def end(self) -> None:
+        """Have whoever polls return with what there is."""
+        self.closed = True
+        self._puller.ring()
+
+    def close(self) -> None:
+        """After `end`: let go of what was pulled, and of the channels to readers."""
+        with self._lock:
+            self._puller.close()

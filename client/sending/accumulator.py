@@ -1,0 +1,242 @@
+"""The accumulator: open batches, which fill until they are full, due, or their queue is free."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cometmq.client.sending.attempts import CHECK_S, GRACE_S, Expired
+from cometmq.client.sending.lanes import Lane, TopicLanes
+from cometmq.client.sending.outgoing import Outgoing
+from cometmq.client.sending.receipt import Batch
+from cometmq.client.sending.window import Window
+from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel._kernel import BatchFull
+
+
+class Batching(NamedTuple):
+    """How large a batch may become, and how long it may wait for that."""
+
+    bytes_max: int = 262_144
+    count_max: int = 16_384
+    linger_s: float = 0.0
+
+
+class Accumulator:
+    """Guarded by the producer's lock.
+
+    Always: a batch has an encoder exactly as long as it is open. An open batch is one lane's
+    (`lane.open`), a topic's for whichever queue's turn it is (`lanes.free`), or still in the hands
+    of its maker. `quick` has free batches alone, and a batch is taken out of it before it is
+    closed: messages are added to those without the lock (`QuickSend`).
+
+    Args:
+        timeout_s: how long a batch is tried once it is closed.
+        line_up: takes a closed batch, for its lane.
+        watch: called for each new batch: somebody has to look after it. True: it is the first that
+            lingers, and so may be due before anything else is.
+    """
+
+    def __init__(
+        self,
+        batching: Batching,
+        topics: dict[str, TopicLanes],
+        window: Window,
+        timeout_s: float,
+        line_up: Callable[[Batch, Lane], None],
+        watch: Callable[[bool], None],
+    ) -> None:
+        self.linger_s = batching.linger_s
+        self.quick: dict[str, tuple[Batch, _kernel.BatchEncoder]] = {}
+        self._batching = batching
+        self._topics = topics
+        self._window = window
+        self._timeout_s = timeout_s
+        self._line_up = line_up
+        self._watch = watch
+        self._encoders: list[_kernel.BatchEncoder] = []
+        self._lingering: deque[Batch] = deque()  # open or closed meanwhile, by `due`
+
+    # --- one batch ---
+
+    def open(self, topic: str, *, wait: bool, linger_s: float = 0.0) -> Batch:
+        """A new batch, which leaves when it is full or has lingered."""
+        batch = Batch(
+            topic, self._encoders.pop() if self._encoders else self.new_encoder(), wait=wait
+        )
+        self._window.opened(batch)
+        now = time.monotonic()
+        batch.limit = now + linger_s + self._timeout_s + GRACE_S
+        if linger_s:
+            batch.due = now + linger_s
+            self._lingering.append(batch)
+        self._watch(bool(linger_s) and len(self._lingering) == 1)
+        return batch
+
+    def new_encoder(self) -> _kernel.BatchEncoder:
+        return _kernel.BatchEncoder(
+            size_max=self._batching.bytes_max, count_max=self._batching.count_max
+        )
+
+    def drop(self, batch: Batch) -> None:
+        """Forget an open batch, and what may be in it."""
+        self._window.dropped(batch)
+        if batch.encoder is not None:
+            batch.encoder.take()
+            self._encoders.append(batch.encoder)
+            batch.encoder = None
+
+    def close(self, batch: Batch, lane: Lane) -> None:
+        """It takes no more messages and stands in line for the queue."""
+        if lane.open is batch:
+            lane.open = None
+        self._seal(batch)
+        self._line_up(batch, lane)
+
+    def _seal(self, batch: Batch) -> None:
+        encoder = batch.encoder
+        assert encoder is not None
+        topic = self._topics[batch.topic]
+        if topic.free is batch:
+            topic.free = None
+            self.quick.pop(batch.topic, None)
+        batch.count = encoder.count
+        batch.body = encoder.take()
+        batch.encoder = None
+        self._encoders.append(encoder)
+
+    # --- messages ---
+
+    def add(
+        self, lanes: TopicLanes, lane: Lane | None, message: Outgoing, touched: list[Lane]
+    ) -> tuple[Batch, int]:
+        """Add a message to the open batch it belongs to, and its index there.
+
+        Args:
+            lane: the queue that it is meant for; None: any.
+            touched: gets the lane of a batch that had to be closed for it.
+        """
+        batch = lanes.free if lane is None else lane.open
+        if batch is not None:
+            assert batch.encoder is not None
+            if batch.wait == message.wait:
+                with contextlib.suppress(BatchFull):
+                    return batch, message.add_to(batch.encoder)
+            target = lane or lanes.next()
+            self.close(batch, target)
+            touched.append(target)
+        batch = self.open(lanes.topic, wait=message.wait, linger_s=self.linger_s)
+        assert batch.encoder is not None
+        try:
+            index = message.add_to(batch.encoder)
+        except BaseException:
+            self.drop(batch)
+            raise
+        if lane is None:
+            batch.free = True
+            lanes.free = batch
+        else:
+            batch.lane = lane
+            lane.open = batch
+        return batch, index
+
+    def remember(self, batch: Batch, *, may_be_quick: bool) -> None:
+        """`flush` has to raise its error; more messages may come into it the quick way."""
+        batch.remembered = True
+        if may_be_quick and batch.free and batch.wait and batch.encoder is not None:
+            self.quick[batch.topic] = (batch, batch.encoder)
+
+    # --- batches that leave ---
+
+    def close_if_idle(self, lanes: TopicLanes, lane: Lane | None) -> list[Lane]:
+        """Without linger a batch waits only while its queue is busy."""
+        if lane is None:
+            lane = lanes.next_idle()
+            batch = lanes.free
+        else:
+            batch = lane.open
+            if lane.sent is not None or lane.waiting or lane.paused:
+                return []
+        if lane is None or batch is None:
+            return []
+        self.close(batch, lane)
+        return [lane]
+
+    def close_overdue(self, lane: Lane, now: float) -> None:
+        """A queue has become free: close what has waited for that."""
+        free = None if lane.gone else self._topics[lane.topic].free
+        for batch in (lane.open, free):
+            if batch is not None and batch.due <= now:
+                self.close(batch, lane)
+                return
+
+    def close_due(self, now: float) -> tuple[list[Lane], Expired]:
+        """What has lingered long enough; and what has for a topic that may not be written now."""
+        lanes: list[Lane] = []
+        refused: Expired = []
+        while self._lingering and self._lingering[0].due <= now:
+            batch = self._lingering.popleft()
+            if batch.encoder is None:
+                continue  # it was full before
+            topic = self._topics[batch.topic]
+            if batch is topic.free:
+                lane = topic.next_idle()
+                if lane is None:
+                    refused += self.refuse(topic)
+                    continue  # it leaves with the next queue that becomes free
+                self.close(batch, lane)
+                lanes.append(lane)
+            elif batch.lane is not None:
+                lanes.append(batch.lane)
+        return lanes, refused
+
+    def close_forgotten(self, topic: TopicLanes, now: float) -> tuple[list[Lane], Expired]:
+        """Open batches that should have left long ago: queues that are always busy take them too,
+        and their time begins to run."""
+        lanes: list[Lane] = []
+        refused: Expired = []
+        for lane in topic.all():
+            if lane.open is not None and lane.open.due + CHECK_S <= now:
+                self.close(lane.open, lane)
+                lanes.append(lane)
+        if topic.free is not None and topic.free.due + CHECK_S <= now:
+            refused += self.refuse(topic)
+            if topic.free is not None:
+                lane = topic.next()
+                self.close(topic.free, lane)
+                lanes.append(lane)
+        return lanes, refused
+
+    def close_all(self) -> tuple[list[Lane], Expired]:
+        lanes: list[Lane] = []
+        refused: Expired = []
+        for topic in self._topics.values():
+            for lane in topic.all():
+                if lane.open is not None:
+                    self.close(lane.open, lane)
+                    lanes.append(lane)
+            refused += self.refuse(topic)
+            if topic.free is not None:
+                lane = topic.next()
+                self.close(topic.free, lane)
+                lanes.append(lane)
+        return lanes, refused
+
+    def refuse(self, topic: TopicLanes) -> Expired:
+        """What waits for any queue of a topic that has none to be written any more."""
+        batch = topic.free
+        if batch is None or topic.lanes:
+            return []
+        self._seal(batch)
+        error = topic.not_writable()
+        self._window.sent_off(batch)
+        self._window.settled(batch, error)
+        return [(batch, error)]
+
+    @property
+    def next_due(self) -> float | None:
+        """When `close_due` will have something; time.monotonic()."""
+        return self._lingering[0].due if self._lingering else None

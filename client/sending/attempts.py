@@ -1,0 +1,172 @@
+"""Attempts to send a batch: the request that carries it, the retry policy, and what its end means.
+
+An attempt has a number within its lane. What becomes of one that is not answered is not known, so
+the next one of that lane fences it off (`Section`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from cometmq.client.sending.lanes import Lane
+from cometmq.client.sending.receipt import STORED_CODES, Batch
+from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
+from cometmq.protocol.errors import (
+    CometError,
+    NotConfirmed,
+    NotReachable,
+    Refused,
+    again,
+    from_code,
+)
+from cometmq.protocol.wire.pending import Pending
+
+log = logging.getLogger(__name__)
+
+CHECK_S: Final = 0.5  # an answer that takes longer makes us look whether the broker has moved
+GRACE_S: Final = 4 * CHECK_S  # after its time limit whoever waits for a batch goes by himself
+
+Outcome = tuple[SectionResult | None, CometError | None]
+Expired = list[tuple[Batch, CometError]]
+
+
+class Flight:
+    """One SendMessages on its way: its batches, by the lane they go to."""
+
+    __slots__ = ("attempts", "batches", "endpoint", "lanes", "pending")
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.lanes: list[Lane] = []
+        self.batches: list[Batch] = []
+        self.attempts: list[tuple[int, bool]] = []  # number and fence of each; see Lane
+        self.pending: Pending | None = None
+
+    def add(self, lane: Lane, batch: Batch) -> None:
+        begin_attempt(lane, batch)
+        self.lanes.append(lane)
+        self.batches.append(batch)
+        self.attempts.append((batch.number, batch.fence))
+
+    def was_never_sent(self) -> bool:
+        """Whether it still waits for a connection; then it does no longer."""
+        pending = self.pending
+        return pending is not None and pending.channel.forget(pending)
+
+
+def begin_attempt(lane: Lane, batch: Batch) -> None:
+    batch.attempts += 1
+    batch.number = next(lane.numbers)
+    batch.fence = lane.unsure > 0
+
+
+def send_command(
+    endpoint: str, sender: int, batches: Sequence[Batch], *, oneway: bool = False
+) -> SendMessages:
+    """What goes to the commitlog process at `endpoint` in front of the batch bodies."""
+    return SendMessages(
+        [
+            Section(
+                batch.topic, batch.queue_id, batch.count, 0, batch.wait, batch.number, batch.fence
+            )
+            for batch in batches
+        ],
+        int(time.time() * 1000),
+        born_host(endpoint),
+        oneway,
+        sender,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def born_host(endpoint: str) -> str:
+    """This machine's address as the broker at `endpoint` would see it; "" if there is none.
+
+    The port is 0: ZeroMQ does not tell which one a connection has.
+    """
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing: it only chooses the way
+            address = probe.getsockname()[0]
+    except OSError:
+        return ""
+    return f"[{address}]:0" if family == socket.AF_INET6 else f"{address}:0"
+
+
+def outcomes_of(answer: object, count: int) -> list[Outcome]:
+    """Result or error of every section of an answer."""
+    if not isinstance(answer, SendResult) or len(answer.results) != count:
+        raise NotConfirmed(f"the broker answered {type(answer).__name__} to {count} batches")
+    return [
+        (result, None)
+        if result.code in STORED_CODES
+        else (None, from_code(result.code, result.text or f"code {result.code}"))
+        for result in answer.results
+    ]
+
+
+def typed(error: Exception) -> CometError:
+    """An error of ours in place of one that nobody expects."""
+    if isinstance(error, CometError):
+        return error
+    log.error("a batch could not be sent", exc_info=error)
+    return CometError(f"{type(error).__name__}: {error}")
+
+
+class RetryPolicy:
+    """Whether a batch is tried again, and the error that says what became of it if not.
+
+    A refusal is told only of what was surely not stored: an attempt that was never answered makes
+    it NotConfirmed.
+
+    Args:
+        timeout_s: how long a closed batch is tried before it fails.
+        attempts_max: how often it is sent at most; None: as often as the time allows.
+    """
+
+    def __init__(self, timeout_s: float, attempts_max: int | None) -> None:
+        self.timeout_s = timeout_s
+        self._attempts_max = attempts_max
+
+    def allows(self, batch: Batch, error: CometError) -> bool:
+        """Whether there may be another attempt after this error."""
+        return (
+            error.retriable
+            and time.monotonic() < batch.deadline
+            and (self._attempts_max is None or batch.attempts < self._attempts_max)
+        )
+
+    def last_error(self, batch: Batch, error: CometError) -> CometError:
+        """Of a batch that is given up after this error."""
+        if batch.unconfirmed and isinstance(error, Refused):
+            return NotConfirmed(
+                f"an earlier attempt was not answered, the last was refused: {error}"
+            )
+        return again(error)
+
+    def timed_out(self, batch: Batch, lane: Lane) -> CometError:
+        """Of a batch whose time is up."""
+        cause = lane.error
+        if isinstance(cause, Refused):
+            return self.last_error(batch, cause)
+        last = "" if cause is None else f" (last: {cause})"
+        if batch.unconfirmed:
+            return self.not_confirmed(lane, last)
+        return NotReachable(
+            f"broker {batch.broker} at {lane.endpoint} took nothing within "
+            f"{self.timeout_s:g} s{last}; this was not sent, and will not be"
+        )
+
+    def not_confirmed(self, lane: Lane, last: str = "") -> NotConfirmed:
+        return NotConfirmed(
+            f"no answer from broker {lane.broker} at {lane.endpoint} within "
+            f"{self.timeout_s:g} s{last}; it may be stored, also later, until the broker has "
+            f"answered the next message of this producer to {lane.topic}/{lane.queue_id}"
+        )

@@ -1,0 +1,167 @@
+"""Partitioning: a topic's queues as a producer sees them, and which of them a message takes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from typing import Any
+
+from cometmq.client.routes import MASTER
+from cometmq.client.sending.receipt import Batch
+from cometmq.protocol.commands import TopicRoute
+from cometmq.protocol.errors import ArgumentIllegal, CometError, NoPermission
+from cometmq.protocol.perm import WRITE
+from cometmq.shm.kernel import _kernel
+
+
+class Lane:
+    """One queue of one broker, as a producer feeds it.
+
+    At most one batch is on its way to it at a time, so that a batch that has to be sent again can
+    never be overtaken by one that came after it. Guarded by the producer's lock.
+    """
+
+    __slots__ = (
+        "broker",
+        "endpoint",
+        "error",
+        "failures",
+        "flight",
+        "gone",
+        "numbers",
+        "open",
+        "paused",
+        "queue_id",
+        "sent",
+        "sent_at",
+        "topic",
+        "unsure",
+        "waiting",
+    )
+
+    def __init__(self, topic: str, broker: str, queue_id: int, endpoint: str) -> None:
+        self.topic = topic
+        self.broker = broker
+        self.queue_id = queue_id
+        self.endpoint = endpoint  # of the broker's commitlog process
+        self.open: Batch | None = None  # still taking messages meant for this queue
+        self.waiting: deque[Batch] = deque()  # closed, oldest first
+        self.sent: Batch | None = None  # on its way
+        self.sent_at = 0.0
+        self.flight: Any = None  # the request that `sent` travels in
+        self.failures = 0  # attempts since the last success
+        self.error: CometError | None = None  # of the last attempt, if it failed
+        self.paused = False  # until the recovery lets it go on
+        self.gone = False  # the newest route does not have it
+        # Attempts to send to it are numbered. Up to `unsure` there may be one that was given up and
+        # that the broker has not seen yet: the next one fences it off (Section).
+        self.numbers = itertools.count(1)
+        self.unsure = 0
+
+    @property
+    def idle(self) -> bool:
+        return self.sent is None and not self.waiting and self.open is None and not self.paused
+
+    def is_unsure_of(self, number: int) -> None:
+        """What became of that attempt is not known."""
+        self.unsure = max(self.unsure, number)
+
+    def has_heard_fence(self, number: int) -> None:
+        """The broker has answered that attempt: it stores nothing earlier any more."""
+        if self.unsure < number:
+            self.unsure = 0
+
+
+class TopicLanes:
+    """All queues of a topic that may be written, broker by broker. Guarded by the lock as well."""
+
+    def __init__(self, route: TopicRoute) -> None:
+        self.topic = route.topic
+        self.route: TopicRoute | None = None
+        self.lanes: list[Lane] = []
+        self.free: Batch | None = None  # open, for whichever queue's turn it is when it leaves
+        self._by_key: dict[tuple[str, int], Lane] = {}
+        self.update(route)
+        self._turn = random.randrange(len(self.lanes)) if self.lanes else 0
+
+    def update(self, route: TopicRoute) -> None:
+        """Take over a newer route; lanes that are still in it stay the same objects."""
+        self.route = route
+        lanes: list[Lane] = []
+        for each in sorted(route.brokers, key=lambda entry: entry.endpoints.broker):
+            ends = each.endpoints
+            if ends.broker_id != MASTER or not each.info.perm & WRITE:
+                continue
+            for queue_id in range(each.info.write_queues):
+                key = (ends.broker, queue_id)
+                lane = self._by_key.get(key)
+                if lane is None:
+                    lane = Lane(self.topic, ends.broker, queue_id, ends.commitlog)
+                    self._by_key[key] = lane
+                lane.endpoint = ends.commitlog
+                lanes.append(lane)
+        self.lanes = lanes
+        for lane in self._by_key.values():
+            lane.gone = lane not in lanes
+
+    def clear(self) -> None:
+        """Forget all batches: the producer is closed."""
+        self.free = None
+        for lane in self.all():
+            lane.open = lane.sent = lane.flight = None
+            lane.waiting.clear()
+
+    def all(self) -> list[Lane]:
+        """Also those that the route does not have any more: they may hold batches."""
+        return list(self._by_key.values())
+
+    # --- choosing ---
+
+    def next(self) -> Lane:
+        """The queue whose turn it is; one that has nothing to do is preferred."""
+        lanes = self.writable()
+        count = len(lanes)
+        for step in range(count):
+            lane = lanes[(self._turn + step) % count]
+            if lane.idle:
+                self._turn = (self._turn + step + 1) % count
+                return lane
+        lane = lanes[self._turn % count]
+        self._turn = (self._turn + 1) % count
+        return lane
+
+    def next_idle(self) -> Lane | None:
+        """The next queue in turn that has nothing to do; None also where none may be written."""
+        if not any(lane.idle for lane in self.lanes):
+            return None
+        return self.next()
+
+    def for_key(self, sharding_key: str) -> Lane:
+        """RocketMQ SelectMessageQueueByHash: |hashCode % queues| over the queues of all brokers."""
+        lanes = self.writable()
+        return lanes[abs(_kernel.java_hash(sharding_key)) % len(lanes)]
+
+    def for_queue(self, queue_id: int) -> Lane:
+        """That queue of the first broker, by name, that has it."""
+        for lane in self.writable():
+            if lane.queue_id == queue_id:
+                return lane
+        count = 1 + max(lane.queue_id for lane in self.lanes)
+        raise ArgumentIllegal(f"queue {queue_id} of topic {self.topic}: it has 0 to {count - 1}")
+
+    def elsewhere(self, broker: str) -> Lane | None:
+        """A queue of another broker, for a batch that any queue will do for."""
+        others = [lane for lane in self.lanes if lane.broker != broker and not lane.failures]
+        return random.choice(others) if others else None
+
+    def writable(self) -> list[Lane]:
+        """All of them. Raises NoPermission where there is none."""
+        if not self.lanes:
+            raise self.not_writable()
+        return self.lanes
+
+    def not_writable(self) -> NoPermission:
+        return NoPermission(
+            f"topic {self.topic} has no queue that may be written; see its perm and write_queues"
+        )

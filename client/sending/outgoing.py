@@ -1,0 +1,116 @@
+"""Validation of a message on its way into a batch: what can be said without asking a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cometmq.client.arguments import check
+from cometmq.protocol.errors import ArgumentIllegal, MessageIllegal, MessageTooLarge
+from cometmq.protocol.names import check_properties, check_tag, check_topic
+from cometmq.shm.kernel import _kernel
+
+Body = bytes | bytearray | memoryview
+Keys = str | Iterable[str] | None
+
+PROPERTIES_BYTES_MAX: Final = 32_767
+UNIQ_KEY_BYTES: Final = 42  # the property that the encoder adds
+ENCODED_BYTES_MAX: Final = 16_777_216  # of one message in a batch
+
+
+class Target(msgspec.Struct, gc=False):
+    """Where a message is meant to go."""
+
+    topic: str
+    sharding_key: str | None
+    queue_id: int | None
+
+
+class Outgoing(msgspec.Struct, gc=False):
+    """A message as the encoder takes it."""
+
+    body: Any
+    tags: str | None
+    keys: str | None
+    properties: dict[str, str] | None
+    flag: int
+    wait: bool
+
+    def add_to(self, encoder: _kernel.BatchEncoder) -> int:
+        return encoder.add(self.body, self.tags, self.keys, self.properties, self.flag)
+
+    @property
+    def properties_bytes(self) -> int:
+        named = {"TAGS": self.tags or "", "KEYS": self.keys or "", **(self.properties or {})}
+        return UNIQ_KEY_BYTES + sum(
+            len(f"{name}{value}".encode()) + 2 for name, value in named.items() if value
+        )
+
+
+def compose(
+    topic: str,
+    body: Any,
+    tags: str | None,
+    keys: Keys,
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    queue_id: int | None,
+    flag: int,
+    wait: bool,
+) -> tuple[Target, Outgoing]:
+    """What the arguments of a `send` mean. Raises ArgumentIllegal, NameIllegal, MessageIllegal."""
+    if topic.__class__ is not str:
+        check_topic(topic)
+    if tags is not None:
+        if tags.__class__ is not str:
+            check("tags", tags, str | None)
+        check_tag(tags)
+    if keys is not None and keys.__class__ is not str:
+        check("keys", keys, str | Iterable[str] | None)
+        try:
+            keys = " ".join(keys)
+        except TypeError as error:
+            raise ArgumentIllegal(f"keys is several, each text: {error}") from None
+    if properties is not None:
+        check("properties", properties, Mapping[str, str] | None)
+        check_properties(properties)
+        properties = properties if isinstance(properties, dict) else dict(properties)
+    if sharding_key is not None and sharding_key.__class__ is not str:
+        check("sharding_key", sharding_key, str | None)
+    if queue_id is not None and queue_id.__class__ is not int:
+        check("queue_id", queue_id, int | None)
+    if flag.__class__ is not int or not -0x80000000 <= flag <= 0x7FFFFFFF:
+        check("flag", flag, int)
+        raise ArgumentIllegal(f"flag={flag}: a number of 32 bits")
+    if wait is not True and wait is not False:
+        check("wait", wait, bool)
+    return Target(topic, sharding_key, queue_id), Outgoing(body, tags, keys, properties, flag, wait)
+
+
+def check_body(body: Body, bytes_max: int) -> None:
+    if not body or isinstance(body, str) or not hasattr(body, "__len__"):
+        raise no_body(body)
+    if len(body) > bytes_max:
+        raise MessageTooLarge(f"body of {len(body)} bytes, at most {bytes_max}")
+
+
+def no_body(body: object) -> Exception:
+    """Why something that is false is no body."""
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return MessageIllegal("a message needs a body of at least one byte")
+    return ArgumentIllegal(f"a body is bytes-like, not {type(body).__name__}: encode it first")
+
+
+def illegal(
+    error: ValueError | TypeError, message: Outgoing, largest_body: Body
+) -> MessageIllegal | ArgumentIllegal:
+    """The typed error for what the encoder refused."""
+    if isinstance(error, TypeError):
+        return ArgumentIllegal(str(error))
+    too_large = (
+        message.properties_bytes > PROPERTIES_BYTES_MAX
+        or message.properties_bytes + len(largest_body) > ENCODED_BYTES_MAX - 100
+    )
+    return MessageTooLarge(str(error)) if too_large else MessageIllegal(str(error))

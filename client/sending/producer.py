@@ -1,0 +1,287 @@
+"""The producer: the public methods of sending. What happens behind them is in `sender`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from cometmq.client.arguments import checked
+from cometmq.client.sending.accumulator import Batching
+from cometmq.client.sending.callbacks import Callback, Callbacks, Sent
+from cometmq.client.sending.outgoing import Body, Keys, compose
+from cometmq.client.sending.receipt import Batch, Receipt, Receipts
+from cometmq.client.sending.sender import Sender
+from cometmq.client.unclosed import Unclosed
+from cometmq.protocol.errors import ArgumentIllegal, CometError
+from cometmq.shm.kernel import _kernel
+
+log = logging.getLogger(__name__)
+
+
+class Producer:
+    """Sends messages to topics. Threads may share it; processes may not.
+
+        with Producer("127.0.0.1:9876") as producer:
+            receipt = producer.send("orders", b"paid", tags="eu", keys="o-42")
+
+    With `linger_ms` 0, `send` returns when the broker has stored the message. With more, `send`
+    returns at once, messages gather into batches, and a receipt waits for its batch's answer when
+    it is looked at: some hundred thousand messages a second instead of some thousand.
+
+    **Order.** Messages that one thread sends to one queue (same `sharding_key`, same `queue_id`)
+    are stored in the order of the calls: a queue gets one batch at a time, and a batch that must be
+    sent again is not overtaken. Without key or queue, messages are spread over the queues, in
+    turn, and have no order among each other.
+
+    **What may be stored twice.** When the connection breaks or an answer is lost, nobody knows
+    whether the batch was stored, and it is sent again: the whole batch then stands twice in the
+    queue, one behind the other, with the same `msg_id` in both copies. So it is after a broker
+    restart in mid-stream. A refusal (SystemBusy, DiskFull, ...) is tried again without that risk.
+
+    **What may be lost.** Nothing that was acknowledged. A message whose `send` raised NotConfirmed
+    may be stored or not. Messages in open batches are lost when the process dies.
+
+    **When it blocks.** `send` for its answer (`linger_ms` 0), or while `max_in_flight_bytes` are
+    unanswered; everywhere on the first message to a topic, to ask the name server.
+
+    Errors (all are CometError): MessageTooLarge (size), NameIllegal (name), DiskFull (disk),
+    NotConfirmed or NotReachable (time), ShuttingDown (shutdown), TopicNotExist, NoPermission,
+    SystemBusy; TypeError for a body that is not bytes-like. Those with `retriable` were tried again
+    until the time was up.
+
+    Args:
+        name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
+        linger_ms: how long a message may wait to share a batch. 0 = sends at once.
+        batch_bytes: a batch leaves when the next message would take it over this.
+        batch_count: a batch leaves when it has so many messages.
+        timeout_s: from the moment a batch leaves, retries included, until its error.
+        retry_max: further attempts for a batch; None = as many as fit into `timeout_s`.
+        max_in_flight_bytes: sent and unanswered; with more, sending waits. Open batches come extra.
+        max_message_bytes: a larger body is refused at once. The broker has a limit of its own.
+        transport: "auto": what fits into 64 KiB goes to a broker on this machine by a Unix socket,
+            if it runs as the same user, and all else through ZeroMQ. "local": a broker of which
+            that cannot be had is an error, NotLocal. "zmq": ZeroMQ for all.
+        wait_for_broker: seconds to wait, here, for a broker that is not there yet; then
+            NotReachable. 0: nobody is asked before the first message.
+    """
+
+    @checked
+    def __init__(
+        self,
+        name_server: str | Iterable[str] = "tcp://127.0.0.1:9876",
+        *,
+        linger_ms: float = 0,
+        batch_bytes: int = 262_144,
+        batch_count: int = 16_384,
+        timeout_s: float = 3.0,
+        retry_max: int | None = None,
+        max_in_flight_bytes: int = 32 * 1_048_576,
+        max_message_bytes: int = 4 * 1_048_576,
+        transport: str = "auto",
+        wait_for_broker: float = 0,
+    ) -> None:
+        if timeout_s <= 0 or linger_ms < 0:
+            raise ArgumentIllegal(f"timeout_s={timeout_s}, linger_ms={linger_ms}: above 0")
+        for name, value in (
+            ("batch_bytes", batch_bytes),
+            ("batch_count", batch_count),
+            ("max_in_flight_bytes", max_in_flight_bytes),
+            ("max_message_bytes", max_message_bytes),
+        ):
+            if value < 1:
+                raise ArgumentIllegal(f"{name}={value}: at least 1")
+        self._sender = Sender(
+            name_server,
+            transport=transport,
+            batching=Batching(batch_bytes, batch_count, linger_ms / 1000),
+            timeout_s=timeout_s,
+            attempts_max=None if retry_max is None else retry_max + 1,
+            max_in_flight_bytes=max_in_flight_bytes,
+            max_message_bytes=max_message_bytes,
+        )
+        self._callbacks = callbacks = Callbacks()
+        close = partial(self._sender.close, callbacks.close)
+        self._unclosed = Unclosed(self, "a producer", close)
+        if self._sender.may_be_quick and type(self).send is Producer.send:
+            # What most calls do, in one native one.
+            quick = self._sender.delivery.accumulator.quick
+            self.send = _kernel.QuickSend(quick, Receipt, self.send).send  # type: ignore[method-assign]
+        if wait_for_broker:
+            try:
+                self.wait_for_broker(wait_for_broker)
+            except BaseException:
+                self.close()
+                raise
+
+    # --- whom it sends to ---
+
+    @property
+    def connected(self) -> bool:
+        """Whether every broker that it sends to has answered last time; False before the first
+        answer. One that stays away is told of in the log as well, and so is that it is back.
+        Nothing is asked for this: it changes with what is sent."""
+        return self._sender.delivery.connected
+
+    def wait_for_broker(self, timeout_s: float) -> None:
+        """Sleep until the name server knows a broker. Raises NotReachable after that time."""
+        self._sender.routes.wait_for_broker(timeout_s)
+
+    # --- sending ---
+
+    def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        tags: str | None = None,
+        keys: Keys = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        wait: bool = True,
+    ) -> Receipt:
+        """Send one message.
+
+        Args:
+            topic: created with the broker's defaults if it is new and the broker allows that.
+            body: bytes-like, not empty.
+            tags: the one tag that consumers may select by.
+            keys: one or several words to find the message by later.
+            properties: text by name.
+            sharding_key: messages of one key go to one queue, by RocketMQ's hash of the key.
+            queue_id: that queue; of several brokers the first by name that has it.
+            flag: a number of 32 bits, carried through.
+            wait: False = do not wait for disk or slaves, even if the broker is set to.
+
+        Returns:
+            The receipt: confirmed with `linger_ms` 0, else waiting to be.
+
+        Raises:
+            See the class. With `linger_ms` only what can be told without the broker.
+        """
+        target, message = compose(
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait
+        )
+        if not self._sender.lingers:
+            return self._sender.send_now(target, message)
+        return Receipt(*self._sender.gather(target, message, remember=True))
+
+    def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[Body],
+        *,
+        tags: str | None = None,
+        keys: Keys = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        wait: bool = True,
+    ) -> Receipts:
+        """Send many messages alike and wait until all are stored.
+
+        Without key or queue the batches, not the messages, are spread over the queues.
+
+        Returns:
+            The receipts, in the order of the bodies; each is made when you look at it.
+
+        Raises:
+            The first error, when all batches have been answered. A note in it says how many
+            messages are stored; which ones they are is not told.
+        """
+        target, message = compose(
+            topic, b"", tags, keys, properties, sharding_key, queue_id, flag, wait
+        )
+        return self._sender.send_all(target, message, bodies)
+
+    def send_async(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        tags: str | None = None,
+        keys: Keys = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        wait: bool = True,
+        callback: Callback | None = None,
+    ) -> Future[Receipt]:
+        """Send without waiting; the future gets the receipt, or the error.
+
+        `callback(receipt, error)` is called as well, with one of them None. It, and what is added
+        to the future, is called by one thread of the producer's: a slow callback delays the others,
+        and nothing else. The future cannot be cancelled. It waits here only as `send` with
+        `linger_ms` does.
+        """
+        future = Sent(self._callbacks, callback)
+
+        def watch(batch: Batch, index: int) -> None:
+            receipt = Receipt(batch, index)
+            batch.on_settled.append(lambda _: future.settle(receipt))
+
+        target, message = compose(
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait
+        )
+        self._sender.gather(target, message, watch)
+        return future
+
+    def send_oneway(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        tags: str | None = None,
+        keys: Keys = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+    ) -> None:
+        """Send and forget: the broker does not answer, nothing is tried again.
+
+        The message is lost without a word when the broker is away, busy or full. Sent at once, it
+        may overtake messages that linger. Raises only what can be told without the broker.
+        """
+        target, message = compose(
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait=False
+        )
+        self._sender.send_oneway(target, message)
+
+    # --- the end ---
+
+    def flush(self) -> None:
+        """Send what lingers and wait for all answers.
+
+        Raises the first error of a lingering `send` since the last flush. At most `timeout_s`.
+        """
+        self._sender.flush()
+
+    def close(self) -> None:
+        """Flush and close all connections; raises what `flush` raises. May be called twice."""
+        self._unclosed.is_closed()
+        self._sender.close(self._callbacks.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except CometError as late:  # the first exception is the one to be seen
+            log.warning("messages were not confirmed when the producer closed: %s", late)

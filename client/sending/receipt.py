@@ -1,0 +1,281 @@
+"""Batches and receipts: what a producer knows of the messages it has sent."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, overload
+
+import msgspec
+
+from cometmq.protocol.commands import SectionResult
+from cometmq.protocol.errors import (
+    CometError,
+    NotConfirmed,
+    again,
+)
+from cometmq.shm.kernel import _kernel
+
+if TYPE_CHECKING:
+    import asyncio
+
+log = logging.getLogger(__name__)
+
+SEND_OK: Final = "SEND_OK"
+FLUSH_DISK_TIMEOUT: Final = "FLUSH_DISK_TIMEOUT"
+SMALL_BYTES: Final = 4096  # a body that may as well stay
+STORED_CODES: Final = frozenset({0, 10})  # 10 = stored, but not yet on the disk
+
+
+class Batch:
+    """Messages for one queue that travel, are stored and are answered together.
+
+    Open, it has an encoder and takes messages. Closed, it has its bytes, and keeps them, and so
+    the ids of its messages, until it is settled: by an answer, or by an error.
+    """
+
+    __slots__ = (
+        "_event",
+        "alarm",
+        "attempts",
+        "body",
+        "broker",
+        "count",
+        "deadline",
+        "done",
+        "due",
+        "encoder",
+        "error",
+        "fence",
+        "first_id",
+        "free",
+        "lane",
+        "limit",
+        "number",
+        "on_settled",
+        "queue_id",
+        "remembered",
+        "result",
+        "store_host",
+        "store_timestamp_ms",
+        "topic",
+        "unconfirmed",
+        "wait",
+        "waiters",
+    )
+
+    def __init__(self, topic: str, encoder: _kernel.BatchEncoder | None, *, wait: bool) -> None:
+        self.topic = topic
+        self.encoder = encoder
+        self.wait = wait
+        self.free = False  # any queue of the topic will do
+        self.lane: Any = None  # else: the Lane that it is meant for; lanes know batches
+        self.due = 0.0  # when it must leave at the latest; time.monotonic()
+        self.deadline = 0.0  # when its time is up
+        self.limit = math.inf  # when whoever waits for it goes, should nobody have settled it
+        self.attempts = 0
+        self.number = 0  # of the last attempt; see Lane
+        self.fence = False  # earlier attempts of that queue are not to be stored any more
+        self.unconfirmed = False  # an attempt was never answered: it may be stored
+        self.remembered = False  # flush() has to raise its error
+        self.body = b""
+        self.count = 0
+        self.first_id = ""  # in place of the bytes, once it is settled and that is enough
+        self.broker = ""
+        self.queue_id = -1
+        self.done = False
+        self.result: SectionResult | None = None
+        self.store_timestamp_ms = 0
+        self.store_host = ""
+        self.error: CometError | None = None
+        self.on_settled: list[Callable[[Batch], None]] = []
+        self.waiters: list[tuple[asyncio.Future[Receipt], Receipt]] | None = None
+        self.alarm: asyncio.TimerHandle | None = None  # for the waiters
+        self._event: threading.Event | None = None
+
+    def settle(
+        self,
+        result: SectionResult | None,
+        error: CometError | None,
+        store_timestamp_ms: int = 0,
+        store_host: str = "",
+    ) -> None:
+        self.result, self.error = result, error
+        self._let_go_of_body()
+        self.store_timestamp_ms, self.store_host = store_timestamp_ms, store_host
+        self.done = True
+        if self._event is not None:
+            self._event.set()
+        actions, self.on_settled = self.on_settled, []  # they know who knows this batch
+        for action in actions:
+            try:
+                action(self)
+            except Exception:  # the others, and other batches, are waited for too
+                log.exception("what was to be done with an answer of topic %s failed", self.topic)
+
+    def _let_go_of_body(self) -> None:
+        """Keep only the first id, if the others follow from it: memory that is held is not reused.
+
+        Ids end in a clock and a counter. When the last one is `count - 1` after the first, nothing
+        else can stand between.
+        """
+        if self.count > 1 or len(self.body) > SMALL_BYTES:
+            first = _kernel.unique_id(self.body, 0)
+            if _id_after(first, self.count - 1) == _kernel.unique_id(self.body, self.count - 1):
+                self.first_id = first
+                self.body = b""
+
+    def id_of(self, index: int) -> str:
+        """The UNIQ_KEY of a message of a closed batch."""
+        first = self.first_id
+        return _id_after(first, index) if first else _kernel.unique_id(self.body, index)
+
+    def wait_settled(self) -> None:
+        """Sleep until it is stored or has failed: at most linger and timeout together.
+
+        Raises NotConfirmed when nobody has settled it by then.
+        """
+        if self.done:
+            return
+        event = self._event
+        if event is None:
+            event = self._event = threading.Event()
+        while not self.done:  # else settled in between
+            left_s = self.limit - time.monotonic()
+            if left_s <= 0:
+                raise self.overdue()
+            event.wait(min(left_s, threading.TIMEOUT_MAX))
+
+    def overdue(self) -> NotConfirmed:
+        return NotConfirmed(
+            f"nobody says what became of a batch for topic {self.topic}, although its time is up; "
+            "it may be stored"
+        )
+
+    def answer(self) -> SectionResult:
+        """Where it was stored; waits for it, raises its error."""
+        if not self.done:
+            self.wait_settled()
+        if self.error is not None:
+            raise again(self.error)
+        assert self.result is not None
+        return self.result
+
+
+def _id_after(first: str, index: int) -> str:
+    """The id that a process makes `index` ids later, in the same millisecond."""
+    return f"{first[:-4]}{(int(first[-4:], 16) + index) & 0xFFFF:04X}"
+
+
+class Receipt(msgspec.Struct, gc=False, eq=False):
+    """The broker's word that a message is stored.
+
+    With `linger_ms` you hold it before the broker has answered: every field but `topic` and
+    `msg_id` then waits for the answer, and raises the error if there is one. It may keep the bytes
+    of its batch alive; keep `msg_id` and `queue_offset` if you keep many for long.
+    """
+
+    _batch: Any
+    _index: int
+
+    @property
+    def topic(self) -> str:
+        """That it was sent to."""
+        return str(self._batch.topic)
+
+    @property
+    def msg_id(self) -> str:
+        """RocketMQ's UNIQ_KEY: made by the producer, the same in every copy of the message."""
+        batch: Batch = self._batch
+        if batch.encoder is not None:
+            batch.wait_settled()
+        return batch.id_of(self._index)
+
+    @property
+    def queue_id(self) -> int:
+        """The queue that it lies in; waits for the answer."""
+        self._batch.answer()
+        return int(self._batch.queue_id)
+
+    @property
+    def queue_offset(self) -> int:
+        """Where the message stands in its queue."""
+        return int(self._batch.answer().queue_offset) + self._index
+
+    @property
+    def broker(self) -> str:
+        """The name of the broker that stored it."""
+        self._batch.answer()
+        return str(self._batch.broker)
+
+    @property
+    def status(self) -> str:
+        """SEND_OK, or FLUSH_DISK_TIMEOUT: stored, but the disk has not confirmed it in time."""
+        return FLUSH_DISK_TIMEOUT if self._batch.answer().code == 10 else SEND_OK
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        """The broker's clock when it stored the message."""
+        self._batch.answer()
+        return int(self._batch.store_timestamp_ms)
+
+    @property
+    def done(self) -> bool:
+        """Whether the broker has answered, or the time is up. Never waits."""
+        return bool(self._batch.done)
+
+    def wait(self) -> Receipt:
+        """Wait for the answer; raises the error if there is one."""
+        self._batch.answer()
+        return self
+
+    def __repr__(self) -> str:
+        batch: Batch = self._batch
+        if not batch.done:
+            return f"<Receipt {batch.topic} on its way>"
+        if batch.error is not None:
+            return f"<Receipt {batch.topic} failed: {batch.error}>"
+        return f"<Receipt {batch.topic}/{batch.queue_id} @{self.queue_offset} {self.status}>"
+
+
+class Receipts(Sequence[Receipt]):
+    """The receipts of one `send_many`, in the order of the bodies; made when looked at."""
+
+    __slots__ = ("_batches", "_count", "_starts")
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+        self._starts: list[int] = []
+        self._count = 0
+        for batch in batches:
+            self._starts.append(self._count)
+            self._count += batch.count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Receipt]: ...
+    def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._count))]
+        if index < 0:
+            index += self._count
+        if not 0 <= index < self._count:
+            raise IndexError(f"receipt {index} of {self._count}")
+        place = bisect_right(self._starts, index) - 1
+        return Receipt(self._batches[place], index - self._starts[place])
+
+    def __iter__(self) -> Iterator[Receipt]:
+        for batch in self._batches:
+            for index in range(batch.count):
+                yield Receipt(batch, index)
+
+    def __repr__(self) -> str:
+        return f"<Receipts of {self._count} messages in {len(self._batches)} batches>"

@@ -1,0 +1,378 @@
+"""The sender: what a producer and its asyncio twin have in common, behind their public methods.
+
+A message shares a batch (`gather`), travels alone and is waited for (`send_now`), or is one of many
+in a batch of its own (`send_batch`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from cometmq.client.forked import Forked
+from cometmq.client.routes import Routes
+from cometmq.client.sending.accumulator import Batching
+from cometmq.client.sending.attempts import CHECK_S, begin_attempt, outcomes_of, send_command
+from cometmq.client.sending.delivery import Delivery
+from cometmq.client.sending.lanes import Lane, TopicLanes
+from cometmq.client.sending.outgoing import Body, Outgoing, Target, check_body, illegal, no_body
+from cometmq.client.sending.receipt import Batch, Receipt, Receipts
+from cometmq.protocol.commands import SendResult
+from cometmq.protocol.errors import ArgumentIllegal, CometError, NotConfirmed, again
+from cometmq.protocol.names import check_writable_topic
+from cometmq.protocol.retry import pause_s
+from cometmq.shm.kernel import _kernel
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+class Sender:
+    """Threads may share it; a fork may not use it.
+
+    Args:
+        max_message_bytes: a larger body is refused before it is encoded.
+        The others: see Routes and Delivery.
+    """
+
+    def __init__(
+        self,
+        name_server: str | Iterable[str],
+        *,
+        transport: str,
+        batching: Batching,
+        timeout_s: float,
+        attempts_max: int | None,
+        max_in_flight_bytes: int,
+        max_message_bytes: int,
+    ) -> None:
+        self.routes = Routes(name_server, transport=transport)
+        self.delivery = Delivery(
+            self.routes,
+            timeout_s=timeout_s,
+            attempts_max=attempts_max,
+            in_flight_bytes_max=max_in_flight_bytes,
+            batching=batching,
+        )
+        self.lingers = batching.linger_s > 0
+        # Into an open batch goes only what is smaller than a batch: then its size need not be seen.
+        self.may_be_quick = self.lingers and batching.bytes_max <= max_message_bytes
+        self._lock = self.delivery.lock
+        self._topics = self.delivery.topics
+        self._accumulator = self.delivery.accumulator
+        self._window = self.delivery.window
+        self._timeout_s = timeout_s
+        self._max_message_bytes = max_message_bytes
+        self._batch_bytes = batching.bytes_max
+        self._single: list[_kernel.BatchEncoder] = []  # encoders for messages that travel alone
+        self._closed = False
+        _senders.add(self)
+
+    # --- what could block, asked before ---
+
+    def knows(self, topic: str) -> bool:
+        """Whether sending to it has to ask nobody first."""
+        return topic in self._topics
+
+    def learn(self, topic: str) -> TopicLanes:
+        """The topic's lanes; asks for its route if need be. Raises as `Producer.send` does."""
+        if topic not in self._topics:
+            check_writable_topic(topic)
+            self._check_fork()
+        return self.delivery.lanes_of(topic)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether less is on its way than `max_in_flight_bytes`."""
+        return self._window.has_room
+
+    def wait_for_room(self) -> None:
+        with self._lock:
+            self._window.wait_for_room()
+
+    # --- messages that share batches ---
+
+    def gather(
+        self,
+        target: Target,
+        message: Outgoing,
+        watch: Callable[[Batch, int], None] | None = None,
+        *,
+        remember: bool = False,
+    ) -> tuple[Batch, int]:
+        """Add a message to the open batch it belongs to; what became full or due leaves.
+
+        Args:
+            watch: called under the lock with the batch and the message's index in it.
+            remember: `flush` raises the batch's error.
+        """
+        lanes = self.learn(target.topic)
+        check_body(message.body, self._max_message_bytes)
+        failure: ValueError | TypeError | None = None
+        accumulator = self._accumulator
+        with self._lock:
+            self._check_open()
+            self._window.wait_for_room()
+            lanes.writable()
+            lane = _lane_for(lanes, target)
+            touched: list[Lane] = []
+            try:
+                batch, index = accumulator.add(lanes, lane, message, touched)
+            except (ValueError, TypeError) as error:
+                failure = error
+            else:
+                if remember:
+                    accumulator.remember(batch, may_be_quick=self.may_be_quick)
+                if watch is not None:
+                    watch(batch, index)
+                if not self.lingers:
+                    touched += accumulator.close_if_idle(lanes, lane)
+            flights = self.delivery.collect(touched)
+        self.delivery.launch(flights)
+        if failure is not None:
+            raise illegal(failure, message, message.body) from None
+        return batch, index
+
+    # --- messages that travel alone ---
+
+    def send_now(self, target: Target, message: Outgoing) -> Receipt:
+        """Send in this thread, and wait in it for the answer."""
+        lanes = self.learn(target.topic)
+        with self._lock:
+            self._check_open()
+            lane = _lane_for(lanes, target)
+            free = lane is None
+            lane = lane or lanes.next()
+            busy = not lane.idle
+        if busy:  # behind what is on its way already
+            batch, index = self.gather(target, message)
+            return Receipt(batch, index).wait()
+        batch = self._alone(target.topic, message)
+        batch.free = free
+        self._deliver(lanes, lane, batch)
+        return Receipt(batch, 0)
+
+    def send_oneway(self, target: Target, message: Outgoing) -> None:
+        """Hand it to the connection, and hear no more of it."""
+        lanes = self.learn(target.topic)
+        batch = self._alone(target.topic, message)
+        with self._lock:
+            self._check_open()
+            lane = _lane_for(lanes, target) or lanes.next()
+        batch.queue_id = lane.queue_id
+        command = send_command(lane.endpoint, self.delivery.sender, [batch], oneway=True)
+        self.routes.commitlog(lane.endpoint, f"broker {lane.broker}").tell(command, [batch.body])
+
+    def _alone(self, topic: str, message: Outgoing) -> Batch:
+        """A closed batch of one message."""
+        check_body(message.body, self._max_message_bytes)
+        try:
+            encoder = self._single.pop()
+        except IndexError:  # another thread may have taken the last one
+            encoder = self._accumulator.new_encoder()
+        try:
+            message.add_to(encoder)
+        except (ValueError, TypeError) as error:
+            raise illegal(error, message, message.body) from None
+        batch = Batch(topic, None, wait=message.wait)
+        batch.count = 1
+        batch.body = encoder.take()
+        self._single.append(encoder)
+        return batch
+
+    def _deliver(self, lanes: TopicLanes, lane: Lane, batch: Batch) -> None:
+        """Try until it is stored, or raise why not."""
+        delivery = self.delivery
+        batch.deadline = time.monotonic() + self._timeout_s
+        while True:
+            begin_attempt(lane, batch)
+            batch.broker, batch.queue_id = lane.broker, lane.queue_id
+            endpoint = lane.endpoint
+            try:
+                return self._attempt(lane, endpoint, batch)
+            except CometError as error:
+                with self._lock:
+                    delivery.presences.heard(lane.broker, error)
+                    if isinstance(error, NotConfirmed):
+                        batch.unconfirmed = True
+                        lane.is_unsure_of(batch.number)
+                if not delivery.may_try_again(batch, error):
+                    raise delivery.policy.last_error(batch, error) from None
+                left_s = batch.deadline - time.monotonic()
+                time.sleep(max(0.0, min(left_s, pause_s(batch.attempts))))
+                delivery.recovery.look_up({batch.topic: error})
+                if lane.endpoint != endpoint:
+                    self.routes.retire(endpoint)
+                if batch.free:
+                    lane = lanes.elsewhere(lane.broker) or lane
+
+    def _attempt(self, lane: Lane, endpoint: str, batch: Batch) -> None:
+        delivery = self.delivery
+        channel = self.routes.commitlog(endpoint, f"broker {lane.broker}")
+        command = send_command(endpoint, delivery.sender, [batch])
+        pending = channel.request(command, [batch.body])
+        while not channel.wait(pending, CHECK_S, keep=True):
+            if time.monotonic() >= batch.deadline:
+                if channel.forget(pending):
+                    raise delivery.policy.timed_out(batch, lane)
+                raise delivery.policy.not_confirmed(lane)
+            delivery.recovery.look_up({batch.topic: None})
+            if lane.endpoint != endpoint:
+                self.routes.retire(endpoint)  # fails the pending
+        answer, _ = pending.result()
+        ((result, error),) = outcomes_of(answer, 1)
+        with self._lock:
+            delivery.presences.heard(lane.broker, error)
+            if batch.fence:
+                lane.has_heard_fence(batch.number)
+        if error is not None:
+            raise error
+        assert isinstance(answer, SendResult)
+        batch.settle(result, None, answer.store_timestamp_ms, answer.store_host)
+
+    # --- many at once ---
+
+    def send_all(self, target: Target, message: Outgoing, bodies: Sequence[Body]) -> Receipts:
+        """Messages that differ in their bodies alone; see `Producer.send_many`."""
+        self._check_bodies(bodies)
+        lanes = self.learn(target.topic)
+        batches: list[Batch] = []
+        start = 0
+        try:
+            while start < len(bodies):
+                start, batch = self._send_batch(lanes, target, message, bodies, start)
+                batches.append(batch)
+        except CometError as error:
+            raise _with_note(error, batches) from None
+        return _all_stored(batches)
+
+    def _check_bodies(self, bodies: object) -> None:
+        if isinstance(bodies, (bytes, bytearray, memoryview, str, Mapping)) or not (
+            hasattr(bodies, "__len__") and hasattr(bodies, "__getitem__")
+        ):
+            raise ArgumentIllegal(
+                f"bodies are a sequence of bytes-like objects, not {type(bodies).__name__}: "
+                "make it a list"
+            )
+        several: Sequence[Body] = bodies  # type: ignore[assignment]
+        if not all(several):
+            raise no_body(next(body for body in several if not body))
+        if several and self._max_message_bytes < self._batch_bytes:
+            check_body(max(several, key=len), self._max_message_bytes)
+
+    def _send_batch(
+        self,
+        lanes: TopicLanes,
+        target: Target,
+        message: Outgoing,
+        bodies: Sequence[Body],
+        start: int,
+    ) -> tuple[int, Batch]:
+        """Send as many of the bodies as one batch holds; where the next one starts."""
+        accumulator = self._accumulator
+        with self._lock:
+            self._check_open()
+            self._window.wait_for_room()
+            batch = accumulator.open(target.topic, wait=message.wait)
+        encoder = batch.encoder
+        assert encoder is not None
+        try:
+            end = encoder.add_many(
+                bodies, start, message.tags, message.keys, message.properties, message.flag
+            )
+            check_body(bodies[start], self._max_message_bytes)  # a large one is alone in its batch
+        except BaseException as error:
+            with self._lock:
+                accumulator.drop(batch)
+            if isinstance(error, TypeError):
+                raise illegal(error, message, b"") from None
+            if isinstance(error, ValueError):
+                raise illegal(error, message, max(bodies[start:], key=len)) from None
+            raise
+        with self._lock:
+            self._check_open()
+            try:
+                lane = _lane_for(lanes, target)
+                batch.free = lane is None
+                lane = lane or lanes.next()
+            except BaseException:
+                accumulator.drop(batch)
+                raise
+            if not batch.free and lane.open is not None:
+                accumulator.close(lane.open, lane)  # it was there before
+            accumulator.close(batch, lane)
+            flights = self.delivery.collect((lane,))
+        self.delivery.launch(flights)
+        return end, batch
+
+    # --- the end ---
+
+    def flush(self) -> None:
+        """Send what lingers and wait for all answers. Raises the first error."""
+        self._check_fork()
+        self.delivery.flush()
+
+    def close(self, before_routes: Callable[[], None]) -> None:
+        """Flush and close all connections; raises what `flush` raises. May be called twice.
+
+        `before_routes` is called when everything is settled and the connections are still there.
+        """
+        self._check_fork()
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.delivery.flush()
+        finally:
+            self.delivery.close()
+            before_routes()
+            self.routes.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the producer is closed")
+
+    def _check_fork(self) -> None:
+        if isinstance(self._lock, Forked):
+            self._lock.acquire()
+
+    def _forked(self) -> None:
+        self._lock = Forked("Producer")
+        self._accumulator.quick.clear()  # the way that asks for no lock
+
+
+def _lane_for(lanes: TopicLanes, target: Target) -> Lane | None:
+    """The queue that the message is meant for; None = any."""
+    if target.sharding_key is not None:
+        return lanes.for_key(target.sharding_key)
+    if target.queue_id is not None:
+        return lanes.for_queue(target.queue_id)
+    return None
+
+
+def _with_note(error: CometError, batches: list[Batch]) -> CometError:
+    for batch in batches:
+        batch.wait_settled()
+    stored = sum(batch.count for batch in batches if batch.error is None)
+    error = again(error)
+    error.stored = stored
+    error.add_note(f"{stored} messages of this send_many are stored")
+    return error
+
+
+def _all_stored(batches: list[Batch]) -> Receipts:
+    for batch in batches:
+        batch.wait_settled()
+    for batch in batches:
+        if batch.error is not None:
+            raise _with_note(batch.error, batches)
+    return Receipts(batches)
+
+
+def _forked_all() -> None:
+    for sender in list(_senders):
+        sender._forked()
+
+
+os.register_at_fork(after_in_child=_forked_all)

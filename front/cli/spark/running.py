@@ -1,0 +1,141 @@
+"""What the commands of `cometmq spark` share: options, a session, errors, progress, summaries."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cometmq.cli.output import complain, print_record
+from cometmq.cli.progress import Progress, progress
+from cometmq.cli.spark.shown import print_summary
+from cometmq.protocol.version import install
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_FINDINGS: Final = 1
+EXIT_FAILED: Final = 3
+
+
+def job(function: Callable[..., None]) -> Callable[..., None]:
+    """What goes wrong is one line and exit code 3."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:
+            text = text_of(error)
+            if text is None:
+                raise
+            complain(text)
+            raise SystemExit(EXIT_FAILED) from None
+
+    return run
+
+
+def text_of(error: Exception) -> str | None:
+    """None: it is a fault of ours, or no concern of this module."""
+    from cometmq.errors import CometError
+
+    if isinstance(error, ModuleNotFoundError) and error.name in ("pyspark", "pyarrow"):
+        return f"{error.name} is needed for this: {install('spark')}"
+    if isinstance(error, CometError | OSError):
+        return str(error)
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark.errors import PySparkException
+
+    if not isinstance(error, PySparkException):
+        return None
+    if "JAVA_GATEWAY_EXITED" in str(error):
+        return "Spark needs Java 17, and it did not start: set JAVA_HOME, or PATH"
+    return _cause_of(str(error))
+
+
+def _cause_of(text: str) -> str:
+    """What our own code said in a worker, out of the traces around it."""
+    ours = [line.strip() for line in text.splitlines() if line.strip().startswith("cometmq.")]
+    return ours[-1].split(": ", 1)[-1] if ours else text.strip().splitlines()[0]
+
+
+def session_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Of Spark; repeatable."),
+        click.option("--driver-memory", default="1g", show_default=True, help="Of Spark's JVM."),
+        click.option("--master", default="local[*]", show_default=True, help="Where Spark runs."),
+    ):
+        function = option(function)
+    return function
+
+
+def source_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("-t", "--topic", "topics", multiple=True, help="Repeatable; else all."),
+        click.option("--name-server", metavar="HOST:PORT", help="Read from running brokers."),
+        click.option("--store", type=click.Path(path_type=Path), help="Read a store's files."),
+    ):
+        function = option(function)
+    return function
+
+
+def source_of(store: Path | None, name_server: str | None, topics: Sequence[str]) -> dict[str, str]:
+    """Options of the source `cometmq`."""
+    if (store is None) == (name_server is None):
+        raise click.UsageError("say what to read: --store DIR or --name-server HOST:PORT")
+    where = {"store": str(store)} if store is not None else {"namesrv": str(name_server)}
+    what = {"subscribe": ",".join(topics)} if topics else {"subscribePattern": ".*"}
+    return {**where, **what, "isolation": "dispatched"}
+
+
+def session_of(master: str, driver_memory: str, conf: Sequence[str]) -> SparkSession:
+    given: dict[str, str] = {}
+    for each in conf:
+        key, separator, value = each.partition("=")
+        if not separator:
+            raise click.UsageError(f"--conf {each}: KEY=VALUE is wanted")
+        given[key] = value
+    # Spark's own launcher greets on standard error.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from cometmq.spark import session
+
+    made = session(
+        master,
+        conf={
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.memory": driver_memory,
+            "spark.sql.session.timeZone": "UTC",
+            **given,
+        },
+    )
+    # Before this process: a worker that writes to a JVM which has gone complains of it.
+    click.get_current_context().call_on_close(partial(_stop, made))
+    if "spark.log.level" not in given:
+        made.sparkContext.setLogLevel("FATAL")  # what fails is told of by us, in one sentence
+    return made
+
+
+def _stop(session: SparkSession) -> None:
+    with suppress(Exception):  # it may have ended by itself, as after Ctrl-C
+        session.stop()
+
+
+def tasks(what: str, unit: str = "segments") -> AbstractContextManager[Progress]:
+    """Tells what is done and what is left, as all commands do that take long."""
+    return progress(what, unit, per=1)
+
+
+def summary(record: Mapping[str, Any], output: str) -> None:
+    print_summary(record, output)
+
+
+def plan(record: Mapping[str, Any], output: str) -> None:
+    print_record({"dry_run": True, **record}, output)

@@ -1,0 +1,133 @@
+"""Inside the family: commands from one process of a broker to another."""
+
+from __future__ import annotations
+
+from cometmq.protocol.commands.reading import QueueKey
+from cometmq.protocol.commands.root import Answer, Command, Part, by_family
+from cometmq.protocol.commands.topics import BrokerEndpoints, TopicList
+from cometmq.protocol.integers import Int32, Int64
+
+
+class Finish(Command, frozen=True, tag=4):
+    """End in order. -> Done once the work is settled. Taken only from the family itself."""
+
+    access = by_family()
+
+
+class TopicsChanged(Command, frozen=True, tag=75):
+    """Coordinator to commitlog: a page of the topics. -> TopicsKnown"""
+
+    access = by_family()
+
+    topics: TopicList
+
+
+class EndpointsChanged(Command, frozen=True, tag=71):
+    """Supervisor to coordinator: where the processes listen now. -> Done"""
+
+    access = by_family(later=True)
+
+    endpoints: BrokerEndpoints
+
+
+class DiskState(Command, frozen=True, tag=72):
+    """Cleaner to commitlog: whether writes are taken, and if not, why. -> Done"""
+
+    access = by_family()
+
+    writable: bool
+    reason: str = ""
+
+
+class RebuildIndex(Command, frozen=True, tag=74):
+    """Reader to dispatcher: that index file is damaged. -> Done"""
+
+    access = by_family()
+
+    file: str
+
+
+class Cover:
+    """How safe what was stored must be before it is answered: the least of what is named.
+
+    A sum of these; WRITTEN alone asks for nothing. POLICY is what the broker's settings promise a
+    client's send.
+    """
+
+    WRITTEN = 0  # readers may see it; a killed process does not lose it
+    FLUSHED = 1  # it is on this machine's disk
+    REPLICATED = 2  # the replicas have it; refused where there are none
+    POLICY = -1
+
+
+class Position(Part, frozen=True, order=True):
+    """How far a deriver has come. Numbers count within an epoch; what either is, it says itself: a
+    queue's reader may have queue offsets for numbers, in the one epoch 0."""
+
+    epoch: Int64 = 0
+    number: Int64 = 0
+
+    def __str__(self) -> str:
+        return f"({self.epoch}, {self.number})"
+
+
+class Derivation(Part, frozen=True):
+    """What a deriver says of its records: by which step they came (protocol/derived.py)."""
+
+    deriver: str
+    before: Position
+    after: Position  # above it
+    note: bytes | None = None  # kept with the position; None: as it was
+
+
+class AppendRecords(Command, frozen=True, tag=76):
+    """Any actor to commitlog: store these records, all or none, in this order. -> RecordsAppended
+
+    One payload frame, made by the kernel's InnerEncoder (actors/runtime/inner.py): each record has
+    every field that RocketMQ's has, for one of `queues`; topics may be the broker's own, and need
+    not be known. Together they must fit into a segment. When the whole machine fails before
+    the answer, the first of them may be found stored.
+
+    With `derived` it is a derived write: either all records and the deriver's new position, or
+    neither, whatever fails; one that comes again is not stored again. There may be no records.
+
+    Raises MessageIllegal, MessageTooLarge; DiskFull, ShuttingDown, SystemBusy,
+    ServiceNotAvailable as a send does: then nothing of it is stored. OffsetIllegal where the
+    deriver has come to another position than `before`.
+    """
+
+    access = by_family(later=True)
+
+    queues: list[QueueKey]
+    count: Int64
+    cover: Int32 = Cover.POLICY
+    derived: Derivation | None = None
+
+
+class RecordsAppended(Answer, frozen=True, tag=77):
+    """The payload frame has two signed 64-bit numbers of this machine's byte order a record: its
+    queue offset and its physical offset (`frame.cast("q")`). Empty for what was there already."""
+
+    code: Int32  # 0; or 10: stored, but not covered in time
+    store_timestamp_ms: Int64
+    text: str = ""
+    already: bool = False  # an earlier command has stored it; it was not looked at
+
+
+class GetDerived(Command, frozen=True, tag=79):
+    """Any actor to commitlog: how far has a deriver come? -> DerivedPosition
+
+    With what it wrote on the way there; under SYNC_FLUSH some of both may not be on the disk yet.
+    """
+
+    access = by_family()
+
+    deriver: str
+
+
+class DerivedPosition(Answer, frozen=True, tag=85):
+    """Where the deriver goes on."""
+
+    is_known: bool  # False: it has written nothing, or was forgotten
+    position: Position
+    note: bytes = b""

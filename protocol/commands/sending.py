@@ -1,0 +1,139 @@
+"""Sending: commands to the commitlog process, to store batches at once or in stages."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cometmq.protocol.commands.root import (
+    Answer,
+    Command,
+    On,
+    Part,
+    Since,
+    by_clients,
+    publish,
+)
+from cometmq.protocol.integers import Int32, Int64
+
+
+class Section(Part, frozen=True):
+    """One batch for one queue: its elements stand in the payload frame of the same index."""
+
+    topic: str
+    queue_id: Int32
+    count: Int64
+    sys_flag: Int32 = 0
+    wait: bool = True  # False: answer without waiting for flush or replica (RocketMQ's WAIT)
+    # A sender numbers its attempts to send to a queue; 0: it does not. A fence says that it has
+    # given up attempts with lower numbers, of which it does not know whether they came: those that
+    # come later are not stored.
+    number: Annotated[Int64, Since("0.2.0")] = 0
+    fence: Annotated[bool, Since("0.2.0")] = False
+
+
+class SendMessages(Command, frozen=True, tag=10):
+    """Store batches, one payload frame a section, in RocketMQ's batch body layout.
+
+    -> SendResult, one entry a section. A section is stored whole or not at all; but when the whole
+    broker is killed before the answer, the first messages of a section may be found stored.
+    """
+
+    access = by_clients(publish("sections.topic"), later=True)
+
+    sections: list[Section]
+    born_timestamp_ms: Int64
+    born_host: str = ""  # "ip:port"; empty: unknown, stored as 0.0.0.0:0
+    oneway: bool = False  # no answer is wanted
+    # Who numbers the sections; a random number for each producer.
+    sender: Annotated[Int64, Since("0.2.0")] = 0
+
+
+class SectionResult(Part, frozen=True):
+    code: Int32  # 0 = stored; 10 = stored, but not yet on the disk; else an error's code
+    queue_offset: Int64 = -1  # of the first message; the others follow
+    physical_offset: Int64 = -1  # of the first message
+    text: str = ""
+
+
+class SendResult(Answer, frozen=True, tag=11):
+    results: list[SectionResult]
+    store_timestamp_ms: Int64 = 0
+    store_host: str = ""
+
+
+# Staged: batches that nobody sees until one command stores all of them, once. A *sink* numbers its
+# commits by epochs; what it sends for one lies in stages, a stage for each attempt of each task.
+
+
+class StageMessages(Command, frozen=True, tag=12):
+    """Put batches behind the `first` ones that a stage has, one payload frame a section. -> Done
+
+    A stage is made by its first batch. What it has already is passed over, so that a command whose
+    answer was lost may come again. What is not committed is dropped after `stagedLease`.
+    """
+
+    access = by_clients(publish("sink", On.SINK), publish("sections.topic"))
+
+    sink: str
+    epoch: Int64
+    stage: str
+    first: Int64
+    sections: list[Section]
+    born_timestamp_ms: Int64
+    born_host: str = ""
+
+
+class CloseStage(Command, frozen=True, tag=13):
+    """The stage is whole with so many batches. -> Done, once it is on the disk."""
+
+    access = by_clients(publish("sink", On.SINK), later=True)
+
+    sink: str
+    epoch: Int64
+    stage: str
+    batches: Int64
+
+
+class CommitStages(Command, frozen=True, tag=14):
+    """Store what these closed stages hold, all of it, once. -> StagesCommitted
+
+    An epoch that is not above the last one that was committed is not stored again. All other
+    stages of this epoch and of those before are dropped.
+    """
+
+    access = by_clients(publish("sink", On.SINK))
+
+    sink: str
+    epoch: Int64
+    stages: list[str]
+
+
+class StagesCommitted(Answer, frozen=True, tag=15):
+    already: bool  # by an earlier command; these stages were not looked at
+    messages: Int64 = 0
+
+
+class DropStages(Command, frozen=True, tag=16):
+    """Forget stages that will not be committed; a stage that is not there is no error. -> Done"""
+
+    access = by_clients(publish("sink", On.SINK))
+
+    sink: str
+    epoch: Int64
+    stages: list[str]
+
+
+class GetLine(Command, frozen=True, tag=94):
+    """Where this process listens to clients of its machine without ZeroMQ between. -> LineAddress
+
+    Refused with NotLocal unless the client names the boot of this very machine.
+    """
+
+    access = by_clients()
+
+    boot_id: str
+
+
+class LineAddress(Answer, frozen=True, tag=95):
+    name: str  # of a Unix socket, in the abstract namespace
+    uid: Int64  # the user who listens there, and the only one, beside root, who is let in

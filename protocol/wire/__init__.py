@@ -1,0 +1,1 @@
+"""A client's sockets: channels, requests that wait, lines. The only part of protocol with I/O."""

@@ -1,0 +1,414 @@
+"""A channel: requests from a client to one process, or from one actor to another, and answers.
+
+It is a DEALER socket that asks and is answered. Threads may share it. As long as one thread at a
+time uses it, that thread itself sends, waits and receives, so that a single request costs no
+hand-over between threads. When a second thread arrives, or somebody wants answers without waiting
+for them, a pump thread takes over the receiving and stays.
+
+- While nobody is connected, requests wait in the *outbox*, and not in ZeroMQ (`outbox.py`): one
+  that is given up before there was a connection is never sent, and fails with NotReachable.
+- When a connection breaks, every request that it had and that is unanswered fails with
+  NotConfirmed, and the socket is replaced (`dealer.py`), so that nothing is sent later behind the
+  back of whoever retries.
+- On the machine of the other side a channel may ask for a *line*, and then sends by it what fits
+  into a packet (`shortcut.py`). The DEALER stays for the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import zmq
+
+from cometmq.protocol import frames
+from cometmq.protocol.commands import Command
+from cometmq.protocol.errors import CometError, NotConfirmed, NotLocal, NotReachable
+from cometmq.protocol.frames import Frame
+from cometmq.protocol.wire.dealer import POLLIN, Dealer, Payload
+from cometmq.protocol.wire.line import Line
+from cometmq.protocol.wire.outbox import Outbox, Unsent
+from cometmq.protocol.wire.pending import Pending, PendingRequests, Settled, settle_all
+from cometmq.protocol.wire.shortcut import Shortcut, lost_text
+from cometmq.protocol.wire.steady import Steady
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 0.05  # how long a request waits at once for a connection that is being made
+SLICE_S: Final = 0.05  # how long a caller sleeps in the socket before it looks up
+TELL_S: Final = 3.0  # how long what is told, and not asked, may wait for a connection
+CLOSE_S: Final = 5.0  # how long the pump may take to end
+
+
+class Channel:
+    """A DEALER to one endpoint.
+
+    Who receives, always under the lock: the pump, once there is one (or once `start_pump` wants
+    it); else the thread that waits for an answer; or the thread in `wait_any`, if its owner asks
+    without a pump. Requests are settled after the lock is released.
+
+    Args:
+        endpoint: ZeroMQ address of the process, such as "tcp://127.0.0.1:9877".
+        name: what error texts call the other side.
+        line_request: the command that asks for a line; None: there is to be none.
+
+    Raises NotReachable for an address that ZeroMQ does not know what to do with.
+    """
+
+    def __init__(
+        self, endpoint: str, name: str = "", *, line_request: Command | None = None
+    ) -> None:
+        self.endpoint = endpoint
+        self.name = name or endpoint
+        self._lock = threading.Lock()  # guards the sockets
+        self._ids = itertools.count(1)
+        self._requests = PendingRequests()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._pump: Steady | None = None
+        self._wants_pump = False
+        self._closed = False
+        self._pid = os.getpid()
+        self._shortcut = Shortcut(self.name, line_request, self._requests, self._ring)
+        self._dealer = Dealer(endpoint)
+        self._outbox = Outbox(self._dealer, self._requests)
+
+    # --- asking ---
+
+    def request(
+        self,
+        command: Command,
+        payload: Payload = (),
+        on_done: Callable[[Pending], None] | None = None,
+        *,
+        pump: bool = True,
+    ) -> Pending:
+        """Send; the answer arrives in the returned Pending. `on_done` wants the pump to run.
+
+        `on_done` is called in whatever thread receives the answer and must not block. Without
+        `pump` that is the thread that calls `wait_any`.
+        """
+        pending = Pending(self, next(self._ids), on_done)
+        if on_done is not None and pump:
+            self.start_pump()
+        head = frames.pack(pending.request_id, command)
+        line = self._shortcut.line
+        if line is not None:
+            if self._send_by_line(line, pending, head, payload):
+                return pending
+        else:
+            asks_for_line = self._shortcut.to_ask()
+            if asks_for_line is not None:
+                self.request(asks_for_line, on_done=self._shortcut.take, pump=False)
+        if self._pump is None:
+            self._notice_loss()
+        self._requests.add(pending)
+        self._send(pending.request_id, Unsent(head, payload, pending, 0.0))
+        return pending
+
+    def wait(self, pending: Pending, timeout_s: float, *, keep: bool = False) -> bool:
+        """Whether the answer came within the time.
+
+        A pending that timed out is forgotten, unless `keep` says that it will be waited for again.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not pending.done and not self._wants_pump:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            self._receive_here(pending, left_s)
+        if not pending.done and self._wants_pump:
+            pending.event().wait(max(0.0, deadline - time.monotonic()))
+        if not pending.done and not keep:
+            self.forget(pending)
+        return pending.done
+
+    def forget(self, pending: Pending) -> bool:
+        """The answer is not wanted any more. True: it was never handed to a connection, nor will
+        be; False: the other side may have it."""
+        self._requests.take(pending.request_id)
+        if self._outbox.drop(pending.request_id):
+            pending.never_sent = True
+        return pending.never_sent
+
+    def ask(
+        self, command: Command, payload: Payload = (), *, timeout_s: float = 3.0
+    ) -> tuple[Command, Sequence[Frame]]:
+        """Send and wait. Raises the answered error, NotConfirmed when no answer comes, or
+        NotReachable when nobody was there to send it to."""
+        pending = self.request(command, payload)
+        if not self.wait(pending, timeout_s):
+            raise self.give_up(pending, type(command).__name__, timeout_s)
+        return pending.result()
+
+    def give_up(self, pending: Pending, what: str, timeout_s: float) -> CometError:
+        """Forget it; the error that says what may have become of it."""
+        if self.forget(pending):
+            return NotReachable(
+                f"no connection to {self.name} within {timeout_s:g} s; {what} was not sent"
+            )
+        return NotConfirmed(f"no answer to {what} from {self.name} within {timeout_s:g} s")
+
+    def tell(self, command: Command, payload: Payload = ()) -> None:
+        """Send; an answer, if one comes, is dropped. So is this, without a connection for 3 s."""
+        request_id = next(self._ids)
+        head = frames.pack(request_id, command)
+        self._send(request_id, Unsent(head, payload, None, time.monotonic() + TELL_S))
+        if request_id in self._outbox:
+            self.start_pump()  # nobody else will send it
+
+    # --- life ---
+
+    def start_pump(self) -> None:
+        """From now on a thread of the channel's own receives."""
+        if self._pump is not None or self._closed:
+            return
+        self._wants_pump = True
+        self._ring()  # whoever is polling lets go of the lock
+        with self._lock:
+            if self._pump is None and not self._closed:
+                pump = Steady(f"cometmq {self.name}", self._run_pump)
+                pump.start()
+                self._pump = pump
+
+    def open_line(self, timeout_s: float) -> None:
+        """Have a line from the start. Raises NotLocal, or what `ask` raises."""
+        self._shortcut.to_ask()  # nobody else needs to
+        command = self._shortcut.command
+        if command is None:
+            raise NotLocal(f"{self.name} has no line for this process")
+        self._shortcut.use(self.ask(command, timeout_s=timeout_s)[0])
+
+    def close(self) -> None:
+        """Unanswered requests fail: with NotConfirmed, or NotReachable if they were not sent.
+
+        May be called twice.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._ring()
+        self._shortcut.close()
+        if self._pump is None or self._pump.join(CLOSE_S):
+            with self._lock:
+                self._dealer.close()
+                os.close(self._wake)
+        else:  # it still holds them
+            log.error("the thread that receives from %s does not end", self.name)
+        for pending in self._requests.take_all(lambda _: True):
+            was_kept = self._outbox.drop(pending.request_id)
+            kind = NotReachable if was_kept else NotConfirmed
+            pending.settle(None, (), kind(f"the channel to {self.name} was closed"))
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- sending ---
+
+    def _send(self, request_id: int, unsent: Unsent) -> None:
+        """Hand it to the connection, or keep it until there is one."""
+        if self._closed:
+            self._requests.take(request_id)
+            raise NotReachable(f"the channel to {self.name} is closed")
+        assert self._pid == os.getpid(), "a channel does not survive a fork"
+        if not self._lock.acquire(blocking=False):
+            self.start_pump()  # somebody else is waiting in it
+            self._lock.acquire()
+        try:
+            is_first = not self._outbox
+            if not self._outbox.send(request_id, unsent):
+                if self._pump is not None:
+                    self._ring()  # it sees to the connection
+                elif is_first and unsent.pending is not None and self._dealer.is_connecting:
+                    self._dealer.wait_connected(HANDSHAKE_S)  # nobody else may look after it
+                self._outbox.send_waiting()
+            # Sending may swallow the edge that says "something to read": pass it on.
+            if self._pump is not None and self._dealer.is_readable:
+                self._ring()
+        finally:
+            self._lock.release()
+
+    def _send_by_line(self, line: Line, pending: Pending, head: bytes, payload: Payload) -> bool:
+        """False if it has to go by ZeroMQ; also when it is too large for a packet."""
+        packet = frames.join(head, payload)
+        if packet is None or self._closed:
+            return False
+        assert self._pid == os.getpid(), "a channel does not survive a fork"
+        if self._pump is None and self._lock.locked():
+            self.start_pump()  # somebody else is waiting in it
+        return self._shortcut.send(line, pending, packet)
+
+    # --- receiving, in the thread that waits ---
+
+    def _receive_here(self, wanted: Pending, timeout_s: float) -> None:
+        """Sleep in the socket itself, which is the shortest way from the answer to the asker.
+
+        In slices: another thread that comes, and a connection that breaks, are noticed in between.
+        """
+        settled: list[Settled] = []
+        line = wanted.line
+        with self._lock:
+            if self._closed or wanted.done or self._wants_pump:
+                return
+            try:
+                if line is not None:
+                    self._shortcut.receive(line, min(timeout_s, SLICE_S), settled)
+                    line = None
+                else:
+                    self._receive_by_dealer(min(timeout_s, SLICE_S), settled)
+            except EOFError:
+                pass  # the line's
+        settle_all(settled)
+        if line is not None:
+            self._shortcut.lose(line)
+
+    def _receive_by_dealer(self, timeout_s: float, settled: list[Settled]) -> None:
+        """Sleep until a message, or a connection that is waited for, comes."""
+        if self._outbox:
+            self._dealer.wait_connected(timeout_s)
+            self._reopen_if_lost(settled)
+            self._outbox.send_waiting()
+            self._receive_all(settled)
+            return
+        message = self._dealer.receive(timeout_s)
+        if message is None:
+            self._reopen_if_lost(settled)
+        else:
+            self._requests.match(message[0].buffer, message[1:], settled)
+
+    # --- receiving, in the pump or in `wait_any` ---
+
+    def _run_pump(self) -> bool:
+        # The descriptors stay valid: only this thread replaces the sockets from now on.
+        waiting = self.descriptors()
+        if waiting:  # sleep without the lock, so that others may send meanwhile
+            retry_in_s = self.retry_in_s
+            timeout_ms = -1 if retry_in_s is None else _poll_ms(retry_in_s)
+            zmq.zmq_poll([(fd, POLLIN) for fd in waiting], timeout_ms)
+        if not self._closed:
+            self._pump_once()
+        return not self._closed
+
+    def _pump_once(self) -> None:
+        """Settle whatever has been answered, without waiting."""
+        settled: list[Settled] = []
+        ended = None
+        with self._lock:
+            if self._closed:
+                return
+            line = self._shortcut.line
+            polled: list[tuple[Any, int]] = [*self._dealer.poll_list, (self._wake, POLLIN)]
+            if line is not None:
+                polled.append((line.fd, POLLIN))
+            for source, _ in zmq.zmq_poll(polled, 0):
+                if line is not None and source == line.fd:
+                    ended = self._shortcut.receive_all(line, settled)
+                elif source == self._wake:
+                    os.eventfd_read(self._wake)
+            self._receive_all(settled)
+            self._reopen_if_lost(settled)
+            if self._outbox:
+                self._dealer.retry_if_due()
+                self._outbox.send_waiting()
+        settle_all(settled)
+        if ended is not None:
+            self._shortcut.lose(ended)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """What to sleep on until something comes; empty when there is something to do already.
+
+        They are good until the next call that receives, and only while nobody else receives.
+        """
+        with self._lock:
+            if self._closed or self._dealer.is_readable:
+                return ()
+            if self._outbox and self._dealer.is_connected:
+                return ()
+            line = self._shortcut.line
+            fds = (*self._dealer.descriptors, self._wake)
+            return (*fds, line.fd) if line else fds
+
+    @property
+    def retry_in_s(self) -> float | None:
+        """When to look after the connection again though nothing comes; None: not at all."""
+        return self._dealer.retry_in_s if self._outbox else None
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    # --- what came, and what was lost; under the lock ---
+
+    def _receive_all(self, settled: list[Settled]) -> None:
+        while self._dealer.is_readable:
+            message = self._dealer.receive_nowait()
+            if message is None:
+                return
+            self._requests.match(message[0].buffer, message[1:], settled)
+
+    def _notice_loss(self) -> None:
+        """See a break of the connection that nobody was waiting in, before something is sent on it.
+
+        Else the next request would be taken for lost although the new connection carries it.
+        """
+        if not self._lock.acquire(blocking=False):
+            return  # somebody is waiting in it
+        settled: list[Settled] = []
+        try:
+            if not self._closed:
+                self._reopen_if_lost(settled)
+        finally:
+            self._lock.release()
+        settle_all(settled)
+
+    def _reopen_if_lost(self, settled: list[Settled]) -> None:
+        """What the connection had is not answered any more; what goes by a line, or was not sent
+        yet, is not concerned."""
+        if not self._dealer.was_lost():
+            return
+        self._receive_all(settled)  # what was answered before the end
+        self._shortcut.connection_was_lost()
+        self._dealer.reopen()
+        for pending in self._requests.take_all(lambda each: each.handed_over):
+            settled.append((pending, None, (), NotConfirmed(lost_text(self.name))))
+
+
+def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> None:
+    """Receive, in the calling thread, what comes first on any of the channels.
+
+    Returns when something came, when `wake_fd` can be read (which is left to the caller), or after
+    the time. No channel may have a pump: one thread makes all its requests and calls this.
+    """
+    watched: dict[int, Channel] = {}
+    ready: set[Channel] = set()
+    retrying: set[Channel] = set()
+    for channel in channels:
+        descriptors = channel.descriptors()
+        if not descriptors:
+            ready.add(channel)
+            continue
+        watched.update(dict.fromkeys(descriptors, channel))
+        retry_in_s = channel.retry_in_s
+        if retry_in_s is not None:
+            retrying.add(channel)
+            timeout_s = min(timeout_s, max(retry_in_s, 0.001))
+    if not ready:
+        waiting = [(fd, POLLIN) for fd in (wake_fd, *watched)]
+        readable = zmq.zmq_poll(waiting, _poll_ms(timeout_s))
+        ready.update(watched[fd] for fd, _ in readable if fd != wake_fd)
+        ready |= retrying
+    for channel in ready:
+        channel._pump_once()
+
+
+def _poll_ms(timeout_s: float) -> int:
+    return max(1, int(timeout_s * 1000)) if timeout_s > 0 else 0
+
+
+__all__ = ["Channel", "Payload", "Pending", "wait_any"]

@@ -1,0 +1,128 @@
+"""Pending requests: those of a channel that have not been answered yet."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from cometmq.protocol import frames
+from cometmq.protocol.commands import Command
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.frames import Frame
+from cometmq.protocol.wire.line import Line
+
+log = logging.getLogger(__name__)
+
+
+class Asked(Protocol):
+    """The channel that a request went by."""
+
+    @property
+    def name(self) -> str: ...
+    def wait(self, pending: Pending, timeout_s: float, *, keep: bool = False) -> bool: ...
+    def forget(self, pending: Pending) -> bool: ...
+
+
+class Pending:
+    """What a channel knows of one request. Its fields are set before `done` is."""
+
+    __slots__ = (
+        "_event",
+        "_on_done",
+        "answer",
+        "channel",
+        "done",
+        "error",
+        "handed_over",
+        "line",
+        "never_sent",
+        "payload",
+        "request_id",
+    )
+
+    def __init__(
+        self, channel: Asked, request_id: int, on_done: Callable[[Pending], None] | None
+    ) -> None:
+        self.channel = channel
+        self.request_id = request_id
+        self.answer: Command | None = None
+        self.payload: Sequence[Frame] = ()
+        self.error: CometError | None = None
+        self.line: Line | None = None  # that the answer will come by
+        self.handed_over = False  # to a connection; set under the channel's lock
+        self.never_sent = False  # and given up
+        self.done = False
+        self._event: threading.Event | None = None
+        self._on_done = on_done
+
+    def event(self) -> threading.Event:
+        event = self._event
+        if event is None:
+            event = self._event = threading.Event()
+        if self.done:  # settled in between
+            event.set()
+        return event
+
+    def settle(
+        self, answer: Command | None, payload: Sequence[Frame], error: CometError | None
+    ) -> None:
+        """Never raises: the thread that receives has others to settle as well."""
+        self.answer, self.payload, self.error = answer, payload, error
+        self.done = True
+        if self._event is not None:
+            self._event.set()
+        if self._on_done is not None:
+            try:
+                self._on_done(self)
+            except Exception:
+                log.exception("what was to be done with an answer of %s failed", self.channel.name)
+
+    def result(self) -> tuple[Command, Sequence[Frame]]:
+        """The answer and its payload; raises the error that was answered."""
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None
+        return frames.raise_if_failed(self.answer), self.payload
+
+
+Settled = tuple[Pending, Command | None, Sequence[Frame], CometError | None]
+
+
+class PendingRequests:
+    """By id. Whoever takes a request out, and nobody else, says what became of it."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Pending] = {}
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._by_id
+
+    def add(self, pending: Pending) -> None:
+        self._by_id[pending.request_id] = pending
+
+    def take(self, request_id: int) -> Pending | None:
+        return self._by_id.pop(request_id, None)
+
+    def take_all(self, wanted: Callable[[Pending], bool]) -> list[Pending]:
+        """Those that are wanted, but for what another thread takes in this moment."""
+        found = [each for each in list(self._by_id.values()) if wanted(each)]
+        return [each for each in found if self.take(each.request_id) is not None]
+
+    def match(self, head: memoryview, payload: Sequence[Frame], settled: list[Settled]) -> None:
+        """Add what an answer settles; nothing if that timed out meanwhile, or was told and not
+        asked."""
+        pending = self.take(frames.request_id_of(head))
+        if pending is None:
+            return
+        try:
+            settled.append((pending, frames.unpack(head)[1], payload, None))
+        except CometError as error:
+            settled.append((pending, None, [], error))
+
+
+def settle_all(settled: Iterable[Settled]) -> None:
+    """Not under a lock: what is called then may ask again."""
+    for pending, answer, payload, error in settled:
+        pending.settle(answer, payload, error)

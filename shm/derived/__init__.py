@@ -1,0 +1,1 @@
+"""What can be built anew from the log: ConsumeQueues and index files."""

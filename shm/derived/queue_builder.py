@@ -1,0 +1,354 @@
+"""Building ConsumeQueues from the log, and bringing them to it at a start.
+
+One class serves the dispatcher process and the tools that repair a closed store.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from cometmq.protocol.errors import StoreNotOurs
+from cometmq.shm.derived.consume_queue import QueueFiles, WindowCache, list_queues
+from cometmq.shm.derived.delay import tags_code_of
+from cometmq.shm.derived.queue_check import QueueFault, StoreFiles, entry_holds, find_faults
+from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel._kernel import QUEUE_OFFSET_MAX, FileMap, OwnedCell
+from cometmq.shm.live.queue_table import (
+    QUEUES_BEFORE_FILE,
+    QueueRange,
+    QueueTable,
+    queues_before,
+    write_before,
+)
+from cometmq.shm.log.recovery import SEGMENT_MISSING, Damage
+from cometmq.shm.log.references import LogMaps
+from cometmq.shm.os.durable import sync_folder
+from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
+
+log = logging.getLogger(__name__)
+
+REBUILD_FILE: Final = "cometmq.rebuild"  # while it is there, a start begins with the whole log
+# A record whose queue offset leaves more than so many places free is taken for damaged.
+GAP_MAX: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class QueuesRecovered:
+    """What was done to the queues before dispatching begins."""
+
+    begin: int  # physical offset from where everything is dispatched anew
+    rebuilt: bool  # from the log's beginning
+    faults: tuple[QueueFault, ...]
+
+
+class QueueBuilder:
+    """Writes a ConsumeQueue entry for every record. Has one user, the writer of consumequeue/.
+
+    An entry's place is its record's queue offset, so writing it twice changes nothing.
+
+    Args:
+        table, count: where the queues' ends are published, and how many of its slots are in use.
+    """
+
+    def __init__(self, files: StoreFiles, table: QueueTable, count: OwnedCell) -> None:
+        self._store_files = files
+        self._store = files.store
+        self._segment_bytes = files.segment_bytes
+        self._table = table
+        self._count = count
+        self._kernel = _kernel.Dispatcher()
+        self._windows = WindowCache(self._kernel)
+        self.files: list[QueueFiles] = []  # by the kernel's slot number, which is the table's
+        self._log = LogMaps(files.store, files.segment_bytes)
+        self.log_min = 0
+        self._rebuilding = False
+        self.damages: list[Damage] = []  # what was passed over
+
+    @property
+    def last_store_timestamp(self) -> int:
+        return self._kernel.last_store_timestamp
+
+    # --- start ---
+
+    def take_over(self, log_min: int) -> None:
+        """Go on where the process before this one stopped: the table has outlived it."""
+        for topic, queue_id in self._table.queues():
+            found = self._table.range_of(topic, queue_id)
+            assert found is not None
+            self._register(topic, queue_id, found)
+        self.follow_log_min(log_min)  # which that process may not have come to
+        self._rebuilding = (self._store / REBUILD_FILE).exists()
+
+    def recover(
+        self, *, clean: bool, redo_from: int, end: int, rebuild: bool = False
+    ) -> QueuesRecovered:
+        """Cut the queues to the log, and find where dispatching has to begin.
+
+        Where the queues cannot be trusted everything is built from the log's beginning; a file
+        says so until that is done. Killed after any line, the next start does the same again.
+        """
+        began = time.monotonic()
+        starts = self._store_files.log_starts()
+        self.log_min = starts[0] if starts else 0
+        settled = max(self.log_min, min(end, redo_from))
+        faults, rebuild = self._examine(clean, settled, rebuild)
+        keep_below = self.log_min if rebuild else settled
+        broken = {(fault.topic, fault.queue_id) for fault in faults} if rebuild else set()
+        begin, ranges = self._cut_queues(keep_below, broken)
+        if rebuild or not clean:
+            begin = min(begin, keep_below)
+        begin = max(min(begin, end), self.log_min)
+        for key, found in ranges.items():
+            self._register(*key, found)
+        self._rebuilding = rebuild or begin == self.log_min
+        log.info(
+            "%d queues recovered%s, dispatching from %d to %d; %.0f ms",
+            len(ranges), ", all are rebuilt" if rebuild else "", begin, end,
+            (time.monotonic() - began) * 1000,
+        )  # fmt: skip
+        return QueuesRecovered(begin, rebuild, tuple(faults))
+
+    def _examine(self, clean: bool, settled: int, rebuild: bool) -> tuple[list[QueueFault], bool]:
+        """What is wrong with the queues, and whether all are to be built anew."""
+        before = queues_before(self._store)
+        if rebuild and not any(list_queues(self._store)):
+            faults = []  # none is there to be found wrong: they are to be made
+        else:
+            faults = find_faults(self._store_files, before, settled, clean=clean)
+        for fault in faults:
+            log.warning("%s", fault)
+        marker = self._store / REBUILD_FILE
+        # After a bad end of somebody else's process nobody knows which queues there should be.
+        unknown = not clean and not before and settled > self.log_min
+        if unknown:
+            log.info("the queues of the last run are not known: all are compared with the log")
+        rebuild = rebuild or bool(faults) or unknown or marker.exists()
+        if rebuild and clean and not before:
+            write_before(self._store, self._ends())
+        if rebuild:
+            self._mark_rebuild()
+        return faults, rebuild
+
+    def _ends(self) -> dict[tuple[str, int], int]:
+        """How far the queues reach that can be read, a last entry that is damaged included."""
+        ends = {}
+        for key in list_queues(self._store):
+            files = self._store_files.queue(*key)
+            with suppress(StoreNotOurs):
+                end = files.find_end().next_index
+                ends[key] = end + (files.anything_at(end) is not None)
+        return ends
+
+    def _cut_queues(
+        self, physical_offset: int, broken: set[tuple[str, int]]
+    ) -> tuple[int, dict[tuple[str, int], QueueRange]]:
+        """Drop what will be dispatched anew; the furthest end of what is left, and all ranges."""
+        begin = -1
+        ranges = {}
+        for key in list_queues(self._store):
+            files = self._store_files.queue(*key)
+            if key in broken:
+                # The folder stays, so that a second start counts the same queues.
+                files.remove()
+            end = files.cut(physical_offset)
+            begin = max(begin, end.max_physical_offset)
+            low = files.first_index_from(self.log_min, end.next_index)
+            ranges[key] = QueueRange(low, end.next_index)
+        return begin, ranges
+
+    def finish_recovery(self) -> None:
+        """Everything is dispatched: the next start may trust the queues again."""
+        if (self._store / REBUILD_FILE).exists():
+            self._keep_ends()
+        for name in (REBUILD_FILE, QUEUES_BEFORE_FILE):
+            (self._store / name).unlink(missing_ok=True)
+
+    def _keep_ends(self) -> None:
+        """No queue ends before the place where it ended: its last messages may be damaged, or
+        expired, but nobody else gets their queue offsets."""
+        for (topic, queue_id), end in queues_before(self._store).items():
+            if end > QUEUE_OFFSET_MAX:
+                continue
+            slot = self._kernel.find(topic, queue_id)
+            have = self._kernel.next_index(slot) if slot >= 0 else 0
+            if have >= end:
+                continue
+            if have and end - have > GAP_MAX:
+                log.error(
+                    "queue %d of %s is said to have ended at %d: that is not believed, it ends "
+                    "at %d", queue_id, topic, end, have,
+                )  # fmt: skip
+                continue
+            log.warning(
+                "queue %d of %s ended at %d, and the log holds its messages up to %d only: it "
+                "goes on at %d", queue_id, topic, end, have, end,
+            )  # fmt: skip
+            if slot < 0:
+                slot = len(self.files)
+                self._register(topic, queue_id, QueueRange(0, 0))
+            self._fill(slot, have, end)
+
+    def _register(self, topic: str, queue_id: int, found: QueueRange) -> None:
+        slot = len(self.files)
+        self._table.fill_slot(slot, topic, queue_id, found)
+        number = self._kernel.add_queue(
+            topic, queue_id, found.max_queue_offset, self._table.memory, self._table.max_at(slot)
+        )
+        assert number == slot
+        self.files.append(self._store_files.queue(topic, queue_id))
+        if slot >= self._count.value:
+            self._count.advance(slot + 1)
+
+    # --- dispatching ---
+
+    def dispatch(
+        self, begin: int, limit: int, *, step_bytes: int | None = None, step_s: float | None = None
+    ) -> int:
+        """From `begin` to the limit or the end of the segment, whichever comes first; or until a
+        step is done, which is so many bytes or seconds.
+
+        How far it came. Less than `begin`: entries are missing, everything from there anew.
+        """
+        enough = limit if step_bytes is None else begin + step_bytes
+        gone_by = None if step_s is None else time.monotonic() + step_s
+        start = begin // self._segment_bytes * self._segment_bytes
+        end = min(limit, start + self._segment_bytes)
+        memory = self._segment(start)
+        if memory is None:
+            return self._pass_over(begin, end, SEGMENT_MISSING)
+        while begin < end:
+            begin, reason, slot, index = self._kernel.dispatch(memory, start, begin, end, enough)
+            if reason == _kernel.DISPATCH_BLANK:
+                return start + self._segment_bytes
+            if reason == _kernel.DISPATCH_BAD:
+                found = _kernel.find_record(memory, start, min(begin + 1, end), end)
+                resumed = found if found >= 0 else end
+                begin = self._pass_over(begin, resumed, _kernel.REASONS[index])
+            elif reason == _kernel.DISPATCH_GAP and not self._rebuilding:
+                return self._begin_anew(slot, index)
+            elif reason != _kernel.DISPATCH_DONE:
+                begin += self._settle(reason, slot, index, memory, begin - start)
+            if begin >= enough or (gone_by is not None and time.monotonic() > gone_by):
+                break
+        return begin
+
+    def _segment(self, start: int) -> FileMap | None:
+        try:
+            return self._log.only(start)
+        except FileNotFoundError:
+            return None
+
+    def _settle(self, reason: int, slot: int, index: int, memory: FileMap, at: int) -> int:
+        """Do what the kernel stopped for; how many bytes of the log that settles."""
+        if reason == _kernel.DISPATCH_NEW_QUEUE:
+            message = _message(memory, at)
+            self._register(message.topic, message.queue_id, QueueRange(0, 0))
+        elif reason == _kernel.DISPATCH_NEED_ROOM:
+            self._windows.make_room(slot, self.files[slot], index, self._store)
+        elif reason == _kernel.DISPATCH_SPECIAL:
+            return self._put_special(memory, at, slot, index)
+        elif reason == _kernel.DISPATCH_TAKEN:
+            return self._take_place(_message(memory, at), slot, index)
+        elif reason == _kernel.DISPATCH_GAP:
+            return self._fill_gap(memory, at, slot, index)
+        return 0
+
+    def _take_place(self, message: _kernel.Message, slot: int, index: int) -> int:
+        """The record's place has an entry of an earlier one, if that entry holds; its size."""
+        key = message.topic, message.queue_id
+        unit = self.files[slot].entry(index)
+        if unit is not None and entry_holds(self._store_files, *key, index, unit):
+            text = f"its place in queue {message.queue_id} of {message.topic}, {index}, is taken"
+            return self._pass_over_record(message, text)
+        log.warning(
+            "%s: entry %d pointed at no message of that place; it is written anew",
+            self.files[slot].folder, index,
+        )  # fmt: skip
+        self._kernel.put(slot, index, message.physical_offset, message.size, tags_code_of(message))
+        return message.size
+
+    def _pass_over_record(self, message: _kernel.Message, reason: str) -> int:
+        """A whole record that gets no entry; its size."""
+        at = message.physical_offset
+        return self._pass_over(at, at + message.size, reason) - at
+
+    def _pass_over(self, begin: int, end: int, reason: str) -> int:
+        start = begin // self._segment_bytes * self._segment_bytes
+        file = str(self._store / COMMITLOG_DIR / segment_name(start))
+        damage = Damage(begin, end - begin, reason, file)
+        log.error("%s", damage)
+        self.damages.append(damage)
+        return end
+
+    def _begin_anew(self, slot: int, index: int) -> int:
+        """Entries are missing before this one: build all queues from the log, once."""
+        log.warning(
+            "%s lacks entries before %d: building all queues from the log's beginning",
+            self.files[slot].folder, index,
+        )  # fmt: skip
+        self._rebuilding = True
+        self._mark_rebuild()
+        self._windows.close()
+        for number, files in enumerate(self.files):
+            self._kernel.set_next_index(number, files.cut(self.log_min).next_index)
+        return self.log_min
+
+    def _mark_rebuild(self) -> None:
+        (self._store / REBUILD_FILE).touch()
+        sync_folder(self._store)
+
+    def _put_special(self, memory: FileMap, at: int, slot: int, index: int) -> int:
+        """The delay topic's tagsCode is a time; the record's size."""
+        message = _message(memory, at)
+        self._kernel.put(slot, index, message.physical_offset, message.size, tags_code_of(message))
+        return message.size
+
+    def _fill_gap(self, memory: FileMap, at: int, slot: int, index: int) -> int:
+        """RocketMQ's fillers stand for entries whose records the log does not hold (any more)."""
+        have = self._kernel.next_index(slot)
+        if have and index - have > GAP_MAX:
+            text = f"queue offset {index} where {have} was expected"
+            return self._pass_over_record(_message(memory, at), text)
+        self._fill(slot, have, index)
+        return 0
+
+    def _fill(self, slot: int, have: int, index: int) -> None:
+        files = self.files[slot]
+        first = have or index // files.per_segment * files.per_segment
+        self._write_fillers(slot, first, index)
+        if have == 0:
+            self._table.set_min(slot, index)
+        self._kernel.set_next_index(slot, index)
+
+    def _write_fillers(self, slot: int, begin: int, end: int) -> None:
+        files = self.files[slot]
+        while begin < end:
+            segment_first = begin // files.per_segment * files.per_segment
+            stop = min(end, segment_first + files.per_segment)
+            self._windows.make_room(slot, files, stop - 1, self._store)
+            _kernel.fill_units(
+                self._windows.window(slot), begin - segment_first, stop - segment_first
+            )
+            begin = stop
+
+    def follow_log_min(self, log_min: int) -> None:
+        """The cleaner has removed segments: the queues begin later now."""
+        self.log_min = log_min
+        self._log.let_go_below(log_min)
+        for slot, files in enumerate(self.files):
+            low = files.first_index_from(log_min, self._kernel.next_index(slot))
+            self._table.set_min(slot, low)
+
+    def close(self) -> None:
+        self._windows.close()
+        self._log.close()
+
+
+def _message(memory: FileMap, at: int) -> _kernel.Message:
+    size = int.from_bytes(memory[at : at + 4], "big")
+    (message,) = _kernel.decode(memory[at : at + size], None, False)
+    return message

@@ -1,0 +1,1 @@
+"""The native kernel, and the layouts that it shares with Python."""

@@ -1,0 +1,524 @@
+# --- the client's side: batches out, messages in ---------------------------------------------------
+
+import os as _os
+import time as _time
+import zlib as _zlib
+
+cimport cython
+
+cdef enum:
+    ID_BYTES = 32  # hex digits of a client-made id with an IPv4 address
+    ELEMENT_MAX = 16777216
+
+cdef uint32_t id_counter = 0
+cdef const char *HEX = b"0123456789ABCDEF"
+
+
+cdef inline void write_hex(uint8_t *at, uint64_t value, int digits) noexcept nogil:
+    cdef int i
+    for i in range(digits):
+        at[digits - 1 - i] = HEX[value & 15]
+        value >>= 4
+
+
+cdef int64_t month_start_ms():
+    now = _time.localtime()
+    return <int64_t>(_time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
+
+
+cdef bytes process_token = _os.urandom(8)
+
+
+cdef class BatchEncoder:
+    """Builds one batch body: messages for one queue, in RocketMQ's batch layout.
+
+    Every message gets a UNIQ_KEY property, RocketMQ's client-made id, unless `unique_keys` is off.
+    """
+
+    cdef uint8_t *_buffer
+    cdef Py_ssize_t _capacity, _size_max, _count_max
+    cdef readonly Py_ssize_t size
+    cdef readonly Py_ssize_t count
+    cdef bint _unique_keys
+    cdef uint8_t _prefix[20]
+    cdef int64_t _month_start
+    cdef uint32_t _stamp
+    cdef object _last_tags, _last_keys  # the texts that _last_text was made of
+    cdef bytes _last_text
+
+    def __cinit__(self, *, Py_ssize_t size_max=262144, Py_ssize_t count_max=65536,
+                  bint unique_keys=True):
+        cdef Py_ssize_t i
+        cdef const uint8_t *token = <const uint8_t *>PyBytes_AS_STRING(process_token)
+        if size_max < 1 or count_max < 1:
+            raise ValueError(f"limits of {size_max} bytes and {count_max} messages")
+        self._size_max = size_max
+        self._count_max = count_max
+        self._unique_keys = unique_keys
+        self._capacity = min(size_max, 65536) + 256
+        self._buffer = <uint8_t *>PyMem_Malloc(self._capacity)
+        if self._buffer == NULL:
+            raise MemoryError
+        # Where RocketMQ has the address and the class loader's hash stand random bytes of this
+        # process: ids stay unique behind NAT and in containers, where addresses repeat.
+        for i in range(4):
+            write_hex(self._prefix + 2 * i, token[i], 2)
+            write_hex(self._prefix + 12 + 2 * i, token[4 + i], 2)
+        write_hex(self._prefix + 8, <uint64_t>getpid() & 0xFFFF, 4)
+        self._month_start = month_start_ms()
+        self._last_text = b""
+
+    def __dealloc__(self):
+        PyMem_Free(self._buffer)
+
+    cdef int _reserve(self, Py_ssize_t extra) except -1:
+        cdef Py_ssize_t wanted = self.size + extra
+        cdef uint8_t *grown
+        if wanted > self._capacity:
+            wanted = max(wanted, 2 * self._capacity)
+            grown = <uint8_t *>PyMem_Realloc(self._buffer, wanted)
+            if grown == NULL:
+                raise MemoryError
+            self._buffer = grown
+            self._capacity = wanted
+        return 0
+
+    cdef Py_ssize_t _add(self, const uint8_t *body, Py_ssize_t body_bytes,
+                         const uint8_t *properties, Py_ssize_t given, int32_t flag) except -1:
+        cdef Py_ssize_t id_bytes = (ID_BYTES + 10) if self._unique_keys else 0
+        cdef Py_ssize_t properties_bytes = id_bytes + given
+        cdef Py_ssize_t total = BATCH_ELEMENT_BYTES + body_bytes + 2 + properties_bytes
+        cdef uint8_t *at
+        global id_counter
+        if properties_bytes > PROPERTIES_MAX_BYTES:
+            raise ValueError(
+                f"properties of {properties_bytes} bytes, at most {PROPERTIES_MAX_BYTES}")
+        if total > ELEMENT_MAX:
+            raise ValueError(f"message of {total} bytes, at most {ELEMENT_MAX}")
+        if self.count and (self.size + total > self._size_max or self.count >= self._count_max):
+            raise BatchFull(self.count)
+        self._reserve(total)
+        at = self._buffer + self.size
+        store_be32(at + BATCH_ELEMENT_TOTAL_SIZE, <uint32_t>total)
+        store_be32(at + BATCH_ELEMENT_MAGIC, 0)
+        store_be32(at + BATCH_ELEMENT_BODY_CRC, 0)
+        store_be32(at + BATCH_ELEMENT_FLAG, <uint32_t>flag)
+        store_be32(at + BATCH_ELEMENT_BODY_LENGTH, <uint32_t>body_bytes)
+        at += BATCH_ELEMENT_BYTES
+        memcpy(at, body, body_bytes)
+        at += body_bytes
+        store_be16(at, <uint16_t>properties_bytes)
+        at += 2
+        if id_bytes:
+            if self.count % 64 == 0:
+                self._stamp = <uint32_t>max(0, now_ms() - self._month_start)
+            memcpy(at, b"UNIQ_KEY\x01", 9)
+            memcpy(at + 9, self._prefix, 20)
+            write_hex(at + 29, self._stamp, 8)
+            write_hex(at + 37, id_counter & 0xFFFF, 4)
+            id_counter += 1
+            at[41] = 2
+            at += id_bytes
+        memcpy(at, properties, given)
+        self.size += total
+        self.count += 1
+        return self.count - 1
+
+    def add(self, const uint8_t[::1] body not None, str tags=None, str keys=None,
+            dict properties=None, int32_t flag=0):
+        """The message's index in the batch; BatchFull when it does not fit any more."""
+        cdef bytes text
+        if properties is not None:
+            text = encode_properties(tags, keys, properties)
+        elif tags is self._last_tags and keys is self._last_keys:
+            text = self._last_text
+        else:
+            text = encode_properties(tags, keys, None)
+            self._last_tags, self._last_keys, self._last_text = tags, keys, text
+        return self._add(&body[0] if body.shape[0] else NULL, body.shape[0],
+                         <const uint8_t *>PyBytes_AS_STRING(text), len(text), flag)
+
+    def add_many(self, bodies not None, Py_ssize_t start=0, str tags=None, str keys=None,
+                 dict properties=None, int32_t flag=0):
+        """Add bodies[start:] until the batch is full; the index of the first not added."""
+        cdef bytes text = encode_properties(tags, keys, properties)
+        cdef Py_ssize_t index = start, count = len(bodies)
+        cdef Py_buffer view
+        while index < count:
+            PyObject_GetBuffer(bodies[index], &view, PyBUF_SIMPLE)
+            try:
+                self._add(<const uint8_t *>view.buf, view.len,
+                          <const uint8_t *>PyBytes_AS_STRING(text), len(text), flag)
+            except BatchFull:
+                break
+            finally:
+                PyBuffer_Release(&view)
+            index += 1
+        return index
+
+    def take(self):
+        """The batch body; the encoder is empty again."""
+        cdef bytes body = PyBytes_FromStringAndSize(<const char *>self._buffer, self.size)
+        self.size = 0
+        self.count = 0
+        return body
+
+
+cdef class QuickSend:
+    """A producer's `send` as long as there is an open batch that takes the message.
+
+    Between looking the batch up and adding to it nothing happens that could let another thread in,
+    so no lock is taken: who closes a batch takes it out of `open` before he counts its messages.
+
+    Args:
+        open: (batch, its encoder) by topic.
+        receipt: made of batch and index.
+        slow: `send` for everything else.
+    """
+
+    cdef dict _open
+    cdef object _receipt, _slow
+
+    def __init__(self, dict open not None, receipt, slow):
+        self._open, self._receipt, self._slow = open, receipt, slow
+
+    def send(self, topic, body, *, tags=None, keys=None, properties=None, sharding_key=None,
+             queue_id=None, flag=0, wait=True):
+        """See Producer.send."""
+        cdef tuple entry
+        cdef BatchEncoder encoder
+        cdef bytes text
+        cdef Py_ssize_t index
+        if (PyBytes_CheckExact(body) and PyBytes_GET_SIZE(body) and type(topic) is str
+                and wait is True and flag == 0 and properties is None and sharding_key is None
+                and queue_id is None and (tags is None or type(tags) is str)
+                and (keys is None or type(keys) is str)):
+            found = self._open.get(topic)
+            if found is not None:
+                entry = found
+                encoder = entry[1]
+                if tags is encoder._last_tags and keys is encoder._last_keys:
+                    text = encoder._last_text
+                    try:
+                        index = encoder._add(
+                            <const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body),
+                            <const uint8_t *>PyBytes_AS_STRING(text), len(text), 0)
+                        return self._receipt(entry[0], index)
+                    except (BatchFull, ValueError):
+                        pass  # the other way knows what to do
+        return self._slow(
+            topic, body, tags=tags, keys=keys, properties=properties, sharding_key=sharding_key,
+            queue_id=queue_id, flag=flag, wait=wait)
+
+
+cdef bytes property_text(str name, str value):
+    cdef bytes raw_name = name.encode(), raw_value = value.encode()
+    for raw in (raw_name, raw_value):
+        if b"\x01" in raw or b"\x02" in raw:
+            raise ValueError(f"property {name!r} holds 0x01 or 0x02, which separate properties")
+    return raw_name + b"\x01" + raw_value + b"\x02"
+
+
+def encode_properties(str tags=None, str keys=None, dict properties=None):
+    """RocketMQ's property text of a message. Empty values are left out: nobody could read them."""
+    cdef list parts = []
+    if tags:
+        parts.append(property_text("TAGS", tags))
+    if keys:
+        parts.append(property_text("KEYS", keys))
+    if properties:
+        for name, value in properties.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise TypeError(f"property {name!r}: names and values are text")
+            if not name:
+                raise ValueError("a property without a name")
+            if value:
+                parts.append(property_text(name, value))
+    return b"".join(parts)
+
+
+def unique_id(const uint8_t[::1] batch not None, Py_ssize_t index):
+    """The UNIQ_KEY of the message of that index in a batch body, or "" if it has none."""
+    cdef Py_ssize_t at = 0, count = batch.shape[0], body_bytes, properties_bytes
+    cdef const uint8_t *value = NULL
+    cdef Py_ssize_t value_bytes = 0
+    while at + BATCH_ELEMENT_BYTES + 2 <= count:
+        body_bytes = <int32_t>load_be32(&batch[at + BATCH_ELEMENT_BODY_LENGTH])
+        if body_bytes < 0 or at + BATCH_ELEMENT_BYTES + body_bytes + 2 > count:
+            break
+        at += BATCH_ELEMENT_BYTES + body_bytes
+        properties_bytes = <int16_t>load_be16(&batch[at])
+        at += 2
+        if properties_bytes < 0 or at + properties_bytes > count:
+            break
+        if index == 0:
+            if properties_bytes and find_property(
+                    &batch[at], properties_bytes, b"UNIQ_KEY", 8, &value, &value_bytes):
+                return decode_text(value, value_bytes)
+            return ""
+        index -= 1
+        at += properties_bytes
+    raise IndexError("no such message in the batch")
+
+
+cdef class Holder:
+    """Keeps a buffer alive for the messages that look into it."""
+
+    cdef Py_buffer view
+
+    def __cinit__(self, buffer):
+        PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+
+cdef str host_text(const uint8_t *host, int count):
+    cdef int i
+    port = <int32_t>load_be32(host + count - 4)
+    if count == 8:
+        return f"{host[0]}.{host[1]}.{host[2]}.{host[3]}:{port}"
+    groups = ":".join([f"{load_be16(host + 2 * i):x}" for i in range(8)])
+    return f"[{groups}]:{port}"
+
+
+def offset_message_id(bytes store_host not None, int64_t physical_offset):
+    """RocketMQ's offset message id: upper-case hex of the store host and the physical offset."""
+    return (store_host.hex() + f"{physical_offset:016x}").upper()
+
+
+@cython.freelist(4096)
+cdef class Message:
+    """A message as a consumer sees it: a view on a record. Decoded when asked for.
+
+    It keeps the whole buffer that it came in alive.
+    """
+
+    cdef Holder _holder
+    cdef Record _r
+    cdef const uint8_t *_begin
+
+    @property
+    def topic(self):
+        return decode_text(self._r.topic, self._r.topic_length)
+
+    @property
+    def queue_id(self):
+        return self._r.queue_id
+
+    @property
+    def queue_offset(self):
+        return self._r.queue_offset
+
+    @property
+    def physical_offset(self):
+        return self._r.physical_offset
+
+    @property
+    def stored_body(self):
+        return PyBytes_FromStringAndSize(<const char *>self._r.body, self._r.body_length)
+
+    @property
+    def body(self):
+        """Decompressed where sys_flag says it is compressed. Raises ValueError if it cannot be."""
+        if self._r.sys_flag & SYS_COMPRESSED:
+            return decompress(self.stored_body, self._r.sys_flag)
+        return PyBytes_FromStringAndSize(<const char *>self._r.body, self._r.body_length)
+
+    cdef str _property(self, const char *name, Py_ssize_t name_bytes):
+        cdef const uint8_t *value = NULL
+        cdef Py_ssize_t count = 0
+        if find_property(self._r.properties, self._r.properties_length, name, name_bytes, &value,
+                         &count):
+            return decode_text(value, count)
+        return None
+
+    @property
+    def tags(self):
+        return self._property(b"TAGS", 4)
+
+    @property
+    def keys(self):
+        return self._property(b"KEYS", 4)
+
+    @property
+    def raw_properties(self):
+        return PyBytes_FromStringAndSize(
+            <const char *>self._r.properties, self._r.properties_length)
+
+    @property
+    def properties(self):
+        cdef dict found = {}
+        for entry in self.raw_properties.split(b"\x02"):
+            name, separator, value = entry.partition(b"\x01")
+            if name and value:
+                found[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+        return found
+
+    @property
+    def msg_id(self):
+        unique = self._property(b"UNIQ_KEY", 8)
+        return unique if unique is not None else self.offset_msg_id
+
+    @property
+    def offset_msg_id(self):
+        return offset_message_id(
+            PyBytes_FromStringAndSize(<const char *>self._r.store_host, self._r.store_host_length),
+            self._r.physical_offset)
+
+    @property
+    def flag(self):
+        return self._r.flag
+
+    @property
+    def sys_flag(self):
+        return self._r.sys_flag
+
+    @property
+    def born_timestamp_ms(self):
+        return self._r.born_timestamp
+
+    @property
+    def store_timestamp_ms(self):
+        return self._r.store_timestamp
+
+    @property
+    def born_host(self):
+        return host_text(self._r.born_host, self._r.born_host_length)
+
+    @property
+    def store_host(self):
+        return host_text(self._r.store_host, self._r.store_host_length)
+
+    @property
+    def reconsume_times(self):
+        return self._r.reconsume_times
+
+    @property
+    def prepared_transaction_offset(self):
+        return self._r.prepared_offset
+
+    @property
+    def body_crc(self):
+        return self._r.body_crc
+
+    @property
+    def is_queued(self):
+        return is_queued(&self._r)
+
+    @property
+    def tags_code(self):
+        return tags_code_of(self._r.properties, self._r.properties_length)
+
+    @property
+    def size(self):
+        return self._r.total_size
+
+    @property
+    def magic(self):
+        return self._r.magic
+
+    @property
+    def record(self):
+        return PyBytes_FromStringAndSize(<const char *>self._begin, self._r.total_size)
+
+    def __repr__(self):
+        return (f"<Message {self.topic}/{self.queue_id} @{self.queue_offset} "
+                f"{self._r.body_length} bytes>")
+
+
+BODY_MAX = 64 * 1024 * 1024  # bytes that a compressed body may unfold to
+
+
+def decompress(bytes body not None, int32_t sys_flag):
+    """The plain body of a compressed one; ValueError if it is damaged or its codec is missing."""
+    kind = (sys_flag & SYS_COMPRESSION_MASK) >> SYS_COMPRESSION_SHIFT
+    if kind in (0, 3):
+        unpacker = _zlib.decompressobj()
+        try:
+            plain = unpacker.decompress(body, BODY_MAX)
+        except _zlib.error as error:
+            raise ValueError(f"body is not what sys_flag says (ZLIB): {error}") from None
+        if unpacker.unconsumed_tail:
+            raise ValueError(f"body unfolds to more than {BODY_MAX} bytes")
+        if not unpacker.eof:
+            raise ValueError("body is cut off (ZLIB)")
+        return plain
+    name, module = {1: ("LZ4", "lz4.frame"), 2: ("ZSTD", "zstandard")}.get(kind, (f"type {kind}", ""))
+    if not module:
+        raise ValueError(f"body is compressed by {name}, which is unknown")
+    try:
+        codec = __import__(module, fromlist=["x"])
+    except ImportError:
+        raise ValueError(
+            f"body is compressed by {name}: pip install cometmq[{name.lower()}]") from None
+    if kind == 1:
+        return codec.LZ4FrameDecompressor().decompress(body, BODY_MAX)
+    return codec.ZstdDecompressor().decompress(body, max_output_size=BODY_MAX)
+
+
+cdef bint has_tag(Record *record, list tags):
+    cdef const uint8_t *value = NULL
+    cdef Py_ssize_t count = 0
+    cdef bytes tag
+    if not find_property(record.properties, record.properties_length, b"TAGS", 4, &value, &count):
+        return False
+    for tag in tags:
+        if len(tag) == count and memcmp(PyBytes_AS_STRING(tag), value, count) == 0:
+            return True
+    return False
+
+
+def decode(buffer, tags=None, bint check_crc=True):
+    """The messages in records that stand one after the other, as a pull answers them.
+
+    With tags only messages whose tag is exactly one of them. Raises RecordDamaged.
+    """
+    cdef Holder holder = Holder(buffer)
+    cdef const uint8_t *base = <const uint8_t *>holder.view.buf
+    cdef Py_ssize_t at = 0, count = holder.view.len
+    cdef list wanted = None if tags is None else [tag.encode() for tag in tags]
+    cdef list found = []
+    cdef Message message
+    cdef Record record
+    cdef int reason
+    while at < count:
+        reason = parse_record(base + at, count - at, check_crc, &record)
+        if reason != REC_OK:
+            raise RecordDamaged(REASONS[reason], at)
+        if wanted is None or has_tag(&record, wanted):
+            message = Message.__new__(Message)
+            message._holder = holder
+            message._r = record
+            message._begin = base + at
+            found.append(message)
+        at += record.total_size
+    return found
+
+
+def runs(list messages not None):
+    """Messages as runs of one queue: (topic, queue_id, first offset, last offset, count) each.
+
+    A run goes on as long as queue offsets of one queue grow.
+    """
+    cdef list found = []
+    cdef Message first = None, last = None, message
+    cdef Py_ssize_t count = 0
+    for item in messages:
+        message = item
+        if (first is not None and message._r.queue_id == last._r.queue_id
+                and message._r.queue_offset > last._r.queue_offset
+                and message._r.topic_length == last._r.topic_length
+                and memcmp(message._r.topic, last._r.topic, last._r.topic_length) == 0):
+            last = message
+            count += 1
+            continue
+        if first is not None:
+            found.append((first.topic, first._r.queue_id, first._r.queue_offset,
+                          last._r.queue_offset, count))
+        first = last = message
+        count = 1
+    if first is not None:
+        found.append((first.topic, first._r.queue_id, first._r.queue_offset,
+                      last._r.queue_offset, count))
+    return found

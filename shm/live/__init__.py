@@ -1,0 +1,1 @@
+"""What the processes of a running broker share: counters and the queue table."""

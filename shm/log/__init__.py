@@ -1,0 +1,1 @@
+"""The CommitLog: segments, recovery, who refers to them, what has left."""

@@ -1,0 +1,26 @@
+"""Marks of a run, which stand in a store while a broker has it open. RocketMQ's is `abort`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cometmq.shm.live.control import CONTROL_FILE, SLEEPERS_FILE, end_run
+from cometmq.shm.live.queue_table import keep_as_before
+from cometmq.shm.os.durable import sync_folder
+from cometmq.shm.os.files import ABORT_FILE, RETIRED_DIR, STAGING_DIR, remove_folder
+
+
+def remove_marks(store: Path) -> None:
+    """Say that the store was left in order; everything in it has to be on the disk.
+
+    `abort` goes last, and durably: killed at any line before, the next start recovers.
+    """
+    remove_folder(store / STAGING_DIR)
+    remove_folder(store / RETIRED_DIR)
+    end_run(store / CONTROL_FILE)
+    for name in (CONTROL_FILE, SLEEPERS_FILE):
+        (store / name).unlink(missing_ok=True)
+    keep_as_before(store)
+    sync_folder(store)
+    (store / ABORT_FILE).unlink(missing_ok=True)
+    sync_folder(store)

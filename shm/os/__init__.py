@@ -1,0 +1,1 @@
+"""What the system gives: files, memory, permissions."""

@@ -1,0 +1,56 @@
+"""Which store a directory is: a random name that it got when a broker first opened it.
+
+Positions that somebody keeps outside, such as a Spark checkpoint, mean nothing in another store.
+The supervisor alone writes the file. A store that only RocketMQ had open has none.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cometmq.protocol.errors import StoreDamaged
+from cometmq.shm.os.durable import replace_file
+
+IDENTITY_FILE: Final = "cometmq.store"
+UNKNOWN: Final = "-"
+_BYTES_MAX: Final = 4096
+
+
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+    store_id: str = UNKNOWN
+    broker: str = ""  # the name of the broker that opened it last
+    segment_bytes: int = 0  # of its log, and of its queues; 0: an older broker did not say
+    queue_segment_bytes: int = 0
+
+
+def read_identity(store: Path) -> Identity:
+    """Raises StoreDamaged."""
+    path = store / IDENTITY_FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(_BYTES_MAX)
+    except FileNotFoundError:
+        return Identity()
+    try:
+        return msgspec.json.decode(content, type=Identity)
+    except msgspec.DecodeError as error:
+        raise StoreDamaged(f"{path}: {error}") from None
+
+
+def keep_identity(
+    store: Path, broker: str, segment_bytes: int = 0, queue_segment_bytes: int = 0
+) -> Identity:
+    """What it was, or a new one for a store without; with this broker's name and sizes from now on.
+
+    Raises StoreDamaged, DiskFull, OSError.
+    """
+    found = read_identity(store)
+    store_id = os.urandom(16).hex() if found.store_id == UNKNOWN else found.store_id
+    kept = Identity(store_id, broker, segment_bytes, queue_segment_bytes)
+    if kept != found:
+        replace_file(store / IDENTITY_FILE, msgspec.json.encode(kept))
+    return kept

@@ -1,0 +1,83 @@
+"""What RocketMQ's files in config/ hold, file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
+from cometmq.protocol.integers import Int32
+from cometmq.shm.state.java import java_hash_map_order
+
+
+class DataVersion(msgspec.Struct, frozen=True, order=True, rename="camel"):
+    """How often a table was changed. A higher one is newer; the fields compare in this order."""
+
+    state_version: int = 0  # the controller's epoch, 0 without one
+    counter: int = 0
+    timestamp: int = 0  # ms
+
+    def next(self, now_ms: int, state_version: int = 0) -> DataVersion:
+        """The version after one more change."""
+        return DataVersion(state_version, self.counter + 1, now_ms)
+
+
+class Table(msgspec.Struct, kw_only=True, rename="camel"):
+    """What a whole file holds. Whoever changes it sets `data_version` to its `next`."""
+
+    data_version: DataVersion = DataVersion()
+
+    def computed(self) -> dict[str, object]:
+        """Further keys that RocketMQ writes, made of the others, and ignores when it reads."""
+        return {}
+
+
+class TopicTable(Table, kw_only=True):
+    """topics.json"""
+
+    topic_config_table: dict[str, TopicConfig] = {}
+
+
+class SubscriptionGroupTable(Table, kw_only=True):
+    """subscriptionGroup.json"""
+
+    forbidden_table: dict[str, dict[str, Int32]] = {}  # group -> topic -> bits
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
+
+
+class ConsumerOffsetTable(Table, kw_only=True):
+    """consumerOffset.json: `topic@group` -> queue id -> queue offset of the next message."""
+
+    offset_table: dict[str, dict[int, int]] = {}
+
+    def group_topic_map(self) -> dict[str, tuple[str, ...]]:
+        """The topics of each group, in the order of RocketMQ's maps (ConsumerOffsetManager)."""
+        topics: dict[str, list[str]] = {}
+        for key in self.offset_table:
+            topic, _, group = key.partition("@")
+            if group and "@" not in group:
+                topics.setdefault(group, []).append(topic)
+        # new HashMap<>(128), and new HashSet<>(8) for each group
+        return {
+            group: tuple(java_hash_map_order(topics[group], 8))
+            for group in java_hash_map_order(topics, 128)
+        }
+
+    def computed(self) -> dict[str, object]:
+        return {"groupTopicMap": self.group_topic_map()}
+
+    def beyond(self, ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int, int]]:
+        """What was committed behind the end of its queue: (key, queue id, where that end is)."""
+        return [
+            (key, queue_id, end)
+            for key, offsets in self.offset_table.items()
+            for queue_id, offset in offsets.items()
+            if offset > (end := ends.get((key.partition("@")[0], queue_id), 0))
+        ]
+
+
+class DelayOffsetTable(Table, kw_only=True):
+    """delayOffset.json: delay level -> queue offset of the next message in SCHEDULE_TOPIC_XXXX."""
+
+    offset_table: dict[int, int] = {}

@@ -1,0 +1,1 @@
+"""To examine and mend a store."""

@@ -1,0 +1,162 @@
+"""Killed at any line of replay, snapshot and mark: a start finds what was confirmed, and the
+cleaner has kept what it needs for that."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import dying
+import pytest
+
+from cometmq.actors.books.group_share import GroupRecord
+from cometmq.actors.coordination import files as coordination_files
+from cometmq.actors.coordination import snapshots
+from cometmq.actors.coordination.files import GroupsFile, MembersFile, OffsetsFile, TopicsFile
+from cometmq.actors.coordination.ledger import Ledger
+from cometmq.actors.coordination.snapshots import Snapshots
+from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
+from cometmq.protocol.ledger import (
+    Change,
+    GroupPut,
+    MemberJoined,
+    OffsetSet,
+    OffsetsForgotten,
+    Place,
+    QueueOwned,
+    Subscribed,
+    TopicPut,
+    TopicRemoved,
+    entry_of,
+    pack_change,
+)
+from cometmq.shm.os import durable
+from cometmq.shm.reading import resuming
+from cometmq.shm.reading.ledger_log import LedgerLog
+from cometmq.shm.reading.resuming import resume
+from cometmq.shm.state import config_files, ledger_mark
+from cometmq.shm.state.ledger_mark import read_mark
+
+WATCHED = frozenset(
+    str(module.__file__)
+    for module in (snapshots, coordination_files, resuming, ledger_mark, config_files, durable)
+)
+EPOCH = 7
+CHANGES: list[list[Change]] = [
+    [TopicPut(TopicConfig(topic_name="t")), GroupPut(SubscriptionGroupConfig(group_name="g"))],
+    [OffsetSet("g", "t", 0, 1), MemberJoined("g", "m"), Subscribed("g", "m", "t", "*")],
+    [TopicPut(TopicConfig(topic_name="u")), OffsetSet("g", "u", 0, 5)],
+    [QueueOwned("g", "t", 0, "m", 11), OffsetSet("g", "t", 0, 2)],
+    [OffsetsForgotten("u"), TopicRemoved("u")],
+    [OffsetSet("g", "t", 1, 3)],
+]
+FIRST = 3  # so many entries are in the snapshot that is there
+EXPECTED: tuple[Any, ...] = (
+    {"t"},
+    {"g"},
+    {"t@g": {0: 2, 1: 3}},
+    {"g": GroupRecord(members={"m": {"t": "*"}}, owners={"t": {0: "m"}}, epochs={"t": {0: 11}})},
+)
+
+
+class Log:
+    """The ledger as the log has it, from some entry on."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin, self.end = begin, end
+
+    def entries(self, position: int) -> Iterator[tuple[int, bytes]]:
+        assert position >= self.begin, (
+            f"{position} is needed, and the ledger begins at {self.begin}"
+        )
+        for number in range(position, self.end):
+            changes = [pack_change(change) for change in CHANGES[number]]
+            yield number, entry_of(Place(EPOCH, number + 1), changes)
+
+
+class Inline:
+    """A thread of its own, but now."""
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*arguments))
+        return done
+
+
+class Covered:
+    """A ledger of which everything is in the log."""
+
+    is_settled = True
+    undone = 0
+
+    def __init__(self, last: Place, position: int) -> None:
+        self.covered = self.given = last
+        self.position = position
+
+
+class Start:
+    """A coordinator's books, as a start has them."""
+
+    def __init__(self, store: Path, end: int) -> None:
+        config = store / "config"
+        self.topics, self.groups = TopicsFile(config, 100), GroupsFile(config)
+        self.members, self.offsets = MembersFile(config), OffsetsFile(config)
+        shown = (self.topics, self.groups, self.members, self.offsets)
+        begin = read_mark(store).needed_from() or 0  # the cleaner was here
+        log = cast(LedgerLog, Log(begin, end))
+        resumed = resume(store, [(each.file, each.book.apply) for each in shown], log)
+        ledger = cast(Ledger, Covered(resumed.last, end))
+        self.snapshots = Snapshots(cast(Any, None), store, ledger, shown, resumed.mark)
+        self.snapshots.close()
+        self.snapshots._thread = cast(Any, Inline())
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        offsets = self.offsets.book
+        return (
+            {topic for topic, _ in self.topics.book.items()},
+            set(self.groups.book.configs),
+            {key: dict(offsets.queues(key)) for key in offsets.every_key()},
+            dict(self.members.book.records()),
+        )
+
+
+def run(store: Path, end: int) -> Start:
+    start = Start(store, end)
+    if start.snapshots.is_due:
+        start.snapshots.write_now()
+    return start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [[0], [0, 1, 2, FIRST]])
+def test_killed_at_any_line(before: list[int], tmp_path: Path) -> None:
+    """
+    Args:
+        before: how far the ledger was at each of the snapshots that are there already.
+    """
+    base, work = tmp_path / "base", tmp_path / "work"
+    base.mkdir()
+    for end in before:
+        run(base, end)
+    end = len(CHANGES)
+    shutil.copytree(base, work)
+    lines = dying.lines_of(partial(run, work, end), WATCHED)
+    assert Start(work, end).state == EXPECTED
+    assert len(lines) > 100
+    for line, passes in lines.items():
+        for nth in {1, passes}:
+            shutil.rmtree(work)
+            shutil.copytree(base, work)
+            status = dying.die_at(partial(run, work, end), WATCHED, line, nth)
+            assert status == dying.DIED, (line, nth)
+            assert Start(work, end).state == EXPECTED, (line, nth)
+            assert run(work, end).state == EXPECTED, (line, nth)
+            again = Start(work, end)
+            assert again.state == EXPECTED, (line, nth)
+            assert not again.snapshots.is_due
+            assert read_mark(work).needed_from() == end

@@ -1,0 +1,388 @@
+"""Lines: a client and the commitlog actor of one machine, without ZeroMQ between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inside import channel_of, commitlog_of, has_line
+from old_segments import until
+
+from cometmq import Broker, Consumer
+from cometmq.actors.runtime.access import Doorman
+from cometmq.actors.runtime.lines import LINES_MAX, LineListener
+from cometmq.protocol import frames
+from cometmq.protocol.commands import (
+    GetLine,
+    LineAddress,
+    Ping,
+    Pong,
+    Section,
+    SendMessages,
+    SendResult,
+)
+from cometmq.protocol.errors import BadRequest, NotConfirmed, NotLocal
+from cometmq.protocol.wire.line import Line, abstract
+from cometmq.shm.os.processes import boot_id
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker(tmp_path / "store", settings={"logLevel": "ERROR"}) as broker:
+        yield broker
+
+
+def read_all(broker: Broker, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    with broker.consumer("g", "T", start="earliest") as consumer:
+        while len(found) < count:
+            messages = consumer.poll(4096, WAIT_S)
+            assert messages, f"{len(found)} of {count} messages came"
+            found += [message.body for message in messages]
+            consumer.ack(messages)
+    return found
+
+
+# --- what is chosen -------------------------------------------------------------------------------
+
+
+def test_a_producer_here_has_a_line_and_one_that_does_not_want_it_has_none(broker: Broker) -> None:
+    with broker.producer() as auto, broker.producer(transport="zmq") as far:
+        for producer in (auto, far):
+            producer.send("T", b"first")  # the line is asked for with it
+        until(lambda: auto.send("T", b"more") and has_line(auto))
+        assert not has_line(far)
+    with broker.producer(transport="local") as local:
+        local.send("T", b"local")
+        assert has_line(local)
+
+
+def test_it_is_insisted_on_in_vain(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cometmq.client.routes.boot_id", lambda: "another machine's")
+    local = broker.producer(transport="local")
+    with local, pytest.raises(NotLocal, match="another machine"):
+        local.send("T", b"x")
+    with broker.producer() as auto:
+        assert auto.send("T", b"x").queue_offset >= 0
+        assert not has_line(auto)
+    with pytest.raises(ValueError, match="transport='mapped'"):
+        broker.producer(transport="mapped")
+
+
+def test_another_user_is_not_let_in(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says that he is another sends through ZeroMQ."""
+    monkeypatch.setattr("os.getuid", lambda: 4_242)
+    with broker.producer() as producer:
+        for _ in range(3):
+            producer.send("T", b"x")
+        assert not has_line(producer)
+
+
+# --- the same as through ZeroMQ -------------------------------------------------------------------
+
+
+def test_small_and_large_keep_their_order(broker: Broker) -> None:
+    """Batches that fit into a packet, and others between them, in one queue."""
+    rng = random.Random(1)
+    bodies = [rng.randbytes(rng.choice((1, 100, 70_000, 300_000))) for _ in range(200)]
+    with broker.producer(transport="local") as producer:
+        for start in range(0, len(bodies), 5):
+            for body in bodies[start : start + 4]:
+                producer.send_async("T", body, queue_id=0)
+            producer.send("T", bodies[start + 4], queue_id=0)
+        producer.flush()
+    assert read_all(broker, len(bodies)) == bodies
+
+
+def test_threads_share_a_line(broker: Broker) -> None:
+    def send(number: int) -> None:
+        for step in range(200):
+            assert producer.send("T", b"%d %d" % (number, step), queue_id=number % 4)
+
+    with broker.producer(transport="local", timeout_s=WAIT_S) as producer:
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert has_line(producer)
+    found = read_all(broker, 1_600)
+    for number in range(8):
+        own = [body for body in found if body.startswith(b"%d " % number)]
+        assert own == [b"%d %d" % (number, step) for step in range(200)]
+
+
+def test_a_refusal_comes_by_the_line(broker: Broker) -> None:
+    with broker.producer(transport="local") as producer:
+        producer.send("T", b"x")
+        command = SendMessages([Section("T", 0, 1)], 0, "")
+        answer, _ = channel_of(producer).ask(command, [b"one", b"too many"])
+        assert isinstance(answer, SendResult)
+        assert "1 sections, 2 payload frames" in answer.results[0].text
+
+
+# --- the end of one side --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_a_killed_writer_loses_nothing_acknowledged(broker: Broker, linger_ms: float) -> None:
+    acknowledged = []
+    with broker.producer(transport="local", linger_ms=linger_ms, timeout_s=WAIT_S) as producer:
+        for number in range(600):
+            if number % 200 == 100:
+                commitlog_of(broker).send_signal(signal.SIGKILL)
+            receipt = producer.send("T", b"%d" % number, queue_id=0)
+            if number % 10 == 0:
+                assert receipt.queue_offset >= 0  # waits for it
+            acknowledged.append(b"%d" % number)
+        producer.flush()
+        until(lambda: producer.send("T", b"end", queue_id=0) and has_line(producer))
+    with broker.consumer("g", "T", start="earliest") as consumer:
+        found: list[bytes] = []
+        while b"end" not in found:
+            messages = consumer.poll(4096, WAIT_S)
+            assert messages
+            found += [message.body for message in messages]
+            consumer.ack(messages)
+    assert list(dict.fromkeys(found))[:-1] == acknowledged
+
+
+def test_a_line_that_ended_meanwhile_costs_nothing(broker: Broker) -> None:
+    """What it cannot have taken goes through ZeroMQ, without an error and without a second try."""
+    with broker.producer(transport="local", retry_max=0) as producer:
+        producer.send("T", b"0", queue_id=0)
+        line = channel_of(producer)._shortcut.line
+        assert line is not None
+        line.shut()
+        assert producer.send("T", b"1", queue_id=0).queue_offset == 1
+        until(lambda: producer.send("T", b"2", queue_id=0) and has_line(producer))
+
+
+def test_a_client_that_does_not_read_is_hung_up_on(broker: Broker) -> None:
+    """It asks and asks, and never looks at an answer. The others do not notice."""
+    packet = frames.join(frames.pack(1, Ping()), ())
+    assert packet is not None
+    with line_to(broker) as line, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while True:
+            line.send(packet)  # TimeoutError if nobody hangs up
+    with broker.producer(transport="local") as producer:
+        producer.send("T", b"x")
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"\0",
+        b"\1",
+        b"\x42" + b"\0" * 300,
+        struct.pack(">BI", 1, 5) + b"four",
+        struct.pack(">BII", 2, 0xFFFFFFFF, 1) + b"x",
+        b"\1" + b"x" * 65_536,
+    ],
+)
+def test_rubbish_ends_the_line_and_nothing_else(broker: Broker, packet: bytes) -> None:
+    with line_to(broker) as line:
+        line.send(packet)
+        with contextlib.suppress(ConnectionResetError):
+            assert line.recv(100) == b""
+    with broker.producer(transport="local") as producer:
+        producer.send("T", b"x")
+
+
+def test_a_head_that_is_no_command_is_answered(broker: Broker) -> None:
+    head = frames.HEAD.pack(1, 77) + b"\xc1"
+    with line_to(broker) as line:
+        line.send(frames.join(head, ()) or b"")
+        (answer,) = frames.split(line.recv(65_536))
+    request_id, failed = frames.unpack(answer)
+    assert request_id == 77
+    with pytest.raises(BadRequest, match="not a command"):
+        frames.raise_if_failed(failed)
+
+
+def line_to(broker: Broker) -> socket.socket:
+    """A raw one."""
+    commitlog = broker.actor("commitlog")
+    answer = commitlog.ask(GetLine(boot_id()))
+    commitlog.stop()
+    assert isinstance(answer, LineAddress)
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.settimeout(WAIT_S)
+    line.connect(abstract(answer.name))
+    return line
+
+
+# --- the two ends by themselves -------------------------------------------------------------------
+
+
+@pytest.fixture
+def listener() -> Iterator[LineListener]:
+    name = f"cometmq-test-{os.getpid()}-{random.randrange(1 << 32)}"
+    listener = LineListener(name, Doorman("me", [Ping]))
+    yield listener
+    listener.close()
+
+
+def test_what_was_sent_before_the_end_is_received(listener: LineListener) -> None:
+    """Also when the other side ends with packets of ours that it has not read."""
+    line = Line(listener.name, os.getuid())
+    listener.drain(10)
+    line.send(frames.join(frames.pack(1, Ping()), ()) or b"")
+    (request,) = listener.drain(10)
+    request.reply(Pong("me", 1, "1"))
+    line.send(frames.join(frames.pack(2, Ping()), ()) or b"")
+    listener.close()
+    packet = line.receive(WAIT_S)
+    assert packet is not None
+    assert frames.unpack(frames.split(packet)[0])[0] == 1
+    with pytest.raises(EOFError):
+        line.receive(WAIT_S)
+
+
+def test_one_line_does_not_hold_up_the_others(listener: LineListener) -> None:
+    """Of each so many are taken at a time; what was left is there the next time."""
+    line = Line(listener.name, os.getuid())
+    listener.drain(10)
+    for number in range(25):
+        line.send(frames.join(frames.pack(number, Ping()), ()) or b"")
+    counts = [len(listener.drain(10)) for _ in range(3)]
+    assert counts == [10, 10, 5]
+
+
+def test_no_more_lines_than_it_can_bear(
+    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LINES_MAX > 2
+    monkeypatch.setattr("cometmq.actors.runtime.lines.LINES_MAX", 2)
+    lines = [Line(listener.name, os.getuid()) for _ in range(3)]
+    while listener.is_open:
+        listener.drain(10)
+    listener.drain(10)
+    with pytest.raises(EOFError):
+        lines[2].receive(WAIT_S)
+    del lines[0]
+    while not listener.is_open:
+        listener.drain(10)
+
+
+def test_a_fork_of_the_service_keeps_the_listener(listener: LineListener) -> None:
+    """What no longer listens is not heard of, although a fork still has its descriptor."""
+    assert listener._listener is not None
+    forked = os.dup(listener._listener.fileno())
+    try:
+        listener._stop_listening()
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as client:
+            client.connect(abstract(listener.name))  # the fork's is still there
+            assert listener.drain(10) == []
+    finally:
+        os.close(forked)
+
+
+def test_who_came_and_went_changes_nothing(
+    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listener._listener is not None
+
+    class Gone:
+        close = listener._listener.close
+
+        def accept(self) -> None:
+            raise BlockingIOError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(listener, "_listener", Gone())
+        first = Line(listener.name, os.getuid())
+        listener.drain(10)
+    listener.drain(10)
+    first.send(frames.join(frames.pack(1, Ping()), ()) or b"")
+    assert len(listener.drain(10)) == 1
+
+
+def test_without_descriptors_nobody_connects_in_vain(listener: LineListener) -> None:
+    line = Line(listener.name, os.getuid())
+    assert listener._listener is not None
+
+    class Full:
+        close = listener._listener.close
+        fileno = listener._listener.fileno
+
+        def accept(self) -> None:
+            raise OSError(24, "Too many open files")
+
+    listener._listener = Full()  # type: ignore[assignment]
+    listener.drain(10)
+    assert not listener.is_open
+    with pytest.raises(EOFError):
+        line.receive(WAIT_S)
+    with pytest.raises(NotLocal):
+        Line(listener.name, os.getuid())
+
+
+def test_a_line_that_never_answered_is_not_asked_for_again(broker: Broker) -> None:
+    """As when another name space has somebody else behind that name."""
+    with broker.producer(transport="local", timeout_s=WAIT_S) as producer:
+        producer.send("T", b"x")
+        channel = channel_of(producer)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        assert channel._shortcut.line is not None
+        stranger = Line.__new__(Line)
+        stranger.__dict__.update(channel._shortcut.line.__dict__, _socket=ours, answered=False)
+        channel._shortcut.line = stranger
+        pending = channel.request(Ping())
+        theirs.close()
+        assert channel.wait(pending, WAIT_S)
+        with pytest.raises(NotConfirmed, match="was lost"):
+            pending.result()
+        assert producer.send("T", b"y").queue_offset >= 0
+        assert channel._shortcut.line is None
+        assert channel._shortcut.command is None
+        ours.close()
+
+
+@given(st.binary(max_size=300), st.lists(st.binary(max_size=300), max_size=70))
+def test_packets_are_what_they_were(head: bytes, payload: list[bytes]) -> None:
+    packet = frames.join(head, payload)
+    if len(payload) >= frames.PACKET_FRAMES_MAX:
+        assert packet is None
+    else:
+        assert packet is not None
+        assert frames.split(packet) == [head, *payload]
+
+
+@given(st.binary(max_size=400))
+def test_any_packet_is_split_or_refused(packet: bytes) -> None:
+    with contextlib.suppress(BadRequest):
+        found = frames.split(packet)
+        assert frames.join(bytes(found[0]), [bytes(each) for each in found[1:]]) == packet
+
+
+def test_what_is_too_large_is_no_packet() -> None:
+    assert frames.join(b"h", [bytes(frames.PACKET_MAX)]) is None
+    largest = frames.PACKET_MAX - 1 - 2 * 4 - 1
+    packet = frames.join(b"h", [bytes(largest)])
+    assert packet is not None
+    assert len(packet) == frames.PACKET_MAX
+    assert frames.join(b"h", [bytes(largest + 1)]) is None
+
+
+def test_a_consumer_reads_what_came_by_a_line(broker: Broker) -> None:
+    with broker.producer(transport="local") as producer, Consumer(
+        broker.name_server, "g", "T", start="earliest", transport="zmq"
+    ) as consumer:  # fmt: skip
+        receipt = producer.send("T", b"body", tags="a", keys="k")
+        (message,) = consumer.poll(1, WAIT_S)
+        assert (message.body, message.tags, message.keys) == (b"body", "a", "k")
+        assert message.msg_id == receipt.msg_id
+        assert message.born_host.startswith("127.0.0.1:")

@@ -1,0 +1,286 @@
+"""The name server, through its socket."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pykka
+import pytest
+import zmq
+from coordinator_child import ANYWHERE, INSIDE, address_of, coordinator, running
+from ports import free_ports
+
+from cometmq.actors.coordination.namesrv import NameServerActor
+from cometmq.actors.runtime.service import ServiceActor
+from cometmq.protocol.commands import (
+    BrokerEndpoints,
+    BrokerList,
+    Command,
+    Done,
+    GetRoute,
+    GetStatistics,
+    JoinGroup,
+    ListBrokers,
+    Ping,
+    Pong,
+    RegisterBroker,
+    Statistics,
+    TopicInfo,
+    TopicList,
+    TopicRoute,
+    TopicsKnown,
+    UnregisterBroker,
+)
+from cometmq.protocol.errors import (
+    BadRequest,
+    NameIllegal,
+    Refused,
+    TopicNotExist,
+    UnknownCommand,
+)
+from cometmq.protocol.wire.remote import RemoteRef
+
+GONE = "tcp://127.0.0.1:1"
+
+
+def test_a_name_server_that_is_away_is_told_of_and_when_it_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the broker says that it is ready: whoever asks there does not find it."""
+    port = free_ports(1)
+    address = f"tcp://127.0.0.1:{port}"
+    with coordinator(tmp_path, name_servers=[address], confirm_timeout_s=0.3):
+        (said,) = [each.getMessage() for each in caplog.records if address in each.getMessage()]
+        assert said.startswith(f"the name server {address} has not confirmed the topics: ")
+        assert "clients that ask it do not find this broker; is namesrvAddr right?" in said
+        with running(NameServerActor.start(bind=[(address, False)])) as names:
+            deadline = time.monotonic() + 30
+            while f"{address} answers, and has the topics" not in caplog.text:
+                assert time.monotonic() < deadline, caplog.text
+                time.sleep(0.02)
+            assert isinstance(names.ask(ListBrokers()), BrokerList)
+
+
+@pytest.fixture
+def server() -> Iterator[RemoteRef]:
+    with running(NameServerActor.start(bind=[(ANYWHERE, False)], ping_timeout_s=0.2)) as line:
+        yield line
+
+
+def broker(name: str = "b", *, broker_id: int = 0, coordinator: str = GONE) -> BrokerEndpoints:
+    return BrokerEndpoints("c", name, broker_id, "tcp://127.0.0.1:2", ["ipc:///r"], coordinator)
+
+
+def registration(endpoints: BrokerEndpoints, *topics: TopicInfo) -> RegisterBroker:
+    """Of all topics, in one page."""
+    return RegisterBroker(endpoints, TopicList(list(topics), run=1, version=len(topics)))
+
+
+def register(line: RemoteRef, endpoints: BrokerEndpoints, *topics: TopicInfo) -> None:
+    assert line.ask(registration(endpoints, *topics)) == TopicsKnown(1, len(topics))
+
+
+def brokers_at(line: RemoteRef) -> list[BrokerEndpoints]:
+    answer = line.ask(ListBrokers())
+    assert isinstance(answer, BrokerList)
+    return answer.brokers
+
+
+class FakeCoordinator(ServiceActor):
+    """Answers Ping as a coordinator does."""
+
+    role = "coordinator"
+
+
+class Reader(ServiceActor):
+    role = "reader"
+
+
+def test_a_route_names_every_broker_of_the_topic(server: RemoteRef) -> None:
+    register(server, broker("b2"), TopicInfo("t", 4, 4, 6), TopicInfo("u"))
+    register(server, broker("b1"), TopicInfo("t", 8, 8, 4))
+    route = server.ask(GetRoute("t"))
+    assert isinstance(route, TopicRoute)
+    assert [(r.endpoints.broker, r.info.read_queues, r.info.perm) for r in route.brokers] == [
+        ("b1", 8, 4),
+        ("b2", 4, 6),
+    ]
+    assert [endpoints.broker for endpoints in brokers_at(server)] == ["b1", "b2"]
+
+
+def test_a_slave_is_read_only(server: RemoteRef) -> None:
+    register(server, broker(), TopicInfo("t"))
+    register(server, broker(broker_id=1), TopicInfo("t"))
+    route = server.ask(GetRoute("t"))
+    assert isinstance(route, TopicRoute)
+    assert [(r.endpoints.broker_id, r.info.perm) for r in route.brokers] == [(0, 6), (1, 4)]
+
+
+def test_a_registration_replaces_the_one_before(server: RemoteRef) -> None:
+    register(server, broker(), TopicInfo("t"))
+    register(server, broker(), TopicInfo("u"))
+    assert isinstance(server.ask(GetRoute("u")), TopicRoute)
+    with pytest.raises(TopicNotExist):
+        server.ask(GetRoute("t"))
+
+
+def test_an_unknown_topic_says_what_is_known(server: RemoteRef) -> None:
+    with pytest.raises(TopicNotExist, match="no broker has registered here yet"):
+        server.ask(GetRoute("t"))
+    register(server, broker(), TopicInfo("u"))
+    with pytest.raises(TopicNotExist, match=r"none of the 1 brokers .* \(b; 1 topics in all\)"):
+        server.ask(GetRoute("t"))
+
+
+def test_unregister(server: RemoteRef) -> None:
+    register(server, broker(), TopicInfo("t"))
+    assert server.ask(UnregisterBroker("c", "b", 0)) == Done()
+    assert server.ask(UnregisterBroker("c", "b", 0)) == Done()
+    assert brokers_at(server) == []
+
+
+class Logged(logging.Handler):
+    """Sets an event when a line with some words is logged."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+        self.seen = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.words in record.getMessage():
+            self.seen.set()
+
+
+def test_a_silent_broker_is_dropped_and_logged() -> None:
+    logged = Logged("broker b (id 0) of cluster c at tcp://127.0.0.1:1 is dropped: silent")
+    logger = logging.getLogger("cometmq.actors.coordination.namesrv")
+    logger.addHandler(logged)
+    try:
+        with running(NameServerActor.start(bind=INSIDE, broker_silence_s=0.1)) as line:
+            register(line, broker(), TopicInfo("t"))
+            assert logged.seen.wait(60)
+            assert brokers_at(line) == []
+    finally:
+        logger.removeHandler(logged)
+
+
+# --- two brokers of one name ---
+
+
+def test_a_name_in_use_is_refused(server: RemoteRef) -> None:
+    with running(actor := FakeCoordinator.start(bind=INSIDE)):
+        register(server, broker(coordinator=address_of(actor)), TopicInfo("t"))
+        with pytest.raises(Refused, match="is alive"):
+            server.ask(registration(broker()))
+        assert [known.coordinator for known in brokers_at(server)] == [address_of(actor)]
+
+
+@pytest.mark.parametrize("heir", [None, Reader])
+def test_the_name_of_a_dead_broker_is_free_at_once(
+    server: RemoteRef, heir: type[ServiceActor] | None
+) -> None:
+    """Even if something else listens at its old address now."""
+    old = GONE
+    if heir is None:
+        register(server, broker(coordinator=old))
+        register(server, broker(coordinator="tcp://127.0.0.1:3"), TopicInfo("t"))
+    else:
+        with running(actor := heir.start(bind=INSIDE)):
+            register(server, broker(coordinator=address_of(actor)))
+            register(server, broker(coordinator="tcp://127.0.0.1:3"), TopicInfo("t"))
+    assert [known.coordinator for known in brokers_at(server)] == ["tcp://127.0.0.1:3"]
+
+
+def test_of_two_that_claim_a_dead_ones_name_the_first_has_it(server: RemoteRef) -> None:
+    register(server, broker())
+    outcomes: list[Any] = []
+    done = threading.Semaphore(0)
+
+    def on_done(pending: Any) -> None:
+        outcomes.append(pending.answer)
+        done.release()
+
+    for port in (3, 4):
+        claim = registration(broker(coordinator=f"tcp://127.0.0.1:{port}"))
+        server._channel.request(claim, on_done=on_done)
+    assert done.acquire(timeout=10)
+    assert done.acquire(timeout=10)
+    assert [type(outcome).__name__ for outcome in outcomes] == ["TopicsKnown", "Failed"]
+    assert [known.coordinator for known in brokers_at(server)] == ["tcp://127.0.0.1:3"]
+
+
+def test_other_endpoints_of_the_same_coordinator_are_taken(server: RemoteRef) -> None:
+    register(server, broker())
+    moved = BrokerEndpoints("c", "b", 0, "tcp://127.0.0.1:9", [], GONE)
+    register(server, moved)
+    assert brokers_at(server) == [moved]
+
+
+# --- hostile input ---
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "topics"),
+    [
+        (broker(""), []),
+        (broker("../b"), []),
+        (broker("b", broker_id=-1), []),
+        (broker(coordinator="inproc://x"), []),
+        (broker(coordinator="tcp://a\nb"), []),
+        (broker(), [TopicInfo("../t")]),
+        (broker(), [TopicInfo("t", -1)]),
+        (broker(), [TopicInfo("t", 1, 1, 99)]),
+    ],
+)
+def test_a_bad_registration_is_refused(
+    server: RemoteRef, endpoints: BrokerEndpoints, topics: list[TopicInfo]
+) -> None:
+    with pytest.raises((BadRequest, NameIllegal)):
+        server.ask(registration(endpoints, *topics))
+    assert brokers_at(server) == []
+
+
+@pytest.mark.parametrize("command", [GetRoute(""), GetRoute("../x"), GetRoute("a b")])
+def test_a_bad_topic_name_is_refused(server: RemoteRef, command: Command) -> None:
+    with pytest.raises(NameIllegal):
+        server.ask(command)
+
+
+def test_rubbish_does_not_stop_it() -> None:
+    with running(actor := NameServerActor.start(bind=INSIDE)) as line:
+        socket: zmq.Socket[bytes]
+        with zmq.Context.instance().socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.LINGER, 1000)
+            socket.connect(address_of(actor))
+            for frames in ([b""], [b"x" * 50], [b"\x01" + bytes(8) + b"\x91\x3e"], [b""] * 9):
+                socket.send_multipart(frames)
+            for _ in range(4):
+                assert socket.poll(10_000)
+                socket.recv_multipart()
+        with pytest.raises(UnknownCommand):
+            line.ask(JoinGroup("g", "m", []))
+        assert isinstance(line.ask(Ping()), Pong)
+
+
+def test_what_is_answered_later_is_not_asked_within_the_process() -> None:
+    actor: pykka.ActorRef[NameServerActor] = NameServerActor.start()
+    try:
+        with pytest.raises(UnknownCommand, match="through a socket only"):
+            actor.ask(registration(broker()))
+        assert actor.ask(ListBrokers()) == BrokerList([])
+    finally:
+        actor.stop()
+
+
+def test_statistics(server: RemoteRef) -> None:
+    register(server, broker(), TopicInfo("t"))
+    answer = server.ask(GetStatistics())
+    assert isinstance(answer, Statistics)
+    assert answer.values["brokers"] == 1
+    assert answer.values["topics"] == 1

@@ -1,0 +1,300 @@
+"""The orderly end asks every role, waits for what moves, and says what it waits for; what it could
+not settle leaves `abort`, with the reason in the log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import reference
+import slow_launcher
+from family import CHILDREN, RunningBroker, Sent, has_ended
+from old_segments import until
+from paths import SEARCH
+from still import go_on, stop
+
+from cometmq.actors.runtime.roles import ROLES, doorbell_of, port_of, roles_of
+from cometmq.conf import BrokerSettings
+from cometmq.shm.live.control import TWO_WRITERS, Counter, Phase
+from cometmq.shm.os.files import ABORT_FILE, Checkpoint
+
+SEEN_S = 60
+NEVER = 10 * 60_000
+# So that nothing but an orderly end syncs queues and writes the checkpoint.
+SETTINGS = {
+    "flushConsumeQueueThoroughInterval": NEVER,
+    "flushCommitLogThoroughInterval": NEVER,
+    "flushIntervalCommitLog": NEVER,
+    "flushIntervalConsumeQueue": NEVER,
+}
+
+
+class Slow:
+    """A broker that takes its time where the test says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "slow"
+        self.folder.mkdir()
+        self.store = folder / "store"
+
+    def set(self, name: str, rounds: int = 0) -> None:
+        (self.folder / name).write_text(str(rounds))
+
+    def unset(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    def start(self, *, wait: bool = True) -> RunningBroker:
+        environ = {slow_launcher.SLOW: str(self.folder), "PYTHONPATH": SEARCH}
+        return RunningBroker(
+            self.store, SETTINGS, wait=wait, environ=environ, module=slow_launcher.__name__
+        )
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Slow:
+    return Slow(tmp_path)
+
+
+@pytest.fixture
+def running(slow: Slow) -> Iterator[RunningBroker]:
+    broker = slow.start()
+    yield broker
+    if not broker._closed:
+        broker.kill_all()
+
+
+def fill(broker: RunningBroker) -> list[Sent]:
+    broker.create_topic("t")
+    return broker.send("t", 0, [b"x" * 1_000] * 50)
+
+
+def ask_to_end(broker: RunningBroker) -> None:
+    """Without waiting for it."""
+    assert broker._process.stdin is not None
+    broker._process.stdin.close()
+
+
+def assert_in_order(broker: RunningBroker, sent: list[Sent]) -> None:
+    """Everything is where an orderly end has it, and the next start sees that."""
+    store = broker.store
+    assert "finished in order" in broker.log
+    assert not (store / ABORT_FILE).exists()
+    words = Checkpoint(store).words
+    last = reference.records(store)[-1].store_timestamp
+    assert (words["physic_msg_timestamp"], words["logics_msg_timestamp"]) == (last, last)
+    assert reference.check_store(store) == []
+    with RunningBroker(store) as again:
+        assert "after an orderly end" in again.log
+        again.assert_stored(sent)
+
+
+@pytest.mark.parametrize("role", CHILDREN)
+@pytest.mark.slow
+def test_an_end_while_a_child_is_being_restarted(
+    role: str, slow: Slow, running: RunningBroker
+) -> None:
+    """The one that is not there has work left: it is started, and asked like the others."""
+    sent = fill(running)
+    slow.set("restart")
+    running.end(running.pids()[role])
+    until(lambda: "starting it again" in running.log)
+    ask_to_end(running)
+    until(lambda: f"the end waits for {role} (which is started again)" in running.log)
+    slow.unset("restart")
+    assert running.wait_ended() == 0
+    assert_in_order(running, sent)
+
+
+@pytest.mark.parametrize("role", ["commitlog", "dispatcher", "flush", "coordinator"])
+@pytest.mark.slow
+def test_a_child_that_is_killed_while_it_ends(
+    role: str, slow: Slow, running: RunningBroker
+) -> None:
+    sent = fill(running)
+    kind = role.partition("-")[0]
+    slow.set(f"settle-{kind}", 60)
+    pid = running.pids()[role]
+    ask_to_end(running)
+    until(lambda: f"the end waits for {role} (process {pid})" in running.log)
+    slow.unset(f"settle-{kind}")
+    running.end(pid)
+    assert running.wait_ended() == 0
+    assert f"{role} (process {pid}) ended by SIGKILL: starting it again" in running.log
+    assert_in_order(running, sent)
+
+
+@pytest.mark.parametrize("role", ["commitlog", "dispatcher", "coordinator"])
+@pytest.mark.slow
+def test_a_child_that_is_killed_after_its_answer(
+    role: str, slow: Slow, running: RunningBroker
+) -> None:
+    """The one that takes its place is asked as well, though the first has answered."""
+    sent = fill(running)
+    slow.set(f"exit-{role}", 60)
+    pid = running.pids()[role]
+    ask_to_end(running)
+    until(lambda: f"the end waits for {role} (process {pid})" in running.log)
+    slow.unset(f"exit-{role}")
+    running.end(pid)
+    assert running.wait_ended() == 0
+    assert f"{role} (process {pid}) ended by SIGKILL: starting it again" in running.log
+    assert_in_order(running, sent)
+
+
+def test_two_are_killed_while_a_third_ends(slow: Slow, running: RunningBroker) -> None:
+    sent = fill(running)
+    slow.set("settle-commitlog", 60)
+    pids = running.pids()
+    ask_to_end(running)
+    until(lambda: "the end waits for commitlog" in running.log)
+    slow.unset("settle-commitlog")
+    for role in ("flush", "dispatcher", "commitlog"):
+        running.end(pids[role])
+    assert running.wait_ended() == 0
+    assert_in_order(running, sent)
+
+
+def test_a_child_that_died_and_nobody_to_start_it(slow: Slow, running: RunningBroker) -> None:
+    """Then `abort` stays."""
+    sent = fill(running)
+    slow.set("settle-commitlog", 60)
+    pids, zygote = running.pids(), running.zygote_pid()
+    ask_to_end(running)
+    until(lambda: "the end waits for commitlog" in running.log)
+    stop(zygote)
+    running.end(pids["flush"])
+    running.end(zygote)
+    running.wait_ended()
+    assert "the zygote has ended" in running.log
+    assert (slow.store / ABORT_FILE).exists()
+    with RunningBroker(slow.store) as again:
+        again.assert_stored(sent)
+
+
+@pytest.mark.parametrize("role", ["commitlog", "dispatcher", "flush", "coordinator"])
+@pytest.mark.slow
+def test_an_end_waits_for_what_moves(role: str, slow: Slow, running: RunningBroker) -> None:
+    """For longer than it waits for what does not, and says so."""
+    sent = fill(running)
+    slow.set(f"settle-{role}", 20)  # 5 s, where 2 s of silence are too much
+    ask_to_end(running)
+    assert running.wait_ended() == 0
+    assert running.log.count(f"the end waits for {role} (process ") > 2
+    assert_in_order(running, sent)
+
+
+@pytest.mark.slow
+def test_an_end_waits_for_who_was_stopped(slow: Slow) -> None:
+    with RunningBroker(slow.store) as broker:
+        sent = fill(broker)
+        pid = broker.pids()["dispatcher"]
+        stop(pid)
+        timer = threading.Timer(3, go_on, (pid,))
+        timer.start()
+        assert broker.close() == 0
+        timer.join()
+        assert "finished in order" in broker.log
+    with RunningBroker(slow.store) as again:
+        again.assert_stored(sent)
+
+
+@pytest.mark.slow
+def test_who_does_not_move_is_given_up(slow: Slow, running: RunningBroker) -> None:
+    """`abort` stays, and the log says who and why."""
+    sent = fill(running)
+    slow.set("idle-dispatcher", 100)
+    ask_to_end(running)
+    assert running.wait_ended() == 0
+    assert (slow.store / ABORT_FILE).exists()
+    assert (
+        "not everything was settled (dispatcher did not finish, and nothing moved for 2 s): "
+        "abort stays" in running.log
+    )
+    with RunningBroker(slow.store) as again:
+        again.assert_stored(sent)
+
+
+def test_who_cannot_settle_says_why(slow: Slow, running: RunningBroker) -> None:
+    fill(running)
+    slow.set("refuse-coordinator")
+    assert running.close() == 0
+    assert (slow.store / ABORT_FILE).exists()
+    assert "coordinator could not be settled: as the test wants it" in running.log
+
+
+def test_an_end_just_before_it_is_ready(slow: Slow) -> None:
+    """Everybody serves, but the supervisor has not heard yet that the broker is registered."""
+    slow.set("unready")
+    broker = slow.start(wait=False)
+    try:
+        until(lambda: control_says(broker, Phase.SERVING))
+        ask_to_end(broker)
+        assert broker.wait_ended() == 0
+    except BaseException:
+        broker.kill_all()
+        raise
+    assert "finished in order" in broker.log
+    assert not (slow.store / ABORT_FILE).exists()
+
+
+def control_says(broker: RunningBroker, phase: int) -> bool:
+    try:
+        return broker.counter(Counter.PHASE) == phase
+    except Exception:  # there is none yet, or not whole
+        return False
+
+
+def test_an_end_in_the_middle_of_a_start(slow: Slow) -> None:
+    """What cannot come to its start does not hold up the end."""
+    slow.set("restart")
+    broker = slow.start(wait=False)
+    until((slow.store / ABORT_FILE).exists)
+    zygote = psutil.Process(broker.pid).children()[0].pid
+    ask_to_end(broker)
+    until(lambda: "asked to end before it was ready" in broker.log)
+    slow.unset("restart")
+    broker.wait_ended()
+    assert has_ended(zygote, 0)
+    assert not (slow.store / ABORT_FILE).exists()  # nothing was touched
+
+
+# --- the declarations -----------------------------------------------------------------------------
+
+
+def test_every_counter_has_one_owner() -> None:
+    firsts = [counter for role in ROLES for counter in role.owns]
+    assert sorted(firsts) == sorted(Counter)
+    assert sorted(c for role in ROLES for c in role.owns_second) == sorted(TWO_WRITERS)
+    for role in ROLES:
+        assert not role.owns & role.owns_second, role.name
+
+
+def test_every_role_has_its_doorbell_and_its_port() -> None:
+    settings = BrokerSettings.from_keys({"readerCount": 3})
+    names = roles_of(settings)
+    assert len({doorbell_of(name) for name in names}) == len(names)
+    ports = [port for name in names if (port := port_of(name, 9876)) is not None]
+    assert sorted(ports) == list(range(9876, 9876 + 6))
+    assert [port_of(name, 0) for name in ("namesrv", "flush")] == [0, None]
+    assert "namesrv" not in roles_of(BrokerSettings.from_keys({"namesrvAddr": "127.0.0.1:9876"}))
+
+
+def test_a_counter_is_taken_by_its_owner_alone(running: RunningBroker) -> None:
+    fill(running)
+    for role in ROLES:
+        assert role.load().role == role.name
+
+
+def test_a_log_that_is_gone_gives_no_queue_offset_twice(slow: Slow) -> None:
+    """It was whole when the broker ended; the queues still say how far they were."""
+    with RunningBroker(slow.store) as broker:
+        sent = fill(broker)
+    for segment in (slow.store / "commitlog").iterdir():
+        segment.unlink()
+    slow.set("recover", 5)
+    with slow.start() as broker:
+        again = broker.send("t", 0, [b"later"])
+        assert [each.queue_offset for each in again] == [len(sent)], broker.log

@@ -1,0 +1,292 @@
+"""What becomes of a message whose send has raised: it is not stored behind anybody's back."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from client_fakes import fake_broker
+from inside import commitlog_of, has_line
+from ports import free_ports
+from still import stopped
+
+from cometmq import Broker, Producer
+from cometmq.client.routes import boot_id
+from cometmq.protocol.commands import GetLine, Ping, TopicInfo
+from cometmq.protocol.errors import NotConfirmed, NotReachable, Overtaken
+from cometmq.protocol.wire.channel import Channel
+
+WAIT_S = 60
+LARGE = 100_000  # bytes: more than a packet, so it goes through ZeroMQ
+
+
+# --- never handed over ----------------------------------------------------------------------------
+
+
+def test_what_nobody_listened_for_is_not_sent_later() -> None:
+    port = free_ports()
+    with Channel(f"tcp://127.0.0.1:{port}", "nobody") as channel:
+        for number in range(3):
+            with pytest.raises(NotReachable, match=r"Ping was not sent"):
+                channel.ask(Ping(), [b"early %d" % number], timeout_s=0.1)
+        server = zmq.Context.instance().socket(zmq.ROUTER)
+        try:
+            server.bind(f"tcp://127.0.0.1:{port}")
+            channel.request(Ping(), [b"late"], on_done=lambda _: None)
+            assert server.poll(WAIT_S * 1000)
+            assert server.recv_multipart()[2] == b"late"
+        finally:
+            server.close(linger=0)
+
+
+def test_who_is_connected_to_a_process_that_does_not_run_has_handed_over_nothing() -> None:
+    """The system takes connections for a process that is stopped; that is no peer."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with (
+            Channel(f"tcp://127.0.0.1:{listener.getsockname()[1]}") as channel,
+            pytest.raises(NotReachable),
+        ):
+            channel.ask(Ping(), timeout_s=0.3)
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_sends_that_failed_while_no_broker_was_there_are_not_stored_by_the_next(
+    linger_ms: float,
+) -> None:
+    with contextlib.ExitStack() as later:
+        with fake_broker() as first:
+            producer = Producer(first.address, linger_ms=linger_ms, timeout_s=0.6)
+            producer.send("t", b"before", queue_id=0).wait()
+        with pytest.raises((NotReachable, NotConfirmed)):  # the loss may not have been noticed yet
+            producer.send("t", b"early 0", queue_id=0).wait()
+        for number in (1, 2):
+            with pytest.raises(NotReachable, match="not sent, and will not be"):
+                producer.send("t", b"early %d" % number, queue_id=0).wait()
+        second = later.enter_context(fake_broker(first.address))
+        second.broker.topics["t"] = TopicInfo("t", 4, 4)
+        for number in range(3):
+            producer.send("t", b"late %d" % number, queue_id=0).wait()
+        assert second.broker.bodies("t", 0) == [b"late 0", b"late 1", b"late 2"]
+        with contextlib.suppress(NotReachable):  # told once more by flush
+            producer.close()
+
+
+@pytest.mark.parametrize("transport", ["auto", "zmq"])
+def test_nothing_of_it_is_in_the_store_of_a_broker_that_comes_back(
+    tmp_path: Path, transport: str
+) -> None:
+    port = free_ports()
+    settings = {"logLevel": "ERROR"}
+    with Broker(tmp_path / "store", port=port, settings=settings):
+        producer = Producer(f"127.0.0.1:{port}", timeout_s=1, transport=transport)
+        producer.send("T", b"before", queue_id=0)
+        if transport == "auto":
+            until_line(producer)
+    for size in (10, LARGE, 10):
+        with pytest.raises(NotReachable):
+            producer.send("T", b"early" + bytes(size), queue_id=0)
+    with Broker(tmp_path / "store", port=port, settings=settings) as broker, producer:
+        sent = _until_sent(producer, b"late")
+        found = bodies_of(broker, sent + 1)
+    assert [body[:4] for body in found if body[:4] == b"earl"] == []
+    assert found[-1] == b"late"
+
+
+def _until_sent(producer: Producer, body: bytes) -> int:
+    for _ in range(WAIT_S):
+        with contextlib.suppress(NotReachable, NotConfirmed):
+            return producer.send("T", body, queue_id=0).queue_offset
+    raise AssertionError("the broker is back, and takes nothing")
+
+
+def until_line(producer: Producer) -> None:
+    for _ in range(1_000):
+        producer.send("T", b"?", queue_id=0).wait()
+        if has_line(producer):
+            return
+    raise AssertionError("no line")
+
+
+def bodies_of(broker: Broker, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    with broker.consumer("g", "T") as consumer:
+        while len(found) < count:
+            messages = consumer.poll(4096, WAIT_S)
+            assert messages, f"{len(found)} of {count} messages came"
+            found += [message.body for message in messages]
+    return found
+
+
+# --- handed over ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker(tmp_path / "store", settings={"logLevel": "ERROR"}) as broker:
+        yield broker
+
+
+class Relay:
+    """Stands before a broker's port. What comes by a connection is passed on, or kept for later."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.passes = threading.Event()  # cleared: what clients say is kept
+        self.passes.set()
+        self.has_kept = threading.Semaphore(0)
+        self._clients: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=target, args=arguments)
+        thread.start()
+        self._threads.append(thread)
+        return thread
+
+    def _accept(self) -> None:
+        with self._listener, contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._clients.append(client)
+                self._start(self._pass_on, client, self.passes)
+
+    def _pass_on(self, client: socket.socket, gate: threading.Event) -> None:
+        """What the client says; it may be gone when that arrives."""
+        with client, socket.create_connection(self._target) as server:
+            down = self._start(self._answer, server, client)
+            with contextlib.suppress(OSError):
+                while data := client.recv(1 << 20):
+                    if not gate.is_set():
+                        self.has_kept.release()
+                    gate.wait()
+                    server.sendall(data)
+            server.shutdown(socket.SHUT_WR)
+            down.join()
+
+    @staticmethod
+    def _answer(server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 20):
+                with contextlib.suppress(OSError):
+                    client.sendall(data)
+
+    def cut(self) -> threading.Event:
+        """Clients lose their connections; what they had said still arrives when that is set."""
+        kept, self.passes = self.passes, threading.Event()
+        self.passes.set()
+        self._hang_up()
+        return kept
+
+    def _hang_up(self) -> None:
+        clients, self._clients = self._clients, []
+        for client in clients:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.passes.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._hang_up()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+
+
+@contextlib.contextmanager
+def relayed(broker: Broker, producer: Producer) -> Iterator[Relay]:
+    """Between the producer and the commitlog process; lines are not concerned."""
+    producer.send("T", b"begin", queue_id=0)
+    endpoint = producer._sender.delivery.topics["T"].lanes[0].endpoint
+    producer._sender.routes.retire(endpoint)
+    relay = Relay(endpoint)
+    request = None if producer._sender.routes._transport == "zmq" else GetLine(boot_id())
+    producer._sender.routes._channels[endpoint] = Channel(
+        relay.address, "relay", line_request=request
+    )
+    producer.send("T", b"through", queue_id=0)
+    try:
+        yield relay
+    finally:
+        relay.close()
+
+
+def test_what_was_given_up_is_not_stored_behind_what_went_another_way(broker: Broker) -> None:
+    """Large goes through ZeroMQ and is held up; small goes by the line."""
+    with (
+        broker.producer(timeout_s=1, transport="auto") as producer,
+        relayed(broker, producer) as relay,
+    ):
+        until_line(producer)
+        relay.passes.clear()
+        with pytest.raises(NotConfirmed, match="may be stored, also later, until"):
+            producer.send("T", b"large" + bytes(LARGE), queue_id=0)
+        assert relay.has_kept.acquire(timeout=WAIT_S)
+        producer.send("T", b"small", queue_id=0)
+        relay.passes.set()
+        last = producer.send("T", b"last" + bytes(LARGE), queue_id=0)  # behind it, the same way
+        found = bodies_of(broker, last.queue_offset + 1)
+    assert [body[:5] for body in found[-2:]] == [b"small", b"last\0"]
+    assert not any(body.startswith(b"large") for body in found)
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_what_is_sent_again_is_not_stored_once_more_behind_others(
+    broker: Broker, linger_ms: float
+) -> None:
+    """The connection is lost for the producer, and what it had said arrives late."""
+    with (
+        broker.producer(timeout_s=WAIT_S, transport="zmq", linger_ms=linger_ms) as producer,
+        relayed(broker, producer) as relay,
+    ):
+        relay.passes.clear()
+        first = producer.send_async("T", b"first", queue_id=0)
+        assert relay.has_kept.acquire(timeout=WAIT_S)
+        kept = relay.cut()
+        first.result(WAIT_S)
+        producer.send("T", b"second", queue_id=0).wait()
+        kept.set()
+        with broker.producer(transport="zmq") as other:
+            # The broker takes what a connection holds in turn; many turns later it has come.
+            for _ in range(200):
+                last = other.send("T", b"later", queue_id=0)
+        found = bodies_of(broker, last.queue_offset + 1)
+    assert [body for body in found if body in (b"first", b"second")] == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_order_within_a_queue_after_the_writer_stood_still(
+    broker: Broker, linger_ms: float
+) -> None:
+    """Large and small go different ways into a process that is stopped, and time out one by one."""
+    sent = [b"%03d" % number + bytes(LARGE if number % 3 == 0 else 0) for number in range(6)]
+    commitlog: psutil.Process = commitlog_of(broker)
+    with broker.producer(timeout_s=0.8, transport="auto", linger_ms=linger_ms) as producer:
+        until_line(producer)
+        with stopped(commitlog.pid):
+            for body in sent:
+                with pytest.raises(NotConfirmed):
+                    producer.send("T", body, queue_id=0).wait()
+        with contextlib.suppress(NotConfirmed):  # of those before
+            producer.flush()
+        last = _until_sent(producer, b"last" + bytes(LARGE))
+        _until_sent(producer, b"last")
+        found = bodies_of(broker, last + 2)
+    stored = [body for body in found if body in sent]
+    assert stored == sorted(stored)
+    assert len(stored) == len(set(stored))
+    assert [body[:4] for body in found[-2:]] == [b"last", b"last"]
+
+
+def test_overtaken_is_a_refusal_that_may_be_tried_again() -> None:
+    assert Overtaken.retriable

@@ -1,0 +1,189 @@
+"""What an operator asks: is it there, what is it doing, where does it log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_process import json_of, run
+from family import RunningBroker
+from still import stopped
+
+from cometmq.actors.runtime.log_file import LogFile
+from cometmq.actors.runtime.logs import TextFormatter, set_up_logging
+from cometmq.actors.runtime.roles import ROLES
+from cometmq.conf import BrokerSettings
+from cometmq.conf.settings import PARTS
+from cometmq.errors import ConfigError
+
+WAIT_S = 30
+
+
+@pytest.fixture
+def broker(tmp_path: Path):  # type: ignore[no-untyped-def]
+    with RunningBroker(tmp_path / "store") as running:
+        yield running
+
+
+# --- the log ---
+
+
+def test_a_line_has_date_and_zone() -> None:
+    record = logging.LogRecord("cometmq", logging.INFO, "", 1, "text", None, None)
+    line = TextFormatter("flush").format(record)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d{4} INFO    flush: text", line)
+
+
+def append_lines(path: Path, writer: int, count: int) -> None:
+    handler = LogFile(path, 4_000, 1_000)
+    for number in range(count):
+        text = f"{writer} {number} " + "x" * (number % 90)
+        handler.emit(logging.LogRecord("cometmq", logging.INFO, "", 1, text, None, None))
+    handler.close()
+
+
+def test_several_processes_share_a_file_and_rotate_it(tmp_path: Path) -> None:
+    """No line is lost or torn, whoever rotates."""
+    path = tmp_path / "broker.log"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=append_lines, args=(path, each, 400)) for each in range(4)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join(WAIT_S)
+        assert each.exitcode == 0
+    lines = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    assert len(lines) == 1_600
+    assert {tuple(map(int, line.split()[:2])) for line in lines} == {
+        (writer, number) for writer in range(4) for number in range(400)
+    }
+    assert len(list(tmp_path.iterdir())) > 10
+    assert max(file.stat().st_size for file in tmp_path.iterdir()) < 4_000 + 5 * 120
+
+
+def test_so_many_old_files_are_kept(tmp_path: Path) -> None:
+    handler = LogFile(tmp_path / "log", 10, 2)
+    for number in range(9):
+        handler.emit(
+            logging.LogRecord("c", logging.INFO, "", 1, f"line number {number}", None, None)
+        )
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1", "log.2"]
+    assert (tmp_path / "log.2").read_text() == "line number 6\n"
+    (tmp_path / "log").rename(tmp_path / "moved")  # as logrotate does
+    handler.emit(logging.LogRecord("c", logging.INFO, "", 1, "after", None, None))
+    assert (tmp_path / "log").read_text() == "after\n"
+    handler.close()
+
+
+def test_a_broker_logs_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "broker.log"
+    settings = {"logFile": str(path), "logLevels": "allocator=ERROR;dispatcher=debug"}
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        broker.create_topic("orders")
+        assert broker.close() == 0
+    text = path.read_text()
+    assert "coordinator: topic orders is created" in text
+    assert " allocator: " not in text
+    assert broker.log == ""
+
+
+def test_levels_of_parts_are_checked() -> None:
+    assert set(PARTS) == {"broker", *(role.name for role in ROLES)}
+    for wrong, what in (("flash=DEBUG", "'flash' is none"), ("flush=LOUD", "give flush a level")):
+        with pytest.raises(ConfigError, match=what):
+            BrokerSettings.from_keys({"logLevels": wrong})
+    settings = BrokerSettings.from_keys({"logFile": "/proc/none/broker.log"})
+    with pytest.raises(ConfigError, match="logFile"):
+        set_up_logging("broker", settings)
+
+
+# --- signals ---
+
+
+def test_signals_that_ask_do_not_kill(broker: RunningBroker) -> None:
+    pids = broker.pids()
+    for pid in (broker.ready.pid, *pids.values()):
+        os.kill(pid, signal.SIGUSR2)
+    os.kill(broker.ready.pid, signal.SIGUSR1)
+    deadline = time.monotonic() + WAIT_S
+    while "asked by SIGUSR1" not in broker.log or broker.log.count("most recent call first") < 9:
+        assert time.monotonic() < deadline, broker.log
+        time.sleep(0.05)
+    assert "wrote=0" in broker.log
+    assert broker.pids() == pids
+    broker.create_topic("t")
+    broker.send("t", 0, [b"still"])
+
+
+# --- commands ---
+
+
+def test_ping(broker: RunningBroker) -> None:
+    server = broker.ready.name_server
+    found = json_of("ping", "--name-server", server)
+    assert [row["process"] for row in found] == ["commitlog", "coordinator", "reader-0"]
+    assert all(row["answers"] and row["pid"] for row in found)
+    assert run("ping", "-q", "--name-server", server).stdout == b""
+    with stopped(broker.pids()["coordinator"]):
+        some = run("ping", "--timeout", "1", "--name-server", server)
+    assert some.returncode == 1
+    assert b"1 of 3 processes do not answer within 1 s: coordinator" in some.stderr
+    nobody = run("ping", "--timeout", "1", "--name-server", "127.0.0.1:1")
+    assert nobody.returncode == 3
+
+
+def test_broker_list_and_remote_stat(broker: RunningBroker) -> None:
+    server = broker.ready.name_server
+    (row,) = json_of("broker", "list", "--name-server", server)
+    assert row["broker"] == broker.endpoints.broker
+    found = json_of("stat", "--name-server", server)
+    assert found[row["broker"]]["commitlog"]["wrote"] == 0
+
+
+def test_topics_in_json_and_unknown_names(broker: RunningBroker) -> None:
+    server = broker.ready.name_server
+    made = json_of("topic", "create", "a", "b", "--queues", "3", "--name-server", server)
+    assert made == [{"topic": "a", "error": None}, {"topic": "b", "error": None}]
+    broker.send("a", 0, [b"one"])
+    stat = json_of("stat", "--store", str(broker.store))
+    assert stat["topics"]["a"] == {"queues": 3, "messages": 1}
+    again = run("topic", "create", "a", "--queues", "4", "-o", "json", "--name-server", server)
+    assert again.returncode == 1
+    assert "queues" in json.loads(again.stdout)[0]["error"]
+    gone = json_of("topic", "delete", "b", "--name-server", server)
+    assert gone == [{"topic": "b", "error": None}]
+    reset = run("group", "reset", "nobody", "-t", "a", "--to", "earliest", "--name-server", server)
+    assert b"no broker knew group nobody before" in reset.stderr
+    release = run("store", "release", "backup", "--name-server", server)
+    assert release.returncode == 1
+    assert b"no hold backup: there is none" in release.stderr
+
+
+def test_watching_in_a_pipe_says_what_was_asked_for(broker: RunningBroker) -> None:
+    command = [sys.executable, "-m", "cometmq", "stat", "--store", str(broker.store), "-w", "0.1"]
+    for output, begins in (("table", b"time\t"), ("json", b"{")):
+        with subprocess.Popen([*command, "-o", output], stdout=subprocess.PIPE) as watching:
+            assert watching.stdout is not None
+            assert watching.stdout.readline().startswith(begins)
+            watching.terminate()
+
+
+def test_what_is_refused_is_not_unconfirmed(broker: RunningBroker) -> None:
+    server = broker.ready.name_server
+    broker.create_topic("t", 1)
+    run("topic", "update", "t", "--perm", "r", "--name-server", server)
+    command = [sys.executable, "-m", "cometmq", "msg", "send", "-t", "t", "-o", "json"]
+    command += ["--name-server", server, "--timeout", "2"]
+    done = subprocess.run(command, input=b"one\ntwo\n", capture_output=True, timeout=60)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert (found["sent"], found["refused"], found["unconfirmed"]) == (2, 2, 0)

@@ -1,0 +1,106 @@
+"""The command line in processes of its own, as a shell would run it. No tests here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+COMMAND = (sys.executable, "-m", "cometmq")
+TIMEOUT_S = 240  # Spark beside other tests
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The test run's own, without settings of a broker."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("COMETMQ_")}
+    return {**kept, **more}
+
+
+def run(
+    *arguments: str, input: bytes = b"", cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
+    """One command to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=input,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        cwd=cwd,
+        env=environment(**variables),
+    )
+
+
+def output_of(*arguments: str, input: bytes = b"", **variables: str) -> bytes:
+    """The standard output of a command that must succeed."""
+    done = run(*arguments, input=input, **variables)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def json_of(*arguments: str, input: bytes = b"", **variables: str) -> Any:
+    return json.loads(output_of(*arguments, "-o", "json", input=input, **variables))
+
+
+def start(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        start_new_session=True,
+        env=environment(**variables),
+    )
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    """Ctrl-C: exit code, what it still printed, and what it said."""
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, out, err
+
+
+class ServerProcess:
+    """`cometmq broker` or `cometmq namesrv`; `ready` is the line it prints."""
+
+    def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
+        self.process = start(*arguments, "-o", "json", cwd=cwd)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            _, said = self.process.communicate(timeout=TIMEOUT_S)
+            raise AssertionError(f"not ready: {said.decode()}")
+        self.ready: dict[str, Any] = json.loads(line)
+
+    @property
+    def name_server(self) -> str:
+        return str(self.ready["name_server"])
+
+    def stop(self) -> tuple[int, str]:
+        """End it in order: exit code, and what it said."""
+        self.process.send_signal(signal.SIGTERM)
+        _, said = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, said.decode()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.stop()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+@contextlib.contextmanager
+def serving(*arguments: str, cwd: Path | None = None) -> Iterator[ServerProcess]:
+    server = ServerProcess(*arguments, cwd=cwd)
+    try:
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,158 @@
+"""A scheduled copy, which is a deriver: it reads a queue, and has each message that is due stored
+once more, unchanged, in another topic. Delays and retries will do the same.
+
+    python copier.py
+
+Reads orders from its input, one as JSON a line, and forks for each: {"commitlog", "reader": the
+family's addresses, "until": how many are to be copied, "die": [file, line, pass] or null, "lines":
+whether to tell which it passes}. Answers with the child's exit status; or with the lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import dying
+import family
+from paths import SEARCH
+
+from cometmq.actors.runtime import deriver, inner
+from cometmq.actors.runtime.deriver import Deriver
+from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.protocol.commands import Position, PullMessages
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import Message
+
+SOURCE, TARGET, NAME = "later", "now", "copier.later.0"
+DUE = "DUE"  # property: from when on the copy may be there, in ms since 1970
+COUNT_MAX = 7  # of one write
+ANSWER_S = 1.0  # then it is tried again
+WATCHED = frozenset({str(deriver.__file__), str(inner.__file__), __file__})
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Copier:
+    """Its position's number is the queue offset of the next message that it copies."""
+
+    def __init__(self, commitlog: Channel, reader: Channel) -> None:
+        self.deriver = Deriver(commitlog, NAME, timeout_s=ANSWER_S)
+        self._reader = reader
+
+    def step(self) -> int:
+        """Copy what is due, in its order; how many."""
+        at = self.deriver.position().number
+        records = InnerRecords()
+        copied = 0
+        for message in self._next(at):
+            if int(message.properties[DUE]) > now_ms():
+                break
+            records.encoder.add_stored(records.queue(TARGET, 0), message.record)
+            copied += 1
+        if copied:
+            self.deriver.write(records, Position(0, at + copied))
+        return copied
+
+    def _next(self, at: int) -> Iterator[Message]:
+        command = PullMessages(SOURCE, 0, at, COUNT_MAX)
+        _, messages = family.pull(self._reader, command, ANSWER_S)
+        yield from messages
+
+
+def copy(commitlog: str, reader: str, until: int) -> None:
+    """Until so many are copied, whatever becomes of the broker's processes meanwhile."""
+    pause = threading.Event()
+    with Channel(commitlog) as line, Channel(reader) as other:
+        copier = Copier(line, other)
+        while True:
+            try:
+                if copier.deriver.position().number >= until:
+                    break
+                copied = copier.step()
+            except CometError:
+                copied = 0
+            if not copied:
+                pause.wait(0.005)
+
+
+# --- a process that forks copiers which die ---
+
+
+class Copiers:
+    """The test's end. It forks where no thread is and no socket."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([SEARCH, os.environ.get("PYTHONPATH", "")])
+        self._process = Popen(
+            [sys.executable, __file__], stdin=PIPE, stdout=PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+    def run(self, **order: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def obey(order: dict[str, Any]) -> Any:
+    work = partial(copy, order["commitlog"], order["reader"], order["until"])
+    if order.get("lines"):
+        return lines_of(work)
+    if order.get("die"):
+        file, number, nth = order["die"]
+        return dying.die_at(work, WATCHED, (file, number), nth)
+    lines_of(work)
+    return 0
+
+
+def lines_of(work: partial[None]) -> list[tuple[str, int, int]]:
+    """File, number and passes of each line, in a child."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            passed = dying.lines_of(work, WATCHED)
+            told = [(*line, count) for line, count in passed.items()]
+            with os.fdopen(write_end, "w") as pipe:
+                json.dump(told, pipe)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        found: list[tuple[str, int, int]] = json.load(pipe)
+    os.waitpid(child, 0)
+    return found
+
+
+def main() -> None:
+    assert Path(__file__).is_absolute()
+    for line in sys.stdin:
+        print(json.dumps(obey(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

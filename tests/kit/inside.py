@@ -1,0 +1,48 @@
+"""What tests look at inside of producers and running brokers."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+from family import RunningBroker
+
+from cometmq import Broker, Producer
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.live.control import Counter
+
+
+def channel_of(producer: Producer) -> Channel:
+    """The one to the commitlog actor."""
+    lanes = producer._sender.delivery.topics["T"].lanes
+    return producer._sender.routes.commitlog(lanes[0].endpoint, "the broker")
+
+
+def has_line(producer: Producer) -> bool:
+    return channel_of(producer)._shortcut.line is not None
+
+
+def commitlog_of(broker: Broker) -> psutil.Process:
+    (found,) = (
+        each
+        for each in psutil.Process(broker.pid).children(recursive=True)
+        if each.name() == "cmq-commitlog"
+    )
+    return found
+
+
+def wait_indexed(broker: RunningBroker) -> None:
+    _wait(broker, Counter.INDEXED)
+
+
+def wait_dispatched(broker: RunningBroker) -> None:
+    """Until every queue has its files, and what is written by now is in them."""
+    _wait(broker, Counter.DISPATCHED)
+
+
+def _wait(broker: RunningBroker, counter: Counter) -> None:
+    deadline = time.monotonic() + 60
+    with broker.control() as control:
+        while control.read(counter).value < control.read(Counter.WROTE).value:
+            assert time.monotonic() < deadline, f"{counter.name} stays behind:\n{broker.log}"
+            time.sleep(0.005)
