@@ -8,9 +8,9 @@ processes of their own that keep some commits under way; single ones have one of
 from __future__ import annotations
 
 import multiprocessing
+import select
 import socket
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -34,13 +34,15 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.configs import SubscriptionGroupConfig
 from cometmq.protocol.wire.channel import Channel
 from cometmq.protocol.wire.line import abstract
+from cometmq.shm.kernel._kernel import PacketReader, send_packets
 from cometmq.shm.os.processes import boot_id
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.tables import ConsumerOffsetTable, SubscriptionGroupTable
 
 QUEUES = 100
 CLIENTS = 4
-UNDER_WAY = 128  # by each client; a line holds some 270 answers that nobody has read
+UNDER_WAY = 128  # by each client; a line holds some 270 answers that nobody has read, ...
+LARGE_UNDER_WAY = 16  # ... and some 200 KB of commits
 INTERVAL_MS = 5_000
 SECONDS = 3
 DONE = frames.pack(1, Done())[9:]  # behind the request id
@@ -188,37 +190,68 @@ def run_client(
     """Keep UNDER_WAY commits under way; the commands are made before."""
     count = int(seconds * (100_000 if offsets == 1 else 4_000))
     heads = [frames.pack(n, command(groups, first + n, offsets, client)) for n in range(1, count)]
-    send: Callable[[bytes], object]
-    receive: Callable[[], memoryview | bytes]
+    way: DealerWay | LineWay
     if endpoint.startswith("tcp:"):
-        asking: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        asking.connect(endpoint)
-        send, receive = asking.send, asking.recv
+        way = DealerWay(endpoint)
     else:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        line.connect(abstract(endpoint))
+        way = LineWay(endpoint)
         heads = [frames.join(head, ()) or b"" for head in heads]
-        send, receive = line.send, lambda: frames.split(line.recv(frames.PACKET_MAX))[0]
     pipe.send("ready")
     pipe.recv()
-    answered, took_s = keep_under_way(send, receive, heads, seconds)
+    under_way = UNDER_WAY if offsets == 1 else LARGE_UNDER_WAY
+    answered, took_s = keep_under_way(way, heads, under_way, seconds)
     pipe.send((answered * offsets, took_s))
 
 
+class DealerWay:
+    """By ZeroMQ."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.connect(endpoint)
+
+    def send(self, heads: list[bytes]) -> None:
+        for head in heads:
+            self._socket.send(head)
+
+    def receive(self) -> list[bytes]:
+        """At least one answer."""
+        answers = [self._socket.recv()]
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            answers.append(self._socket.recv(zmq.NOBLOCK))
+        return answers
+
+
+class LineWay:
+    """By a line, as many packets with a call of the system as there are."""
+
+    def __init__(self, name: str) -> None:
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.connect(abstract(name))
+        self._reader = PacketReader(256)
+
+    def send(self, packets: list[bytes]) -> None:
+        send_packets(self._line.fileno(), tuple(packets))
+
+    def receive(self) -> list[bytes]:
+        """At least one answer."""
+        select.select([self._line], [], [])
+        return [packet[5:] for packet in self._reader.take(self._line.fileno(), UNDER_WAY)]
+
+
 def keep_under_way(
-    send: Callable[[bytes], object],
-    receive: Callable[[], memoryview | bytes],
-    heads: list[bytes],
-    seconds: float,
+    way: DealerWay | LineWay, heads: list[bytes], under_way: int, seconds: float
 ) -> tuple[int, float]:
     sent = answered = 0
     began = time.monotonic()
     while True:
-        while sent - answered < UNDER_WAY and time.monotonic() - began < seconds:
-            send(heads[sent % len(heads)])
-            sent += 1
+        if time.monotonic() - began < seconds:
+            first = sent % (len(heads) - under_way)
+            more = heads[first : first + under_way - (sent - answered)]
+            way.send(more)
+            sent += len(more)
         if sent == answered:
             return answered, time.monotonic() - began
-        answer = receive()
-        assert answer[9:] == DONE, frames.unpack(answer)
-        answered += 1
+        for answer in way.receive():
+            assert answer[9:] == DONE, frames.unpack(answer)
+            answered += 1

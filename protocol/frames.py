@@ -146,12 +146,13 @@ def join(head: bytes, payload: Sequence[bytes | bytearray | memoryview]) -> byte
 _lone_size: Final = struct.Struct(">xI").unpack_from
 
 
-def split(packet: bytes | memoryview) -> list[memoryview]:
-    """The frames of a packet, at least one. Raises BadRequest when it is none."""
+def split(packet: bytes | memoryview) -> tuple[bytes | memoryview, list[memoryview]]:
+    """(the head, the payload) in a packet. Raises BadRequest when it is none."""
+    size = len(packet)
+    if size >= 5 and packet[0] == 1 and _lone_size(packet)[0] == size - 5:
+        return packet[5:], []
     view = memoryview(packet)
-    count = view[0] if len(view) else 0
-    if count == 1 and len(view) >= 5 and _lone_size(view)[0] == len(view) - 5:
-        return [view[5:]]
+    count = view[0] if size else 0
     if not 0 < count <= PACKET_FRAMES_MAX or len(view) < _sizes(count).size:
         raise BadRequest(f"a packet of {len(view)} bytes that says it has {count} frames")
     _, *sizes = _sizes(count).unpack_from(view)
@@ -162,7 +163,7 @@ def split(packet: bytes | memoryview) -> list[memoryview]:
     for size in sizes:
         frames.append(view[at : at + size])
         at += size
-    return frames
+    return frames[0], frames[1:]
 
 
 _LONE: Final = struct.Struct(">BIBQ")  # of one frame: its size, protocol version, request id

@@ -40,11 +40,14 @@ class OffsetBook(Book):
         if isinstance(change, OffsetSet):
             self.changes += 1
             self.commits += 1
-            key = f"{change.topic}@{change.group}"
-            if key not in self._table:
+            key, queue_id = f"{change.topic}@{change.group}", change.queue_id
+            offsets = self._table.get(key)
+            if offsets is None:
+                offsets = self._table[key] = {}
                 self._note(key)
-            before = set_offset(self._table, key, change.queue_id, change.queue_offset)
-            return ((key, change.queue_id, before),)
+            before = offsets.get(queue_id)
+            offsets[queue_id] = change.queue_offset
+            return ((key, queue_id, before),)
         if isinstance(change, OffsetsForgotten):
             self.changes += 1
             keys = [f"{change.topic}@{group}" for group in self.groups_of(change.topic)]

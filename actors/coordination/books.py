@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ from cometmq.actors.coordination.files import (
     OffsetsFile,
     TopicsFile,
 )
-from cometmq.actors.coordination.ledger import Action, Ledger, Undo
+from cometmq.actors.coordination.ledger import Action, Ledger
 from cometmq.actors.coordination.snapshots import Snapshots
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import Command
@@ -102,19 +101,7 @@ class Books:
 
     def change(self, change: Change) -> None:
         """Make a change; `send` has it kept. Raises BadRequest for one that is too large."""
-        self._ledger.add(change, partial(self._make, change))
-
-    def _make(self, change: Change) -> Undo:
-        books = self._books_of[type(change)]
-        if len(books) == 1:
-            return partial(books[0].undo, books[0].apply(change))
-        undos = [partial(book.undo, book.apply(change)) for book in books]
-
-        def undo() -> None:
-            for each in undos:
-                each()
-
-        return undo
+        self._ledger.add(change, self._books_of[type(change)])
 
     def then(self, action: Action) -> None:
         """Call it with None once all that was changed until now is kept, or with the error."""

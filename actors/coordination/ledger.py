@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import zmq
 
+from cometmq.actors.books.book import Book
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import ServiceActor, Timer
 from cometmq.protocol import frames
@@ -45,7 +46,6 @@ REFUSALS: Final = (DiskFull, MessageIllegal, ServiceNotAvailable, ShuttingDown, 
 # ... and with these it will not be soon.
 LASTING: Final = (DiskFull, ServiceNotAvailable, ShuttingDown)
 
-Undo = Callable[[], None]
 Action = Callable[[CometError | None], None]
 
 
@@ -57,7 +57,7 @@ class _Batch:
     def __init__(self) -> None:
         self.packed: list[bytes] = []
         self.bytes = 0
-        self.undos: list[Undo] = []
+        self.undos: list[tuple[Book, Any]] = []
         self.actions: list[Action] = []
 
 
@@ -140,27 +140,23 @@ class Ledger:
                 "try again"
             )
 
-    def add(self, change: Change, make: Callable[[], Undo]) -> None:
-        """Make a change of the books; `send` sends it. Raises BadRequest for one that no entry has
-        room for: then it is not made.
-
-        Args:
-            make: makes it, and returns what takes it back if it is refused. The last change is
-                taken back first.
-        """
+    def add(self, change: Change, books: Sequence[Book]) -> None:
+        """Make a change of these books; `send` sends it. If it is refused they take it back, the
+        last change first. Raises BadRequest for one that no entry has room for: then it is not
+        made."""
         packed = pack_change(change)
         if len(packed) > ENTRY_BYTES_MAX:
             raise BadRequest(
                 f"a {type(change).__name__} of {len(packed)} bytes: the ledger takes at most "
                 f"{ENTRY_BYTES_MAX}"
             )
-        undo = make()
+        undos = [(book, book.apply(change)) for book in books]
         if not self._gathered or self._gathered[-1].bytes + len(packed) > self._entry_bytes_max:
             self._gathered.append(_Batch())
         batch = self._gathered[-1]
         batch.packed.append(packed)
         batch.bytes += len(packed)
-        batch.undos.append(undo)
+        batch.undos += undos
 
     def then(self, action: Action) -> None:
         """Call it with None once all that was changed until now is in the log, which may be now;
@@ -267,8 +263,8 @@ class Ledger:
         refused = self._take_waiting()
         self.undone += 1
         for batch in reversed(refused):
-            for undo in reversed(batch.undos):
-                undo()
+            for book, undo in reversed(batch.undos):
+                book.undo(undo)
         for batch in refused:
             for action in batch.actions:
                 action(error)

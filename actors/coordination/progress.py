@@ -10,7 +10,7 @@ from typing import Final
 
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
-from cometmq.actors.runtime.service import Request
+from cometmq.actors.runtime.request import Request, done_all
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
     Command,
@@ -83,11 +83,11 @@ class Progress:
 
     @staticmethod
     def _answer_commits(commits: Sequence[Request], error: CometError | None) -> None:
+        if error is None:
+            done_all(commits)
+            return
         for request in commits:
-            if error is None:
-                request.done()
-            else:
-                request.fail(error)
+            request.fail(error)
 
     def _check_owner(self, command: CommitOffsets) -> None:
         group = self._members.groups.get(command.group)

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
+COLLECT_AFTER: Final = 20_000  # objects that may be in a cycle
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -172,6 +173,9 @@ def _run(
     gc.enable()
     # What is loaded stays: no collection of a child's has to look at it, or makes its pages differ.
     gc.freeze()
+    # What a command makes goes by itself when it is answered. Thousands of them are under way at a
+    # time, in which the usual 700 would look for cycles all the time.
+    gc.set_threshold(COLLECT_AFTER)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)

@@ -10,20 +10,24 @@ import logging
 import os
 import select
 import socket
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from cometmq.actors.runtime.access import Doorman, Principal
 from cometmq.actors.runtime.request import Frames, Payload, Request, request_from
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import BadRequest
-from cometmq.protocol.wire.line import NO_WAIT, abstract, peer_uid
+from cometmq.protocol.wire.line import abstract, peer_uid
+from cometmq.shm.kernel._kernel import PacketReader, send_packets
 
 log = logging.getLogger(__name__)
 
 LINES_MAX: Final = 1_024
 BACKLOG: Final = 64
+AT_ONCE: Final = 64  # packets, by one system call
 
 
 class Caller:
@@ -36,10 +40,10 @@ class Caller:
         self.name = b"line %d" % number
         self.principal = principal
 
-    def send(self, packet: bytes) -> None:
+    def send(self, *packets: bytes) -> None:
         """A client that does not read is hung up on, and so knows that it was not answered."""
         try:
-            self.socket.send(packet, NO_WAIT)
+            send_packets(self.socket.fileno(), packets)
         except OSError as error:
             log.debug("%s: answer not sent: %s", self.name.decode(), error)
             self.hang_up()
@@ -58,7 +62,10 @@ class LineRequest(Request):
     def __init__(
         self, caller: Caller, request_id: int, command: Command, payload: Frames
     ) -> None:  # fmt: skip
-        super().__init__(request_id, command, payload, caller.principal)
+        self.request_id = request_id  # as the class above does; there is one for each message
+        self.command = command
+        self.payload = payload
+        self.principal = caller.principal
         self._caller = caller
 
     def _send(self, head: bytes, payload: Payload) -> None:
@@ -71,6 +78,14 @@ class LineRequest(Request):
 
     def done(self) -> None:
         self._caller.send(frames.done_packet(self.request_id))
+
+    @classmethod
+    def all_done(cls, requests: Sequence[Any]) -> None:
+        packets: dict[Caller, list[bytes]] = defaultdict(list)
+        for request in requests:
+            packets[request._caller].append(frames.done_packet(request.request_id))
+        for caller, some in packets.items():
+            caller.send(*some)
 
     @property
     def sender(self) -> bytes:
@@ -93,6 +108,7 @@ class LineListener:
         self._listener: socket.socket | None = listener
         self._numbers = itertools.count(1)
         self._callers: dict[int, Caller] = {}
+        self._reader = PacketReader(frames.PACKET_MAX + 1)
         # One descriptor for all of them: who waits for it need not look at every line.
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
@@ -152,25 +168,26 @@ class LineListener:
 
     def _read(self, caller: Caller, requests: list[Request], count_max: int) -> bool:
         """False when it has ended, or speaks another language."""
-        receive, make = caller.socket.recv, partial(LineRequest, caller)
-        while len(requests) < count_max:
+        make, descriptor = partial(LineRequest, caller), caller.socket.fileno()
+        doorman, principal = self._doorman, caller.principal
+        while (wanted := min(AT_ONCE, count_max - len(requests))) > 0:
             try:
-                packet = receive(frames.PACKET_MAX + 1, NO_WAIT)
-            except BlockingIOError:
-                return True
+                packets = self._reader.take(descriptor, wanted)
+                for packet in packets:
+                    if not packet:
+                        return False
+                    head, payload = frames.split(packet)
+                    parts = [frames.Part(each) for each in payload] if payload else ()
+                    request = request_from(make, head, parts, doorman, principal)
+                    if request is not None:
+                        requests.append(request)
             except OSError:
                 return False
-            if not packet:
-                return False
-            try:
-                head, *payload = frames.split(packet)
             except BadRequest as error:
                 log.warning("%s: %s", caller.name.decode(), error)
                 return False
-            parts = [frames.Part(each) for each in payload]
-            request = request_from(make, head, parts, self._doorman, caller.principal)
-            if request is not None:
-                requests.append(request)
+            if len(packets) < wanted:
+                break
         return True
 
     def _forget(self, caller: Caller) -> None:

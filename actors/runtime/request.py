@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
 
 from cometmq.actors.runtime.access import Doorman, Principal
 from cometmq.actors.runtime.guard import explained
@@ -52,6 +54,12 @@ class Request:
         """Answer Done."""
         self.reply(Done())
 
+    @classmethod
+    def all_done(cls, requests: Sequence[Any]) -> None:
+        """Answer Done to each of them, which are of this class."""
+        for request in requests:
+            request.done()
+
     def fail(self, error: CometError) -> None:
         self.reply(frames.failed(error))
 
@@ -68,9 +76,18 @@ class Request:
         return True
 
 
+MakeRequest = Callable[[int, Command, Frames], Request]
+
+
+def done_all(requests: Sequence[Request]) -> None:
+    """Answer Done to all of them; what goes to one client by one line goes together."""
+    for kind, some in groupby(requests, type):
+        kind.all_done(list(some))
+
+
 def request_from(
-    make: Callable[[int, Command, Frames], Request],
-    head: memoryview,
+    make: MakeRequest,
+    head: bytes | memoryview,
     payload: Frames,
     doorman: Doorman,
     principal: Principal,

@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar, Final
 
 import pykka
@@ -111,13 +110,15 @@ class ServiceActor(LoopActor):
     def handle(self, request: Request) -> None:
         """Carry out one request and answer it."""
         command = request.command
-        self.carry_out(request, partial(self._handlers[type(command)], command, request))
+        self.carry_out(request, self._handlers[type(command)], command, request)
 
-    def carry_out(self, request: Request, action: Callable[[], Command | None]) -> bool:
+    def carry_out(
+        self, request: Request, action: Callable[..., Command | None], *arguments: Any
+    ) -> bool:
         """Answer a request with what the action returns, or with why it failed; then False. With
         None the action has answered, or will."""
         try:
-            answer = action()
+            answer = action(*arguments)
         except Exception as caught:
             kind = type(request.command).__name__
             error = explained(caught, "%s failed in %s", kind, self.role)

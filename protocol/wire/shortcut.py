@@ -111,7 +111,7 @@ class Shortcut:
             packet = line.receive(timeout_s)
             if packet is None:
                 return False
-            head, *payload = frames.split(packet)
+            head, payload = frames.split(packet)
         except (OSError, BadRequest) as error:
             log.warning("the line to %s: %s", self._name, error)
             raise EOFError from None

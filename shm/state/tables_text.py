@@ -78,7 +78,7 @@ def offsets_pieces(
     lead = "\n\t\t"
     for key, queues in offsets:
         if queues:
-            pairs = ",".join([f"{queue_id}:{offset}" for queue_id, offset in queues.items()])
-            yield f"{lead}{dumps(key)}:{{{pairs}\n\t\t}}"
+            pairs = str(dict(queues)).replace(" ", "")[:-1]
+            yield f"{lead}{dumps(key)}:{pairs}\n\t\t}}"
             lead = ",\n\t\t"
     yield "}\n}" if lead[0] == "\n" else "\n\t}\n}"

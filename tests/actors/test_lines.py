@@ -205,7 +205,7 @@ def test_a_head_that_is_no_command_is_answered(broker: Broker) -> None:
     head = frames.HEAD.pack(1, 77) + b"\xc1"
     with line_to(broker) as line:
         line.send(frames.join(head, ()) or b"")
-        (answer,) = frames.split(line.recv(65_536))
+        answer, _ = frames.split(line.recv(65_536))
     request_id, failed = frames.unpack(answer)
     assert request_id == 77
     with pytest.raises(BadRequest, match="not a command"):
@@ -358,14 +358,14 @@ def test_packets_are_what_they_were(head: bytes, payload: list[bytes]) -> None:
         assert packet is None
     else:
         assert packet is not None
-        assert frames.split(packet) == [head, *payload]
+        assert frames.split(packet) == (head, payload)
 
 
 @given(st.binary(max_size=400))
 def test_any_packet_is_split_or_refused(packet: bytes) -> None:
     with contextlib.suppress(BadRequest):
-        found = frames.split(packet)
-        assert frames.join(bytes(found[0]), [bytes(each) for each in found[1:]]) == packet
+        head, payload = frames.split(packet)
+        assert frames.join(bytes(head), [bytes(each) for each in payload]) == packet
 
 
 def test_what_is_too_large_is_no_packet() -> None:

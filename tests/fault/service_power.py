@@ -48,6 +48,7 @@ class RunningService(RunningBroker):
         self._mark = f"{RUN}/service-{time.monotonic_ns()}"
         self._channels: list[Channel] = []
         self._closed = False
+        self.listener: threading.Thread | None = None  # who reads what it says
         began = time.monotonic()
         given = {"logLevel": "INFO", **SMALL, **settings}
         given.pop("port")
@@ -94,6 +95,12 @@ class RunningService(RunningBroker):
     def processes(self) -> list[psutil.Process]:
         return left_behind(self._mark)
 
+    def _let_go(self) -> None:
+        """What it had said before its end is heard before the pipe is closed."""
+        if self.listener is not None:
+            self.listener.join(READY_S)
+        super()._let_go()
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -121,8 +128,9 @@ class ServiceTraffic(Traffic):
     def __init__(self, service: RunningService, books: list[QueueBook]) -> None:
         super().__init__(service.endpoints, books)
         self._service = service
+        service.listener = threading.Thread(target=self._guard, args=(self._listen, 0))
         self._threads = [
-            threading.Thread(target=self._guard, args=(self._listen, 0)),
+            service.listener,
             threading.Thread(target=self._guard, args=(self._commit, 0)),
         ]
 
