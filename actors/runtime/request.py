@@ -81,7 +81,8 @@ MakeRequest = Callable[[int, Command, Frames], Request]
 
 def done_all(requests: Sequence[Request]) -> None:
     """Answer Done to all of them; what goes to one client by one line goes together."""
-    for kind, some in groupby(requests, type):
+    kinds: Callable[[Request], type[Request]] = type
+    for kind, some in groupby(requests, kinds):
         kind.all_done(list(some))
 
 

@@ -37,7 +37,7 @@ class Member:
     Args:
         name: in the group; "" = a unique one.
         start: where the group begins in a queue in which it never committed; see Consumer.
-        must_map: each broker's store has to be mapped.
+        transport: "mapped": each broker's store has to be mapped; "zmq": nothing goes past ZeroMQ.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Member:
         *,
         start: Position,
         auto_commit_s: float,
-        must_map: bool,
+        transport: str,
     ) -> None:
         self.group = group
         self.name = name or f"{socket.gethostname()[:60]}@{os.getpid()}@{uuid.uuid4().hex[:12]}"
@@ -60,7 +60,7 @@ class Member:
         self._stream = stream
         self._start = start
         self._auto_commit_s = auto_commit_s
-        self._must_map = must_map
+        self._transport = transport
         self._places: dict[str, Membership] = {}  # by broker; guarded by the lock of `owned`
         self._closed = False
 
@@ -69,7 +69,7 @@ class Member:
     def subscribe(self, topic: str, tags: str) -> None:
         """Raises NotReachable, TopicNotExist, NotMapped."""
         route = self._routes.topic(topic)
-        if self._must_map:
+        if self._transport == "mapped":
             for each in broker_routes(route):
                 check_mapped(each.endpoints)
         self._owned.subscribe(topic, tags)
@@ -118,7 +118,8 @@ class Member:
             with self._owned.lock:
                 place = self._places.get(ends.broker)
                 if place is None and not self._closed:
-                    place = Membership(self, self._owned, ends, self._auto_commit_s)
+                    near = self._transport != "zmq"
+                    place = Membership(self, self._owned, ends, self._auto_commit_s, near=near)
                     self._places[ends.broker] = place
                     place.start()
                     continue

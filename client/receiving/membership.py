@@ -14,6 +14,7 @@ from cometmq.protocol.commands import (
     BrokerEndpoints,
     CommitOffsets,
     FetchOffsets,
+    GetLine,
     GroupOffsets,
     GroupShare,
     JoinGroup,
@@ -28,6 +29,7 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.protocol.wire.steady import Steady
+from cometmq.shm.os.processes import boot_id
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +62,19 @@ class Membership:
     Each queue is owned by an epoch that the coordinator gives with it. Whatever is committed names
     it; where the coordinator knows of another one, the queue has been somebody else's meanwhile,
     and is dropped with all that is known of it.
+
+    Args:
+        near: have a line to it, where it is on this machine.
     """
 
     def __init__(
-        self, owner: Owner, owned: OwnedQueues, endpoints: BrokerEndpoints, auto_commit_s: float
+        self,
+        owner: Owner,
+        owned: OwnedQueues,
+        endpoints: BrokerEndpoints,
+        auto_commit_s: float,
+        *,
+        near: bool,
     ) -> None:
         self.endpoints = endpoints
         self.broker = endpoints.broker
@@ -73,7 +84,8 @@ class Membership:
         self._owner = owner
         self._queues = owned
         self._auto_commit_s = auto_commit_s
-        self._channel = Channel(endpoints.coordinator, self._name(endpoints))
+        self._line_request = GetLine(boot_id()) if near else None
+        self._channel = self._channel_to(endpoints)
         self._wake = threading.Condition()
         self._owned: dict[QueueKey, int] = {}  # -> epoch
         self._disowned: set[tuple[QueueKey, int]] = set()  # a commit of these was refused
@@ -91,9 +103,9 @@ class Membership:
         self._has_left = False
         self._thread = Steady(f"cometmq consumer {self.broker}", self._turn)
 
-    @staticmethod
-    def _name(endpoints: BrokerEndpoints) -> str:
-        return f"the coordinator of {endpoints.broker} at {endpoints.coordinator}"
+    def _channel_to(self, endpoints: BrokerEndpoints) -> Channel:
+        name = f"the coordinator of {endpoints.broker} at {endpoints.coordinator}"
+        return Channel(endpoints.coordinator, name, line_request=self._line_request)
 
     def start(self) -> None:
         self._thread.start()
@@ -118,11 +130,8 @@ class Membership:
             old, self.endpoints = self.endpoints, endpoints
             if old.coordinator == endpoints.coordinator:
                 return
-            line, self._channel = (
-                self._channel,
-                Channel(endpoints.coordinator, self._name(endpoints)),
-            )
-        line.close()
+            before, self._channel = self._channel, self._channel_to(endpoints)
+        before.close()
 
     def commit(self) -> None:
         """Commit what is acknowledged, now. Raises what the coordinator answers."""

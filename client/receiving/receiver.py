@@ -63,7 +63,7 @@ class Receiver:
             self.stream,
             start=start,
             auto_commit_s=auto_commit_s,
-            must_map=transport == "mapped",
+            transport=transport,
         )
         self._closed = False
         _receivers.add(self)

@@ -110,7 +110,9 @@ class PendingRequests:
         found = [each for each in list(self._by_id.values()) if wanted(each)]
         return [each for each in found if self.take(each.request_id) is not None]
 
-    def match(self, head: memoryview, payload: Sequence[Frame], settled: list[Settled]) -> None:
+    def match(
+        self, head: bytes | memoryview, payload: Sequence[Frame], settled: list[Settled]
+    ) -> None:
         """Add what an answer settles; nothing if that timed out meanwhile, or was told and not
         asked."""
         pending = self.take(frames.request_id_of(head))

@@ -50,7 +50,7 @@ cdef class PacketReader:
     def take(self, int fd, Py_ssize_t count_max):
         cdef mmsghdr headers[PACKETS_AT_ONCE]
         cdef iovec parts[PACKETS_AT_ONCE]
-        cdef int wanted = <int>min(count_max, <Py_ssize_t>PACKETS_AT_ONCE), found, i
+        cdef int wanted = <int>max(0, min(count_max, <Py_ssize_t>PACKETS_AT_ONCE)), found, i
         cdef list packets = []
         memset(headers, 0, sizeof(headers))
         for i in range(wanted):
@@ -76,12 +76,13 @@ def send_packets(int fd, tuple packets not None):
     cdef iovec parts[PACKETS_AT_ONCE]
     cdef Py_ssize_t done = 0, count = len(packets)
     cdef int some, sent, i
-    cdef bytes packet
     memset(headers, 0, sizeof(headers))
     while done < count:
         some = <int>min(count - done, <Py_ssize_t>PACKETS_AT_ONCE)
         for i in range(some):
             packet = packets[done + i]
+            if not PyBytes_CheckExact(packet):
+                raise TypeError(f"a packet is bytes, not {type(packet).__name__}")
             parts[i].iov_base = PyBytes_AS_STRING(packet)
             parts[i].iov_len = PyBytes_GET_SIZE(packet)
             headers[i].msg_hdr.msg_iov = &parts[i]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import channel_of, commitlog_of, has_line
+from inside import channel_of, commitlog_of, commits_by_line, has_line
 from old_segments import until
 
 from cometmq import Broker, Consumer
@@ -67,6 +67,23 @@ def test_a_producer_here_has_a_line_and_one_that_does_not_want_it_has_none(broke
     with broker.producer(transport="local") as local:
         local.send("T", b"local")
         assert has_line(local)
+
+
+def test_a_consumer_here_has_one_to_the_coordinator(broker: Broker) -> None:
+    with broker.producer() as producer:
+        producer.send("T", b"x")
+    with (
+        broker.consumer("near", "T", start="earliest") as near,
+        broker.consumer("far", "T", start="earliest", transport="zmq") as far,
+    ):
+        for consumer in (near, far):
+            messages = consumer.poll(1, WAIT_S)
+            consumer.ack(messages)
+            consumer.commit()
+        assert commits_by_line(near)
+        assert not commits_by_line(far)
+    with broker.consumer("near", "T", start="earliest") as again:
+        assert again.poll(1, 0.2) == []
 
 
 def test_it_is_insisted_on_in_vain(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import time
 import psutil
 from family import RunningBroker
 
-from cometmq import Broker, Producer
+from cometmq import Broker, Consumer, Producer
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import Counter
 
@@ -20,6 +20,12 @@ def channel_of(producer: Producer) -> Channel:
 
 def has_line(producer: Producer) -> bool:
     return channel_of(producer)._shortcut.line is not None
+
+
+def commits_by_line(consumer: Consumer) -> bool:
+    """Whether it has a line to each coordinator that it commits to."""
+    places = consumer._member._places.values()
+    return bool(places) and all(each._channel._shortcut.line is not None for each in places)
 
 
 def commitlog_of(broker: Broker) -> psutil.Process:

@@ -26,7 +26,9 @@ FLAGS = (
     # memcpy of no bytes from NULL, which the next C allows: Arrow's empty columns have no buffer.
     "-fno-sanitize=nonnull-attribute",
 )  # fmt: skip
-KERNEL_TESTS = ("test_kernel.py", "test_columns.py", "test_rows.py", "test_java.py")
+KERNEL_TESTS = (
+    "test_kernel.py", "test_columns.py", "test_rows.py", "test_java.py", "test_packets.py",
+)  # fmt: skip
 LIMITS_S = 600
 
 
