@@ -63,7 +63,7 @@ def test_sends_that_failed_while_no_broker_was_there_are_not_stored_by_the_next(
 ) -> None:
     with contextlib.ExitStack() as later:
         with fake_broker() as first:
-            producer = Producer(first.address, linger_ms=linger_ms, timeout_s=0.6)
+            producer = Producer(first.address, linger_ms=linger_ms, timeout_s=2)
             producer.send("t", b"before", queue_id=0).wait()
         with pytest.raises((NotReachable, NotConfirmed)):  # the loss may not have been noticed yet
             producer.send("t", b"early 0", queue_id=0).wait()
@@ -86,7 +86,7 @@ def test_nothing_of_it_is_in_the_store_of_a_broker_that_comes_back(
     port = free_ports()
     settings = {"logLevel": "ERROR"}
     with Broker(tmp_path / "store", port=port, settings=settings):
-        producer = Producer(f"127.0.0.1:{port}", timeout_s=1, transport=transport)
+        producer = Producer(f"127.0.0.1:{port}", timeout_s=2, transport=transport)
         producer.send("T", b"before", queue_id=0)
         if transport == "auto":
             until_line(producer)
@@ -224,7 +224,7 @@ def relayed(broker: Broker, producer: Producer) -> Iterator[Relay]:
 def test_what_was_given_up_is_not_stored_behind_what_went_another_way(broker: Broker) -> None:
     """Large goes through ZeroMQ and is held up; small goes by the line."""
     with (
-        broker.producer(timeout_s=1, transport="auto") as producer,
+        broker.producer(timeout_s=3, transport="auto") as producer,
         relayed(broker, producer) as relay,
     ):
         until_line(producer)

@@ -141,7 +141,7 @@ def test_the_copier_is_killed_at_every_line(copiers: Copiers, tmp_path: Path) ->
         addresses = {"commitlog": broker.address("commitlog"), "reader": broker.address("reader-0")}
         schedule(broker, 9)
         sent, unpassed = 9, []
-        lines = copiers.run(**addresses, until=sent, lines=True)
+        lines = copiers.run(**addresses, until=sent, lines=True, patient=True)
         assert len(lines) > 40
         for file, number, _ in lines:
             delay_ms, status = DELAY_MS, 0
@@ -149,7 +149,7 @@ def test_the_copier_is_killed_at_every_line(copiers: Copiers, tmp_path: Path) ->
                 schedule(broker, 8, 0)
                 schedule(broker, 1, delay_ms)
                 sent, delay_ms = sent + 9, 2 * delay_ms
-                status = copiers.run(**addresses, until=sent, die=[file, number, 1])
+                status = copiers.run(**addresses, until=sent, die=[file, number, 1], patient=True)
             if status != DIED:
                 unpassed.append((file, number))
         assert len(unpassed) <= 2, unpassed  # where something took too long once, and did not again

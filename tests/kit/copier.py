@@ -5,7 +5,8 @@ once more, unchanged, in another topic. Delays and retries will do the same.
 
 Reads orders from its input, one as JSON a line, and forks for each: {"commitlog", "reader": the
 family's addresses, "until": how many are to be copied, "die": [file, line, pass] or null, "lines":
-whether to tell which it passes}. Answers with the child's exit status; or with the lines.
+whether to tell which it passes, "patient": whether nothing that it asks is asked again}. Answers
+with the child's exit status; or with the lines.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ SOURCE, TARGET, NAME = "later", "now", "copier.later.0"
 DUE = "DUE"  # property: from when on the copy may be there, in ms since 1970
 COUNT_MAX = 7  # of one write
 ANSWER_S = 1.0  # then it is tried again
+PATIENT_S = 60.0
 WATCHED = frozenset({str(deriver.__file__), str(inner.__file__), __file__})
 
 
@@ -48,9 +50,10 @@ def now_ms() -> int:
 class Copier:
     """Its position's number is the queue offset of the next message that it copies."""
 
-    def __init__(self, commitlog: Channel, reader: Channel) -> None:
-        self.deriver = Deriver(commitlog, NAME, timeout_s=ANSWER_S)
+    def __init__(self, commitlog: Channel, reader: Channel, timeout_s: float = ANSWER_S) -> None:
+        self.deriver = Deriver(commitlog, NAME, timeout_s=timeout_s)
         self._reader = reader
+        self._timeout_s = timeout_s
 
     def step(self) -> int:
         """Copy what is due, in its order; how many."""
@@ -68,15 +71,15 @@ class Copier:
 
     def _next(self, at: int) -> Iterator[Message]:
         command = PullMessages(SOURCE, 0, at, COUNT_MAX)
-        _, messages = family.pull(self._reader, command, ANSWER_S)
+        _, messages = family.pull(self._reader, command, self._timeout_s)
         yield from messages
 
 
-def copy(commitlog: str, reader: str, until: int) -> None:
+def copy(commitlog: str, reader: str, until: int, timeout_s: float) -> None:
     """Until so many are copied, whatever becomes of the broker's processes meanwhile."""
     pause = threading.Event()
     with Channel(commitlog) as line, Channel(reader) as other:
-        copier = Copier(line, other)
+        copier = Copier(line, other, timeout_s)
         while True:
             try:
                 if copier.deriver.position().number >= until:
@@ -117,7 +120,8 @@ class Copiers:
 
 
 def obey(order: dict[str, Any]) -> Any:
-    work = partial(copy, order["commitlog"], order["reader"], order["until"])
+    timeout_s = PATIENT_S if order.get("patient") else ANSWER_S
+    work = partial(copy, order["commitlog"], order["reader"], order["until"], timeout_s)
     if order.get("lines"):
         return lines_of(work)
     if order.get("die"):
