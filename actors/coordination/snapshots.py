@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Action = Callable[[], None]
 
-SLICE_S: Final = 0.0005  # of the actor's time, between two looks at its sockets
+SLICE_S: Final = 0.00025  # of the actor's time, between two looks at its sockets
 CONTENTS_MAX: Final = 8  # that the mark names, where the disk has failed and it is not known which
 
 

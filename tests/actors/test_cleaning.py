@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,6 @@ from cometmq.shm.os.files import RETIRED_DIR, list_segments, segment_name
 from cometmq.shm.reading.ledger_log import ledger_needed_from
 from cometmq.shm.state.holds import ARCHIVE_HOLD, HOLDS_FILE, read_holds
 from cometmq.shm.state.identity import read_identity
-
-
-def another_hour() -> str:
-    return f"{(datetime.now() + timedelta(hours=12)).hour:02d}"
 
 
 def rounds_pass(broker: RunningBroker, count: int = 3) -> dict[str, Any]:
@@ -302,7 +298,7 @@ class RunningCounters:
 
 def test_a_cleaner_that_is_killed_in_a_broker(tmp_path: Path) -> None:
     """While it waits for a user and while it releases; the next one goes on."""
-    settings = FAST | {"deleteWhen": another_hour(), "recycledSegmentsMax": 0}
+    settings = FAST | {"recycledSegmentsMax": 0}
     with RunningBroker(tmp_path / "store", settings) as broker:
         broker.create_topic("t")
         sent = write_segments(broker, 6)
@@ -323,7 +319,7 @@ def test_a_cleaner_that_is_killed_in_a_broker(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_is_killed_leaves_nothing_for_long(tmp_path: Path) -> None:
-    settings = FAST | {"deleteWhen": another_hour(), "recycledSegmentsMax": 2}
+    settings = FAST | {"recycledSegmentsMax": 2}
     with RunningBroker(tmp_path / "store", settings) as broker:
         broker.create_topic("t")
         write_segments(broker, 6)
@@ -347,7 +343,7 @@ def test_a_broker_that_is_killed_leaves_nothing_for_long(tmp_path: Path) -> None
 
 def test_old_segments_go_in_the_hours_of_delete_when(tmp_path: Path) -> None:
     """Not in others; young ones, the last one, and all behind a young one stay."""
-    with RunningBroker(tmp_path / "store", FAST | {"deleteWhen": another_hour()}) as broker:
+    with RunningBroker(tmp_path / "store", FAST) as broker:
         broker.create_topic("t")
         write_segments(broker, 6)
         make_old(broker, 2)
@@ -434,7 +430,6 @@ def test_readers_let_go_by_themselves(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_segment_that_is_used_is_waited_for(how: str, tmp_path: Path) -> None:
     settings = FAST | {
-        "deleteWhen": another_hour(),
         "destroyMapedFileIntervalForcibly": 500 if how == "by force" else 120_000,
         "recycledSegmentsMax": 1,
     }
@@ -492,7 +487,7 @@ def test_deleted_segments_are_used_again(tmp_path: Path) -> None:
 
 def test_a_hold_outlives_the_broker(tmp_path: Path) -> None:
     settings = FAST | {"deleteWhen": ALL_HOURS}
-    with RunningBroker(tmp_path / "store", settings | {"deleteWhen": another_hour()}) as broker:
+    with RunningBroker(tmp_path / "store", settings) as broker:
         broker.create_topic("t")
         write_segments(broker, 5)
         with Admin(broker.ready.name_server) as admin:
@@ -592,7 +587,7 @@ def test_illegal_holds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_manual_deletion_and_holds_on_the_command_line(tmp_path: Path) -> None:
-    settings = FAST | {"deleteWhen": another_hour()}
+    settings = FAST
     with RunningBroker(tmp_path / "store", settings) as broker:
         broker.create_topic("t")
         write_segments(broker, 4)
@@ -664,7 +659,7 @@ def test_queues_and_index_follow(tmp_path: Path) -> None:
 
 def test_a_dispatcher_that_dies_during_a_deletion(tmp_path: Path) -> None:
     """The next one brings the queues to where the log begins now."""
-    settings = FAST | {"deleteWhen": another_hour()}
+    settings = FAST
     with RunningBroker(tmp_path / "store", settings) as broker:
         broker.create_topic("t")
         write_segments(broker, 4)
@@ -748,7 +743,7 @@ MARKS: dict[str, Any] = {
 @pytest.mark.slow
 def test_past_each_mark(disk: Path) -> None:
     """Old ones first, then young ones as far as needed, then writes are refused; and back."""
-    settings = FAST | MARKS | {"deleteWhen": another_hour()}
+    settings = FAST | MARKS
     with RunningBroker(disk / "store", settings) as broker:
         broker.create_topic("t")
         write_segments(broker, 20)
@@ -785,7 +780,7 @@ def test_past_each_mark(disk: Path) -> None:
 @pytest.mark.slow
 def test_over_the_warning_level_writes_are_refused(forcibly: bool, disk: Path) -> None:
     settings = FAST | MARKS | {
-        "deleteWhen": another_hour(), "cleanFileForciblyEnable": forcibly,
+        "cleanFileForciblyEnable": forcibly,
     }  # fmt: skip
     with RunningBroker(disk / "store", settings) as broker:
         broker.create_topic("t")
@@ -849,7 +844,7 @@ def test_only_a_disk_that_is_too_full_overrides_a_hold(disk: Path) -> None:
 @pytest.mark.slow
 def test_a_full_disk_and_an_archive_that_is_behind(overflow: str, disk: Path) -> None:
     settings = FAST | MARKS | {
-        "deleteWhen": another_hour(), "archiveHold": True, "archiveOverflow": overflow,
+        "archiveHold": True, "archiveOverflow": overflow,
     }  # fmt: skip
     with RunningBroker(disk / "store", settings) as broker:
         broker.create_topic("t")
@@ -877,7 +872,7 @@ def test_a_full_disk_and_an_archive_that_is_behind(overflow: str, disk: Path) ->
 @pytest.mark.parametrize("keeps", [False, True])
 def test_what_no_group_has_read(keeps: bool, disk: Path) -> None:
     """Said for each topic when it goes by force, or kept until a group has read it."""
-    settings = FAST | MARKS | {"deleteWhen": another_hour(), "neverDeleteUnread": keeps}
+    settings = FAST | MARKS | {"neverDeleteUnread": keeps}
     with RunningBroker(disk / "store", settings) as broker:
         broker.create_topic("t")
         sent = write_segments(broker, 8)
@@ -907,7 +902,7 @@ def test_what_no_group_has_read(keeps: bool, disk: Path) -> None:
 @pytest.mark.slow
 def test_a_user_does_not_have_more_deleted_than_is_needed(disk: Path) -> None:
     """What is held counts as on its way out, until it is removed by force."""
-    settings = FAST | MARKS | {"deleteWhen": another_hour()}
+    settings = FAST | MARKS
     with RunningBroker(disk / "store", settings) as broker:
         broker.create_topic("t")
         write_segments(broker, 12)
@@ -927,7 +922,7 @@ def test_a_user_does_not_have_more_deleted_than_is_needed(disk: Path) -> None:
 @pytest.mark.slow
 def test_a_cleaner_that_comes_back_tells_whether_the_disk_is_full(disk: Path) -> None:
     """The one before it had writes refused; it was killed, and then there was room again."""
-    settings = FAST | MARKS | {"deleteWhen": another_hour(), "cleanFileForciblyEnable": False}
+    settings = FAST | MARKS | {"cleanFileForciblyEnable": False}
     with RunningBroker(disk / "store", settings) as broker:
         broker.create_topic("t")
         filler = fill_to(disk, 95)

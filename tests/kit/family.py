@@ -68,6 +68,7 @@ SMALL: Mapping[str, object] = {
     "maxIndexNum": 40_000,
     "mlockEnable": False,
     "cleanResourceInterval": 600_000,  # a test asks for it, or sets it
+    "deleteWhen": f"{(time.localtime().tm_hour + 12) % 24:02d}",  # likewise, whatever the time is
     "diskMaxUsedSpaceRatio": 95,
 }
 #: In the environment of every process of every broker of this test run; see `left_behind`.
