@@ -47,7 +47,8 @@ class Holds:
         log_begin: as the cleaner has it.
     """
 
-    def __init__(self, books: Books, relay: Relay, store: Path, log_begin: Callable[[], int]
+    def __init__(
+        self, books: Books, relay: Relay, store: Path, log_begin: Callable[[], int]
     ) -> None:
         self._books = books
         self._book = books.holds

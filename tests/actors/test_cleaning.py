@@ -580,10 +580,10 @@ def test_illegal_holds(tmp_path: Path) -> None:
         assert [hold.physical_offset for hold in answer.holds] == [0]
         with pytest.raises(CometError, match="does not take PlaceHold"):
             broker.commitlog.ask(PlaceHold("h"))
-    (tmp_path / "store" / HOLDS_FILE).write_bytes(b"[[1,")
-    with pytest.raises(StoreDamaged, match=r"cometmq\.holds"):
+    (tmp_path / "store" / "config" / HOLDS_FILE).write_bytes(b'{"holds":')
+    with pytest.raises(StoreDamaged, match=r"holds\.json"):
         read_holds(tmp_path / "store")
-    with pytest.raises(StoreDamaged, match=r"cometmq\.holds"):
+    with pytest.raises(StoreDamaged, match=r"holds\.json"):
         RunningBroker(tmp_path / "store").close()
 
 

@@ -134,8 +134,7 @@ def port_behind_the_last(_store: Path) -> tuple[Settings, str]:
 REASONS = [
     other_segments, other_queue_segments, foreign_file, damaged_checkpoint,
     damaged_identity, damaged_holds, damaged_new_holds, log_elsewhere, no_room_for_a_message,
-    unsupported_role,
-    nobody_s_address, port_behind_the_last, no_such_group,
+    unsupported_role, nobody_s_address, port_behind_the_last, no_such_group,
     *(
         pytest.param(damaged_config(name, content), id=f"{name}-{number}")
         for name in ("topics.json", "subscriptionGroup.json", "consumerOffset.json")

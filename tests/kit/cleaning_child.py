@@ -76,8 +76,8 @@ def new_run(store: Path, wrote: int) -> None:
     QueueTable.create(store / QUEUES_FILE, control.read(Counter.QUEUES))
 
 
-def clean(store: Path) -> None:
-    """What a cleaner does from its start until nothing is left to do."""
+def cleaner_of(store: Path) -> cleaner.CleanerActor:
+    """One that nobody has started, and whose neighbours are not there."""
     settings = BrokerSettings(
         store_path_root_dir=store,
         mapped_file_size_commit_log_bytes=SEGMENT,
@@ -87,7 +87,12 @@ def clean(store: Path) -> None:
     address = f"ipc://@cometmq-test-{os.getpid()}"
     addresses = {"commitlog": address, "coordinator": f"{address}-2"}
     family = Family("cleaner", settings, store, [os.eventfd(0)], 0, addresses)
-    actor = cleaner.CleanerActor(family)
+    return cleaner.CleanerActor(family)
+
+
+def clean(store: Path) -> None:
+    """What a cleaner does from its start until nothing is left to do."""
+    actor = cleaner_of(store)
     actor._retired._step_bytes = SEGMENT // 4
     actor.on_start()
     actor.on_set_holds(SetHolds(1, 1, []), cast(Any, None))
