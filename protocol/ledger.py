@@ -129,9 +129,22 @@ class TopicAsked(Change, frozen=True, tag=13, gc=False):
     topic: str
 
 
+class HoldPut(Change, frozen=True, tag=14, gc=False):
+    """Nothing at or above that physical offset is deleted, until that time if it is not 0."""
+
+    name: str
+    physical_offset: int
+    expires_ms: int  # since 1970
+
+
+class HoldDropped(Change, frozen=True, tag=15, gc=False):
+    name: str
+
+
 KINDS: Final = (
     OffsetSet, OffsetsForgotten, TopicPut, TopicRemoved, GroupPut, GroupRemoved,
     MemberJoined, MemberLeft, Subscribed, Unsubscribed, QueueOwned, VersionGiven, TopicAsked,
+    HoldPut, HoldDropped,
 )  # fmt: skip
 AnyChange = Union[KINDS]  # type: ignore[valid-type]  # noqa: UP007
 

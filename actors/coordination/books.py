@@ -9,6 +9,7 @@ from typing import Final
 from cometmq.actors.books.book import Book
 from cometmq.actors.coordination.files import (
     GroupsFile,
+    HoldsFile,
     MembersFile,
     OffsetsFile,
     TopicsFile,
@@ -26,7 +27,7 @@ CONFIG_DIR: Final = "config"
 
 
 class Books:
-    """Topics, groups, members and offsets; the one way to change them.
+    """Topics, groups, members, offsets and holds; the one way to change them.
 
     Args:
         store: must exist.
@@ -41,13 +42,16 @@ class Books:
         self._groups_file = GroupsFile(config_dir)
         self._members_file = MembersFile(config_dir)
         self._offsets_file = OffsetsFile(config_dir)
+        self._holds_file = HoldsFile(store)
         self._files = (
-            self._topics_file, self._groups_file, self._members_file, self._offsets_file
+            self._topics_file, self._groups_file, self._members_file, self._offsets_file,
+            self._holds_file,
         )  # fmt: skip
         self.topics = self._topics_file.book
         self.groups = self._groups_file.book
         self.members = self._members_file.book
         self.offsets = self._offsets_file.book
+        self.holds = self._holds_file.book
         self.silent_s = self._members_file.silent_s  # since the last coordinator was seen to live
         self._ledger: Ledger
         self.snapshots: Snapshots
@@ -99,9 +103,18 @@ class Books:
         """Raises SystemBusy while so much waits for the log that no more is taken."""
         self._ledger.check_room()
 
-    def change(self, change: Change) -> None:
-        """Make a change; `send` has it kept. Raises BadRequest for one that is too large."""
-        self._ledger.add(change, self._books_of[type(change)])
+    @property
+    def epoch(self) -> int:
+        """Of this life of the coordinator: above those of all that were before it."""
+        return self._ledger.covered.epoch
+
+    def change(self, change: Change, *, on_disk: bool = False) -> None:
+        """Make a change; `send` has it kept. Raises BadRequest for one that is too large.
+
+        Args:
+            on_disk: it is not kept before a power cut cannot take it either.
+        """
+        self._ledger.add(change, self._books_of[type(change)], on_disk=on_disk)
 
     def then(self, action: Action) -> None:
         """Call it with None once all that was changed until now is kept, or with the error."""

@@ -11,6 +11,7 @@ import pykka
 
 from cometmq.actors.coordination.announcing import Announcing
 from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.holds import Holds
 from cometmq.actors.coordination.members import Members, MemberSettings
 from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
@@ -27,6 +28,7 @@ from cometmq.protocol.ledger import (
     ENTRY_BYTES_MAX,
     entry_bytes_max,
 )
+from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.ledger_log import LedgerLog
 
 CONFIRM_TIMEOUT_S: Final = 2.5  # below the 3 s that a client waits, so that it hears the reason
@@ -41,11 +43,11 @@ class CoordinatorSettings(MemberSettings, TopicSettings, Protocol):
 
 
 class CoordinatorActor(ServiceActor):
-    """Keeps topics, consumer groups and consumer offsets.
+    """Keeps topics, consumer groups, consumer offsets and holds.
 
     Writes, alone: config/*.json, cometmq.ledger.
-    Wakes on: commands, answers of the commitlog process and the name servers, timers: held
-        JoinGroups, silent members, flushConsumerOffsetInterval, a registration every 30 s.
+    Wakes on: commands, answers of the commitlog process, the cleaner and the name servers, timers:
+        held JoinGroups, silent members, flushConsumerOffsetInterval, a registration every 30 s.
     Dies: of a config file that is damaged at the start, with its .bak. A file that cannot be
         written fails the request, which then has changed nothing.
 
@@ -63,6 +65,7 @@ class CoordinatorActor(ServiceActor):
         wait_dispatched: until `stored` knows all that is in the log. Raises ServiceNotAvailable
             when that takes too long.
         cleaner_endpoint: where the cleaner takes what clients want of it; empty: nobody does.
+        log_begin: the physical offset that the log begins at.
         name_server_endpoints: all of them are told. With none, routes are only had from here.
         entry_bytes_max: of the changes in an entry of the ledger.
         family_address: where the family comes; lines of clients are beside it. Empty: there are
@@ -71,7 +74,7 @@ class CoordinatorActor(ServiceActor):
     """
 
     role: ClassVar[str] = "coordinator"
-    part_types: ClassVar[tuple[type, ...]] = (Topics, Members, Progress, Views, Relay)
+    part_types: ClassVar[tuple[type, ...]] = (Topics, Members, Progress, Views, Relay, Holds)
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class CoordinatorActor(ServiceActor):
         *,
         commitlog_endpoint: str,
         cleaner_endpoint: str = "",
+        log_begin: Callable[[], int] = lambda: 0,
         name_server_endpoints: Sequence[str],
         confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
         ledger_log: Callable[[], LedgerLog],
@@ -100,6 +104,7 @@ class CoordinatorActor(ServiceActor):
         self._relay = Relay(
             self, cleaner_endpoint, lambda action: self._books.snapshots.then(action)
         )
+        self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         super().__init__(bind=bind, limits=limits)
         self._go_on = partial(
             self._books.go_on,
@@ -121,15 +126,17 @@ class CoordinatorActor(ServiceActor):
         self._family_address = family_address
 
     def parts(self) -> Sequence[object]:
-        return self._topics, self._members, self._progress, self._views, self._relay
+        return self._topics, self._members, self._progress, self._views, self._relay, self._holds
 
     @classmethod
     def of_family(cls, family: Family, bind: Sequence[tuple[str, bool]]) -> pykka.ActorRef[Any]:
+        log_begin = family.control.read(Counter.MIN_OFFSET)
         return cls.start(
             family.settings,
             family.store,
             commitlog_endpoint=family.addresses["commitlog"],
             cleaner_endpoint=family.addresses["cleaner"],
+            log_begin=lambda: log_begin.value,
             name_server_endpoints=list(family.name_servers),
             ledger_log=family.ledger_log,
             queue_ends=family.queue_ends,
@@ -150,6 +157,7 @@ class CoordinatorActor(ServiceActor):
         self._topics.begin(self._announcing)
         self._announcing.start()
         self._members.begin()
+        self._holds.begin()
         self.every(self._settings.flush_consumer_offset_interval_ms / 1000, self._flush)
         self.every(self._settings.consumer_session_timeout_ms / 1000 / LOOKS, self._expire)
         self._finish_round()

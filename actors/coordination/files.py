@@ -16,12 +16,20 @@ import msgspec
 from cometmq.actors.books.book import Book
 from cometmq.actors.books.group_share import GroupRecord
 from cometmq.actors.books.groups import GroupBook
+from cometmq.actors.books.holds import HoldBook
 from cometmq.actors.books.members import MemberBook
 from cometmq.actors.books.offsets import Moved, OffsetBook
 from cometmq.actors.books.topics import TopicBook
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.ledger import OffsetSet
 from cometmq.shm.state.config_files import ConfigFile
+from cometmq.shm.state.holds import (
+    forget_old_holds,
+    has_old_holds,
+    holds_file,
+    holds_text,
+    load_holds,
+)
 from cometmq.shm.state.tables import (
     ConsumerOffsetTable,
     DataVersion,
@@ -146,6 +154,22 @@ class MembersFile:
             book.records(),
             [(name, sorted(topics)) for name, topics in book.subscribed.items() if topics],
         )
+
+
+class HoldsFile:
+    """holds.json, which RocketMQ does not have. In a store of before it there may be another file:
+    that is what the book begins with until the first snapshot has taken its place."""
+
+    def __init__(self, store: Path) -> None:
+        self.file = holds_file(store)
+        self.book = HoldBook(load_holds(store, self.file))
+        if self.file.loaded_from is not None:
+            forget_old_holds(store)
+        elif has_old_holds(store):
+            self.book.changes += 1  # in no snapshot yet
+
+    def pieces(self) -> Iterator[str]:
+        yield holds_text(self.book.all().values())
 
 
 class OffsetsFile:

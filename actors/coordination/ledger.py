@@ -14,7 +14,7 @@ from cometmq.actors.books.book import Book
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import ServiceActor, Timer
 from cometmq.protocol import frames
-from cometmq.protocol.commands import Command, Failed, RecordsAppended
+from cometmq.protocol.commands import Command, Cover, Failed, RecordsAppended
 from cometmq.protocol.errors import (
     BadRequest,
     CometError,
@@ -52,11 +52,12 @@ Action = Callable[[CometError | None], None]
 class _Batch:
     """The changes of one entry, and what is to be done when it is known what became of it."""
 
-    __slots__ = ("actions", "bytes", "packed", "undos")
+    __slots__ = ("actions", "bytes", "cover", "packed", "undos")
 
     def __init__(self) -> None:
         self.packed: list[bytes] = []
         self.bytes = 0
+        self.cover = Cover.POLICY
         self.undos: list[tuple[Book, Any]] = []
         self.actions: list[Action] = []
 
@@ -140,10 +141,14 @@ class Ledger:
                 "try again"
             )
 
-    def add(self, change: Change, books: Sequence[Book]) -> None:
+    def add(self, change: Change, books: Sequence[Book], *, on_disk: bool = False) -> None:
         """Make a change of these books; `send` sends it. If it is refused they take it back, the
         last change first. Raises BadRequest for one that no entry has room for: then it is not
-        made."""
+        made.
+
+        Args:
+            on_disk: its entry counts as stored once it is on the disk, whatever the policy.
+        """
         packed = pack_change(change)
         if len(packed) > ENTRY_BYTES_MAX:
             raise BadRequest(
@@ -157,6 +162,8 @@ class Ledger:
         batch.packed.append(packed)
         batch.bytes += len(packed)
         batch.undos += undos
+        if on_disk:
+            batch.cover = Cover.FLUSHED
 
     def then(self, action: Action) -> None:
         """Call it with None once all that was changed until now is in the log, which may be now;
@@ -190,7 +197,7 @@ class Ledger:
     def _hand_over(self, flight: _Flight) -> None:
         records = InnerRecords(size_max=2 * ENTRY_BYTES_MAX)
         records.encoder.add(records.queue(LEDGER_TOPIC, LEDGER_QUEUE), flight.body, b"")
-        command, payload = records.take()
+        command, payload = records.take(flight.batch.cover)
         self._request_id += 1
         head = frames.pack(self._request_id, command)
         try:

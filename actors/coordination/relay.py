@@ -8,10 +8,10 @@ from typing import Final
 
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.protocol.commands import Command, DeleteSegments
-from cometmq.protocol.errors import NotConfirmed, ServiceNotAvailable, SystemBusy
+from cometmq.protocol.errors import CometError, NotConfirmed, ServiceNotAvailable, SystemBusy
 from cometmq.protocol.wire.channel import Channel, Pending
 
-RELAYED_MAX: Final = 64  # commands that the cleaner has not answered yet
+RELAYED_MAX: Final = 64  # requests that wait for the cleaner
 RELAY_TIMEOUT_S: Final = 60
 
 
@@ -35,38 +35,49 @@ class Relay:
         if self._cleaner is not None:
             self._cleaner.close()
 
-    def pass_on(self, command: Command, request: Request) -> None:
-        """Have the cleaner answer it."""
+    def expect(self, request: Request) -> None:
+        """From now on it waits for the cleaner, and is answered in any case: by `hand_back`, `fail`
+        or when time is up. Raises SystemBusy, ServiceNotAvailable."""
         if self._cleaner is None:
             raise ServiceNotAvailable("no cleaner belongs to this coordinator")
         if len(self._relayed) >= RELAYED_MAX:
             raise SystemBusy(f"{RELAYED_MAX} commands wait for the cleaner already")
-        timer = self._actor.after(RELAY_TIMEOUT_S, partial(self._hand_back, request))
+        late = NotConfirmed(f"no answer from the cleaner within {RELAY_TIMEOUT_S} s")
+        timer = self._actor.after(RELAY_TIMEOUT_S, partial(self.fail, request, late))
         self._relayed[request] = timer
-        self._cleaner.request(
-            command,
-            on_done=lambda done: self._actor.call_soon(partial(self._hand_back, request, done)),
-        )
+
+    def ask(self, command: Command, on_done: Callable[[Pending], None]) -> None:
+        """Say something to the cleaner; `on_done` is called in the actor's thread."""
+        if self._cleaner is not None:
+            self._cleaner.request(
+                command, on_done=lambda done: self._actor.call_soon(partial(on_done, done))
+            )
+
+    def tell(self, command: Command) -> None:
+        """The same, where no answer is waited for; it is dropped if nobody is there for 3 s."""
+        if self._cleaner is not None:
+            self._cleaner.start_pump()  # what is answered has to be received
+            self._cleaner.tell(command)
+
+    def hand_back(self, request: Request, done: Pending) -> None:
+        """What the cleaner answered, to whoever asked us."""
+        if done.error is not None:
+            self.fail(request, done.error)
+        elif done.answer is not None and self._is_waiting(request):
+            request.reply(done.answer)
+
+    def fail(self, request: Request, error: CometError) -> None:
+        if self._is_waiting(request):
+            request.fail(error)
+
+    def _is_waiting(self, request: Request) -> bool:
+        """And not any more: it is answered now. False: too late."""
+        timer = self._relayed.pop(request, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     def on_delete_segments(self, command: DeleteSegments, request: Request) -> None:
         """The cleaner keeps what of the ledger is in no file yet: that is not to be in the way."""
-
-        def go_on() -> None:
-            self._actor.carry_out(request, partial(self.pass_on, command, request))
-
-        self._when_saved(go_on)
-
-    on_place_hold = on_drop_hold = on_list_holds = pass_on
-
-    def _hand_back(self, request: Request, done: Pending | None = None) -> None:
-        """What the cleaner answered, to whoever asked us; None: it has not, in time."""
-        timer = self._relayed.pop(request, None)
-        if timer is None:
-            return  # too late
-        timer.cancel()
-        if done is None:
-            request.fail(NotConfirmed(f"no answer from the cleaner within {RELAY_TIMEOUT_S} s"))
-        elif done.answer is not None:
-            request.reply(done.answer)
-        elif done.error is not None:
-            request.fail(done.error)
+        self.expect(request)
+        self._when_saved(partial(self.ask, command, partial(self.hand_back, request)))

@@ -18,14 +18,13 @@ from cometmq.protocol.commands import (
     DeletedSegments,
     DeleteSegments,
     DiskState,
-    DropHold,
     Hold,
     HoldList,
-    ListHolds,
-    PlaceHold,
+    HoldsWanted,
+    SetHolds,
 )
-from cometmq.protocol.errors import BadRequest, StoreDamaged, SystemBusy
-from cometmq.protocol.names import HIDDEN_TOPICS, check_hold
+from cometmq.protocol.errors import ServiceNotAvailable, StoreDamaged
+from cometmq.protocol.names import HIDDEN_TOPICS
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.derived.unread import count_unread, read_to
 from cometmq.shm.live.control import Counter, Phase
@@ -38,30 +37,27 @@ from cometmq.shm.os.files import (
     segment_name,
 )
 from cometmq.shm.reading.ledger_log import ledger_needed_from
-from cometmq.shm.state.holds import ARCHIVE_HOLD, is_live, read_holds, write_holds
-from cometmq.shm.state.identity import read_identity
+from cometmq.shm.state.holds import ARCHIVE_HOLD
 
 log = logging.getLogger(__name__)
 
 HOUR_S: Final = 3600
 MANUAL_ROUNDS: Final = 20  # RocketMQ: so many times deleteFileBatchMax at one request
-HOLDS_MAX: Final = 1000
-LEASE_MS_MAX: Final = 10 * 365 * 86_400_000
 
 
 class CleanerActor(DiskActor):
     """Deletes expired segments, and has writes refused while the disk is too full.
 
     Writes, alone: deletions, `min_offset`, cometmq.retired/ (the allocator takes free segments out
-    of it), cometmq.holds.
-    Wakes on: a timer (cleanResourceInterval), DeleteSegments and the commands on holds; a timer of
-    its own while a retired segment is not at its end.
+    of it).
+    Wakes on: a timer (cleanResourceInterval), DeleteSegments, SetHolds; a timer of its own while a
+    retired segment is not at its end.
     Dies of nothing that matters to others: the next one finds every state in the files' names.
     The rules are RocketMQ's (store-format 10): segments older than fileReservedTime go in the hours
     of deleteWhen or when the disk is over diskMaxUsedSpaceRatio, any segment when it is over
     diskSpaceCleanForciblyRatio (and short of free bytes, see DiskMarks); the last one always stays,
     what is not flushed and dispatched, and what a start may need of the ledger and of the marks of
-    derived writes.
+    derived writes. Nothing goes before the coordinator has said which holds there are.
     """
 
     role = "cleaner"
@@ -94,7 +90,9 @@ class CleanerActor(DiskActor):
             pause_s=family.settings.delete_consume_queue_files_interval_ms / 1000,
             after=self.after,
         )
-        self._holds: dict[str, Hold] = {}
+        self._holds: dict[str, Hold] | None = None  # None: the coordinator has not said it yet
+        self._holds_place = (0, 0)  # of that list: epoch and number
+        self._waits_for_holds = False  # which is said once
         self._waits_at: int | None = None  # the segment's end that waits for the archive
         self._unread_at: int | None = None  # the segment's end that waits for a reader
         self._writable: bool | None = None  # None: the commitlog process has not been told
@@ -105,7 +103,6 @@ class CleanerActor(DiskActor):
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
-        self._holds = {hold.name: hold for hold in read_holds(self._family.store)}
         self._retired.begin()
         starts = list_segments(self._folder, self._segment_bytes)
         first = min([*starts, self._wrote.value])
@@ -116,6 +113,9 @@ class CleanerActor(DiskActor):
                 self._retire(start)
         self._retired.settle()
         self._commitlog = Channel(self._family.addresses["commitlog"], "commitlog")
+        self._coordinator = Channel(self._family.addresses["coordinator"], "coordinator")
+        self._coordinator.start_pump()  # nobody waits for its answers
+        self._coordinator.tell(HoldsWanted())
         self._tell_disk_state()
         self.every(self._settings.clean_resource_interval_ms / 1000, self._try_to_clean)
 
@@ -133,6 +133,7 @@ class CleanerActor(DiskActor):
         return max(disk.percent for disk in self._disks())
 
     def _try_to_clean(self) -> None:
+        self._coordinator.tell(HoldsWanted())  # also where a list was lost on its way
         try:
             self._clean()
         except (OSError, StoreDamaged) as error:
@@ -158,6 +159,9 @@ class CleanerActor(DiskActor):
 
     def _delete(self, count_max: int, *, forced: bool) -> list[int]:
         """Delete from the oldest on; stop at the first that has to stay. The segments that went."""
+        if self._holds is None:
+            self._wait_for_holds()
+            return []
         expired_before = time.time() - self._settings.file_reserved_time_hours * HOUR_S
         ledger_from = ledger_needed_from(
             self._family.store, self._settings.mapped_file_size_consume_queue_bytes
@@ -188,6 +192,11 @@ class CleanerActor(DiskActor):
             self._go_on()
             self._derived.follow(self._min.value)
         return gone
+
+    def _wait_for_holds(self) -> None:
+        if not self._waits_for_holds:
+            log.warning("nothing is deleted before the coordinator has said which holds there are")
+        self._waits_for_holds = True
 
     def _is_still_too_full(self) -> bool:
         """Also without what has been deleted and is on its way out."""
@@ -299,6 +308,8 @@ class CleanerActor(DiskActor):
     # --- commands ---
 
     def on_delete_segments(self, _command: DeleteSegments, _request: Request) -> Command:
+        if self._holds is None:
+            raise ServiceNotAvailable("the cleaner has just started, and knows no holds: try again")
         gone = self._delete(MANUAL_ROUNDS * self._settings.delete_file_batch_max, forced=False)
         held_by = [
             hold.name
@@ -307,33 +318,11 @@ class CleanerActor(DiskActor):
         ]
         return DeletedSegments(gone, self._segment_bytes, self._min.value, held_by)
 
-    def on_place_hold(self, command: PlaceHold, _request: Request) -> Command:
-        check_hold(command.name)
-        own = read_identity(self._family.store).store_id
-        if command.store_id not in ("", own):
-            raise BadRequest(
-                f"hold {command.name} is for store {command.store_id}, this one is {own}"
-            )
-        holds = self._placed_holds()
-        if len(holds) >= HOLDS_MAX and command.name not in holds:
-            raise SystemBusy(f"there are {len(holds)} holds, at most {HOLDS_MAX}")
-        begin = max(command.physical_offset, self._min.value)
-        lease_ms = min(command.lease_ms, LEASE_MS_MAX)
-        expires_ms = int(time.time() * 1000) + lease_ms if lease_ms > 0 else 0
-        holds[command.name] = Hold(command.name, begin, expires_ms)
-        return self._keep_holds(holds)
-
-    def on_drop_hold(self, command: DropHold, _request: Request) -> Command:
-        holds = self._placed_holds()
-        holds.pop(command.name, None)
-        return self._keep_holds(holds)
-
-    def _keep_holds(self, holds: dict[str, Hold]) -> Command:
-        write_holds(self._family.store, holds.values())
-        self._holds = holds
-        return HoldList(self._live_holds(), self._min.value)
-
-    def on_list_holds(self, _command: ListHolds, _request: Request) -> Command:
+    def on_set_holds(self, command: SetHolds, _request: Request) -> Command:
+        place = command.epoch, command.number
+        if place > self._holds_place:
+            self._holds = {hold.name: hold for hold in command.holds}
+            self._holds_place = place
         return HoldList(self._live_holds(), self._min.value)
 
     def _live_holds(self) -> list[Hold]:
@@ -344,10 +333,12 @@ class CleanerActor(DiskActor):
         return list(holds.values())
 
     def _placed_holds(self) -> dict[str, Hold]:
-        return {name: hold for name, hold in self._holds.items() if is_live(hold)}
+        now_ms = time.time_ns() // 1_000_000
+        return {hold.name: hold for hold in (self._holds or {}).values() if hold.is_live(now_ms)}
 
     def settle(self) -> None:
         self._commitlog.close()
+        self._coordinator.close()
 
     def statistics(self) -> dict[str, int | float | str]:
         holds = ", ".join(f"{hold.name} at {hold.physical_offset}" for hold in self._live_holds())

@@ -30,7 +30,15 @@ from cometmq.cli.options import output_option
 from cometmq.cli.output import JSON, console, print_json, record_of, table_of
 from cometmq.cli.topics import BROKERS_OWN
 from cometmq.client.routes import Routes
-from cometmq.protocol.commands import GetStatistics, ListTopics, Statistics, TopicList
+from cometmq.protocol.commands import (
+    GetStatistics,
+    Hold,
+    HoldList,
+    ListHolds,
+    ListTopics,
+    Statistics,
+    TopicList,
+)
 from cometmq.protocol.errors import BadRequest, CometError, NotReachable
 from cometmq.protocol.names import HIDDEN_TOPICS
 from cometmq.protocol.topics import TopicMirror, catch_up
@@ -140,7 +148,7 @@ class Watcher:
             self._control.values(),
             self._topics(),
             list(self._processes(broker)),
-            [msgspec.structs.asdict(hold) for hold in read_holds(self._store)],
+            [msgspec.structs.asdict(hold) for hold in self._holds()],
             broker,
             found["allocator"],
             {
@@ -165,6 +173,14 @@ class Watcher:
                     if isinstance(answer, Statistics):
                         found[role] = answer.values
         return found
+
+    def _holds(self) -> list[Hold]:
+        """Of a coordinator that is busy, or another user's, as its last snapshot has them."""
+        with contextlib.suppress(CometError):
+            answer, _ = self._channels["coordinator"].ask(ListHolds(), timeout_s=ASK_S)
+            if isinstance(answer, HoldList):
+                return sorted(answer.holds, key=lambda hold: hold.name)
+        return read_holds(self._store)
 
     def _topics(self) -> dict[str, dict[str, int]]:
         """`queues` are those that a topic has to be read from, as in `topic list`; some may never

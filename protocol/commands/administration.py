@@ -71,8 +71,7 @@ class TopicsCreated(Answer, frozen=True, tag=38):
 class DeleteSegments(Command, frozen=True, tag=73):
     """Delete what fileReservedTime allows now, whatever the hour. -> DeletedSegments
 
-    Taken by the coordinator, which hands it on to the cleaner; so are the commands on holds.
-    RocketMQ DELETE_EXPIRED_COMMITLOG.
+    Taken by the coordinator, which hands it on to the cleaner. RocketMQ DELETE_EXPIRED_COMMITLOG.
     """
 
     access = by_administrators(administer(EVERY, On.BROKER), later=True)
@@ -91,6 +90,10 @@ class Hold(Part, frozen=True):
     name: str
     physical_offset: Int64
     expires_ms: Int64 = 0  # milliseconds since 1970; 0 = never
+
+    def is_live(self, now_ms: int) -> bool:
+        """Whether its lease has not ended by then."""
+        return not self.expires_ms or self.expires_ms > now_ms
 
 
 class PlaceHold(Command, frozen=True, tag=80):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cometmq.protocol.commands.administration import Hold
 from cometmq.protocol.commands.reading import QueueKey
 from cometmq.protocol.commands.root import Answer, Command, Part, by_family
 from cometmq.protocol.commands.topics import BrokerEndpoints, TopicList
@@ -37,6 +38,26 @@ class DiskState(Command, frozen=True, tag=72):
 
     writable: bool
     reason: str = ""
+
+
+class SetHolds(Command, frozen=True, tag=87):
+    """Coordinator to cleaner: these are all the holds there are. -> HoldList
+
+    Each list has a place: a later life of the coordinator has a higher epoch, and within one the
+    number grows. One that comes late, when a later one is known, changes nothing.
+    """
+
+    access = by_family()
+
+    epoch: Int64
+    number: Int64
+    holds: list[Hold]
+
+
+class HoldsWanted(Command, frozen=True, tag=88):
+    """Cleaner to coordinator: say SetHolds. -> Done"""
+
+    access = by_family()
 
 
 class RebuildIndex(Command, frozen=True, tag=74):

@@ -147,7 +147,7 @@ def _snapshot(mark: Mark, name: str, digest: str, ledger: LedgerLog) -> Snapshot
     """What the ledger has beyond this content."""
     found = mark.of(name, digest)
     if found is None:
-        if ledger.end:
+        if ledger.end and (digest != NO_CONTENT or name in mark.files):  # else: never heard of
             log.warning(
                 "%s was written by somebody else, and counts as it is: nothing of the ledger's %d "
                 "records is made again", name, ledger.end,

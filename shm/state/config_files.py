@@ -29,6 +29,7 @@ WITHOUT: Final = {
     "subscriptionGroup.json": "groups are made anew as they are used, with RocketMQ's defaults",
     "consumerOffset.json": "every group begins where a new one does (elsewhere by `cometmq group "
     "reset`)",
+    "holds.json": "nothing is held any more: the log is deleted as it expires",
 }
 
 

@@ -18,7 +18,7 @@ from cometmq.shm.derived.consume_queue import list_queues
 from cometmq.shm.derived.queue_check import StoreFiles, files_not_ours
 from cometmq.shm.os.files import COMMITLOG_DIR, CONFIG_DIR, CONSUME_QUEUE_DIR, Checkpoint
 from cometmq.shm.state.config_files import ConfigFile
-from cometmq.shm.state.holds import read_holds
+from cometmq.shm.state.holds import holds_file, load_holds
 from cometmq.shm.state.identity import read_identity
 from cometmq.shm.state.ledger_mark import read_mark
 from cometmq.shm.state.tables import ConsumerOffsetTable, SubscriptionGroupTable, TopicTable
@@ -42,7 +42,7 @@ def check_store(files: StoreFiles) -> None:
         files_not_ours(files, *key)  # a file that was cut off is mended, and refuses nothing
     Checkpoint(store)
     read_identity(store)
-    read_holds(store)
+    load_holds(store, holds_file(store))
     read_mark(store)
     for name, kind in CONFIG_FILES.items():
         ConfigFile[Any](store / CONFIG_DIR / name, kind).check()

@@ -11,18 +11,29 @@ from pathlib import Path
 from typing import Any, cast
 
 import dying
+import msgspec
 import pytest
 
 from cometmq.actors.books.group_share import GroupRecord
 from cometmq.actors.coordination import files as coordination_files
 from cometmq.actors.coordination import snapshots
-from cometmq.actors.coordination.files import GroupsFile, MembersFile, OffsetsFile, TopicsFile
+from cometmq.actors.coordination.files import (
+    GroupsFile,
+    HoldsFile,
+    MembersFile,
+    OffsetsFile,
+    Shown,
+    TopicsFile,
+)
 from cometmq.actors.coordination.ledger import Ledger
 from cometmq.actors.coordination.snapshots import Snapshots
+from cometmq.protocol.commands import Hold
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.ledger import (
     Change,
     GroupPut,
+    HoldDropped,
+    HoldPut,
     MemberJoined,
     OffsetSet,
     OffsetsForgotten,
@@ -39,27 +50,38 @@ from cometmq.shm.reading import resuming
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.resuming import resume
 from cometmq.shm.state import config_files, ledger_mark
+from cometmq.shm.state import holds as state_holds
 from cometmq.shm.state.ledger_mark import read_mark
 
 WATCHED = frozenset(
     str(module.__file__)
-    for module in (snapshots, coordination_files, resuming, ledger_mark, config_files, durable)
+    for module in (
+        snapshots,
+        coordination_files,
+        resuming,
+        ledger_mark,
+        config_files,
+        state_holds,
+        durable,
+    )
 )
 EPOCH = 7
 CHANGES: list[list[Change]] = [
     [TopicPut(TopicConfig(topic_name="t")), GroupPut(SubscriptionGroupConfig(group_name="g"))],
-    [OffsetSet("g", "t", 0, 1), MemberJoined("g", "m"), Subscribed("g", "m", "t", "*")],
-    [TopicPut(TopicConfig(topic_name="u")), OffsetSet("g", "u", 0, 5)],
+    [OffsetSet("g", "t", 0, 1), MemberJoined("g", "m"), Subscribed("g", "m", "t", "*"),
+     HoldPut("gone", 1, 0)],
+    [TopicPut(TopicConfig(topic_name="u")), OffsetSet("g", "u", 0, 5), HoldPut("h", 5, 0)],
     [QueueOwned("g", "t", 0, "m", 11), OffsetSet("g", "t", 0, 2)],
-    [OffsetsForgotten("u"), TopicRemoved("u")],
-    [OffsetSet("g", "t", 1, 3)],
-]
+    [OffsetsForgotten("u"), TopicRemoved("u"), HoldDropped("gone")],
+    [OffsetSet("g", "t", 1, 3), HoldPut("h", 7, 9)],
+]  # fmt: skip
 FIRST = 3  # so many entries are in the snapshot that is there
 EXPECTED: tuple[Any, ...] = (
     {"t"},
     {"g"},
     {"t@g": {0: 2, 1: 3}},
     {"g": GroupRecord(members={"m": {"t": "*"}}, owners={"t": {0: "m"}}, epochs={"t": {0: 11}})},
+    {"h": Hold("h", 7, 9)},
 )
 
 
@@ -101,11 +123,14 @@ class Covered:
 class Start:
     """A coordinator's books, as a start has them."""
 
-    def __init__(self, store: Path, end: int) -> None:
+    def __init__(self, store: Path, end: int, *, knows_holds: bool = True) -> None:
         config = store / "config"
         self.topics, self.groups = TopicsFile(config, 100), GroupsFile(config)
         self.members, self.offsets = MembersFile(config), OffsetsFile(config)
-        shown = (self.topics, self.groups, self.members, self.offsets)
+        shown: list[Shown] = [self.topics, self.groups, self.members, self.offsets]
+        if knows_holds:
+            self.holds = HoldsFile(store)
+            shown.append(self.holds)
         begin = read_mark(store).needed_from() or 0  # the cleaner was here
         log = cast(LedgerLog, Log(begin, end))
         resumed = resume(store, [(each.file, each.book.apply) for each in shown], log)
@@ -122,11 +147,12 @@ class Start:
             set(self.groups.book.configs),
             {key: dict(offsets.queues(key)) for key in offsets.every_key()},
             dict(self.members.book.records()),
+            dict(self.holds.book.all()),
         )
 
 
-def run(store: Path, end: int) -> Start:
-    start = Start(store, end)
+def run(store: Path, end: int, *, knows_holds: bool = True) -> Start:
+    start = Start(store, end, knows_holds=knows_holds)
     if start.snapshots.is_due:
         start.snapshots.write_now()
     return start
@@ -143,10 +169,43 @@ def test_killed_at_any_line(before: list[int], tmp_path: Path) -> None:
     base.mkdir()
     for end in before:
         run(base, end)
-    end = len(CHANGES)
+    killed_everywhere(base, work, len(CHANGES), EXPECTED)
+
+
+OLD_HOLDS = {"old": Hold("old", 5, 0), "h": Hold("h", 1, 0)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("began", [False, True])
+def test_a_store_of_before_killed_at_any_line(began: bool, tmp_path: Path) -> None:
+    """Its holds stand in a file of their own, which goes when they are in a snapshot.
+
+    Args:
+        began: a start of this release had made its mark before the first of the changes that the
+            killed one finds; else there are none, and the killed one is the first.
+    """
+    base, work = tmp_path / "base", tmp_path / "work"
+    base.mkdir()
+    for end in (0, FIRST):
+        run(base, end, knows_holds=False)
+    old = [list(msgspec.structs.astuple(hold)) for hold in OLD_HOLDS.values()]
+    (base / state_holds.OLD_HOLDS_FILE).write_bytes(msgspec.json.encode(old))
+    if began:
+        Start(base, FIRST)
+        expected = {"old": Hold("old", 5, 0), "h": Hold("h", 7, 9)}
+        killed_everywhere(base, work, len(CHANGES), (*EXPECTED[:-1], expected))
+    else:
+        whole = Start(shutil.copytree(base, tmp_path / "other"), FIRST).state
+        assert whole[-1] == OLD_HOLDS
+        killed_everywhere(base, work, FIRST, whole)
+    assert not (work / state_holds.OLD_HOLDS_FILE).exists()
+
+
+def killed_everywhere(base: Path, work: Path, end: int, expected: tuple[Any, ...]) -> None:
+    """A run up to that entry on a copy of a store."""
     shutil.copytree(base, work)
     lines = dying.lines_of(partial(run, work, end), WATCHED)
-    assert Start(work, end).state == EXPECTED
+    assert Start(work, end).state == expected
     assert len(lines) > 100
     for line, passes in lines.items():
         for nth in {1, passes}:
@@ -154,9 +213,9 @@ def test_killed_at_any_line(before: list[int], tmp_path: Path) -> None:
             shutil.copytree(base, work)
             status = dying.die_at(partial(run, work, end), WATCHED, line, nth)
             assert status == dying.DIED, (line, nth)
-            assert Start(work, end).state == EXPECTED, (line, nth)
-            assert run(work, end).state == EXPECTED, (line, nth)
+            assert Start(work, end).state == expected, (line, nth)
+            assert run(work, end).state == expected, (line, nth)
             again = Start(work, end)
-            assert again.state == EXPECTED, (line, nth)
+            assert again.state == expected, (line, nth)
             assert not again.snapshots.is_due
             assert read_mark(work).needed_from() == end

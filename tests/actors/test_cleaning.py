@@ -487,7 +487,7 @@ def test_deleted_segments_are_used_again(tmp_path: Path) -> None:
 
 def test_a_hold_outlives_the_broker(tmp_path: Path) -> None:
     settings = FAST | {"deleteWhen": ALL_HOURS}
-    with RunningBroker(tmp_path / "store", settings) as broker:
+    with RunningBroker(tmp_path / "store", FAST) as broker:
         broker.create_topic("t")
         write_segments(broker, 5)
         with Admin(broker.ready.name_server) as admin:
@@ -575,10 +575,10 @@ def test_illegal_holds(tmp_path: Path) -> None:
         assert [hold.physical_offset for hold in answer.holds] == [0]
         with pytest.raises(CometError, match="does not take PlaceHold"):
             broker.commitlog.ask(PlaceHold("h"))
-    (tmp_path / "store" / HOLDS_FILE).write_bytes(b"[[1,")
-    with pytest.raises(StoreDamaged, match=r"cometmq\.holds"):
+    (tmp_path / "store" / "config" / HOLDS_FILE).write_bytes(b'{"holds":')
+    with pytest.raises(StoreDamaged, match=r"holds\.json"):
         read_holds(tmp_path / "store")
-    with pytest.raises(StoreDamaged, match=r"cometmq\.holds"):
+    with pytest.raises(StoreDamaged, match=r"holds\.json"):
         RunningBroker(tmp_path / "store").close()
 
 

@@ -92,6 +92,12 @@ def damaged_holds(store: Path) -> tuple[Settings, str]:
     return {}, "cometmq.holds"
 
 
+def damaged_new_holds(store: Path) -> tuple[Settings, str]:
+    for name in ("holds.json", "holds.json.bak"):
+        (store / "config" / name).write_bytes(b'{"holds":{"h":{"physicalOffset":-1}}}')
+    return {}, "nothing is held any more: the log is deleted as it expires"
+
+
 def damaged_config(name: str, content: bytes) -> Callable[[Path], tuple[Settings, str]]:
     def damage(store: Path) -> tuple[Settings, str]:
         for path in (store / "config" / name, store / "config" / f"{name}.bak"):
@@ -127,8 +133,8 @@ def port_behind_the_last(_store: Path) -> tuple[Settings, str]:
 
 REASONS = [
     other_segments, other_queue_segments, foreign_file, damaged_checkpoint,
-    damaged_identity, damaged_holds, log_elsewhere, no_room_for_a_message, unsupported_role,
-    nobody_s_address, port_behind_the_last, no_such_group,
+    damaged_identity, damaged_holds, damaged_new_holds, log_elsewhere, no_room_for_a_message,
+    unsupported_role, nobody_s_address, port_behind_the_last, no_such_group,
     *(
         pytest.param(damaged_config(name, content), id=f"{name}-{number}")
         for name in ("topics.json", "subscriptionGroup.json", "consumerOffset.json")

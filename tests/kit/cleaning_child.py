@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import dying
 from dying import Line
@@ -19,6 +20,7 @@ from cometmq.actors.keepers import cleaner
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.writer.derived import NOTHING
 from cometmq.conf import BrokerSettings
+from cometmq.protocol.commands import SetHolds
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
 from cometmq.shm.log import retired
@@ -74,8 +76,8 @@ def new_run(store: Path, wrote: int) -> None:
     QueueTable.create(store / QUEUES_FILE, control.read(Counter.QUEUES))
 
 
-def clean(store: Path) -> None:
-    """What a cleaner does from its start until nothing is left to do."""
+def cleaner_of(store: Path) -> cleaner.CleanerActor:
+    """One that nobody has started, and whose neighbours are not there."""
     settings = BrokerSettings(
         store_path_root_dir=store,
         mapped_file_size_commit_log_bytes=SEGMENT,
@@ -83,10 +85,17 @@ def clean(store: Path) -> None:
         recycled_segments_max=1,
     )
     address = f"ipc://@cometmq-test-{os.getpid()}"
-    family = Family("cleaner", settings, store, [os.eventfd(0)], 0, {"commitlog": address})
-    actor = cleaner.CleanerActor(family)
+    addresses = {"commitlog": address, "coordinator": f"{address}-2"}
+    family = Family("cleaner", settings, store, [os.eventfd(0)], 0, addresses)
+    return cleaner.CleanerActor(family)
+
+
+def clean(store: Path) -> None:
+    """What a cleaner does from its start until nothing is left to do."""
+    actor = cleaner_of(store)
     actor._retired._step_bytes = SEGMENT // 4
     actor.on_start()
+    actor.on_set_holds(SetHolds(1, 1, []), cast(Any, None))
     actor._clean()
     while actor._next_step is not None:
         actor._step()

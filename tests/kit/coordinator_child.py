@@ -88,6 +88,7 @@ class FakeCommitlog(ServiceActor):
         self.refusal: CometError | None = None  # of records
         self.silent = False  # records are lost, and nobody is told
         self.appended = 0
+        self.covers: list[int] = []  # that they were to have
         self._path = FakeLedger.path_of(self.addresses[0])
         self._path.unlink(missing_ok=True)
 
@@ -103,6 +104,7 @@ class FakeCommitlog(ServiceActor):
             file.write(struct.pack(">I", len(body)) + body)
         place = struct.pack("qq", self.appended, 0)
         self.appended += 1
+        self.covers.append(command.cover)
         request.reply(RecordsAppended(0, 0), [place])
 
     def on_stop(self) -> None:

@@ -39,7 +39,7 @@ from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.live.control import SLEEPERS_FILE, ControlFile, Counter
 from cometmq.shm.live.queue_table import ENDS_AT, QueueRange, QueueTable
 from cometmq.shm.os.files import Checkpoint
-from cometmq.shm.state.holds import HOLDS_FILE, write_holds
+from cometmq.shm.state.holds import holds_file, holds_text
 from cometmq.shm.state.identity import Identity
 from cometmq.shm.state.ledger_mark import LEDGER_FILE, Mark, Marked, Snapshot, digest_of, write_mark
 from cometmq.shm.state.staging import OpenStage, StagedHead
@@ -142,8 +142,9 @@ def mark(_store: Path) -> bytes:
 
 
 def holds(store: Path) -> bytes:
-    write_holds(store, [Hold("backup", 1_073_741_824, STORED_MS)])
-    return (store / HOLDS_FILE).read_bytes()
+    file = holds_file(store)
+    file.store_text(holds_text([Hold("backup", 1_073_741_824, STORED_MS)]), durable=True)
+    return file.path.read_bytes()
 
 
 def indexed(store: Path) -> bytes:
