@@ -64,7 +64,7 @@ class Membership:
     and is dropped with all that is known of it.
 
     Args:
-        near: have a line to it, where it is on this machine.
+        near: commit by a line, where the broker is on this machine.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Membership:
 
     def _send_join(self, command: JoinGroup) -> None:
         try:
-            self._join = self._channel.request(command, on_done=self._on_done)
+            self._join = self._channel.request(command, on_done=self._on_done, by_line=False)
         except CometError as error:  # closed because the broker moved
             log.debug("join: %s", error)
             self._pause()
@@ -330,7 +330,7 @@ class Membership:
 
     def _take_on(self, gained: dict[QueueKey, int]) -> None:
         command = FetchOffsets(self._owner.group, list(gained))
-        answer, _ = self._channel.ask(command, timeout_s=ASK_S)
+        answer, _ = self._channel.ask(command, timeout_s=ASK_S, by_line=False)
         if not isinstance(answer, GroupOffsets):
             raise CometError(f"FetchOffsets was answered by {type(answer).__name__}")
         offsets = [

@@ -86,11 +86,13 @@ class Channel:
         on_done: Callable[[Pending], None] | None = None,
         *,
         pump: bool = True,
+        by_line: bool = True,
     ) -> Pending:
         """Send; the answer arrives in the returned Pending. `on_done` wants the pump to run.
 
         `on_done` is called in whatever thread receives the answer and must not block. Without
-        `pump` that is the thread that calls `wait_any`.
+        `pump` that is the thread that calls `wait_any`. Without `by_line` it goes by ZeroMQ in any
+        case: its answer may be larger than a packet.
         """
         pending = Pending(self, next(self._ids), on_done)
         if on_done is not None and pump:
@@ -98,7 +100,7 @@ class Channel:
         head = frames.pack(pending.request_id, command)
         line = self._shortcut.line
         if line is not None:
-            if self._send_by_line(line, pending, head, payload):
+            if by_line and self._send_by_line(line, pending, head, payload):
                 return pending
         else:
             asks_for_line = self._shortcut.to_ask()
@@ -136,11 +138,16 @@ class Channel:
         return pending.never_sent
 
     def ask(
-        self, command: Command, payload: Payload = (), *, timeout_s: float = 3.0
+        self,
+        command: Command,
+        payload: Payload = (),
+        *,
+        timeout_s: float = 3.0,
+        by_line: bool = True,
     ) -> tuple[Command, Sequence[Frame]]:
         """Send and wait. Raises the answered error, NotConfirmed when no answer comes, or
-        NotReachable when nobody was there to send it to."""
-        pending = self.request(command, payload)
+        NotReachable when nobody was there to send it to. For `by_line` see `request`."""
+        pending = self.request(command, payload, by_line=by_line)
         if not self.wait(pending, timeout_s):
             raise self.give_up(pending, type(command).__name__, timeout_s)
         return pending.result()
