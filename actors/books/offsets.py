@@ -107,7 +107,7 @@ class OffsetBook(Book):
     def group_names(self) -> list[str]:
         return list(self._topics_of)
 
-    def queues(self, key: str) -> Mapping[int, int]:
+    def queues(self, key: str) -> dict[int, int]:
         """Queue id -> offset; nothing, if the key is gone meanwhile."""
         return self._table.get(key, {})
 

@@ -872,6 +872,10 @@ def quote_keys(content: Buffer) -> bytes:
     """The same text with quotes around the integers that stand as keys without. Never fails; where
     the text is no JSON, neither is what comes out."""
 
+def integer_pairs(table: dict[int, int]) -> str:
+    """`1:20,2:30` of a table. Raises TypeError for what is no integer, OverflowError for one of
+    more than 64 bits."""
+
 # --- batches and messages ---
 
 class BatchFull(Exception):

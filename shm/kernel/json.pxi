@@ -1,5 +1,9 @@
 # --- RocketMQ's JSON: integers that stand as keys without quotes ------------------------------------
 
+from cpython.dict cimport PyDict_Next, PyDict_Size
+from cpython.long cimport PyLong_AsLongLong, PyLong_CheckExact
+from cpython.ref cimport PyObject
+
 
 cdef inline bint is_blank(uint8_t c) noexcept nogil:
     return c == b' ' or c == b'\n' or c == b'\t' or c == b'\r'
@@ -71,3 +75,48 @@ def quote_keys(content not None):
     finally:
         PyBuffer_Release(&view)
     return quoted
+
+
+cdef enum:
+    PAIR_BYTES = 44  # of two integers of 64 bits, a colon, a comma
+
+cdef inline Py_ssize_t put_integer(char *out, int64_t value) noexcept nogil:
+    """Its digits; how many bytes they are."""
+    cdef char digits[20]
+    cdef Py_ssize_t count = 0, at = 0
+    cdef uint64_t rest = <uint64_t>value
+    if value < 0:
+        out[0] = b'-'
+        at, rest = 1, 0 - rest
+    while True:
+        digits[count] = <char>(48 + rest % 10)
+        count += 1
+        rest //= 10
+        if rest == 0:
+            break
+    while count:
+        count -= 1
+        out[at] = digits[count]
+        at += 1
+    return at
+
+
+def integer_pairs(dict table not None):
+    cdef Py_ssize_t at = 0, place = 0
+    cdef PyObject *key
+    cdef PyObject *value
+    cdef char *out = <char *>PyMem_Malloc(PAIR_BYTES * PyDict_Size(table) + 1)
+    if out == NULL:
+        raise MemoryError
+    try:
+        while PyDict_Next(table, &place, &key, &value):
+            if not PyLong_CheckExact(<object>key) or not PyLong_CheckExact(<object>value):
+                raise TypeError("an integer was expected")
+            at += put_integer(out + at, PyLong_AsLongLong(<object>key))
+            out[at] = b':'
+            at += 1 + put_integer(out + at + 1, PyLong_AsLongLong(<object>value))
+            out[at] = b','
+            at += 1
+        return PyUnicode_DecodeUTF8(out, max(at - 1, 0), NULL)
+    finally:
+        PyMem_Free(out)

@@ -3,9 +3,10 @@ it is made of goes on changing meanwhile. Joined it is what `dumps` has for such
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from cometmq.protocol.configs import TopicConfig
+from cometmq.shm.kernel._kernel import integer_pairs
 from cometmq.shm.state.json_text import dumps, entry_text
 from cometmq.shm.state.tables import DataVersion, SubscriptionGroupTable, Table, TopicTable
 
@@ -59,7 +60,7 @@ def member_pieces(
 def offsets_pieces(
     data_version: DataVersion,
     topics_of: Iterable[tuple[str, Iterable[str]]],
-    offsets: Iterable[tuple[str, Mapping[int, int]]],
+    offsets: Iterable[tuple[str, dict[int, int]]],
 ) -> Iterator[str]:
     """consumerOffset.json. A key without offsets is left out, and groups stand in their order here:
     RocketMQ reads neither.
@@ -78,7 +79,6 @@ def offsets_pieces(
     lead = "\n\t\t"
     for key, queues in offsets:
         if queues:
-            pairs = str(dict(queues)).replace(" ", "")[:-1]
-            yield f"{lead}{dumps(key)}:{pairs}\n\t\t}}"
+            yield f"{lead}{dumps(key)}:{{{integer_pairs(queues)}\n\t\t}}"
             lead = ",\n\t\t"
     yield "}\n}" if lead[0] == "\n" else "\n\t}\n}"

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from shared_data import data_path
 
@@ -32,6 +32,7 @@ from cometmq.protocol.configs import (
     TopicConfig,
     TopicFilterType,
 )
+from cometmq.shm.kernel._kernel import integer_pairs
 from cometmq.shm.os import durable as durable_files
 from cometmq.shm.state import config_files, fastjson
 from cometmq.shm.state.config_files import ConfigFile
@@ -847,3 +848,24 @@ def test_offsets_survive_real_kills(tmp_path: Path) -> None:
         (stored,) = set(table.offset_table.values())
         assert reported <= stored <= reported + 1
         start = stored + 1
+
+
+@given(
+    st.dictionaries(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1))
+)
+@example({-(1 << 63): (1 << 63) - 1, 0: -1, 1: 0})
+def test_integer_pairs(table: dict[int, int]) -> None:
+    assert f"{{{integer_pairs(table)}}}" == str(table).replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ({1: "1"}, TypeError), ({"1": 1}, TypeError),
+        ({1: True}, TypeError), ({1: None}, TypeError),
+        ({1: 1 << 63}, OverflowError), ({-(1 << 63) - 1: 1}, OverflowError),
+    ],
+)  # fmt: skip
+def test_what_are_no_integer_pairs(table: dict[int, int], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        integer_pairs(table)
