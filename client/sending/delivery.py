@@ -12,6 +12,7 @@ import functools
 import secrets
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
 
@@ -85,8 +86,21 @@ class Delivery:
         lanes = self.topics.get(topic)
         if lanes is None or lanes.route is not route:
             with self.lock:
-                return self.update(topic)
+                lanes = self.update(topic)
+            if self.accumulator.linger_s:
+                self._connect(lanes)
         return lanes
+
+    def _connect(self, lanes: TopicLanes) -> None:
+        """Connect, and start what receives answers, before there is something to send.
+
+        The first batch would do that as well, but it may leave no sooner than at the interpreter's
+        end, where Python 3.12.0 to 3.12.2 start no thread any more (not for
+        `threading._register_atexit` either); later ones do until all `atexit` calls are over.
+        """
+        for endpoint, broker in {lane.endpoint: lane.broker for lane in lanes.all()}.items():
+            with suppress(CometError):  # whoever sends there is told
+                self._routes.commitlog(endpoint, f"broker {broker}").start_pump()
 
     def update(self, topic: str) -> TopicLanes:
         """Bring the lanes up to the newest known route. Under the lock."""
