@@ -29,6 +29,7 @@ def lines_of(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["produce", "end-to-end"])
 def test_a_small_bundle(workload: str, tmp_path: Path, full: bool) -> None:
     size = ["--seconds", "10"] if full else ["--quick", "--seconds", "0.3"]
@@ -38,6 +39,7 @@ def test_a_small_bundle(workload: str, tmp_path: Path, full: bool) -> None:
     assert "data:image/png" in (tmp_path / "bundle/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_exceeds_memory_in_small(tmp_path: Path) -> None:
     lines = lines_of(tmp_path, "beyond-memory", "--quick", "--beyond", "64m", "--no-controls")
     (values,) = [line["values"] for line in lines]

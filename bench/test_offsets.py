@@ -52,6 +52,7 @@ def group_name(number: int) -> str:
     return f"group-{number:05d}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commits(tmp_path: Path, full: bool, report: Report) -> None:
     groups = 10_000 if full else 50

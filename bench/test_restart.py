@@ -24,6 +24,7 @@ from cometmq.shm.os.files import ABORT_FILE
 ROUNDS = 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gib", [4, 20])
 def test_restart_after_kill(gib: int, tmp_path: Path, full: bool, report: Report) -> None:
     segment_bytes = GIB if full else 1 << 21

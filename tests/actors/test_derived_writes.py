@@ -283,6 +283,7 @@ def test_a_deriver_outlives_the_commitlog_process(broker: RunningBroker) -> None
     assert bodies == [b"10", b"11", b"12"]
 
 
+@pytest.mark.slow
 def test_positions_outlive_restarts_and_old_segments(tmp_path: Path) -> None:
     """One writes once, and never again; the segment that it wrote to is deleted."""
     store = tmp_path / "store"

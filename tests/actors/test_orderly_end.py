@@ -247,6 +247,7 @@ def control_says(broker: RunningBroker, phase: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_an_end_in_the_middle_of_a_start(slow: Slow) -> None:
     """What cannot come to its start does not hold up the end."""
     slow.set("restart")

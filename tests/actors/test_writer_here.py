@@ -448,6 +448,7 @@ def test_the_supervisor_is_killed(settings: dict[str, object], store: Path) -> N
     assert reference.check_store(store) == []
 
 
+@pytest.mark.slow
 def test_a_broker_that_gives_up(store: Path) -> None:
     with service(store) as broker:
         appender = broker.appender("t")

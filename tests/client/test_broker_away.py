@@ -35,6 +35,7 @@ def of_the_client(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "zmq"])
 def test_one_line_when_it_goes_and_one_when_it_is_back(
     caplog: pytest.LogCaptureFixture, transport: str

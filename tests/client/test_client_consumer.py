@@ -332,6 +332,7 @@ def test_a_group_that_may_not_consume_is_told(broker: Handle) -> None:
 # --- faults ---
 
 
+@pytest.mark.slow
 def test_a_broker_restart_is_ridden_out() -> None:
     first = start_broker()
     fill(first, 10)

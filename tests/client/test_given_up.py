@@ -79,6 +79,7 @@ def test_sends_that_failed_while_no_broker_was_there_are_not_stored_by_the_next(
             producer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "zmq"])
 def test_nothing_of_it_is_in_the_store_of_a_broker_that_comes_back(
     tmp_path: Path, transport: str
@@ -264,6 +265,7 @@ def test_what_is_sent_again_is_not_stored_once_more_behind_others(
     assert [body for body in found if body in (b"first", b"second")] == [b"first", b"second"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linger_ms", [0, 1])
 def test_order_within_a_queue_after_the_writer_stood_still(
     broker: Broker, linger_ms: float

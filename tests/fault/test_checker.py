@@ -75,6 +75,7 @@ def changed(op: Op, **fields: object) -> Op:
     return msgspec.structs.replace(op, **fields)
 
 
+@pytest.mark.slow
 def test_a_good_history(good: Good) -> None:
     verdict = good.check()
     assert not verdict.findings, verdict

@@ -143,6 +143,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert said.out == ""
 
 
+@pytest.mark.slow
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(["topic", "list", "--name-server", "127.0.0.1:1"]) == 3
     said = capsys.readouterr()

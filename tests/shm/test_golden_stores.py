@@ -138,6 +138,7 @@ def test_offset_by_time_answers_as_listed(name: str, reader: StoreReader) -> Non
         assert found == query["offset"], query
 
 
+@pytest.mark.slow
 def test_the_same_messages_appended_by_us_give_the_same_bytes(name: str, tmp_path: Path) -> None:
     """Same clock, same hosts, same property text: every segment comes out byte for byte."""
     theirs = golden.unpack(name, tmp_path)

@@ -490,6 +490,7 @@ def test_a_chain_that_leads_nowhere_ends(value: int, tmp_path: Path) -> None:
     reader.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     edits=st.lists(

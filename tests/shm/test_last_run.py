@@ -48,6 +48,7 @@ def test_a_start_goes_on_where_the_killed_run_was(tmp_path: Path) -> None:
         broker.assert_stored(sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_batch_that_was_not_acknowledged_is_there_whole_or_not_at_all(
     seed: int, tmp_path: Path

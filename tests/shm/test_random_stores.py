@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import reference
 import strategies
 from hypothesis import HealthCheck, given, settings
@@ -111,6 +112,7 @@ def stamped(message: strategies.Message) -> tuple[int, int]:
     return message.born_timestamp or 1, message.store_timestamp or 1
 
 
+@pytest.mark.slow
 @RANDOM
 @given(messages=st.lists(small_messages(), max_size=30), crc=st.booleans())
 def test_append(messages: list[strategies.Message], crc: bool) -> None:
@@ -150,6 +152,7 @@ def record_of(
     return lambda at: [expected.encode(changed, at, before, queue.topic, queue.queue_id)]
 
 
+@pytest.mark.slow
 @RANDOM
 @given(groups=st.lists(batches(), max_size=10), crc=st.booleans())
 def test_append_batch(groups: list[Batch], crc: bool) -> None:

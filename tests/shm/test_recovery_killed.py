@@ -63,6 +63,7 @@ def copy_of(store: Path, tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_killed_at_any_line(damaged: Path, tmp_path: Path) -> None:
     """At the first pass of a line, and at a later pass of those that are passed again.
 
@@ -84,6 +85,7 @@ def test_killed_at_any_line(damaged: Path, tmp_path: Path) -> None:
             assert contents(copy) == wanted, (line, nth)
 
 
+@pytest.mark.slow
 def test_any_system_call_fails(damaged: Path, tmp_path: Path) -> None:
     recover(copy_of(damaged, tmp_path))
     wanted = contents(tmp_path / "copy")

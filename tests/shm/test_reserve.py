@@ -93,6 +93,7 @@ def test_an_idle_broker_is_small_and_a_closed_one_smaller(tmp_path: Path) -> Non
 LARGE: dict[str, object] = {"mappedFileSizeCommitLog": 256 << 20, "hotWindowBytes": 4 << 20}
 
 
+@pytest.mark.slow
 def test_a_burst_takes_more_and_gives_it_back(tmp_path: Path) -> None:
     store = tmp_path / "store"
     settings = {**LARGE, "mappedFileSizeCommitLog": GIB, "hotWindowMaxBytes": 0}
@@ -134,6 +135,7 @@ def test_one_batch_beyond_what_is_reserved(tmp_path: Path) -> None:
     assert reference.check_store(store) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 def test_processes_die_while_space_is_taken_and_given_back(flush: str, tmp_path: Path) -> None:
     settings = {**LARGE, "flushDiskType": flush}

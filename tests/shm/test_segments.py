@@ -91,6 +91,7 @@ def test_the_cleaner_may_be_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not maker.take_retired()
 
 
+@pytest.mark.slow
 def test_killed_at_any_line(store: Path, tmp_path: Path) -> None:
     """No stale byte is ever in commitlog/, nothing is left in staging, the next one goes on."""
     retire(store, 5 * SEGMENT, 9 * SEGMENT)

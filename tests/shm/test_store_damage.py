@@ -83,6 +83,7 @@ def queue_file(store: Path, queue: tuple[str, int]) -> Path:
     return queue_folder(store, *queue) / segment_name(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("queue", QUEUES)
 def test_a_flipped_bit_in_the_last_entry(

@@ -131,6 +131,7 @@ def test_offsets_behind_the_end_of_a_cut_log_are_put_back(killed: tuple[Path, li
         assert committed(broker) == len(kept) == 200
 
 
+@pytest.mark.slow
 def test_killed_at_every_line(killed: tuple[Path, list[Sent]], tmp_path: Path) -> None:
     """It is not taken for closed before it is, and another repair ends the same."""
     store, _ = killed

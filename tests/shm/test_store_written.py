@@ -126,6 +126,7 @@ def test_a_store_of_real_logs(extra: dict[str, object], store: Path) -> None:
     assert any(len(list(queue.iterdir())) > 1 for queue in (store / "consumequeue").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_a_store_that_was_killed(store: Path) -> None:
     """What lies there before anybody recovers it: whole records up to the last acknowledged one."""
     with RunningBroker(store, SETTINGS) as broker:
