@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -799,9 +800,12 @@ def fail_at(
 ) -> list[str]:
     """Has the nth call of the named functions of `os` fail instead of acting; notes all calls."""
     calls: list[str] = []
+    ours = threading.current_thread()
 
     def failing(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
+            if threading.current_thread() is not ours:  # pytest-xdist's have work to do as well
+                return function(*arguments, **keywords)
             calls.append(function.__name__)
             if len(calls) == n:
                 raise fault(28, "No space left on device")
