@@ -21,13 +21,12 @@ from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import BadRequest
 from cometmq.protocol.wire.line import abstract, peer_uid
-from cometmq.shm.kernel._kernel import PacketReader, send_packets
+from cometmq.shm.kernel._kernel import PACKETS_AT_ONCE, PacketReader, send_packets
 
 log = logging.getLogger(__name__)
 
 LINES_MAX: Final = 1_024
 BACKLOG: Final = 64
-AT_ONCE: Final = 64  # packets, by one system call
 
 
 class Caller:
@@ -170,7 +169,7 @@ class LineListener:
         """False when it has ended, or speaks another language."""
         make, descriptor = partial(LineRequest, caller), caller.socket.fileno()
         doorman, principal = self._doorman, caller.principal
-        while (wanted := min(AT_ONCE, count_max - len(requests))) > 0:
+        while (wanted := min(PACKETS_AT_ONCE, count_max - len(requests))) > 0:
             try:
                 packets = self._reader.take(descriptor, wanted)
                 for packet in packets:

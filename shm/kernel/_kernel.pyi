@@ -730,6 +730,8 @@ def put_records(segment: Any, segment_start: int, rows: int, columns: list[Any])
 
 # --- packets of a Unix socket ---
 
+PACKETS_AT_ONCE: int  # by one system call
+
 @final
 class PacketReader:
     """Takes packets that lie in a socket (SOCK_SEQPACKET), several with one system call.

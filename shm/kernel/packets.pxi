@@ -23,7 +23,9 @@ cdef extern from *:
         MSG_NOSIGNAL
 
 cdef enum:
-    PACKETS_AT_ONCE = 64
+    AT_ONCE = 64
+
+PACKETS_AT_ONCE = AT_ONCE
 
 
 @cython.final
@@ -40,7 +42,7 @@ cdef class PacketReader:
 
     def __cinit__(self, size_t size_max):
         self._size_max = size_max
-        self._memory = <uint8_t *>PyMem_Malloc(PACKETS_AT_ONCE * size_max)
+        self._memory = <uint8_t *>PyMem_Malloc(AT_ONCE * size_max)
         if self._memory == NULL:
             raise MemoryError
 
@@ -48,9 +50,9 @@ cdef class PacketReader:
         PyMem_Free(self._memory)
 
     def take(self, int fd, Py_ssize_t count_max):
-        cdef mmsghdr headers[PACKETS_AT_ONCE]
-        cdef iovec parts[PACKETS_AT_ONCE]
-        cdef int wanted = <int>max(0, min(count_max, <Py_ssize_t>PACKETS_AT_ONCE)), found, i
+        cdef mmsghdr headers[AT_ONCE]
+        cdef iovec parts[AT_ONCE]
+        cdef int wanted = <int>max(0, min(count_max, <Py_ssize_t>AT_ONCE)), found, i
         cdef list packets = []
         memset(headers, 0, sizeof(headers))
         for i in range(wanted):
@@ -72,13 +74,13 @@ cdef class PacketReader:
 
 
 def send_packets(int fd, tuple packets not None):
-    cdef mmsghdr headers[PACKETS_AT_ONCE]
-    cdef iovec parts[PACKETS_AT_ONCE]
+    cdef mmsghdr headers[AT_ONCE]
+    cdef iovec parts[AT_ONCE]
     cdef Py_ssize_t done = 0, count = len(packets)
     cdef int some, sent, i
     memset(headers, 0, sizeof(headers))
     while done < count:
-        some = <int>min(count - done, <Py_ssize_t>PACKETS_AT_ONCE)
+        some = <int>min(count - done, <Py_ssize_t>AT_ONCE)
         for i in range(some):
             packet = packets[done + i]
             if not PyBytes_CheckExact(packet):
