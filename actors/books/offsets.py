@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cometmq.actors.books.book import Book
+from cometmq.actors.books.queue_offsets import QueueOffsets
 from cometmq.protocol.ledger import Change, OffsetSet, OffsetsForgotten
-from cometmq.protocol.offsets import OffsetTable, Undo, change_offsets, set_offset
+from cometmq.protocol.offsets import OffsetTable, Undo
 
 Moved = tuple[str, str, int, int, int]  # group, topic, queue id, from, to
 
@@ -19,16 +20,18 @@ class OffsetBook(Book):
     """The offsets by `topic@group` and queue id, as they stand in consumerOffset.json.
 
     Args:
-        table: to begin with; it is the book's from now on.
+        table: to begin with; what is in it goes to the book.
     """
 
     kinds = (OffsetSet, OffsetsForgotten)
 
     def __init__(self, table: OffsetTable) -> None:
-        self._table = table
+        self._table: dict[str, QueueOffsets] = {}
+        for key in list(table):
+            self._table[key] = QueueOffsets(table.pop(key))
         self._topics_of: dict[str, set[str]] = {}  # group -> topics
         self._groups_of: dict[str, set[str]] = {}  # topic -> groups
-        for key in table:
+        for key in self._table:
             self._note(key)
         self.commits = 0  # since then
 
@@ -41,30 +44,24 @@ class OffsetBook(Book):
             self.changes += 1
             self.commits += 1
             key, queue_id = f"{change.topic}@{change.group}", change.queue_id
-            offsets = self._table.get(key)
-            if offsets is None:
-                offsets = self._table[key] = {}
-                self._note(key)
-            before = offsets.get(queue_id)
-            offsets[queue_id] = change.queue_offset
-            return ((key, queue_id, before),)
+            return ((key, queue_id, self._put(key, queue_id, change.queue_offset)),)
         if isinstance(change, OffsetsForgotten):
             self.changes += 1
-            keys = [f"{change.topic}@{group}" for group in self.groups_of(change.topic)]
-            undo = change_offsets(self._table, change, keys)
-            for key in keys:
-                self._forget(key)
-            return undo
+            return [
+                (key, queue_id, before)
+                for key in [f"{change.topic}@{group}" for group in self.groups_of(change.topic)]
+                for queue_id, before in self._drop(key).items()
+            ]
         return ()
 
     def undo(self, undo: Undo) -> None:
         """Take a change back; the last one first."""
         self.changes += 1
         for key, queue_id, before in reversed(undo):
-            was_there = key in self._table
-            set_offset(self._table, key, queue_id, before)
-            if was_there != (key in self._table):
-                (self._forget if was_there else self._note)(key)
+            if before is not None:
+                self._put(key, queue_id, before)
+            else:
+                self._remove(key, queue_id)
 
     def behind(self, ends: Mapping[tuple[str, int], int]) -> list[Moved]:
         """What is committed behind the end of its queue, and where that end is."""
@@ -81,7 +78,8 @@ class OffsetBook(Book):
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The next message to consume, -1 if nothing was ever committed."""
         offsets = self._table.get(f"{topic}@{group}")
-        return -1 if offsets is None else offsets.get(queue_id, -1)
+        found = None if offsets is None else offsets.get(queue_id)
+        return -1 if found is None else found
 
     def groups(self) -> set[str]:
         """Every group that has committed an offset."""
@@ -97,7 +95,7 @@ class OffsetBook(Book):
 
     def queue_ids(self, group: str, topic: str) -> Iterable[int]:
         """The queues of the topic in which the group has committed an offset."""
-        return self._table.get(f"{topic}@{group}", {}).keys()
+        return self.queues(f"{topic}@{group}").keys()
 
     # --- for a snapshot, which is made while the book goes on changing ---
 
@@ -107,11 +105,29 @@ class OffsetBook(Book):
     def group_names(self) -> list[str]:
         return list(self._topics_of)
 
-    def queues(self, key: str) -> dict[int, int]:
+    def queues(self, key: str) -> QueueOffsets:
         """Queue id -> offset; nothing, if the key is gone meanwhile."""
-        return self._table.get(key, {})
+        return self._table.get(key) or QueueOffsets()
 
     # --- inside ---
+
+    def _put(self, key: str, queue_id: int, queue_offset: int) -> int | None:
+        offsets = self._table.get(key)
+        if offsets is None:
+            offsets = self._table[key] = QueueOffsets()
+            self._note(key)
+        return offsets.put(queue_id, queue_offset)
+
+    def _remove(self, key: str, queue_id: int) -> None:
+        offsets = self._table[key]
+        del offsets[queue_id]
+        if not offsets:
+            self._drop(key)
+
+    def _drop(self, key: str) -> QueueOffsets:
+        offsets = self._table.pop(key)
+        self._forget(key)
+        return offsets
 
     def _note(self, key: str) -> None:
         topic, _, group = key.partition("@")

@@ -1,5 +1,6 @@
 """Types of the native kernel. Whatever is per message, or must be atomic, is in there."""
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self, final, overload
 
@@ -877,6 +878,10 @@ def quote_keys(content: Buffer) -> bytes:
 def integer_pairs(table: dict[int, int]) -> str:
     """`1:20,2:30` of a table. Raises TypeError for what is no integer, OverflowError for one of
     more than 64 bits."""
+
+def indexed_pairs(values: array[int]) -> str:
+    """`1:20,2:30` of an array of integers of 64 bits, by their index; without the least integer
+    that there is, which says that nothing stands there."""
 
 # --- batches and messages ---
 

@@ -3,6 +3,7 @@
 from cpython.dict cimport PyDict_Next, PyDict_Size
 from cpython.long cimport PyLong_AsLongLong, PyLong_CheckExact
 from cpython.ref cimport PyObject
+from libc.stdint cimport INT64_MIN
 
 
 cdef inline bint is_blank(uint8_t c) noexcept nogil:
@@ -115,6 +116,25 @@ def integer_pairs(dict table not None):
             at += put_integer(out + at, PyLong_AsLongLong(<object>key))
             out[at] = b':'
             at += 1 + put_integer(out + at + 1, PyLong_AsLongLong(<object>value))
+            out[at] = b','
+            at += 1
+        return PyUnicode_DecodeUTF8(out, max(at - 1, 0), NULL)
+    finally:
+        PyMem_Free(out)
+
+
+def indexed_pairs(const int64_t[::1] values not None):
+    cdef Py_ssize_t at = 0, index
+    cdef char *out = <char *>PyMem_Malloc(PAIR_BYTES * values.shape[0] + 1)
+    if out == NULL:
+        raise MemoryError
+    try:
+        for index in range(values.shape[0]):
+            if values[index] == INT64_MIN:  # absent
+                continue
+            at += put_integer(out + at, index)
+            out[at] = b':'
+            at += 1 + put_integer(out + at + 1, values[index])
             out[at] = b','
             at += 1
         return PyUnicode_DecodeUTF8(out, max(at - 1, 0), NULL)

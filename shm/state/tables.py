@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
-from cometmq.protocol.integers import Int32
+from cometmq.protocol.integers import INT64_MAX, Int32
 from cometmq.shm.state.java import java_hash_map_order
+
+QueueOffset = Annotated[int, msgspec.Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
 class DataVersion(msgspec.Struct, frozen=True, order=True, rename="camel"):
@@ -49,7 +52,7 @@ class SubscriptionGroupTable(Table, kw_only=True):
 class ConsumerOffsetTable(Table, kw_only=True):
     """consumerOffset.json: `topic@group` -> queue id -> queue offset of the next message."""
 
-    offset_table: dict[str, dict[int, int]] = {}
+    offset_table: dict[str, dict[int, QueueOffset]] = {}
 
     def group_topic_map(self) -> dict[str, tuple[str, ...]]:
         """The topics of each group, in the order of RocketMQ's maps (ConsumerOffsetManager)."""

@@ -3,12 +3,21 @@ it is made of goes on changing meanwhile. Joined it is what `dumps` has for such
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from cometmq.protocol.configs import TopicConfig
-from cometmq.shm.kernel._kernel import integer_pairs
+from cometmq.shm.kernel._kernel import indexed_pairs, integer_pairs
 from cometmq.shm.state.json_text import dumps, entry_text
 from cometmq.shm.state.tables import DataVersion, SubscriptionGroupTable, Table, TopicTable
+
+
+class Offsets(Protocol):
+    """Queue offsets by queue id; see actors/books/queue_offsets.py."""
+
+    near: array[int]
+    far: dict[int, int]
 
 
 def table_pieces(table: Table, key: str, entries: Iterable[tuple[str, object]]) -> Iterator[str]:
@@ -60,7 +69,7 @@ def member_pieces(
 def offsets_pieces(
     data_version: DataVersion,
     topics_of: Iterable[tuple[str, Iterable[str]]],
-    offsets: Iterable[tuple[str, dict[int, int]]],
+    offsets: Iterable[tuple[str, Offsets]],
 ) -> Iterator[str]:
     """consumerOffset.json. A key without offsets is left out, and groups stand in their order here:
     RocketMQ reads neither.
@@ -79,6 +88,7 @@ def offsets_pieces(
     lead = "\n\t\t"
     for key, queues in offsets:
         if queues:
-            yield f"{lead}{dumps(key)}:{{{integer_pairs(queues)}\n\t\t}}"
+            pairs = [indexed_pairs(queues.near), integer_pairs(queues.far)]
+            yield f"{lead}{dumps(key)}:{{{','.join(filter(None, pairs))}\n\t\t}}"
             lead = ",\n\t\t"
     yield "}\n}" if lead[0] == "\n" else "\n\t}\n}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -182,3 +183,17 @@ def test_the_text_is_what_rocketmq_writes() -> None:
 def test_what_lies_behind_the_end_of_its_queue() -> None:
     book = OffsetBook({"t@g": {0: 5, 1: 7}, "u@g": {0: 1}})
     assert book.behind({("t", 0): 5, ("t", 1): 6}) == [("g", "t", 1, 7, 6), ("g", "u", 0, 1, 0)]
+
+
+@pytest.mark.parametrize("queue_id", [-1, 0, 1_023, 1_024, 1 << 31])
+def test_any_queue_id(queue_id: int) -> None:
+    """RocketMQ's files may have any; those that topics have lie in an array."""
+    book = OffsetBook({"t@g": {queue_id: 7, 5: 1}, "u@g": {queue_id: 3}})
+    assert [book.get("g", "t", each) for each in (queue_id, 5, 4)] == [7, 1, -1]
+    assert table_of(book) == {"t@g": {queue_id: 7, 5: 1}, "u@g": {queue_id: 3}}
+    table = ConsumerOffsetTable(offset_table=table_of(book))
+    assert decode(text_of(book), ConsumerOffsetTable) == table
+    undo = book.apply(OffsetSet("h", "t", queue_id, 9))
+    assert book.get("h", "t", queue_id) == 9
+    book.undo(undo)
+    assert "h" not in book.groups()
