@@ -37,6 +37,7 @@ SLOW_NS = 5_000_000
 Span = tuple[int, int]  # time.monotonic_ns() of begin and end
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_puts_beside_the_cleaner(tmp_path: Path, full: bool, report: Report) -> None:
     segment_bytes = (1 << 30) if full else (1 << 24)

@@ -53,6 +53,7 @@ def latencies_us(
     return intended, sorted((now - int(body[20:40])) / 1e3 for now, body in counted)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rate", [1_000, 10_000])
 def test_end_to_end(broker: Broker, full: bool, report: Report, rate: int) -> None:

@@ -876,6 +876,7 @@ def test_epochs_stay_above_what_was_given_when_the_clock_goes_back(tmp_path: Pat
         assert min(epochs(join(line)).values()) > highest
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_was_stopped_does_not_blame_its_members(tmp_path: Path) -> None:
     """They could not be heard meanwhile; who has which queue stays as it was."""
     settings = Settings(consumer_session_timeout_ms=2_000)

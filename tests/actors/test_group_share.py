@@ -362,4 +362,4 @@ class SharingMachine(RuleBasedStateMachine):
 
 
 SharingMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
-TestSharing = SharingMachine.TestCase
+TestSharing = pytest.mark.slow(SharingMachine.TestCase)

@@ -207,6 +207,7 @@ def test_topics_too_long_to_be_written(store: Path) -> None:
         broker.assert_stored(sent)
 
 
+@pytest.mark.slow
 def test_queues_of_such_topics_do_not_keep_a_broker_from_starting(store: Path) -> None:
     topic = "%RETRY%" + "r" * 150
     with RunningBroker(store) as broker:

@@ -85,6 +85,7 @@ def send(broker: RunningBroker, count: int = 20, bodies: Iterable[bytes] = (b"x"
         broker.send("orders", queue_id, list(bodies) * count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_commits_survive_the_kill_of_everything(flush: str, tmp_path: Path) -> None:
     """Again and again, without a snapshot in between: each start goes on where the last one was."""
@@ -107,6 +108,7 @@ def test_commits_survive_the_kill_of_everything(flush: str, tmp_path: Path) -> N
         assert statistics(broker)["ledger_entries"] == 0
 
 
+@pytest.mark.slow
 def test_topics_groups_and_members_survive_the_kill_of_everything(tmp_path: Path) -> None:
     """No file has them; and the files that an orderly end leaves are RocketMQ's."""
     store = tmp_path / "store"

@@ -227,7 +227,7 @@ class OwnershipMachine(RuleBasedStateMachine):
 OwnershipMachine.TestCase.settings = settings(
     max_examples=300, stateful_step_count=40, deadline=None
 )
-TestOwnership = OwnershipMachine.TestCase
+TestOwnership = pytest.mark.slow(OwnershipMachine.TestCase)
 
 
 def test_nobody_commits_what_nobody_owns() -> None:

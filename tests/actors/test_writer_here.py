@@ -284,6 +284,7 @@ def test_threads_and_producers_at_once(settings: dict[str, object], store: Path)
         order[key] = number
 
 
+@pytest.mark.slow
 def test_a_commit_of_stages_beside_appends(store: Path) -> None:
     """Nothing else comes between what one command commits."""
     staged = [b"staged %d " % number + b"s" * 3_000 for number in range(300)]
@@ -672,6 +673,7 @@ def test_the_service_is_killed(settings: dict[str, object], whom: str, store: Pa
     assert reference.check_store(store) == []
 
 
+@pytest.mark.slow
 def test_a_fork_that_outlives_the_service_keeps_no_broker(store: Path) -> None:
     child = start_child(store, {}, "fork")
     assert child.stdout.readline() == b"ready\n"

@@ -426,6 +426,7 @@ def test_the_table_of_targets() -> None:
     assert {row["id"] for row in targets.table(found)} == {row.id for row in targets.ROWS}
 
 
+@pytest.mark.slow
 def test_a_report_from_given_results(tmp_path: Path) -> None:
     log = tmp_path / report.LOGS / "a" / "x.service.hlog"
     log.parent.mkdir(parents=True)

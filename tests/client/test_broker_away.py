@@ -89,6 +89,7 @@ def test_a_coordinator_that_is_back_at_once_is_not_told_of(
             assert not [text for _, text in of_the_client(caplog) if "away" in text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linger_ms", [0, 1])
 def test_so_does_a_producer(caplog: pytest.LogCaptureFixture, linger_ms: int) -> None:
     caplog.set_level(logging.INFO, "cometmq")

@@ -104,6 +104,7 @@ def test_no_address_is_refused() -> None:
         parse_addresses(" ; ")
 
 
+@pytest.mark.slow
 def test_a_name_server_that_is_away_is_passed_over(brokers: tuple[Handle, Handle]) -> None:
     first, _ = brokers
     with Producer(["tcp://127.0.0.1:1", first.address], timeout_s=10) as producer:

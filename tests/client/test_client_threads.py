@@ -372,6 +372,7 @@ def test_threads_of_a_consumer_that_are_ended_by_force(broker: Handle) -> None:
         close_in_time(consumer.close)
 
 
+@pytest.mark.slow
 def test_a_wait_ends_although_nothing_runs_any_more(
     broker: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +389,7 @@ def test_a_wait_ends_although_nothing_runs_any_more(
     close_in_time(producer.close)
 
 
+@pytest.mark.slow
 def test_an_awaited_send_ends_although_nothing_runs_any_more(
     broker: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

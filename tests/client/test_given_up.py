@@ -57,6 +57,7 @@ def test_who_is_connected_to_a_process_that_does_not_run_has_handed_over_nothing
             channel.ask(Ping(), timeout_s=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linger_ms", [0, 1])
 def test_sends_that_failed_while_no_broker_was_there_are_not_stored_by_the_next(
     linger_ms: float,

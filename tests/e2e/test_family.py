@@ -340,6 +340,7 @@ def test_killed_again_and_again(store: Path) -> None:
         broker.assert_stored(sent)
 
 
+@pytest.mark.slow
 def test_the_supervisor_is_killed(store: Path) -> None:
     """The others notice and end by themselves; the next start recovers."""
     with RunningBroker(store) as broker:
@@ -517,6 +518,7 @@ def test_a_store_that_is_not_as_it_must_be(trouble: Callable[[Path], str], store
     assert said in refused(store, CometError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", [foreign_file, wrong_size])
 def test_a_refused_start_is_no_bad_end(trouble: Callable[[Path], str], store: Path) -> None:
     """Nothing was touched, so the next start need not recover."""
@@ -935,6 +937,7 @@ def test_a_disk_that_is_full(left_bytes: int, small_disk: Path) -> None:
     assert reference.check_store(small_disk / "store") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["dispatcher", "flush"])
 def test_nothing_is_deleted_that_others_still_need(role: str, small_disk: Path) -> None:
     """Over the forced ratio the oldest segments go, but not before others are done with them."""

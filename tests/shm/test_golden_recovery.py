@@ -110,7 +110,10 @@ def test_the_log_ends_where_it_should(name: str, tmp_path: Path) -> None:
     assert damaged == ([269_197] if name == "damaged-bitflip" else [])
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    "name",
+    [SETS[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SETS if name != SETS[1])],
+)
 def test_queries(name: str, tmp_path: Path) -> None:
     """Ranges, getMessage and searches by time answer as RocketMQ after it recovered the truth.
 
@@ -213,6 +216,7 @@ def test_a_queue_that_begins_above_0_begins_with_its_first_message(
     theirs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["none", "queues gone", "queue cut off", "bit flipped"])
 def test_a_broker_serves_them(damage: str, tmp_path: Path) -> None:
     """The same through the processes of a real family, ended in order and started again.

@@ -449,6 +449,7 @@ def test_a_file_beyond_the_log(recovery: Recovery) -> None:
     assert recovery.kept == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", golden.ABORT + golden.DAMAGED)
 def test_golden_stores_after_a_bad_end(name: str, tmp_path: Path) -> None:
     """What RocketMQ's recovery still found is found, and what it did not index again as well."""

@@ -70,6 +70,7 @@ def test_java_hash(text: str) -> None:
     assert _kernel.java_hash(text) == reference.java_hash(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(messages())
 def test_a_batch_comes_out_as_it_went_in(wanted: Wanted) -> None:

@@ -139,6 +139,7 @@ def test_an_orderly_end_leaves_none(tmp_path: Path) -> None:
     assert LastRun.read(store, SEGMENT) is None
 
 
+@pytest.mark.slow
 def test_a_start_waits_for_the_children_of_a_killed_supervisor(tmp_path: Path) -> None:
     """They may still be at work, and acknowledge what the counters did not say before."""
     store = tmp_path / "store"

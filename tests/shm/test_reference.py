@@ -149,6 +149,7 @@ def as_found(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 def test_every_record_is_as_rocketmq_lists_it(any_set: Golden) -> None:
     assert len(any_set.records) == len(any_set.listing) == any_set.meta["records"]
     for record, row in zip(any_set.records, any_set.listing, strict=True):
@@ -593,6 +594,7 @@ def test_a_compression_that_the_tests_do_without_is_named() -> None:
 # --- random stores ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(strategies.messages(), st.booleans())
 @settings(max_examples=100, deadline=None, database=None)
 def test_what_was_encoded_is_decoded(message: strategies.Message, append_crc: bool) -> None:

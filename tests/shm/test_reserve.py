@@ -122,6 +122,7 @@ def test_a_burst_takes_more_and_gives_it_back(tmp_path: Path) -> None:
     assert len(reference.messages(store)) == count
 
 
+@pytest.mark.slow
 def test_one_batch_beyond_what_is_reserved(tmp_path: Path) -> None:
     """The writer says what it needs: a batch larger than the space ahead waits for no timeout."""
     store = tmp_path / "store"

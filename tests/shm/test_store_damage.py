@@ -121,6 +121,7 @@ def test_a_healthy_store_is_not_built_anew(
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_middle_cuts_nothing_off(tmp_path: Path) -> None:
     """Where the next start searches by halves: no entry behind it is lost."""
     write(tmp_path / "whole")
@@ -170,6 +171,7 @@ def test_ends_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
     assert set(queues_before(tmp_path)) == set(QUEUES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bit", [0, 12, 64])
 def test_a_broker_gives_no_queue_offset_out_twice(bit: int, tmp_path: Path) -> None:
     """Sign bits, and a place behind the log's end: the message is there, the next one follows."""
@@ -236,6 +238,7 @@ def test_a_topic_that_cannot_be_one_is_damage(
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [b"\0", b"/", b"."])
 def test_a_broker_starts_beside_a_topic_that_cannot_be_one(name: bytes, tmp_path: Path) -> None:
     store = tmp_path / "store"

@@ -108,6 +108,7 @@ def model_extra(
             yield Finding("extra", str(queue.path(0)), index * UNIT, expected, actual)
 
 
+@pytest.mark.slow
 def test_whatever_the_model_finds_is_found_in_the_same_words(tmp_path: Path) -> None:
     """A byte or two of log or queues changed, or a file gone, by the seed."""
     seed = random.randrange(1 << 32)
