@@ -61,10 +61,11 @@ class AsyncProducer:
         queue_id: int | None = None,
         flag: int = 0,
         wait: bool = True,
+        delay_level: int = 0,
     ) -> Receipt:
         """See `Producer.send`. The receipt is confirmed."""
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
         )
         return await (await self._start(target, message))
 
@@ -80,13 +81,14 @@ class AsyncProducer:
         queue_id: int | None = None,
         flag: int = 0,
         wait: bool = True,
+        delay_level: int = 0,
     ) -> asyncio.Future[Receipt]:
         """Send without waiting for the answer: the future gets it.
 
         Waits only for room (`max_in_flight_bytes`) and for the route of a new topic.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
         )
         return await self._start(target, message)
 

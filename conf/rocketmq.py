@@ -33,7 +33,7 @@ _OPEN: Final = (
 )
 _PLAIN: Final = "there is no TLS yet: everything travels as it is"
 _ALONE: Final = "there are no replicas yet: an acknowledged message is on this machine alone"
-_NO_DELAY: Final = "there are no delayed messages yet: sending one is refused"
+_NO_DELAY: Final = "messages wait by delay levels only yet: one with a timer is refused"
 _NO_TRANSACTION: Final = "there are no transactions yet: sending a part of one is refused"
 _OWN_QUEUE: Final = "there are no light queues yet: a message is in the queue of its topic alone"
 _TOLD: Final = "name servers are not looked up: namesrvAddr has to name them"
@@ -71,7 +71,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
     **_promises(
         False,
         ("timerWheelEnable", _NO_DELAY, _OFF),
-        ("messageDelayLevel timerMaxDelaySec", _NO_DELAY, _ANY_VALUE),
+        ("timerMaxDelaySec", _NO_DELAY, _ANY_VALUE),
         (
             "transactionTimeOut transactionCheckMax transactionCheckInterval",
             _NO_TRANSACTION,
@@ -148,7 +148,7 @@ _KEYS: Final = """
     estimateAccumulation expectConsumerNumUseFilter fastFailIfNoBufferInStorePool
     fetchControllerAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup
     fetchNamesrvAddrInterval filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed
-    flushConsumerOffsetHistoryInterval flushDelayOffsetInterval flushLeastPagesWhenWarmMapedFile
+    flushConsumerOffsetHistoryInterval flushLeastPagesWhenWarmMapedFile
     forceRegister forceVerifyPropCRC forwardTimeout globalColdReadThreshold haFlowControlEnable
     haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup
     haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize heartbeatThreadPoolNums
@@ -166,7 +166,7 @@ _KEYS: Final = """
     maxReconnectIntervalTimeSeconds maxRecoveryCommitlogFiles maxSlaveResendLength
     maxStatsIdleTimeInMinutes maxTopicLength maxTransferBytesOnMessageInDisk
     maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk
-    maxTransferCountOnMessageInMemory memTableFlushIntervalMs messageDelayLevel messageIndexSafe
+    maxTransferCountOnMessageInMemory memTableFlushIntervalMs messageIndexSafe
     messageStorePlugIn metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
     metricLoggingExporterIntervalInMills metricsExporterType metricsGrpcExporterHeader
     metricsGrpcExporterTarget metricsInDelta metricsLabel metricsOtelCardinalityLimit

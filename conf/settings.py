@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from cometmq.conf.option import Option, as_text, option, options_of
 from cometmq.conf.rocketmq import NOT_USED, PROMISES
+from cometmq.conf.delay_levels import DEFAULT_LEVELS, parse_levels
 from cometmq.protocol.errors import ConfigError
 
 # RocketMQ MessageExtEncoder: what a record may hold beyond its body.
@@ -77,6 +78,14 @@ def _a_name(value: str) -> str | None:
     # It becomes a part of file names and of topic names.
     if len(value) > 127 or re.search(r"[\s/\\]", value):
         return "must be at most 127 characters, without blanks and slashes"
+    return None
+
+
+def _delay_levels(value: str) -> str | None:
+    try:
+        parse_levels(value)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -522,6 +531,31 @@ class TopicSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DelaySettings:
+    """Messages for later"""
+
+    message_delay_level: str = option(
+        DEFAULT_LEVELS,
+        key="messageDelayLevel",
+        check=_delay_levels,
+        help="How long a message of each delay level waits: numbers with s, m, h or d, separated "
+        "by a blank; level 1 is the first. Retries wait by level 3 and those after it.",
+    )
+    flush_delay_offset_interval_ms: int = option(
+        10_000,
+        key="flushDelayOffsetInterval",
+        at_least=1,
+        help="The pause between two writes of delayOffset.json. A RocketMQ broker that opens the "
+        "store after a crash delivers again what was delivered since; this one does not.",
+    )
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """How long each level waits; level 1 is the first."""
+        return parse_levels(self.message_delay_level)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CleaningSettings:
     """Cleaning"""
 
@@ -724,6 +758,7 @@ GROUPS: Final = (
     SendSettings,
     ReadSettings,
     TopicSettings,
+    DelaySettings,
     CleaningSettings,
     LoggingSettings,
 )

@@ -51,7 +51,8 @@ WINGS: dict[str, dict[str, set[str]]] = {
         "keepers": _WING,
         "reading": _WING,
         "coordination": _WING,
-        "launch": {*_WING, "writer", "keepers", "reading", "coordination"},
+        "semantics": _WING,
+        "launch": {*_WING, "writer", "keepers", "reading", "coordination", "semantics"},
     },
     "client": {"administration": set(), "sending": set(), "receiving": set()},
 }

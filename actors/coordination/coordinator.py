@@ -15,6 +15,7 @@ from cometmq.actors.coordination.holds import Holds
 from cometmq.actors.coordination.members import Members, MemberSettings
 from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
+from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored, Topics, TopicSettings, template_queues
 from cometmq.actors.coordination.views import Views
 from cometmq.actors.runtime.connections import ConnectionLimits
@@ -65,6 +66,7 @@ class CoordinatorActor(ServiceActor):
         wait_dispatched: until `stored` knows all that is in the log. Raises ServiceNotAvailable
             when that takes too long.
         cleaner_endpoint: where the cleaner takes what clients want of it; empty: nobody does.
+        scheduler_endpoint: where the scheduler stores retries; empty: there are none.
         log_begin: the physical offset that the log begins at.
         name_server_endpoints: all of them are told. With none, routes are only had from here.
         entry_bytes_max: of the changes in an entry of the ledger.
@@ -74,7 +76,9 @@ class CoordinatorActor(ServiceActor):
     """
 
     role: ClassVar[str] = "coordinator"
-    part_types: ClassVar[tuple[type, ...]] = (Topics, Members, Progress, Views, Relay, Holds)
+    part_types: ClassVar[tuple[type, ...]] = (
+        Topics, Members, Progress, Views, Relay, Retries, Holds,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class CoordinatorActor(ServiceActor):
         *,
         commitlog_endpoint: str,
         cleaner_endpoint: str = "",
+        scheduler_endpoint: str = "",
         log_begin: Callable[[], int] = lambda: 0,
         name_server_endpoints: Sequence[str],
         confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
@@ -103,6 +108,9 @@ class CoordinatorActor(ServiceActor):
         self._views = Views(self._books, self._members, stored)
         self._relay = Relay(
             self, cleaner_endpoint, lambda action: self._books.snapshots.then(action)
+        )
+        self._retries = Retries(
+            self, self._books, self._members, scheduler_endpoint, self._topics.make
         )
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         super().__init__(bind=bind, limits=limits)
@@ -126,7 +134,7 @@ class CoordinatorActor(ServiceActor):
         self._family_address = family_address
 
     def parts(self) -> Sequence[object]:
-        return self._topics, self._members, self._progress, self._views, self._relay, self._holds
+        return self._topics, self._members, self._progress, self._views, self._relay, self._retries, self._holds
 
     @classmethod
     def of_family(cls, family: Family, bind: Sequence[tuple[str, bool]]) -> pykka.ActorRef[Any]:
@@ -136,6 +144,7 @@ class CoordinatorActor(ServiceActor):
             family.store,
             commitlog_endpoint=family.addresses["commitlog"],
             cleaner_endpoint=family.addresses["cleaner"],
+            scheduler_endpoint=family.addresses["scheduler"],
             log_begin=lambda: log_begin.value,
             name_server_endpoints=list(family.name_servers),
             ledger_log=family.ledger_log,
@@ -170,6 +179,7 @@ class CoordinatorActor(ServiceActor):
         if hasattr(self, "_announcing"):  # else the start has failed
             self._announcing.close()
         self._relay.close()
+        self._retries.close()
 
     def settle(self) -> None:
         self._finish_round()

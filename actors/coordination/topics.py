@@ -153,7 +153,10 @@ class Topics:
     def on_ensure_topic(self, command: EnsureTopic, request: Request) -> None:
         topic = command.topic
         names.check_writable_topic(topic)
-        if topic not in self._topics:
+        if topic.startswith(names.RETRY_PREFIX):
+            config = self._members.config_of(topic.removeprefix(names.RETRY_PREFIX))
+            self.make(topic, max(config.retry_queue_nums, 1))
+        elif topic not in self._topics:
             if topic == TEMPLATE_TOPIC or not self._settings.auto_create_topic_enable:
                 raise TopicNotExist(
                     f"topic {topic} is unknown, and autoCreateTopicEnable is off: it is made by "
@@ -162,6 +165,11 @@ class Topics:
             count = self._settings.default_topic_queue_nums
             self._put_topic(TopicInfo(topic, count, count, READ_WRITE))
         self._want_known(request, [topic], lambda: self._route(topic))
+
+    def make(self, topic: str, queues: int) -> None:
+        """A topic of the broker's own making, unless it is there."""
+        if topic not in self._topics:
+            self._put_topic(TopicInfo(topic, queues, queues, READ_WRITE))
 
     def on_create_topic(self, command: CreateTopic, request: Request) -> None:
         info = command.info

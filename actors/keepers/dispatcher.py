@@ -61,7 +61,8 @@ class DispatcherActor(ServiceActor):
         self._retry: Timer | None = None  # when the disk is full
         self._table = family.queue_table(writable=True)
         files = StoreFiles(family.store, self._segment_bytes, self._queue_bytes)
-        self._builder = QueueBuilder(files, self._table, self._queues)
+        levels = settings.delay_levels_ms
+        self._builder = QueueBuilder(files, self._table, self._queues, levels)
         self._index = Indexing(family)
         self._index_refused = False  # the disk was full when it was last tried
 

@@ -6,7 +6,7 @@ import time
 from functools import lru_cache, partial
 from typing import Final
 
-from cometmq.actors.reading.dispatched import Dispatched
+from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.reading.held_pulls import Held, HeldPulls, Key
 from cometmq.actors.reading.room import PullsWithoutRoom
 from cometmq.actors.runtime.family import Family

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cometmq.actors.reading.dispatched import Dispatched
+from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import (

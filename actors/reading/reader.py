@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from cometmq.actors.reading.dispatched import Dispatched
+from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.reading.key_queries import KeyQueries
 from cometmq.actors.reading.local_clients import LocalClients
 from cometmq.actors.reading.pulls import BYTES_MAX, COUNT_MAX, Pulls

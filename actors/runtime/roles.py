@@ -59,6 +59,11 @@ class Role:
 
 ROLES: Final = (
     Role(
+        name="scheduler",
+        actor="cometmq.actors.semantics.scheduler:SchedulerActor",
+        doorbell=Doorbell.SCHEDULER,
+    ),
+    Role(
         name="commitlog",
         actor="cometmq.actors.writer.commitlog:CommitLogActor",
         doorbell=Doorbell.COMMITLOG,

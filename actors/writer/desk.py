@@ -38,14 +38,21 @@ from cometmq.protocol.errors import (
     ServiceNotAvailable,
 )
 from cometmq.protocol.frames import failed
-from cometmq.protocol.names import HIDDEN_TOPICS
-from cometmq.shm.kernel._kernel import OwnedCell, ReadCell
+from cometmq.protocol.names import DELAY_TOPIC, HIDDEN_TOPICS
+from cometmq.shm.kernel._kernel import (
+    BatchIllegal,
+    InnerEncoder,
+    OwnedCell,
+    ReadCell,
+    RecordTooLarge,
+)
 from cometmq.shm.live.control import Counter
-from cometmq.shm.log.commit_log import CommitLog
+from cometmq.shm.log.commit_log import CommitLog, refusal
 
 log = logging.getLogger(__name__)
 
 STORED = SendMessages, AppendRecords  # what the desk takes
+DELAYED_BYTES_MAX = 1_024  # beside a client's element, in the encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ class Desk:
         settings = family.settings
         self._family = family
         self._store_host = settings.advertised_address
+        self._delay_levels_ms = settings.delay_levels_ms
         self._flush_timeout_s = settings.sync_flush_timeout_ms / 1000
         self._sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._flushed = flushed
@@ -149,6 +157,8 @@ class Desk:
             self._fences.let_pass(command.sender, section)
         self._check_admitted()
         queue = self._cursors.writable(section.topic, section.queue_id)
+        if section.delay_level > 0:
+            return self._append_delayed(section, batch, command)
         at = self._log.append_batch(
             queue,
             batch,
@@ -158,6 +168,31 @@ class Desk:
             born_host=host_bytes(command.born_host),
         )
         return SectionResult(0, self._log.appender.batch_queue_offset, at)
+
+    def _append_delayed(
+        self, section: Section, batch: memoryview, command: SendMessages
+    ) -> SectionResult:
+        """Store it where RocketMQ has what waits: in the queue of its delay level, with the queue
+        that it is meant for as properties. The scheduler process copies it there."""
+        level = min(section.delay_level, len(self._delay_levels_ms))
+        encoder = InnerEncoder(size_max=len(batch) * 2 + DELAYED_BYTES_MAX * max(section.count, 0))
+        more = f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2DELAY\1{level}\2"
+        try:
+            _, count = encoder.add_batch(
+                0,
+                batch,
+                sys_flag=section.sys_flag,
+                born_timestamp=command.born_timestamp_ms,
+                born_host=host_bytes(command.born_host),
+                more=more.encode(),
+            )
+            if count != section.count:
+                raise BatchIllegal(f"{count} elements, {section.count} announced")
+        except (RecordTooLarge, BatchIllegal) as error:
+            raise refusal(error) from None
+        places = self.append_records([QueueKey(DELAY_TOPIC, level - 1)], encoder.take(), count)
+        first = memoryview(places).cast("q")
+        return SectionResult(0, first[0], first[1])
 
     def _store_records(self, request: Request, command: AppendRecords) -> Stored:
         """Append an actor's records, or say why not: all or none."""

@@ -62,11 +62,12 @@ class Accumulator:
 
     # --- one batch ---
 
-    def open(self, topic: str, *, wait: bool, linger_s: float = 0.0) -> Batch:
+    def open(
+        self, topic: str, *, wait: bool, delay_level: int = 0, linger_s: float = 0.0
+    ) -> Batch:
         """A new batch, which leaves when it is full or has lingered."""
-        batch = Batch(
-            topic, self._encoders.pop() if self._encoders else self.new_encoder(), wait=wait
-        )
+        encoder = self._encoders.pop() if self._encoders else self.new_encoder()
+        batch = Batch(topic, encoder, wait=wait, delay_level=delay_level)
         self._window.opened(batch)
         now = time.monotonic()
         batch.limit = now + linger_s + self._timeout_s + GRACE_S
@@ -122,13 +123,18 @@ class Accumulator:
         batch = lanes.free if lane is None else lane.open
         if batch is not None:
             assert batch.encoder is not None
-            if batch.wait == message.wait:
+            if batch.wait == message.wait and batch.delay_level == message.delay_level:
                 with contextlib.suppress(BatchFull):
                     return batch, message.add_to(batch.encoder)
             target = lane or lanes.next()
             self.close(batch, target)
             touched.append(target)
-        batch = self.open(lanes.topic, wait=message.wait, linger_s=self.linger_s)
+        batch = self.open(
+            lanes.topic,
+            wait=message.wait,
+            delay_level=message.delay_level,
+            linger_s=self.linger_s,
+        )
         assert batch.encoder is not None
         try:
             index = message.add_to(batch.encoder)
@@ -146,7 +152,8 @@ class Accumulator:
     def remember(self, batch: Batch, *, may_be_quick: bool) -> None:
         """`flush` has to raise its error; more messages may come into it the quick way."""
         batch.remembered = True
-        if may_be_quick and batch.free and batch.wait and batch.encoder is not None:
+        quick = may_be_quick and batch.free and batch.wait and not batch.delay_level
+        if quick and batch.encoder is not None:
             self.quick[batch.topic] = (batch, batch.encoder)
 
     # --- batches that leave ---

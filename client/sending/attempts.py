@@ -72,7 +72,14 @@ def send_command(
     return SendMessages(
         [
             Section(
-                batch.topic, batch.queue_id, batch.count, 0, batch.wait, batch.number, batch.fence
+                batch.topic,
+                batch.queue_id,
+                batch.count,
+                0,
+                batch.wait,
+                batch.number,
+                batch.fence,
+                batch.delay_level,
             )
             for batch in batches
         ],

@@ -37,6 +37,7 @@ class Outgoing(msgspec.Struct, gc=False):
     properties: dict[str, str] | None
     flag: int
     wait: bool
+    delay_level: int = 0
 
     def add_to(self, encoder: _kernel.BatchEncoder) -> int:
         return encoder.add(self.body, self.tags, self.keys, self.properties, self.flag)
@@ -59,6 +60,7 @@ def compose(
     queue_id: int | None,
     flag: int,
     wait: bool,
+    delay_level: int = 0,
 ) -> tuple[Target, Outgoing]:
     """What the arguments of a `send` mean. Raises ArgumentIllegal, NameIllegal, MessageIllegal."""
     if topic.__class__ is not str:
@@ -86,7 +88,13 @@ def compose(
         raise ArgumentIllegal(f"flag={flag}: a number of 32 bits")
     if wait is not True and wait is not False:
         check("wait", wait, bool)
-    return Target(topic, sharding_key, queue_id), Outgoing(body, tags, keys, properties, flag, wait)
+    if delay_level.__class__ is not int or not 0 <= delay_level <= 0x7FFFFFFF:
+        check("delay_level", delay_level, int)
+        raise ArgumentIllegal(f"delay_level={delay_level}: 0, or a level of messageDelayLevel")
+    return (
+        Target(topic, sharding_key, queue_id),
+        Outgoing(body, tags, keys, properties, flag, wait, delay_level),
+    )
 
 
 def check_body(body: Body, bytes_max: int) -> None:

@@ -144,6 +144,7 @@ class Producer:
         queue_id: int | None = None,
         flag: int = 0,
         wait: bool = True,
+        delay_level: int = 0,
     ) -> Receipt:
         """Send one message.
 
@@ -157,6 +158,9 @@ class Producer:
             queue_id: that queue; of several brokers the first by name that has it.
             flag: a number of 32 bits, carried through.
             wait: False = do not wait for disk or slaves, even if the broker is set to.
+            delay_level: how long it waits before it can be consumed, by the broker's
+                `messageDelayLevel`: 1 is 1 s, 2 is 5 s, 3 is 10 s, ... 18 is 2 h; above that the
+                last one; 0: not at all. The receipt tells where it waits.
 
         Returns:
             The receipt: confirmed with `linger_ms` 0, else waiting to be.
@@ -165,7 +169,7 @@ class Producer:
             See the class. With `linger_ms` only what can be told without the broker.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
         )
         if not self._sender.lingers:
             return self._sender.send_now(target, message)
@@ -183,6 +187,7 @@ class Producer:
         queue_id: int | None = None,
         flag: int = 0,
         wait: bool = True,
+        delay_level: int = 0,
     ) -> Receipts:
         """Send many messages alike and wait until all are stored.
 
@@ -196,7 +201,7 @@ class Producer:
             messages are stored; which ones they are is not told.
         """
         target, message = compose(
-            topic, b"", tags, keys, properties, sharding_key, queue_id, flag, wait
+            topic, b"", tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
         )
         return self._sender.send_all(target, message, bodies)
 
@@ -212,6 +217,7 @@ class Producer:
         queue_id: int | None = None,
         flag: int = 0,
         wait: bool = True,
+        delay_level: int = 0,
         callback: Callback | None = None,
     ) -> Future[Receipt]:
         """Send without waiting; the future gets the receipt, or the error.
@@ -228,7 +234,7 @@ class Producer:
             batch.on_settled.append(lambda _: future.settle(receipt))
 
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
         )
         self._sender.gather(target, message, watch)
         return future
@@ -244,6 +250,7 @@ class Producer:
         sharding_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
+        delay_level: int = 0,
     ) -> None:
         """Send and forget: the broker does not answer, nothing is tried again.
 
@@ -251,8 +258,9 @@ class Producer:
         may overtake messages that linger. Raises only what can be told without the broker.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait=False
-        )
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, False,
+            delay_level,
+        )  # fmt: skip
         self._sender.send_oneway(target, message)
 
     # --- the end ---

@@ -46,6 +46,7 @@ class Batch:
         "broker",
         "count",
         "deadline",
+        "delay_level",
         "done",
         "due",
         "encoder",
@@ -68,10 +69,18 @@ class Batch:
         "waiters",
     )
 
-    def __init__(self, topic: str, encoder: _kernel.BatchEncoder | None, *, wait: bool) -> None:
+    def __init__(
+        self,
+        topic: str,
+        encoder: _kernel.BatchEncoder | None,
+        *,
+        wait: bool,
+        delay_level: int = 0,
+    ) -> None:
         self.topic = topic
         self.encoder = encoder
         self.wait = wait
+        self.delay_level = delay_level
         self.free = False  # any queue of the topic will do
         self.lane: Any = None  # else: the Lane that it is meant for; lanes know batches
         self.due = 0.0  # when it must leave at the latest; time.monotonic()

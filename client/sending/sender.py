@@ -175,7 +175,7 @@ class Sender:
             message.add_to(encoder)
         except (ValueError, TypeError) as error:
             raise illegal(error, message, message.body) from None
-        batch = Batch(topic, None, wait=message.wait)
+        batch = Batch(topic, None, wait=message.wait, delay_level=message.delay_level)
         batch.count = 1
         batch.body = encoder.take()
         self._single.append(encoder)
@@ -274,7 +274,9 @@ class Sender:
         with self._lock:
             self._check_open()
             self._window.wait_for_room()
-            batch = accumulator.open(target.topic, wait=message.wait)
+            batch = accumulator.open(
+                target.topic, wait=message.wait, delay_level=message.delay_level
+            )
         encoder = batch.encoder
         assert encoder is not None
         try:

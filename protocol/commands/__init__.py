@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from cometmq.protocol.commands.administration import *
+from cometmq.protocol.commands.consuming import *
 from cometmq.protocol.commands.general import *
 from cometmq.protocol.commands.groups import *
 from cometmq.protocol.commands.inner import *

@@ -29,6 +29,8 @@ class Section(Part, frozen=True):
     # come later are not stored.
     number: Annotated[Int64, Since("0.2.0")] = 0
     fence: Annotated[bool, Since("0.2.0")] = False
+    # How long they wait before they can be consumed: messageDelayLevel, 0: not at all.
+    delay_level: Annotated[Int32, Since("0.2.0")] = 0
 
 
 class SendMessages(Command, frozen=True, tag=10):

@@ -13,7 +13,7 @@ from typing import Final
 
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm.derived.consume_queue import QueueFiles, WindowCache, list_queues
-from cometmq.shm.derived.delay import tags_code_of
+from cometmq.shm.derived.delay import LEVELS_MS, tags_code_of
 from cometmq.shm.derived.queue_check import QueueFault, StoreFiles, entry_holds, find_faults
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import QUEUE_OFFSET_MAX, FileMap, OwnedCell
@@ -54,7 +54,14 @@ class QueueBuilder:
         table, count: where the queues' ends are published, and how many of its slots are in use.
     """
 
-    def __init__(self, files: StoreFiles, table: QueueTable, count: OwnedCell) -> None:
+    def __init__(
+        self,
+        files: StoreFiles,
+        table: QueueTable,
+        count: OwnedCell,
+        delay_levels_ms: tuple[int, ...] = LEVELS_MS,
+    ) -> None:
+        self._delay_levels_ms = delay_levels_ms
         self._store_files = files
         self._store = files.store
         self._segment_bytes = files.segment_bytes
@@ -268,7 +275,8 @@ class QueueBuilder:
             "%s: entry %d pointed at no message of that place; it is written anew",
             self.files[slot].folder, index,
         )  # fmt: skip
-        self._kernel.put(slot, index, message.physical_offset, message.size, tags_code_of(message))
+        code = tags_code_of(message, self._delay_levels_ms)
+        self._kernel.put(slot, index, message.physical_offset, message.size, code)
         return message.size
 
     def _pass_over_record(self, message: _kernel.Message, reason: str) -> int:
@@ -304,7 +312,8 @@ class QueueBuilder:
     def _put_special(self, memory: FileMap, at: int, slot: int, index: int) -> int:
         """The delay topic's tagsCode is a time; the record's size."""
         message = _message(memory, at)
-        self._kernel.put(slot, index, message.physical_offset, message.size, tags_code_of(message))
+        code = tags_code_of(message, self._delay_levels_ms)
+        self._kernel.put(slot, index, message.physical_offset, message.size, code)
         return message.size
 
     def _fill_gap(self, memory: FileMap, at: int, slot: int, index: int) -> int:

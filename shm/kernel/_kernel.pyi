@@ -268,8 +268,13 @@ class InnerEncoder:
         sys_flag: int = 0,
         born_timestamp: int = 0,
         born_host: bytes = b"",
+        more: bytes = b"",
     ) -> tuple[int, int]:
-        """(where the next element begins, how many were added). Raises BatchIllegal."""
+        """(where the next element begins, how many were added). Raises BatchIllegal.
+
+        Args:
+            more: properties, as they shall stand behind those of each element.
+        """
     def add_stored(
         self,
         queue: int,

@@ -37,14 +37,19 @@ cdef class InnerEncoder:
             self._buffer, self._capacity = grown, wanted
         return self._buffer + self.size
 
-    cdef int _add(self, int32_t queue, Record *record) except -1:
-        """Of the record its flags, times, hosts, body and properties."""
+    cdef int _add(self, int32_t queue, Record *record, bytes more=b"") except -1:
+        """Of the record its flags, times, hosts, body and properties, with more of these behind."""
+        cdef int32_t more_bytes = <int32_t>min(len(more), PROPERTIES_MAX_BYTES + 1)
+        cdef int32_t own_bytes = record.properties_length
+        cdef bint separator = (more_bytes > 0 and own_bytes > 0
+                               and record.properties[own_bytes - 1] != 2)
+        cdef int64_t properties_bytes = <int64_t>own_bytes + separator + more_bytes
         cdef int64_t total = (
             INNER_RECORD_BYTES + record.born_host_length + record.store_host_length
-            + <int64_t>record.properties_length + record.body_length)
+            + properties_bytes + record.body_length)
         cdef uint8_t *at
-        if record.properties_length > PROPERTIES_MAX_BYTES:
-            raise RecordTooLarge("properties", record.properties_length, PROPERTIES_MAX_BYTES)
+        if properties_bytes > PROPERTIES_MAX_BYTES:
+            raise RecordTooLarge("properties", properties_bytes, PROPERTIES_MAX_BYTES)
         if total > ELEMENT_MAX:
             raise RecordTooLarge("record", total, ELEMENT_MAX)
         at = self._reserve(total)
@@ -57,7 +62,7 @@ cdef class InnerEncoder:
         store_be64(at + INNER_RECORD_PREPARED_TRANSACTION_OFFSET,
                    <uint64_t>record.prepared_offset)
         store_be32(at + INNER_RECORD_BODY_LENGTH, <uint32_t>record.body_length)
-        store_be16(at + INNER_RECORD_PROPERTIES_LENGTH, <uint16_t>record.properties_length)
+        store_be16(at + INNER_RECORD_PROPERTIES_LENGTH, <uint16_t>properties_bytes)
         at[INNER_RECORD_BORN_HOST_LENGTH] = <uint8_t>record.born_host_length
         at[INNER_RECORD_STORE_HOST_LENGTH] = <uint8_t>record.store_host_length
         at += INNER_RECORD_BYTES
@@ -65,8 +70,11 @@ cdef class InnerEncoder:
         at += record.born_host_length
         memcpy(at, record.store_host, record.store_host_length)
         at += record.store_host_length
-        memcpy(at, record.properties, record.properties_length)
-        memcpy(at + record.properties_length, record.body, record.body_length)
+        memcpy(at, record.properties, own_bytes)
+        if separator:
+            at[own_bytes] = 2
+        memcpy(at + own_bytes + separator, PyBytes_AS_STRING(more), more_bytes)
+        memcpy(at + properties_bytes, record.body, record.body_length)
         self.size += total
         self.count += 1
         return 0
@@ -124,14 +132,19 @@ cdef class InnerEncoder:
         return count - start
 
     def add_batch(self, int32_t queue, const uint8_t[::1] batch not None, Py_ssize_t start=0, *,
-                  int32_t sys_flag=0, int64_t born_timestamp=0, bytes born_host=b""):
+                  int32_t sys_flag=0, int64_t born_timestamp=0, bytes born_host=b"",
+                  bytes more=b""):
         """Add the elements of a client's batch body from byte `start` on, until it is full.
+
+        Args:
+            more: properties, as they shall stand behind those that each element has.
 
         Returns (the byte where the next element begins, how many were added). Raises BatchIllegal
         for what is no element.
         """
         cdef Py_ssize_t at = start, added = 0
         cdef int64_t size
+        cdef int unkept
         cdef Record record
         if not 0 <= start <= batch.shape[0]:
             raise ValueError(f"a batch of {batch.shape[0]} bytes has no byte {start}")
@@ -143,7 +156,10 @@ cdef class InnerEncoder:
             if size < 0:
                 raise BatchIllegal(f"element {added}, at byte {at}, is none")
             try:
-                self._add(queue, &record)
+                unkept = find_unkept(record.properties, record.properties_length)
+                if unkept >= 0:
+                    refuse_unkept(added, unkept, record.properties, record.properties_length)
+                self._add(queue, &record, more)
             except BatchFull:
                 break
             at += size

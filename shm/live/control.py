@@ -111,7 +111,8 @@ class Doorbell(IntEnum):
     BROKER = 6
     NAMESRV = 7
     APPENDERS = 8  # threads of the commitlog process that wait for a segment, or for the disk
-    READER = 9
+    SCHEDULER = 9
+    READER = 10
 
 
 def end_run(path: Path) -> None:

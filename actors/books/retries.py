@@ -1,0 +1,74 @@
+"""Retries and dead letters: what becomes of a message that was given back. Pure: no I/O.
+
+Source: RocketMQ AbstractSendMessageProcessor (consumerSendMsgBack).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from cometmq.actors.books.delays import level_for
+from cometmq.protocol.commands import GivenBack, StoreRetries
+from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX
+
+FIRST_LEVEL: Final = 3  # after the first attempt
+# What a copy has anew; everything else is as in the original.
+_REPLACED: Final = frozenset({b"DELAY", b"REAL_TOPIC", b"REAL_QID", b"WAIT"})
+_DOUBLINGS_MAX: Final = 62
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Where a copy goes: to a dead-letter queue at once (level 0), or by a delay level."""
+
+    topic: str
+    level: int
+
+
+def retry_of(
+    command: StoreRetries, entry: GivenBack, reconsume_times: int, levels_ms: tuple[int, ...]
+) -> Retry:
+    """What becomes of a message.
+
+    Args:
+        reconsume_times: how often it was given back before.
+        levels_ms: how long each delay level waits.
+    """
+    if entry.delay_level < 0 or reconsume_times >= command.max_reconsume_times:
+        return Retry(DLQ_PREFIX + command.group, 0)
+    topic = RETRY_PREFIX + command.group
+    if entry.after_ms >= 0:
+        return Retry(topic, level_for(entry.after_ms, levels_ms))
+    if entry.delay_level > 0:
+        return Retry(topic, min(entry.delay_level, len(levels_ms)))
+    if command.first_wait_ms > 0:
+        power = min(reconsume_times, _DOUBLINGS_MAX)
+        wait_ms = command.first_wait_ms * command.wait_multiplier**power
+        return Retry(topic, level_for(min(wait_ms, command.most_wait_ms), levels_ms))
+    return Retry(topic, min(FIRST_LEVEL + reconsume_times, len(levels_ms)))
+
+
+def retry_properties(
+    properties: bytes, retry: Retry, queue_id: int, topic: str, offset_msg_id: str
+) -> bytes:
+    """The copy's properties, as they stand in its record.
+
+    Args:
+        properties: of the message that was given back.
+        queue_id: of the retry topic.
+        topic, offset_msg_id: of the message; the copy keeps those of the first of all.
+    """
+    pairs: dict[bytes, bytes] = {}
+    for pair in properties.split(b"\2"):
+        name, separator, value = pair.partition(b"\1")
+        if separator and name and value and name not in _REPLACED:
+            pairs[name] = value
+    pairs.setdefault(b"RETRY_TOPIC", topic.encode())
+    pairs.setdefault(b"ORIGIN_MESSAGE_ID", offset_msg_id.encode())
+    pairs[b"WAIT"] = b"false"
+    pairs[b"DELAY"] = b"%d" % retry.level
+    if retry.level:
+        pairs[b"REAL_TOPIC"] = retry.topic.encode()
+        pairs[b"REAL_QID"] = b"%d" % queue_id
+    return b"".join(b"%b\1%b\2" % pair for pair in pairs.items())

@@ -1,0 +1,1 @@
+"""What records bring about later: delays, retries. Each is a derived write."""

@@ -1,0 +1,118 @@
+"""Delay levels: messages wait in SCHEDULE_TOPIC_XXXX, and are copied to their topics when due.
+
+A level is a queue of that topic, in which all wait equally long: so it is due from its beginning on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from cometmq.actors.books.delays import destination, due_ms
+from cometmq.actors.runtime.deriver import Deriver
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.protocol.commands import Cover, Position
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import BatchFull, Message, decode
+from cometmq.shm.reading.store_reader import StoreReader
+
+log = logging.getLogger(__name__)
+
+COUNT_MAX: Final = 512  # messages of one write
+BYTES_MAX: Final = 1_048_576
+WRITE_TIMEOUT_S: Final = 1.0  # then it is asked anew: the commitlog process may have begun again
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class DelayLevel:
+    """One level: how far it has been delivered, and when it goes on.
+
+    A derived write has the copies and the queue offset behind them, both or neither. So whatever
+    dies, each message is delivered once.
+
+    Args:
+        level: from 1.
+    """
+
+    def __init__(
+        self, family: Family, commitlog: Channel, store: StoreReader, level: int
+    ) -> None:
+        self.level = level
+        self.queue_id = level - 1
+        self._levels_ms = family.settings.delay_levels_ms
+        self._bytes_max = min(BYTES_MAX, family.settings.mapped_file_size_commit_log_bytes // 4)
+        self._store = store
+        self._deriver = Deriver(commitlog, f"delays.{level}", timeout_s=WRITE_TIMEOUT_S)
+        # Queue offsets. RocketMQ may have come further than the log knows of: delayOffset.json.
+        self.begin = 0
+        self.offset: int | None = None  # of what comes next; None: the log has to be asked
+        self.delivered = 0  # messages, by this process
+        self.failures = 0  # in a row
+
+    @property
+    def seen(self) -> int:
+        """Below that queue offset nothing waits, as far as is known."""
+        return self.offset or self.begin
+
+    def deliver(self) -> float | None:
+        """Deliver what is due, as much as one write holds; in how many seconds it goes on, None:
+        when something more is stored. Raises what appending raises."""
+        offset = self._position()
+        result = self._store.get_message(
+            DELAY_TOPIC, self.queue_id, offset, COUNT_MAX, max_bytes=self._bytes_max
+        )
+        if result.payload is None:
+            if result.next_queue_offset > offset:  # it has expired, or is damaged
+                self._pass_over(offset, result.next_queue_offset)
+                return 0.0
+            return None
+        records = InnerRecords(size_max=2 * self._bytes_max)
+        now = now_ms()
+        wait_s, after = 0.0, result.next_queue_offset
+        for message in decode(result.payload):
+            due = due_ms(message.store_timestamp_ms, self.level, self._levels_ms)
+            if due > now:
+                wait_s, after = (due - now) / 1000, message.queue_offset
+                break
+            try:
+                self._add(records, message)
+            except BatchFull:
+                after = message.queue_offset
+                break
+        if after > offset:
+            self._write(records, after)
+        return wait_s
+
+    def _add(self, records: InnerRecords, message: Message) -> None:
+        try:
+            topic, queue_id = destination(message.properties)
+        except CometError as error:
+            log.error("message %d of %s, queue %d, is never delivered: %s",
+                      message.queue_offset, DELAY_TOPIC, self.queue_id, error)  # fmt: skip
+            return
+        records.encoder.add_stored(records.queue(topic, queue_id), message.record)
+
+    def _pass_over(self, begin: int, end: int) -> None:
+        log.warning("messages %d to %d of %s, queue %d, are gone: they are not delivered",
+                    begin, end - 1, DELAY_TOPIC, self.queue_id)  # fmt: skip
+        self._write(InnerRecords(), end)
+
+    def _write(self, records: InnerRecords, after: int) -> None:
+        count = records.encoder.count
+        self.offset = None  # until it is known what has become of it
+        self._deriver.write(records, Position(0, after), cover=Cover.WRITTEN)
+        self.offset = after
+        self.delivered += count
+
+    def _position(self) -> int:
+        if self.offset is None:
+            self.offset = max(self._deriver.position().number, self.begin)
+        return self.offset

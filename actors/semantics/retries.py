@@ -1,0 +1,194 @@
+"""Retries: what consumers give back is stored once more, for later or as dead letters."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cometmq.actors.books.retries import retry_of, retry_properties
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.runtime.service import Request
+from cometmq.protocol.commands import (
+    GIVEN_BACK_MAX,
+    Cover,
+    GivenBack,
+    MessagesGivenBack,
+    RecordsAppended,
+    StoreRetries,
+)
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    MessageNotFound,
+    NotConfirmed,
+    OffsetIllegal,
+)
+from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import BatchFull, Message, RecordTooLarge, decode
+from cometmq.shm.reading.store_reader import StoreReader
+
+log = logging.getLogger(__name__)
+
+STORE_TIMEOUT_S: Final = 3.0
+READ_BYTES_MAX: Final = 1_048_576
+RUN_MAX: Final = 256  # neighbours that are read at once
+
+
+class Retries:
+    """Stores copies of messages that were given back.
+
+    Where they lie is looked up in the store: nothing of a message is taken from whoever names it.
+    """
+
+    def __init__(self, family: Family, commitlog: Channel, store: StoreReader) -> None:
+        self._commitlog = commitlog
+        self._store = store
+        self._levels_ms = family.settings.delay_levels_ms
+        self._bytes_max = min(
+            READ_BYTES_MAX, family.settings.mapped_file_size_commit_log_bytes // 4
+        )
+        self._retries = 0
+        self._dead = 0
+
+    def on_store_retries(self, command: StoreRetries, request: Request) -> None:
+        if len(command.messages) > GIVEN_BACK_MAX:
+            raise ArgumentIllegal(
+                f"{len(command.messages)} messages given back at once, at most {GIVEN_BACK_MAX}"
+            )
+        request.reply(MessagesGivenBack(self._store_all(command)))
+
+    def _store_all(self, command: StoreRetries) -> list[int]:
+        """The code of each."""
+        codes = [0] * len(command.messages)
+        batch = _Batch(self._bytes_max)
+        for index, found in self._read(command.messages):
+            if isinstance(found, CometError):
+                codes[index] = found.code
+                continue
+            try:
+                self._add(batch, command, index, found)
+            except BatchFull:
+                self._append(batch, codes)
+                self._add(batch, command, index, found)
+            except RecordTooLarge as error:
+                log.error("message %s cannot be given back: %s", found.offset_msg_id, error)
+                codes[index] = ArgumentIllegal.code
+        self._append(batch, codes)
+        return codes
+
+    def _add(self, batch: _Batch, command: StoreRetries, index: int, message: Message) -> None:
+        entry = command.messages[index]
+        retry = retry_of(command, entry, message.reconsume_times, self._levels_ms)
+        is_dead = retry.level == 0
+        if not is_dead and command.retry_queues <= 0:
+            return  # such a group drops what it could not consume
+        queue_id = 0 if is_dead else random.randrange(command.retry_queues)
+        properties = retry_properties(
+            message.raw_properties, retry, queue_id, message.topic, message.offset_msg_id
+        )
+        queue = (retry.topic, 0) if is_dead else (DELAY_TOPIC, retry.level - 1)
+        batch.records.encoder.add_stored(
+            batch.records.queue(*queue),
+            message.record,
+            properties,
+            reconsume_times=message.reconsume_times + 1,
+            sys_flag=message.sys_flag,
+            prepared_offset=0,
+        )
+        batch.indexes.append(index)
+        self._dead += is_dead
+        self._retries += not is_dead
+
+    def _append(self, batch: _Batch, codes: list[int]) -> None:
+        """Have them stored, all or none of them; their codes."""
+        if not batch.indexes:
+            return
+        try:
+            answer, _ = self._commitlog.ask(
+                *batch.records.take(Cover.POLICY), timeout_s=STORE_TIMEOUT_S
+            )
+            assert isinstance(answer, RecordsAppended)
+            code = NotConfirmed.code if answer.code else 0
+        except CometError as error:
+            log.warning("%d messages are not given back: %s", len(batch.indexes), error)
+            code = error.code
+        for index in batch.indexes:
+            codes[index] = code
+        batch.begin()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {"retries": self._retries, "dead_letters": self._dead}
+
+    # --- the messages ---
+
+    def _read(
+        self, entries: Sequence[GivenBack]
+    ) -> Iterator[tuple[int, Message | CometError]]:
+        """Each message where it is said to lie; neighbours of a queue at once."""
+        order = sorted(
+            range(len(entries)),
+            key=lambda i: (entries[i].topic, entries[i].queue_id, entries[i].queue_offset),
+        )
+        at = 0
+        while at < len(order):
+            first = entries[order[at]]
+            run = 1
+            while at + run < len(order) and run < RUN_MAX:
+                following = entries[order[at + run]]
+                here = (following.topic, following.queue_id, following.queue_offset)
+                if here != (first.topic, first.queue_id, first.queue_offset + run):
+                    break
+                run += 1
+            yield from self._read_run(entries, order[at : at + run])
+            at += run
+
+    def _read_run(
+        self, entries: Sequence[GivenBack], indexes: Sequence[int]
+    ) -> Iterator[tuple[int, Message | CometError]]:
+        first, last = entries[indexes[0]], entries[indexes[-1]]
+        found = {
+            message.queue_offset: message
+            for message in self._messages(first, last.queue_offset + 1)
+        }
+        for index in indexes:
+            entry = entries[index]
+            message = found.get(entry.queue_offset)
+            if message is None:
+                yield index, MessageNotFound("it is not in the store any more")
+            elif message.physical_offset != entry.physical_offset:
+                yield index, OffsetIllegal("another message lies there")
+            else:
+                yield index, message
+
+    def _messages(self, first: GivenBack, end: int) -> Iterator[Message]:
+        """Of its queue, up to a queue offset; without those that are gone."""
+        at = first.queue_offset
+        while at < end:
+            result = self._store.get_message(
+                first.topic, first.queue_id, at, end - at, max_bytes=READ_BYTES_MAX
+            )
+            if result.payload is not None:
+                yield from decode(result.payload)
+            if result.next_queue_offset <= at:
+                return
+            at = result.next_queue_offset
+
+
+class _Batch:
+    """Copies that are stored together.
+
+    Args:
+        bytes_max: of them.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.begin()
+
+    def begin(self) -> None:
+        self.records = InnerRecords(size_max=self._bytes_max)
+        self.indexes: list[int] = []  # of what was given back

@@ -1,0 +1,185 @@
+"""The scheduler: what is to happen later, when its time has come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from cometmq.actors.runtime.dispatched import Dispatched
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.service import ServiceActor
+from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, DelayLevel, now_ms
+from cometmq.actors.semantics.retries import Retries
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.protocol.retry import pause_s
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.live.control import Counter, Phase
+from cometmq.shm.os.files import CONFIG_DIR
+from cometmq.shm.reading.positions import LivePositions
+from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
+from cometmq.shm.state.config_files import ConfigFile
+from cometmq.shm.state.tables import DelayOffsetTable
+
+log = logging.getLogger(__name__)
+
+
+class SchedulerActor(ServiceActor):
+    """Copies delayed messages to their topics when they are due, and stores retries.
+
+    Writes, alone: config/delayOffset.json, which is for RocketMQ; the log knows by itself how far
+    it has come. The copies are stored by the commitlog process.
+    Wakes on: a timer for the first that is due; the stripes of the levels' queues (or `queues`,
+    for a level that never had a message); `dispatched`, while something was stored that may not be
+    read yet; commands of the coordinator.
+    Dies of nothing that matters to others: the next one asks the log how far this one has come.
+    """
+
+    role = "scheduler"
+    part_types: ClassVar[tuple[type, ...]] = (Retries,)
+
+    def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        self._family = family
+        self._commitlog = Channel(family.addresses["commitlog"], "the commitlog process")
+        control = family.control
+        self._table = family.queue_table()
+        self._store = _open_store(family)
+        self._retries = Retries(family, self._commitlog, self._store)
+        super().__init__(bind=bind)
+        self._dispatched = Dispatched(family)
+        self._queues = control.sleep_on(Counter.QUEUES, family.doorbell)
+        self._stripes = control.sleep_on_stripes(family.doorbell)
+        self._watch = self._table.watch(self._stripes)
+        self._levels: list[DelayLevel] = []
+        # Levels whose queue is not in the table yet; that have something which is not dispatched.
+        self._unplaced: set[DelayLevel] = set()
+        self._undispatched: set[DelayLevel] = set()
+
+    def parts(self) -> Sequence[object]:
+        return (self._retries,)
+
+    # --- start ---
+
+    def on_start(self) -> None:
+        self._family.wait_for(Counter.PHASE, Phase.SERVING)
+        self._family.wait_recovered()
+        self._file = ConfigFile(
+            self._family.store / CONFIG_DIR / "delayOffset.json", DelayOffsetTable
+        )
+        self._shown = self._file.load() or DelayOffsetTable()
+        for level in range(1, len(self._family.settings.delay_levels_ms) + 1):
+            each = DelayLevel(self._family, self._commitlog, self._store, level)
+            each.begin = min(self._shown.offset_table.get(level, 0), self._end_of(each))
+            self._levels.append(each)
+        self.inbox.listen_to_doorbell(self._family.doorbell_fd)
+        self.every(
+            self._family.settings.flush_delay_offset_interval_ms / 1000, self._write_offsets
+        )
+        for each in self._levels:
+            self._go_on(each)
+
+    # --- levels ---
+
+    def _go_on(self, level: DelayLevel) -> None:
+        """One step of a level; the others, and whoever asks, are heard before the next."""
+        try:
+            wait_s = level.deliver()
+        except CometError as error:
+            level.failures += 1
+            wait_s = pause_s(level.failures)
+            say = log.warning if level.failures == 1 else log.debug
+            say("delay level %d goes on in %.1f s: %s", level.level, wait_s, error)
+        else:
+            level.failures = 0
+        if wait_s is None:
+            self._sleep(level)
+        elif wait_s == 0:
+            self.call_soon(partial(self._go_on, level))
+        else:
+            self.after(wait_s, partial(self._go_on, level))
+
+    def _sleep(self, level: DelayLevel) -> None:
+        """Until something more is stored at that level."""
+        slot = self._table.slot_of(DELAY_TOPIC, level.queue_id)
+        if slot is None:
+            self._unplaced.add(level)
+        elif self._watch.end(slot) > level.seen:
+            self._undispatched.add(level)
+        else:
+            self._watch.set(level, slot, level.seen)
+        self.call_soon(self.on_doorbell)  # it may have come before we armed
+
+    def on_doorbell(self) -> None:
+        """Armed first: what comes while we look wakes us again."""
+        for stripe in self._watch.stripes():
+            self._stripes[stripe].arm()
+        if self._unplaced:
+            self._queues.arm()
+        if self._undispatched:
+            self._dispatched.arm()
+        for level in [*self._watch.news(len(self._levels)), *self._shown_now()]:
+            self._go_on(level)
+
+    def _shown_now(self) -> list[DelayLevel]:
+        """Of those that wait for the dispatcher, the ones that it has come to."""
+        waiting = self._unplaced | self._undispatched
+        found = [level for level in waiting if self._end_of(level) > level.seen]
+        self._unplaced.difference_update(found)
+        self._undispatched.difference_update(found)
+        return found
+
+    def _end_of(self, level: DelayLevel) -> int:
+        reach = self._table.range_of(DELAY_TOPIC, level.queue_id)
+        return reach.max_queue_offset if reach else 0
+
+    # --- for RocketMQ ---
+
+    def _write_offsets(self) -> None:
+        """delayOffset.json, if anything was delivered since."""
+        offsets = self._shown.offset_table | {
+            each.level: each.offset for each in self._levels if each.offset
+        }
+        if offsets == self._shown.offset_table:
+            return
+        version = self._shown.data_version.next(now_ms())
+        table = DelayOffsetTable(data_version=version, offset_table=offsets)
+        try:
+            self._file.store(table, durable=False)
+        except (OSError, CometError) as error:
+            log.warning("delayOffset.json is not written: %s", error)
+            return
+        self._shown = table
+
+    # --- the end ---
+
+    def settle(self) -> None:
+        self._write_offsets()
+
+    def on_stop(self) -> None:
+        super().on_stop()
+        self._commitlog.close()
+
+    def statistics(self) -> dict[str, Any]:
+        return {"delivered_later": sum(each.delivered for each in self._levels)} | (
+            self._retries.statistics()
+        )
+
+
+def _open_store(family: Family) -> StoreReader:
+    """The store as far as it is dispatched."""
+    settings = family.settings
+    return StoreReader(
+        family.store,
+        segment_bytes=settings.mapped_file_size_commit_log_bytes,
+        queue_segment_bytes=settings.mapped_file_size_consume_queue_bytes,
+        positions=LivePositions(family.control, family.queue_table()),
+        limits=ReadLimits(
+            hot_bytes=BYTES_MAX,
+            hot_count=COUNT_MAX,
+            cold_bytes=BYTES_MAX,
+            cold_count=COUNT_MAX,
+            skip_removed=False,  # one unreadable entry hides no others
+        ),
+    )

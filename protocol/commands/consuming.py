@@ -1,0 +1,60 @@
+"""Consuming: what becomes of messages that were not consumed."""
+
+from __future__ import annotations
+
+from cometmq.protocol.commands.root import Answer, Command, On, Part, by_clients, by_family, read
+from cometmq.protocol.integers import Int32, Int64
+
+GIVEN_BACK_MAX = 4_096  # messages in one command
+
+
+class GivenBack(Part, frozen=True):
+    """A message that was not consumed, and where it lies, as it was delivered."""
+
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    physical_offset: Int64
+    # When it comes again: 0: later each time; n: by that delay level; -1: never, it is dead.
+    delay_level: Int32 = 0
+    after_ms: Int64 = -1  # rather than by a level: by the one that waits at least so long
+
+
+class GiveBackMessages(Command, frozen=True, tag=50):
+    """Client to coordinator: have them delivered again later. -> MessagesGivenBack
+
+    A copy of each is stored, with one attempt more, for %RETRY%group; or, once there were
+    `max_reconsume_times` of them, in %DLQ%group. So it may be acknowledged where it was. Both
+    topics are made when they are needed first. A group without retry queues has it dropped.
+    """
+
+    access = by_clients(read("group", On.GROUP), read("messages.topic"), later=True)
+    new_in = "0.2.0"
+
+    group: str
+    messages: list[GivenBack]
+    max_reconsume_times: Int32 = -1  # -1: as the group's configuration says
+
+
+class MessagesGivenBack(Answer, frozen=True, tag=51):
+    """For each message 0, once its copy is as safe as a message that was sent; or an error's code:
+    then it is not given back."""
+
+    codes: list[Int32]
+
+
+class StoreRetries(Command, frozen=True, tag=89):
+    """Coordinator to scheduler: GiveBackMessages, with what the group's configuration says.
+    -> MessagesGivenBack"""
+
+    access = by_family(later=True)
+
+    group: str
+    messages: list[GivenBack]
+    max_reconsume_times: Int32
+    retry_queues: Int32
+    # How long it waits after its nth attempt: first * multiplier ** n, at most so long. 0: by level
+    # n + 3.
+    first_wait_ms: Int64 = 0
+    wait_multiplier: Int64 = 1
+    most_wait_ms: Int64 = 0
