@@ -773,6 +773,7 @@ class BrokerSettings(
     SendSettings,
     ReadSettings,
     TopicSettings,
+    DelaySettings,
     CleaningSettings,
     LoggingSettings,
 ):

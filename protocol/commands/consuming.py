@@ -20,7 +20,7 @@ class GivenBack(Part, frozen=True):
     after_ms: Int64 = -1  # rather than by a level: by the one that waits at least so long
 
 
-class GiveBackMessages(Command, frozen=True, tag=50):
+class GiveBackMessages(Command, frozen=True, tag=100):
     """Client to coordinator: have them delivered again later. -> MessagesGivenBack
 
     A copy of each is stored, with one attempt more, for %RETRY%group; or, once there were
@@ -36,7 +36,7 @@ class GiveBackMessages(Command, frozen=True, tag=50):
     max_reconsume_times: Int32 = -1  # -1: as the group's configuration says
 
 
-class MessagesGivenBack(Answer, frozen=True, tag=51):
+class MessagesGivenBack(Answer, frozen=True, tag=101):
     """For each message 0, once its copy is as safe as a message that was sent; or an error's code:
     then it is not given back."""
 
