@@ -21,7 +21,9 @@ def parse_levels(text: str) -> tuple[int, ...]:
 def _milliseconds(level: str) -> int:
     number, unit = level[:-1], level[-1:]
     if unit not in _UNITS_MS or not (number.isascii() and number.isdigit()):
-        raise ValueError(f"{level!r:.40} is no time: a number and s, m, h or d are wanted, as in 30s")
+        raise ValueError(
+            f"{level!r:.40} is no time: a number and s, m, h or d are wanted, as in 30s"
+        )
     if len(number) > _DIGITS_MAX:
         raise ValueError(f"{level!r:.40}: a number of at most {_DIGITS_MAX} digits is wanted")
     return int(number) * _UNITS_MS[unit]

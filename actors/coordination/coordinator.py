@@ -134,7 +134,15 @@ class CoordinatorActor(ServiceActor):
         self._family_address = family_address
 
     def parts(self) -> Sequence[object]:
-        return self._topics, self._members, self._progress, self._views, self._relay, self._retries, self._holds
+        return (
+            self._topics,
+            self._members,
+            self._progress,
+            self._views,
+            self._relay,
+            self._retries,
+            self._holds,
+        )
 
     @classmethod
     def of_family(cls, family: Family, bind: Sequence[tuple[str, bool]]) -> pykka.ActorRef[Any]:

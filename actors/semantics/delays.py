@@ -42,9 +42,7 @@ class DelayLevel:
         level: from 1.
     """
 
-    def __init__(
-        self, family: Family, commitlog: Channel, store: StoreReader, level: int
-    ) -> None:
+    def __init__(self, family: Family, commitlog: Channel, store: StoreReader, level: int) -> None:
         self.level = level
         self.queue_id = level - 1
         self._levels_ms = family.settings.delay_levels_ms

@@ -125,9 +125,7 @@ class Retries:
 
     # --- the messages ---
 
-    def _read(
-        self, entries: Sequence[GivenBack]
-    ) -> Iterator[tuple[int, Message | CometError]]:
+    def _read(self, entries: Sequence[GivenBack]) -> Iterator[tuple[int, Message | CometError]]:
         """Each message where it is said to lie; neighbours of a queue at once."""
         order = sorted(
             range(len(entries)),

@@ -74,9 +74,7 @@ class SchedulerActor(ServiceActor):
             each.begin = min(self._shown.offset_table.get(level, 0), self._end_of(each))
             self._levels.append(each)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
-        self.every(
-            self._family.settings.flush_delay_offset_interval_ms / 1000, self._write_offsets
-        )
+        self.every(self._family.settings.flush_delay_offset_interval_ms / 1000, self._write_offsets)
         for each in self._levels:
             self._go_on(each)
 

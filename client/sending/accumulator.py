@@ -62,9 +62,7 @@ class Accumulator:
 
     # --- one batch ---
 
-    def open(
-        self, topic: str, *, wait: bool, delay_level: int = 0, linger_s: float = 0.0
-    ) -> Batch:
+    def open(self, topic: str, *, wait: bool, delay_level: int = 0, linger_s: float = 0.0) -> Batch:
         """A new batch, which leaves when it is full or has lingered."""
         encoder = self._encoders.pop() if self._encoders else self.new_encoder()
         batch = Batch(topic, encoder, wait=wait, delay_level=delay_level)

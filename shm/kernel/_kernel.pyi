@@ -994,6 +994,7 @@ class QuickSend:
         queue_id: int | None = None,
         flag: int = 0,
         wait: bool = True,
+        delay_level: int = 0,
     ) -> Any: ...
 
 def decode(buffer: Any, tags: Iterable[str] | None = None, check_crc: bool = True) -> list[Message]:

@@ -30,20 +30,29 @@ BATCH_QUEUES = ("special-batchcq",)
 ALL = CLEAN + ABORT + DAMAGED + BATCH_QUEUES
 
 _FOLDER = "rocketmq-stores"
+BROKERS = "rocketmq-brokers"  # stores of whole brokers, and what these did when they started again
 
 
-def unpack(name: str, tmp_path: Path) -> Path:
+def unpack(name: str, tmp_path: Path, sets: str = _FOLDER) -> Path:
     """A fresh copy of the set's store below `tmp_path`, modification times kept."""
     folder = tmp_path / name
     folder.mkdir(parents=True)
-    with tarfile.open(data_path(_FOLDER, f"{name}.tar.gz")) as archive:
+    with tarfile.open(data_path(sets, f"{name}.tar.gz")) as archive:
         archive.extractall(folder, filter="data")
     return folder / "store"
 
 
-def meta(name: str) -> dict[str, Any]:
+def meta(name: str, sets: str = _FOLDER) -> dict[str, Any]:
     """Settings, state on disk, state after opening, queries with their answers."""
-    loaded = json.loads(data_path(_FOLDER, f"{name}.meta.json").read_text("utf-8"))
+    loaded = json.loads(data_path(sets, f"{name}.meta.json").read_text("utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def expected(name: str) -> dict[str, Any]:
+    """What the broker did that left this set behind, when it was started again."""
+    with gzip.open(data_path(BROKERS, f"{name}.expected.json.gz"), "rt", encoding="utf-8") as text:
+        loaded = json.load(text)
     assert isinstance(loaded, dict)
     return loaded
 

@@ -1,0 +1,361 @@
+"""Delay levels and retries of a running broker: due in time, once, as RocketMQ leaves them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import golden
+import pytest
+from family import RunningBroker, encode_batch
+from shared_data import data_path
+
+from cometmq.actors.books.delays import destination, level_for
+from cometmq.actors.books.retries import Retry, retry_of, retry_properties
+from cometmq.client import Consumer, Producer
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.commands import (
+    GivenBack,
+    GiveBackMessages,
+    MessagesGivenBack,
+    Section,
+    SendMessages,
+    SendResult,
+    StoreRetries,
+)
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    ConfigError,
+    MessageIllegal,
+    MessageNotFound,
+    NameIllegal,
+    OffsetIllegal,
+)
+from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.reading.store_reader import StoreReader
+from cometmq.shm.state.fastjson import loads
+
+LEVELS = "1s 2s 1s 1s 1s 4s"
+LEVELS_MS = (1000, 2000, 1000, 1000, 1000, 4000)
+WAIT_S = 60
+SETS = ("delay-levels", "delay-levels-killed", "retry-dlq", "retry-dlq-killed")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    settings = {"messageDelayLevel": LEVELS}
+    with RunningBroker(tmp_path_factory.mktemp("delays") / "store", settings) as running:
+        yield running
+
+
+def name_server(broker: RunningBroker) -> str:
+    return broker.ready.name_server
+
+
+def lines(count: int) -> list[bytes]:
+    return data_path("loghub", "Linux.log").read_bytes().splitlines()[:count]
+
+
+def take(consumer: Consumer, count: int) -> list[Message]:
+    """So many messages, or more, acknowledged."""
+    found: list[Message] = []
+    deadline = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} came"
+        messages = consumer.poll(timeout_s=1)
+        consumer.ack(messages)
+        found += messages
+    return found
+
+
+def give_back(broker: RunningBroker, group: str, *messages: GivenBack, most: int = -1) -> list[int]:
+    answer = broker.ask("coordinator", GiveBackMessages(group, list(messages), most), WAIT_S)
+    assert isinstance(answer, MessagesGivenBack)
+    return answer.codes
+
+
+def back(message: Message, **how: int) -> GivenBack:
+    return GivenBack(
+        message.topic, message.queue_id, message.queue_offset, message.physical_offset, **how
+    )
+
+
+# --- rules ---
+
+
+def test_which_level_waits_long_enough() -> None:
+    assert [level_for(ms, LEVELS_MS) for ms in (0, 1000, 1001, 2001, 9999)] == [1, 1, 2, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "real",
+    [
+        {}, {"REAL_TOPIC": "t"}, {"REAL_TOPIC": "t", "REAL_QID": "-1"},
+        {"REAL_TOPIC": "t", "REAL_QID": "65536"}, {"REAL_TOPIC": "t", "REAL_QID": "²"},
+        {"REAL_TOPIC": "../t", "REAL_QID": "0"}, {"REAL_TOPIC": DELAY_TOPIC, "REAL_QID": "0"},
+    ],
+)  # fmt: skip
+def test_where_nothing_is_delivered_to(real: dict[str, str]) -> None:
+    with pytest.raises((NameIllegal, MessageIllegal)):
+        destination(real)
+
+
+def test_what_becomes_of_what_is_given_back() -> None:
+    entry = GivenBack("t", 0, 0, 0)
+    plain = StoreRetries("g", [], 3, 1)
+    assert retry_of(plain, entry, 0, LEVELS_MS) == Retry("%RETRY%g", 3)
+    assert retry_of(plain, entry, 2, LEVELS_MS) == Retry("%RETRY%g", 5)
+    assert retry_of(plain, entry, 3, LEVELS_MS) == Retry("%DLQ%g", 0)
+    many = StoreRetries("g", [], 99, 1)
+    assert retry_of(many, entry, 50, LEVELS_MS) == Retry("%RETRY%g", 6)
+    chosen = GivenBack("t", 0, 0, 0, delay_level=99)
+    assert retry_of(plain, chosen, 0, LEVELS_MS) == Retry("%RETRY%g", 6)
+    assert retry_of(plain, GivenBack("t", 0, 0, 0, -1), 0, LEVELS_MS) == Retry("%DLQ%g", 0)
+    later = GivenBack("t", 0, 0, 0, after_ms=1500)
+    assert retry_of(plain, later, 0, LEVELS_MS) == Retry("%RETRY%g", 2)
+    growing = StoreRetries("g", [], 99, 1, 500, 4, 3000)
+    waits = [retry_of(growing, entry, times, LEVELS_MS).level for times in (0, 1, 2, 90)]
+    assert waits == [1, 2, 6, 6]
+
+
+def test_a_copy_keeps_what_the_first_one_had() -> None:
+    first = retry_properties(b"a\1b\2DELAY\0019\2x\2\1y\2", Retry("%RETRY%g", 3), 1, "t", "ID")
+    pairs = dict(pair.split(b"\1") for pair in first.split(b"\2")[:-1])
+    assert pairs == {
+        b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
+        b"DELAY": b"3", b"REAL_TOPIC": b"%RETRY%g", b"REAL_QID": b"1",
+    }  # fmt: skip
+    dead = retry_properties(first, Retry("%DLQ%g", 0), 0, "%RETRY%g", "OTHER")
+    pairs = dict(pair.split(b"\1") for pair in dead.split(b"\2")[:-1])
+    assert pairs == {
+        b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
+        b"DELAY": b"0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("levels", ["", "1", "1x", "-1s", "1s  ²s", "9999999999s", "s"])
+def test_levels_that_are_none(levels: str) -> None:
+    with pytest.raises(ConfigError, match="messageDelayLevel"):
+        BrokerSettings.from_keys({"messageDelayLevel": levels})
+
+
+# --- delays ---
+
+
+def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
+    """By every way of sending, in the order of a queue, never early, beside others."""
+    bodies = lines(300)
+    with (
+        Producer(name_server(broker)) as producer,
+        Producer(name_server(broker), linger_ms=5) as lingering,
+        Consumer(name_server(broker), "due", "due") as consumer,
+    ):
+        producer.send_many("due", bodies[:100], queue_id=0, tags="many", delay_level=1)
+        for body in bodies[100:200]:
+            lingering.send("due", body, queue_id=1, tags="linger", delay_level=2)
+        futures = [
+            producer.send_async("due", body, queue_id=2, tags="async", delay_level=1)
+            for body in bodies[200:]
+        ]
+        producer.send("due", b"now", queue_id=0)
+        lingering.flush()
+        assert all(future.result(WAIT_S) for future in futures)
+        found = take(consumer, 301)
+    assert found[0].body == b"now"
+    for queue_id, wait_ms in ((0, 1000), (1, 2000), (2, 1000)):
+        of_queue = [each for each in found if each.queue_id == queue_id and each.body != b"now"]
+        assert [m.body for m in of_queue] == bodies[100 * queue_id : 100 * queue_id + 100]
+        for each in of_queue:
+            assert each.store_timestamp_ms >= each.born_timestamp_ms + wait_ms
+            assert each.properties["REAL_TOPIC"] == "due"
+            assert each.tags in ("many", "linger", "async")
+
+
+def test_levels_beyond_the_table(broker: RunningBroker) -> None:
+    with Producer(name_server(broker)) as producer:
+        receipt = producer.send("beyond", b"x", delay_level=1_000)
+        for level in (-1, 1 << 31, True, "1"):
+            with pytest.raises(ArgumentIllegal, match="delay_level"):
+                producer.send("beyond", b"x", delay_level=level)  # type: ignore[arg-type]
+    (message,) = broker.read_queue(DELAY_TOPIC, len(LEVELS_MS) - 1, 1)[-1:]
+    assert (message.queue_offset, message.properties["DELAY"]) == (receipt.queue_offset, "6")
+
+
+def test_batches_that_are_none(broker: RunningBroker) -> None:
+    """A delayed batch is looked at as closely as one that is not."""
+    broker.create_topic("odd")
+    whole = encode_batch([b"y", b"z"])
+    for payload, count in ((whole, 3), (whole[:-1], 2), (b"", 0), (whole, 1)):
+        section = Section("odd", 0, count, delay_level=1)
+        answer = broker.commitlog.ask(SendMessages([section], 0), [payload], timeout_s=WAIT_S)[0]
+        assert isinstance(answer, SendResult)
+        assert answer.results[0].code == MessageIllegal.code, (count, answer)
+    section = Section("odd", 0, 1, delay_level=1)
+    timer = encode_batch([b"y"], properties={"TIMER_DELAY_MS": "5"})
+    answer = broker.commitlog.ask(SendMessages([section], 0), [timer], timeout_s=WAIT_S)[0]
+    assert isinstance(answer, SendResult)
+    assert "TIMER_DELAY_MS" in answer.results[0].text
+
+
+# --- retries ---
+
+
+def test_retries_until_it_is_dead(broker: RunningBroker) -> None:
+    body = lines(1)[0]
+    with (
+        Producer(name_server(broker)) as producer,
+        Consumer(name_server(broker), "unlucky", "failing") as consumer,
+        Consumer(name_server(broker), "coroner", "%DLQ%unlucky") as coroner,
+    ):
+        producer.send("failing", body, keys="k", tags="t", properties={"a": "b"})
+        consumer.subscribe("%RETRY%unlucky")
+        message = first = take(consumer, 1)[0]
+        for times in range(2):
+            assert message.reconsume_times == times
+            assert give_back(broker, "unlucky", back(message), most=2) == [0]
+            message = take(consumer, 1)[0]
+            assert message.topic == "%RETRY%unlucky"
+            assert message.properties["RETRY_TOPIC"] == "failing"
+            assert message.properties["ORIGIN_MESSAGE_ID"] == first.offset_msg_id
+        assert give_back(broker, "unlucky", back(message), most=2) == [0]
+        dead = take(coroner, 1)[0]
+    assert (dead.body, dead.keys, dead.tags, dead.properties["a"]) == (body, "k", "t", "b")
+    assert (dead.reconsume_times, dead.msg_id) == (3, first.msg_id)
+
+
+def test_what_cannot_be_given_back(broker: RunningBroker) -> None:
+    """Nobody is believed what he says of a message; each entry has its own answer."""
+    with (
+        Producer(name_server(broker)) as producer,
+        Consumer(name_server(broker), "liar", "lies") as consumer,
+    ):
+        producer.send_many("lies", lines(3), queue_id=0)
+        messages = take(consumer, 3)
+    wrong = GivenBack("lies", 0, 1, messages[1].physical_offset + 1)
+    gone = GivenBack("lies", 0, 99, 0), GivenBack("nowhere", 0, 0, 0), GivenBack("lies", -5, 0, 0)
+    codes = give_back(broker, "liar", back(messages[0], delay_level=-1), wrong, *gone,
+                      back(messages[2], delay_level=-1), back(messages[2], delay_level=-1))  # fmt: skip
+    missing = MessageNotFound.code
+    assert codes == [0, OffsetIllegal.code, missing, missing, missing, 0, 0]
+    dead = broker.read_queue("%DLQ%liar", 0, 3)
+    assert [m.body for m in dead] == [messages[0].body, messages[2].body, messages[2].body]
+    for topic in ("../x", "", "a b"):
+        with pytest.raises(NameIllegal):
+            give_back(broker, "liar", GivenBack(topic, 0, 0, 0))
+    with pytest.raises(ArgumentIllegal, match="4097"):
+        give_back(broker, "liar", *[wrong] * 4097)
+    with pytest.raises(NameIllegal):
+        give_back(broker, "no group", wrong)
+
+
+# --- what RocketMQ left behind ---
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_store_of_rocketmq_goes_on(name: str, tmp_path: Path) -> None:
+    """What waited is delivered as its own broker delivered it when it was started again."""
+    store = golden.unpack(name, tmp_path, golden.BROKERS)
+    theirs = golden.meta(name, golden.BROKERS)["settings"]
+    keys = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxMessageSize",
+            "maxHashSlotNum", "maxIndexNum", "fileReservedTime", "messageDelayLevel")  # fmt: skip
+    settings = {key: theirs[key] for key in keys if key in theirs}
+    found = golden.expected(name)
+    before = {queue: len(rows) for queue, rows in found["contentAtRestart"].items()}
+    late = found["restarts"]["late"]
+    with RunningBroker(store, settings) as broker:
+        for queue, rows in late["stored"].items():
+            if queue.startswith(DELAY_TOPIC):
+                continue
+            topic, _, queue_id = queue.rpartition("@")
+            begin = before.get(queue, 0)
+            stored = broker.read_queue(topic, int(queue_id), begin + len(rows))[begin:]
+            assert len(stored) == len(rows), queue
+            told = sorted(map(_told, rows), key=str)
+            assert sorted(map(_seen, stored), key=str) == told, queue
+    offsets = loads((store / "config" / "delayOffset.json").read_bytes())
+    assert isinstance(offsets, dict)
+    assert offsets["offsetTable"] == {
+        int(level): offset for level, offset in late["configAtEnd"]["delayOffsets"].items()
+    }
+
+
+def _told(row: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        row["gid"], row["reconsumeTimes"], row["sysFlag"], row["flag"], row["bornTimestamp"],
+        row["bodySha256"], sorted(row["properties"].items()),
+    )  # fmt: skip
+
+
+def _seen(message: Message) -> tuple[object, ...]:
+    return (
+        message.properties["gid"], message.reconsume_times, message.sys_flag, message.flag,
+        message.born_timestamp_ms, hashlib.sha256(message.body).hexdigest()[:24],
+        sorted(message.properties.items()),
+    )  # fmt: skip
+
+
+# --- faults ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_once_whatever_is_killed(flush: str, tmp_path: Path) -> None:
+    """Senders go on while the processes that have to do with it are killed, and then all of them."""
+    settings = {"messageDelayLevel": LEVELS, "flushDiskType": flush}
+    store = tmp_path / "store"
+    sent: set[bytes] = set()
+    over = threading.Event()
+
+    def send(broker: RunningBroker) -> None:
+        with Producer(name_server(broker), timeout_s=20) as producer:
+            number = 0
+            while not over.is_set():
+                body = b"%d %d" % (id(broker), number)
+                try:
+                    producer.send("once", body, queue_id=number % 4, delay_level=1 + number % 3)
+                except CometError:
+                    continue  # it may be stored
+                sent.add(body)
+                number += 1
+                over.wait(0.002)
+
+    with RunningBroker(store, settings) as broker:
+        sender = threading.Thread(target=send, args=(broker,))
+        sender.start()
+        try:
+            for role in ("scheduler", "commitlog", "dispatcher", "scheduler", "commitlog"):
+                broker.kill(role)
+        finally:
+            over.set()
+            sender.join()
+        broker.kill_all()
+    with RunningBroker(store, settings) as broker:
+        counts = _wait_delivered(broker, sent)
+    assert sent <= counts.keys()
+    waited = [m.body for queue_id in range(6) for m in _closed(store, DELAY_TOPIC, queue_id)]
+    assert counts == {body: waited.count(body) for body in counts}
+
+
+def _wait_delivered(broker: RunningBroker, sent: set[bytes]) -> dict[bytes, int]:
+    """How often each was delivered, once all were that wait."""
+    wanted = sum(len(broker.read_queue(DELAY_TOPIC, queue_id)) for queue_id in range(3))
+    deadline = time.monotonic() + WAIT_S
+    pause = threading.Event()
+    while True:
+        bodies = [m.body for queue_id in range(4) for m in broker.read_queue("once", queue_id)]
+        if len(bodies) >= wanted:
+            return {body: bodies.count(body) for body in set(bodies)}
+        assert time.monotonic() < deadline, f"{len(bodies)} of {wanted} are delivered"
+        pause.wait(0.2)
+
+
+def _closed(store: Path, topic: str, queue_id: int) -> list[Message]:
+    reader = StoreReader.open_closed(store)
+    result = reader.get_message(topic, queue_id, 0, 100_000, max_bytes=1 << 26)
+    return decode(result.payload) if result.payload else []
