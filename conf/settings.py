@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from cometmq.conf.delay_levels import DEFAULT_LEVELS, parse_levels
 from cometmq.conf.option import Option, as_text, option, options_of
 from cometmq.conf.rocketmq import NOT_USED, PROMISES
-from cometmq.conf.delay_levels import DEFAULT_LEVELS, parse_levels
 from cometmq.protocol.errors import ConfigError
 
 # RocketMQ MessageExtEncoder: what a record may hold beyond its body.

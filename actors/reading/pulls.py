@@ -6,9 +6,9 @@ import time
 from functools import lru_cache, partial
 from typing import Final
 
-from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.reading.held_pulls import Held, HeldPulls, Key
 from cometmq.actors.reading.room import PullsWithoutRoom
+from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import SLICE_S, Request, ServiceActor, Timer
 from cometmq.protocol.commands import Command, PullMessages, PullResult, PullStatus

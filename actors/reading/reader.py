@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.reading.key_queries import KeyQueries
 from cometmq.actors.reading.local_clients import LocalClients
 from cometmq.actors.reading.pulls import BYTES_MAX, COUNT_MAX, Pulls
 from cometmq.actors.reading.questions import OF_QUEUES, Questions
 from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.errors import ShuttingDown

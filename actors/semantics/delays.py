@@ -1,6 +1,6 @@
 """Delay levels: messages wait in SCHEDULE_TOPIC_XXXX, and are copied to their topics when due.
 
-A level is a queue of that topic, in which all wait equally long: so it is due from its beginning on.
+A level is a queue of that topic. All in it wait equally long, so the first is due first.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from cometmq.actors.books.retries import Retry, retry_of, retry_properties
 from cometmq.client import Consumer, Producer
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (
-    GivenBack,
     GiveBackMessages,
+    GivenBack,
     MessagesGivenBack,
     Section,
     SendMessages,
@@ -239,8 +239,8 @@ def test_what_cannot_be_given_back(broker: RunningBroker) -> None:
         messages = take(consumer, 3)
     wrong = GivenBack("lies", 0, 1, messages[1].physical_offset + 1)
     gone = GivenBack("lies", 0, 99, 0), GivenBack("nowhere", 0, 0, 0), GivenBack("lies", -5, 0, 0)
-    codes = give_back(broker, "liar", back(messages[0], delay_level=-1), wrong, *gone,
-                      back(messages[2], delay_level=-1), back(messages[2], delay_level=-1))  # fmt: skip
+    last = back(messages[2], delay_level=-1)
+    codes = give_back(broker, "liar", back(messages[0], delay_level=-1), wrong, *gone, last, last)
     missing = MessageNotFound.code
     assert codes == [0, OffsetIllegal.code, missing, missing, missing, 0, 0]
     dead = broker.read_queue("%DLQ%liar", 0, 3)
@@ -306,7 +306,7 @@ def _seen(message: Message) -> tuple[object, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_once_whatever_is_killed(flush: str, tmp_path: Path) -> None:
-    """Senders go on while the processes that have to do with it are killed, and then all of them."""
+    """Senders go on while the processes that have to do with it are killed, then all of them."""
     settings = {"messageDelayLevel": LEVELS, "flushDiskType": flush}
     store = tmp_path / "store"
     sent: set[bytes] = set()
