@@ -740,3 +740,20 @@ def test_audit_as_a_command(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert [each["kind"] for each in found["findings"]] == ["BODY_CRC"]
     assert (tmp_path / "cq" / "consumequeue").is_dir()
+    *said, last = done.stderr.decode().splitlines()
+    assert last.startswith("4 queues written to ")
+    assert [line for line in said if not line.startswith("audit: ")] == []  # nothing of Spark
+
+
+def test_a_job_that_fails(tmp_path: Path) -> None:
+    """One sentence, and nothing of Spark before or after it."""
+    store = golden.unpack("damaged-bitflip", tmp_path)
+    done = cli_process.run(
+        "spark", "stats", "--store", str(store), "--master", "local[1]",
+        "--driver-memory", "512m", cwd=tmp_path,
+    )  # fmt: skip
+    said = done.stderr.decode().splitlines()
+    said = [line for line in said if not line.startswith("stats: ")]
+    assert (done.returncode, done.stdout, len(said)) == (3, b"", 1), said
+    assert "wrong body CRC" in said[0]
+    assert said[0].startswith("Error: ")
