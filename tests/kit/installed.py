@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +15,23 @@ ROOT = Path(__file__).resolve().parents[2]
 WHEEL: Final = "COMETMQ_TEST_WHEEL"
 
 
-def build_wheel(folder: Path) -> Path:
-    """Out of a copy: a build leaves files beside its sources."""
-    tree = folder / "tree"
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    left_out = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
-    for top in sorted({each.partition("/")[0] for each in settings["package-dir"].values()}):
-        shutil.copytree(ROOT / top, tree / top, ignore=left_out)
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(tree))
+#: What a tree of sources has beside them.
+MADE: Final = (
+    ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info",
+    "*.so", "_kernel.c",
+)  # fmt: skip
+
+
+def copy_sources(tree: Path) -> Path:
+    """A build leaves files beside its sources."""
+    return shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*MADE))
+
+
+def wheel_in(folder: Path) -> Path:
+    """The wheel that was given, or one that is built there."""
+    if given := os.environ.get(WHEEL):
+        return Path(given)
+    pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(copy_sources(folder / "tree")))
     (wheel,) = folder.glob("cometmq-*.whl")
     return wheel
 
@@ -54,5 +60,4 @@ def pip(*arguments: str) -> None:
 
 def installed(folder: Path) -> Path:
     """The interpreter of an environment that has the wheel."""
-    given = os.environ.get(WHEEL)
-    return install(Path(given) if given else build_wheel(folder), folder / "venv")
+    return install(wheel_in(folder), folder / "venv")
