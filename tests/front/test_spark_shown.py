@@ -162,29 +162,27 @@ def greeted(fault: bool) -> None:
 
 
 @pytest.fixture
-def stopped(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Spark with a greeting."""
-    made = Mock()
+def greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a Spark that starts."""
 
     def session(master: str, *, conf: dict[str, str]) -> Mock:
         os.write(2, b"the greeting\n")
-        return made
+        return Mock()
 
     monkeypatch.setattr("cometmq.spark.session", session)
-    return made.stop
 
 
-def test_what_spark_says_is_kept_aside(stopped: Mock, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("greeting")
+def test_what_spark_says_is_kept_aside(capfd: pytest.CaptureFixture[str]) -> None:
     greeted.main([], standalone_mode=False)
     assert capfd.readouterr().err == "the job's\n"
-    stopped.assert_called_once()
 
 
-def test_it_is_shown_beside_a_fault(stopped: Mock, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("greeting")
+def test_it_is_shown_beside_a_fault(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="no sentence"):
         greeted.main(["--fault"], standalone_mode=False)
     assert capfd.readouterr().err == "the job's\nSpark said:\nthe greeting\n"
-    stopped.assert_called_once()
 
 
 def test_a_spark_that_does_not_start(tmp_path: Path) -> None:

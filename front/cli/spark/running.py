@@ -6,8 +6,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial, wraps
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -132,8 +132,6 @@ def session_of(master: str, driver_memory: str, conf: Sequence[str]) -> SparkSes
             show_aside()
             raise
         made.sparkContext.setLogLevel("FATAL")  # what fails is told of by us, in one sentence
-    # Before this process: a worker that writes to a JVM which has gone complains of it.
-    context.call_on_close(partial(_stop, made))
     return made
 
 
@@ -160,11 +158,6 @@ def show_aside() -> None:
         hint("Spark said:")
         # Not read(): the place in the file is the JVM's too.
         click.echo(os.pread(said.fileno(), ASIDE_MAX, 0), err=True, nl=False)
-
-
-def _stop(session: SparkSession) -> None:
-    with suppress(Exception):  # it may have ended by itself, as after Ctrl-C
-        session.stop()
 
 
 def tasks(what: str, unit: str = "segments") -> AbstractContextManager[Progress]:
