@@ -70,12 +70,10 @@ def test_the_wheel_has_what_is_run(wheel: Path) -> None:
 
 
 def test_the_sdist_has_all_sources(tree: Path, unpacked: Path) -> None:
-    made = {"PKG-INFO", "setup.cfg"}
-    left_out = {".gitignore"}
-    built = re.compile(r"cometmq\.egg-info/")
-    found = {name for name in files_of(unpacked) if not built.match(name)}
-    wanted = {name for name in files_of(tree) if not built.match(name)}
-    assert found - made == wanted - left_out
+    built = re.compile(r"cometmq\.egg-info/|PKG-INFO$|setup\.cfg$")
+    found, wanted = ({each for each in files_of(folder) if not built.match(each)}
+                     for folder in (unpacked, tree))  # fmt: skip
+    assert found == wanted
 
 
 def test_the_sdists_tests_run(wheel: Path, unpacked: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -15,16 +16,24 @@ ROOT = Path(__file__).resolve().parents[2]
 WHEEL: Final = "COMETMQ_TEST_WHEEL"
 
 
-#: What a tree of sources has beside them.
-MADE: Final = (
-    ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info",
-    "*.so", "_kernel.c",
+BESIDE_CODE: Final = (
+    ".ci", "docs", "tests", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE",
+    "CHANGELOG.md",
 )  # fmt: skip
+MADE: Final = ("*.so", "_kernel.c", "__pycache__", ".*_cache", ".hypothesis")
 
 
 def copy_sources(tree: Path) -> Path:
     """A build leaves files beside its sources."""
-    return shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*MADE))
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    code = {each.partition("/")[0] for each in settings["package-dir"].values()}
+    tree.mkdir()
+    for name in sorted(code.union(BESIDE_CODE)):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns(*MADE))
+        else:
+            shutil.copy(ROOT / name, tree)
+    return tree
 
 
 def wheel_in(folder: Path) -> Path:
