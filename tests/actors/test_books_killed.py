@@ -125,7 +125,7 @@ class Start:
 
     def __init__(self, store: Path, end: int, *, knows_holds: bool = True) -> None:
         config = store / "config"
-        self.topics, self.groups = TopicsFile(config, 100), GroupsFile(config)
+        self.topics, self.groups = TopicsFile(config, 100), GroupsFile(config, 100)
         self.members, self.offsets = MembersFile(config), OffsetsFile(config)
         shown: list[Shown] = [self.topics, self.groups, self.members, self.offsets]
         if knows_holds:

@@ -107,7 +107,7 @@ def test_topics_that_were_asked_for_go_with_the_topic() -> None:
 
 
 def test_groups_come_and_go() -> None:
-    book = GroupBook({})
+    book = GroupBook({}, 100)
     first = SubscriptionGroupConfig(group_name="g")
     second = SubscriptionGroupConfig(group_name="g", retry_max_times=3, attributes={"k": "v"})
     undos = []
