@@ -16,6 +16,7 @@ from cometmq.protocol.configs import (
     CustomizedRetryPolicy,
     ExponentialRetryPolicy,
     GroupRetryPolicy,
+    RetryPolicyType,
     SubscriptionGroupConfig,
 )
 from cometmq.protocol.errors import BadRequest, NoPermission
@@ -52,8 +53,9 @@ _BOUNDS: Final = {
 
 
 def settings_of(config: SubscriptionGroupConfig) -> dict[str, str]:
-    """Every setting that can be changed, as JSON."""
+    """Every setting that can be changed, as JSON; of the retry policy what is in use."""
     values: dict[str, Any] = {key: getattr(config, field) for key, field in _FIELDS.items()}
+    values["groupRetryPolicy"] = _policy(config.group_retry_policy)
     values["attributes"] = {
         name: value for name, value in config.attributes.items() if name != SAME_ATTRIBUTE
     }
@@ -111,6 +113,15 @@ def _value(key: str, text: str) -> Any:
     return value
 
 
+def _policy(policy: GroupRetryPolicy) -> dict[str, Any]:
+    """With every number, also RocketMQ's defaults."""
+    if policy.type == RetryPolicyType.EXPONENTIAL:
+        rule = policy.exponential_retry_policy or ExponentialRetryPolicy()
+        return {"type": policy.type, "exponentialRetryPolicy": msgspec.structs.asdict(rule)}
+    waits = (policy.customized_retry_policy or CustomizedRetryPolicy()).next
+    return {"type": policy.type, "customizedRetryPolicy": {"next": waits}}
+
+
 def _check_policy(policy: GroupRetryPolicy) -> None:
     waits = (policy.customized_retry_policy or CustomizedRetryPolicy()).next
     if not 1 <= len(waits) <= WAITS_MAX or not all(0 <= wait <= INT64_MAX for wait in waits):
@@ -129,6 +140,6 @@ def _check_attributes(attributes: Mapping[str, str]) -> None:
     for name, value in attributes.items():
         if not 1 <= len(name) <= TEXT_MAX or len(value) > TEXT_MAX:
             raise BadRequest(
-                f"attribute {name[:TEXT_MAX]!r}: 1 to {TEXT_MAX} characters, and its value at most "
+                f"attributes: {name[:TEXT_MAX]!r}: 1 to {TEXT_MAX} characters, and its value at most "
                 f"{TEXT_MAX}"
             )
