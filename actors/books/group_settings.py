@@ -140,6 +140,6 @@ def _check_attributes(attributes: Mapping[str, str]) -> None:
     for name, value in attributes.items():
         if not 1 <= len(name) <= TEXT_MAX or len(value) > TEXT_MAX:
             raise BadRequest(
-                f"attributes: {name[:TEXT_MAX]!r}: 1 to {TEXT_MAX} characters, and its value at most "
+                f"attributes: {name[:TEXT_MAX]!r}: 1 to {TEXT_MAX} characters, the value at most "
                 f"{TEXT_MAX}"
             )
