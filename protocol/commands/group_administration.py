@@ -59,7 +59,8 @@ class ResetOffsets(Command, frozen=True, tag=122):
     """Have a group go on elsewhere. -> OffsetsReset, once that survives a kill
 
     Members that own these queues take them on anew, at the new place: what they commit by what
-    they have read before is refused. All of it is done, or nothing.
+    they have read before is refused. It is refused as a whole. One that was not answered may be
+    done in part, if it is larger than an entry of the ledger.
     """
 
     access = by_clients(administer("group", On.GROUP), read("queues.topic"), later=True)

@@ -104,13 +104,17 @@ def queues(admin: Admin, group: str) -> list[GroupQueueDescription]:
         return []
 
 
+def handed(members: list[Reading]) -> list[tuple[float, int, int]]:
+    """By all of them, in order of time."""
+    return sorted(each for reading in members for each in list(reading.handed))
+
+
 def first_after(members: list[Reading], since: float, place: int) -> dict[int, float]:
     """Queue -> how long after that time a member was handed what lies there."""
     found: dict[int, float] = {}
-    for reading in members:
-        for at, queue_id, offset in list(reading.handed):
-            if at >= since and offset == place:
-                found.setdefault(queue_id, at - since)
+    for at, queue_id, offset in handed(members):
+        if at >= since and offset == place:
+            found.setdefault(queue_id, at - since)
     return found
 
 
@@ -138,29 +142,31 @@ def test_members_go_on_at_the_new_place(
     print("all members at the new place after", [f"{each:.3f} s" for each in took])
     # Nothing that was read before undoes it: each is handed all from there on, and in order.
     wait_for(lambda: set(admin.committed(topic, topic).values()) == {per_queue})
-    handed = defaultdict(list)
-    for reading in members:
-        for at, queue_id, offset in reading.handed:
-            handed[queue_id].append((at, offset))
-    for each in handed.values():
-        each.sort()
-        offsets = [offset for _, offset in each]
-        last = len(offsets) - 1 - offsets[::-1].index(0)
-        assert offsets[last:] == list(range(per_queue))
+    offsets = defaultdict(list)
+    for _, queue_id, offset in handed(members):
+        offsets[queue_id].append(offset)
+    for each in offsets.values():
+        last = len(each) - 1 - each[::-1].index(0)
+        assert each[last:] == list(range(per_queue))
 
 
 def test_a_reset_forward_passes_over_what_is_left(
-    admin: Admin, topic: str, members: list[Reading]
+    admin: Admin, broker: Broker, topic: str, members: list[Reading]
 ) -> None:
     end = LINES // MEMBERS
+    admin.reset_offsets(topic, topic, "earliest")
     moved = admin.reset_offsets(topic, topic, "latest")
-    assert set(moved.values()) == {end}
-    assert set(admin.committed(topic, topic).values()) == {end}
-    wait_for(lambda: admin.describe_group(topic).lag == 0)
+    assert set(moved.values()) == set(admin.committed(topic, topic).values()) == {end}
+    with broker.producer() as producer:
+        for queue_id in range(MEMBERS):
+            producer.send(topic, b"new", queue_id=queue_id)
+    wait_for(lambda: len(first_after(members, 0, end)) == MEMBERS)
+    wait_for(lambda: set(admin.committed(topic, topic).values()) == {end + 1})
     for reading in members:
         reading.stop()
-    assert set(admin.committed(topic, topic).values()) == {end}
-    assert sum(len(each.handed) for each in members) < LINES
+    last = {queue_id: offset for _, queue_id, offset in handed(members)}
+    assert set(last.values()) == {end}  # what was read before did not come afterwards
+    assert set(admin.committed(topic, topic).values()) == {end + 1}
 
 
 def test_shifts_and_clamps(admin: Admin, broker: Broker, topic: str) -> None:
