@@ -32,7 +32,7 @@ _SETTINGS: Final = "cometmq.cli.group_settings"
     },
 )
 def group() -> None:
-    """List, describe, create, change, reset, clone and delete consumer groups.
+    """List, describe, change, reset and delete consumer groups.
 
     A group is created as soon as a consumer of it joins, unless autoCreateSubscriptionGroup is off.
     """
@@ -113,9 +113,9 @@ def reset(
     name_server: str,
     output: str,
 ) -> None:
-    """Move the progress of a group, forwards or back: to a place, or by so many messages.
+    """Move the progress of a group, forwards or back.
 
-    Running consumers go on at the new place within a second; what they have read and not committed
+    To a place (--to), or by so many messages (--by). Running consumers go on at the new place within a second; what they have read and not committed
     yet is forgotten. An offset outside of its queue is refused, or, with --clamp, the nearer end.
     So is what --by leads to.
     """
