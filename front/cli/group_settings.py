@@ -46,8 +46,9 @@ def create(name: str, pairs: tuple[str, ...], name_server: str) -> None:
 def update(name: str, pairs: tuple[str, ...], name_server: str) -> None:
     """Change settings of a group.
 
-    What is not named stays as it is. `group describe GROUP -o json` shows all of them. consumeEnable=false ends consuming: running
-    consumers are told so, and go on when it is true again.
+    What is not named stays as it is. `group describe GROUP -o json` shows all of them.
+    consumeEnable=false ends consuming: running consumers are told so, and go on when it is true
+    again.
     """
     settings = _settings(pairs)
     if not settings:

@@ -115,9 +115,9 @@ def reset(
 ) -> None:
     """Move the progress of a group, forwards or back.
 
-    To a place (--to), or by so many messages (--by). Running consumers go on at the new place within a second; what they have read and not committed
-    yet is forgotten. An offset outside of its queue is refused, or, with --clamp, the nearer end.
-    So is what --by leads to.
+    To a place (--to), or by so many messages (--by). Running consumers go on at the new place
+    within a second; what they have read and not committed yet is forgotten. An offset outside of
+    its queue is refused, or, with --clamp, the nearer end. What --by leads to ends there as well.
     """
     del force
     if (to is None) == (by is None):
