@@ -108,6 +108,7 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "stagedLease": 86_400_000,
     "maxStagedBytes": 4 * 2**30,
     "maxTopics": 200_000,
+    "maxGroups": 200_000,
     "logFormat": "text",
     "logLevel": "INFO",
     "logLevels": "",

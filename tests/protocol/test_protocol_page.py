@@ -22,6 +22,7 @@ from cometmq.protocol.commands import (
     Part,
     administration,
     general,
+    group_administration,
     groups,
     inner,
     reading,
@@ -32,7 +33,9 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import BY_CODE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/protocol.md"
-FAMILIES = (general, sending, reading, groups, topics, administration, inner)
+FAMILIES = (
+    general, sending, reading, groups, group_administration, topics, administration, inner,
+)  # fmt: skip
 
 HEAD = f"""\
 # Commands on the wire
