@@ -5,6 +5,7 @@ Everything else is declared in pyproject.toml.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -25,11 +26,13 @@ class BuildKernel(build_ext):
                 "cometmq: a free-threaded Python is not supported, since the native kernel counts "
                 "on the interpreter's lock: use an ordinary build of this version"
             )
-        compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
-        if not any(map(shutil.which, (compiler, "gcc", "cc"))):
+        command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+        compiler = shlex.split(command)[0]
+        if shutil.which(compiler) is None:
             raise SystemExit(
                 f"cometmq: the native kernel is built by a C compiler, and {compiler} is not "
-                "there: install gcc (Debian and Ubuntu: apt install gcc; Fedora: dnf install gcc)"
+                "there: install gcc (Debian and Ubuntu: apt install gcc; Fedora: dnf install gcc), "
+                "or name another in CC"
             )
         headers = Path(sysconfig.get_path("include"), "Python.h")
         if not headers.exists():

@@ -60,8 +60,8 @@ class AsyncProducer:
         sharding_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
-        wait: bool = True,
         delay_level: int = 0,
+        wait: bool = True,
     ) -> Receipt:
         """See `Producer.send`. The receipt is confirmed."""
         target, message = compose(
@@ -80,8 +80,8 @@ class AsyncProducer:
         sharding_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
-        wait: bool = True,
         delay_level: int = 0,
+        wait: bool = True,
     ) -> asyncio.Future[Receipt]:
         """Send without waiting for the answer: the future gets it.
 

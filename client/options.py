@@ -35,6 +35,7 @@ class OnewayOptions(TypedDict, total=False):
     sharding_key: str | None
     queue_id: int | None
     flag: int
+    delay_level: int
 
 
 class SendOptions(OnewayOptions, total=False):

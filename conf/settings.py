@@ -508,6 +508,14 @@ class TopicSettings:
         key="autoCreateSubscriptionGroup",
         help="Whether consuming as a group that does not exist creates it.",
     )
+    max_groups: int = option(
+        200_000,
+        key="maxGroups",
+        at_least=1,
+        at_most=10_000_000,
+        help="The most consumer groups that the broker creates, by itself or when told to. Each "
+        "costs about 2 KiB of memory, and 500 bytes in config/subscriptionGroup.json.",
+    )
     default_topic_queue_nums: int = option(
         8,
         key="defaultTopicQueueNums",
@@ -683,7 +691,7 @@ class CleaningSettings:
 
 PARTS: Final = (
     "broker", "commitlog", "allocator", "dispatcher", "flush", "cleaner", "reader", "coordinator",
-    "namesrv",
+    "scheduler", "namesrv",
 )  # fmt: skip
 
 

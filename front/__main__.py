@@ -53,7 +53,11 @@ class _TopGroup(LazyGroup):
         "stat": ("cometmq.cli.stat", "stat", "Show what a running broker is doing."),
         "topic": ("cometmq.cli.topics", "topic", "Create, change, describe and delete topics."),
         "msg": ("cometmq.cli.messages", "msg", "Send, read and find messages."),
-        "group": ("cometmq.cli.groups", "group", "List, describe and reset consumer groups."),
+        "group": (
+            "cometmq.cli.groups",
+            "group",
+            "List, describe, change, reset and delete consumer groups.",
+        ),
         "store": ("cometmq.cli.store", "store", "Look at the files of a store, and mend them."),
         "spark": ("cometmq.cli.spark", "spark", "Jobs over stores, archives and running brokers."),
         "config": ("cometmq.cli.config", "config", "Show and explain settings."),

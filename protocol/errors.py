@@ -10,12 +10,16 @@ CometError
 │   ├── TooManyTopics          maxTopics
 │   ├── MessagesUnread         the change would hide them
 │   ├── GroupNotExist
+│   ├── GroupExists            with other settings than asked for
+│   ├── GroupInUse             it has members
+│   ├── TooManyGroups          maxGroups
 │   ├── NoPermission
 │   ├── SystemBusy             too much is waiting; retry
 │   ├── ServiceNotAvailable    not writable just now
 │   │   ├── DiskFull           disk: over the mark, or no room for the next segment
 │   │   └── ShuttingDown       shutdown: the broker is stopping
 │   ├── SubscriptionIllegal
+│   │   └── SubscriptionsDiffer  from those of other members, in a group that refuses it
 │   ├── OffsetIllegal
 │   ├── MessageNotFound
 │   ├── Overtaken              a later message of the same producer came to that queue before
@@ -44,8 +48,9 @@ from typing import ClassVar
 class CometError(Exception):
     """The root. `code` is RocketMQ's response code where it has one, ours start at 9000.
 
-    9000 to 9039 are the errors of this page, 9040 to 9059 those that Spark's side adds. An error
-    without a code of its own travels as the class that it is made of.
+    9000 to 9039 are the errors of this page, 9040 to 9059 those that Spark's side adds, and from
+    9070 on those of groups. An error without a code of its own travels as the class that it is made
+    of.
     """
 
     stored: int = 0  # of a call that sends many: how many messages are stored all the same
@@ -111,8 +116,29 @@ class GroupNotExist(Refused):
     code = 26  # RocketMQ SUBSCRIPTION_GROUP_NOT_EXIST
 
 
+class GroupExists(Refused):
+    """The group is there, with other settings; the text names both. Changing is an update."""
+
+    code = 9070
+
+
+class GroupInUse(Refused):
+    """The group has members; the text names some. Nothing was changed.
+
+    End them first. Force does it all the same: the members that go on begin anew.
+    """
+
+    code = 9071
+
+
+class TooManyGroups(Refused):
+    """The broker has as many groups as maxGroups allows."""
+
+    code = 9072
+
+
 class NoPermission(Refused):
-    """The topic is not writable or not readable (perm)."""
+    """The topic is not writable or not readable (perm), or the group may not consume."""
 
     code = 16  # RocketMQ NO_PERMISSION
 
@@ -147,6 +173,15 @@ class SubscriptionIllegal(Refused):
     """A tag expression that cannot be read."""
 
     code = 23  # RocketMQ SUBSCRIPTION_PARSE_FAILED
+
+
+class SubscriptionsDiffer(SubscriptionIllegal):
+    """Other members of the group subscribe to other tags, and the group refuses that.
+
+    The text names one of the topics and both expressions. See the group's `sameSubscriptions`.
+    """
+
+    code = 9073
 
 
 class OffsetIllegal(Refused):

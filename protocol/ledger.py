@@ -75,6 +75,8 @@ class GroupPut(Change, frozen=True, tag=5, gc=False):
 
 
 class GroupRemoved(Change, frozen=True, tag=6, gc=False):
+    """Nothing is known of the group any more: no configuration, no member, no offset."""
+
     group: str
 
 

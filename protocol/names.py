@@ -38,6 +38,12 @@ SYSTEM_TOPICS: Final = HIDDEN_TOPICS | frozenset(
     }
 )
 
+# Groups of RocketMQ's own. Source: MixAll.isSysConsumerGroup.
+SYSTEM_GROUPS: Final = frozenset(
+    {"TOOLS_CONSUMER", "SCHEDULE_CONSUMER", "FILTERSRV_CONSUMER", "CID_ONS-HTTP-PROXY"}
+)
+SYSTEM_GROUP_PREFIXES: Final = ("CID_RMQ_SYS_", "CID_ONSAPI_", "SELF_TEST_")
+
 STAGING_NAME_MAX: Final = 120
 # These are arguments of their own: as a property they would contradict the argument.
 RESERVED_PROPERTIES: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY", "WAIT"})
@@ -120,6 +126,13 @@ def check_readable_topic(topic: str) -> None:
 def check_group(group: str) -> None:
     """Raise NameIllegal unless the name may be a consumer group's."""
     _check("group", group, GROUP_MAX)
+
+
+def check_deletable_group(group: str) -> None:
+    """Raise NameIllegal unless the name may be that of a group of users."""
+    check_group(group)
+    if group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIXES):
+        raise NameIllegal(f"group {group} is the broker's own")
 
 
 def check_hold(name: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ def session(
 ) -> SparkSession:
     """A SparkSession with the source registered and its filters pushed down; `conf` goes first.
 
-    Workers run this interpreter unless PYSPARK_PYTHON says otherwise.
+    Workers run this interpreter unless PYSPARK_PYTHON says otherwise. The session is stopped when
+    Python ends, if not before.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -31,8 +34,15 @@ def session(
     for key, value in {PUSHDOWN: "true", LOCAL_SOCKETS: "true", **(conf or {})}.items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
+    # Before the JVM: a worker that writes to one which has gone complains with a traceback.
+    atexit.register(_stop, made)
     register(made)
     return made
+
+
+def _stop(session: SparkSession) -> None:
+    with suppress(Exception):  # it may have ended by itself, as after Ctrl-C
+        session.stop()
 
 
 def register(spark: SparkSession) -> None:

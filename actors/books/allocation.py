@@ -1,14 +1,10 @@
-"""Allocation of queues to the members of a group, by RocketMQ's AVG rule; tags compared."""
+"""Allocation of queues to the members of a group, by RocketMQ's AVG rule."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from cometmq.protocol.commands import QueueKey
-from cometmq.protocol.tags import parse_tags
-
-log = logging.getLogger(__name__)
 
 
 def allocate(
@@ -46,27 +42,3 @@ def allocate_average(queue_count: int, members: Sequence[str]) -> dict[int, str]
             shares[queue_id] = member
             queue_id += 1
     return shares
-
-
-class TagComparison:
-    """Logs it, once, when members ask for different tags: each sees only part of its queues."""
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-        self._warned: set[str] = set()  # topics whose differing tags have been logged
-
-    def compare(self, topics: Iterable[str], subscriptions: Iterable[Mapping[str, str]]) -> None:
-        """`subscriptions`: of each member, topic -> tag expression."""
-        members = list(subscriptions)
-        for topic in topics:
-            wanted = {parse_tags(asked[topic]) for asked in members if topic in asked}
-            if len(wanted) == 1:
-                self._warned.discard(topic)
-            elif topic not in self._warned:
-                self._warned.add(topic)
-                log.warning(
-                    "group %s: its members subscribe to different tags of %s; a message reaches "
-                    "only the owner of its queue, who may not want it",
-                    self._group,
-                    topic,
-                )

@@ -23,7 +23,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from cometmq.actors.books.allocation import TagComparison, allocate
+from cometmq.actors.books.allocation import allocate
+from cometmq.actors.books.differences import Subscriptions
 from cometmq.protocol.commands import GroupShare, QueueKey, Subscription
 from cometmq.protocol.errors import NotOwner
 
@@ -38,10 +39,9 @@ class GroupRecord(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class _Member:
-    __slots__ = ("seen", "share", "subscriptions", "version")
+    __slots__ = ("seen", "share", "version")
 
-    def __init__(self, subscriptions: Mapping[str, str], seen: float) -> None:
-        self.subscriptions = dict(subscriptions)  # topic -> tag expression
+    def __init__(self, seen: float) -> None:
         self.seen = seen
         self.share: dict[QueueKey, int] = {}  # -> epoch
         self.version = -1  # of the share, as the member is to know it
@@ -79,7 +79,7 @@ class ConsumerGroup:
         self._owners: dict[QueueKey, str] = {}  # who has it
         self._epochs: dict[QueueKey, int] = {}  # of these ownerships
         self._revoked: dict[QueueKey, int] = {}  # owned, but not by its heir: since this version
-        self._tags = TagComparison(name)
+        self.subscribed = Subscriptions(name)
         if record is not None:
             self._go_on_with(record, now)
 
@@ -104,11 +104,11 @@ class ConsumerGroup:
                 may still be there.
         """
         entry = self._members.get(member)
-        subscribed = entry is None or entry.subscriptions != subscriptions
+        subscribed = self.subscribed.asked.get(member) != subscriptions
+        if subscribed:
+            self.subscribed.put(member, subscriptions)
         if entry is None:
-            entry = self._members[member] = _Member(subscriptions, now)
-        elif subscribed:
-            entry.subscriptions = dict(subscriptions)
+            entry = self._members[member] = _Member(now)
         entry.seen = now
         still_owned = frozenset(owned)
         # A version that was never given out comes from an earlier life, and proves nothing.
@@ -122,8 +122,7 @@ class ConsumerGroup:
             for queue in still_owned:
                 if queue in self._heirs and queue not in self._owners:
                     self._own(queue, member, self.version + 1)
-            asked = [entry.subscriptions for entry in self._members.values()]
-            self._tags.compare(subscriptions, asked)
+            self.subscribed.warn(member)
         if subscribed or freed:
             self._hand_out(told=self._members if entry.version < 0 else ())
 
@@ -171,7 +170,7 @@ class ConsumerGroup:
     def members(self) -> list[str]:
         return sorted(self._members)
 
-    def __contains__(self, member: str) -> bool:
+    def __contains__(self, member: object) -> bool:
         return member in self._members
 
     def version_of(self, member: str) -> int:
@@ -213,11 +212,11 @@ class ConsumerGroup:
 
     def subscriptions(self) -> list[Subscription]:
         """What the members subscribe to; a topic stands there once for each tag expression."""
-        pairs = {pair for entry in self._members.values() for pair in entry.subscriptions.items()}
+        pairs = {pair for asked in self.subscribed.asked.values() for pair in asked.items()}
         return [Subscription(topic, tags) for topic, tags in sorted(pairs)]
 
     def topics(self) -> list[str]:
-        return sorted({topic for entry in self._members.values() for topic in entry.subscriptions})
+        return sorted({topic for asked in self.subscribed.asked.values() for topic in asked})
 
     def record(self) -> GroupRecord:
         owners: dict[str, dict[int, str]] = {}
@@ -225,7 +224,7 @@ class ConsumerGroup:
         for queue, owner in self._owners.items():
             owners.setdefault(queue.topic, {})[queue.queue_id] = owner
             epochs.setdefault(queue.topic, {})[queue.queue_id] = self._epochs[queue]
-        members = {name: dict(entry.subscriptions) for name, entry in self._members.items()}
+        members = {name: dict(self.subscribed.asked[name]) for name in self._members}
         return GroupRecord(version=self.version, members=members, owners=owners, epochs=epochs)
 
     # --- the sharing ---
@@ -233,7 +232,8 @@ class ConsumerGroup:
     def _go_on_with(self, record: GroupRecord, now: float) -> None:
         self.version = max(self.version, record.version)
         for name, subscriptions in record.members.items():
-            self._members[name] = _Member(subscriptions, now)
+            self._members[name] = _Member(now)
+            self.subscribed.put(name, subscriptions)
         for topic, owners in record.owners.items():
             epochs = record.epochs.get(topic, {})
             for queue_id, owner in owners.items():
@@ -244,8 +244,7 @@ class ConsumerGroup:
         self._hand_out(told=self._members)
 
     def _choose_heirs(self) -> None:
-        topics = {name: entry.subscriptions for name, entry in self._members.items()}
-        self._heirs = allocate(topics, self._queue_counts)
+        self._heirs = allocate(self.subscribed.asked, self._queue_counts)
 
     def _take_back(self, member: str, owned: frozenset[QueueKey], seen_version: int) -> bool:
         """Free the queues that the member was told to give up and has given up; whether any."""
@@ -293,6 +292,8 @@ class ConsumerGroup:
 
     def _remove(self, names: Iterable[str]) -> bool:
         gone = {name for name in names if self._members.pop(name, None) is not None}
+        for name in gone:
+            self.subscribed.remove(name)
         if not gone:
             return False
         self.version += 1  # also where nobody is left to be told: the record has changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cometmq.actors.books.book import Book
 from cometmq.protocol.configs import SubscriptionGroupConfig
+from cometmq.protocol.errors import TooManyGroups
 from cometmq.protocol.ledger import Change, GroupPut, GroupRemoved
 
 Undo = tuple[str, SubscriptionGroupConfig | None] | None  # what stood there
@@ -14,12 +15,22 @@ class GroupBook(Book):
 
     Args:
         configs: to begin with; they are the book's from now on.
+        groups_max: no more are created.
     """
 
     kinds = (GroupPut, GroupRemoved)
 
-    def __init__(self, configs: dict[str, SubscriptionGroupConfig]) -> None:
+    def __init__(self, configs: dict[str, SubscriptionGroupConfig], groups_max: int) -> None:
         self.configs = configs
+        self._groups_max = groups_max
+
+    def check_put(self, group: str) -> None:
+        """Raises TooManyGroups where it would be one more."""
+        if group not in self.configs and len(self.configs) >= self._groups_max:
+            raise TooManyGroups(
+                f"group {group} is not created: the broker has {self._groups_max} groups, as many "
+                "as maxGroups allows"
+            )
 
     def apply(self, change: Change) -> Undo:
         """Make the change; what `undo` wants to take it back."""

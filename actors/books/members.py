@@ -14,6 +14,7 @@ from cometmq.actors.books.book import Book
 from cometmq.actors.books.group_share import GroupRecord
 from cometmq.protocol.ledger import (
     Change,
+    GroupRemoved,
     MemberJoined,
     MemberLeft,
     QueueOwned,
@@ -41,7 +42,7 @@ class MemberBook(Book):
 
     kinds = (
         MemberJoined, MemberLeft, Subscribed, Unsubscribed, QueueOwned, VersionGiven, TopicAsked,
-        TopicRemoved,
+        TopicRemoved, GroupRemoved,
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +71,12 @@ class MemberBook(Book):
             for topics in asking:
                 topics.discard(change.topic)
             return partial(_add_to_all, asking, change.topic)
+        if isinstance(change, GroupRemoved):
+            take_back = (
+                _put(self._groups, change.group, None),
+                _put(self.subscribed, change.group, None),
+            )
+            return lambda: [undo() for undo in take_back]
         return self._apply_to_group(change)
 
     def undo(self, undo: Undo) -> None:
@@ -177,7 +184,7 @@ def _owners_of(record: GroupRecord) -> Owners:
     }
 
 
-def _put(table: dict[KeyT, ValueT], key: KeyT, value: ValueT | None) -> Undo:
+def _put(table: dict[KeyT, ValueT], key: KeyT, value: ValueT | None) -> Callable[[], object]:
     """Set or, with None, remove; what takes it back."""
     before = table.get(key)
     if value is None:

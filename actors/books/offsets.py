@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from cometmq.actors.books.book import Book
 from cometmq.actors.books.queue_offsets import QueueOffsets
-from cometmq.protocol.ledger import Change, OffsetSet, OffsetsForgotten
+from cometmq.protocol.ledger import Change, GroupRemoved, OffsetSet, OffsetsForgotten
 from cometmq.protocol.offsets import OffsetTable, Undo
 
 Moved = tuple[str, str, int, int, int]  # group, topic, queue id, from, to
@@ -23,7 +23,7 @@ class OffsetBook(Book):
         table: to begin with; what is in it goes to the book.
     """
 
-    kinds = (OffsetSet, OffsetsForgotten)
+    kinds = (OffsetSet, OffsetsForgotten, GroupRemoved)
 
     def __init__(self, table: OffsetTable) -> None:
         self._table: dict[str, QueueOffsets] = {}
@@ -45,11 +45,15 @@ class OffsetBook(Book):
             self.commits += 1
             key, queue_id = f"{change.topic}@{change.group}", change.queue_id
             return ((key, queue_id, self._put(key, queue_id, change.queue_offset)),)
-        if isinstance(change, OffsetsForgotten):
+        if isinstance(change, OffsetsForgotten | GroupRemoved):
             self.changes += 1
+            if isinstance(change, OffsetsForgotten):
+                keys = [f"{change.topic}@{group}" for group in self.groups_of(change.topic)]
+            else:
+                keys = [f"{topic}@{change.group}" for topic in self.topics_of(change.group)]
             return [
                 (key, queue_id, before)
-                for key in [f"{change.topic}@{group}" for group in self.groups_of(change.topic)]
+                for key in keys
                 for queue_id, before in self._drop(key).items()
             ]
         return ()

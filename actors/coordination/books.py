@@ -31,15 +31,15 @@ class Books:
 
     Args:
         store: must exist.
-        topics_max: no more are created.
+        topics_max, groups_max: no more are created.
     """
 
-    def __init__(self, actor: ServiceActor, store: Path, topics_max: int) -> None:
+    def __init__(self, actor: ServiceActor, store: Path, topics_max: int, groups_max: int) -> None:
         self._actor = actor
         self._store = store
         config_dir = store / CONFIG_DIR
         self._topics_file = TopicsFile(config_dir, topics_max)
-        self._groups_file = GroupsFile(config_dir)
+        self._groups_file = GroupsFile(config_dir, groups_max)
         self._members_file = MembersFile(config_dir)
         self._offsets_file = OffsetsFile(config_dir)
         self._holds_file = HoldsFile(store)

@@ -11,8 +11,10 @@ import pykka
 
 from cometmq.actors.coordination.announcing import Announcing
 from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.groups import Groups
 from cometmq.actors.coordination.holds import Holds
 from cometmq.actors.coordination.members import Members, MemberSettings
+from cometmq.actors.coordination.moves import Moves
 from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
 from cometmq.actors.coordination.retries import Retries
@@ -41,6 +43,8 @@ class CoordinatorSettings(MemberSettings, TopicSettings, Protocol):
 
     @property
     def max_topics(self) -> int: ...
+    @property
+    def max_groups(self) -> int: ...
 
 
 class CoordinatorActor(ServiceActor):
@@ -77,7 +81,7 @@ class CoordinatorActor(ServiceActor):
 
     role: ClassVar[str] = "coordinator"
     part_types: ClassVar[tuple[type, ...]] = (
-        Topics, Members, Progress, Views, Relay, Retries, Holds,
+        Topics, Members, Groups, Progress, Moves, Views, Relay, Retries, Holds,
     )  # fmt: skip
 
     def __init__(
@@ -101,10 +105,12 @@ class CoordinatorActor(ServiceActor):
         limits: ConnectionLimits | None = None,
     ) -> None:
         self._settings = settings
-        self._books = Books(self, store_dir, settings.max_topics)
+        self._books = Books(self, store_dir, settings.max_topics, settings.max_groups)
         self._members = Members(self, settings, self._books)
         self._progress = Progress(self._books, self._members)
+        self._moves = Moves(self._books, self._members)
         self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
+        self._groups = Groups(self._books, self._members, self._topics)
         self._views = Views(self._books, self._members, stored)
         self._relay = Relay(
             self, cleaner_endpoint, lambda action: self._books.snapshots.then(action)
@@ -135,14 +141,9 @@ class CoordinatorActor(ServiceActor):
 
     def parts(self) -> Sequence[object]:
         return (
-            self._topics,
-            self._members,
-            self._progress,
-            self._views,
-            self._relay,
-            self._retries,
-            self._holds,
-        )
+            self._topics, self._members, self._groups, self._progress, self._moves, self._views,
+            self._relay, self._retries, self._holds,
+        )  # fmt: skip
 
     @classmethod
     def of_family(cls, family: Family, bind: Sequence[tuple[str, bool]]) -> pykka.ActorRef[Any]:

@@ -100,10 +100,10 @@ class TopicsFile:
 class GroupsFile:
     """subscriptionGroup.json"""
 
-    def __init__(self, config_dir: Path) -> None:
+    def __init__(self, config_dir: Path, groups_max: int) -> None:
         self.file = ConfigFile(config_dir / "subscriptionGroup.json", SubscriptionGroupTable)
         table = self.file.load() or SubscriptionGroupTable()
-        self.book = GroupBook(table.subscription_group_table)
+        self.book = GroupBook(table.subscription_group_table, groups_max)
         self._forbidden = table.forbidden_table
         self._version = _Version(table.data_version)
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import Final, Protocol
 
+from cometmq.actors.books.group_settings import (
+    check_consuming,
+    wants_same_subscriptions,
+)
 from cometmq.actors.books.group_share import ConsumerGroup, GroupRecord
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.files import now_ms
+from cometmq.actors.coordination.held_joins import HeldJoins
 from cometmq.actors.coordination.processes import MemberProcesses
+from cometmq.actors.coordination.senders import Senders
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
@@ -19,13 +26,13 @@ from cometmq.protocol.commands import (
     Done,
     JoinGroup,
     LeaveGroup,
+    QueueKey,
 )
 from cometmq.protocol.configs import SubscriptionGroupConfig
 from cometmq.protocol.errors import (
     BadRequest,
     CometError,
     GroupNotExist,
-    NoPermission,
     NotConfirmed,
     SubscriptionIllegal,
     SystemBusy,
@@ -37,6 +44,7 @@ log = logging.getLogger(__name__)
 
 MEMBER_NAME_MAX: Final = 255
 MEMBERS_MAX: Final = 10_000  # of one group
+MEMBERS_OF_SENDER_MAX: Final = 1_000  # of one connection
 LOOK_S: Final = 0.1  # after a member is new
 PAUSE_SHARE: Final = 0.375  # of it, between two looks: three times what it should be
 
@@ -50,21 +58,6 @@ class MemberSettings(Protocol):
     def flush_consumer_offset_interval_ms(self) -> int: ...
     @property
     def consumer_session_timeout_ms(self) -> int: ...
-
-
-class _Held:
-    """A JoinGroup that waits for news. `timer` is None for one that does not want to wait."""
-
-    __slots__ = ("request", "timer", "version")
-
-    def __init__(self, request: Request, version: int, timer: Timer | None) -> None:
-        self.request = request
-        self.version = version
-        self.timer = timer
-
-    def cancel(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
 
 
 class Members:
@@ -89,9 +82,12 @@ class Members:
         self._unkept = Counter[str]()  # groups with changes on their way to the ledger
         self._changed: set[str] = set()  # groups that were changed in this round
         self._processes = MemberProcesses()
+        self._look_again_at = 0.0
         self._look: Timer | None = None  # when it is next seen whether these have ended
-        self._held: dict[str, dict[str, _Held]] = {}  # group -> member
-        self._overtaken: list[tuple[ConsumerGroup, str, _Held]] = []  # by the member's next one
+        self._senders = Senders(MEMBERS_OF_SENDER_MAX)
+        self._held = HeldJoins(
+            actor, self._session_timeout_s / 3, lambda name: self._unkept[name] > 0
+        )
         self._stirred: set[str] = set()  # groups whose held JoinGroups must be looked at
 
     # --- for the coordinator ---
@@ -103,34 +99,60 @@ class Members:
 
     def tell(self) -> None:
         """Answer the JoinGroups that wait no longer; of groups that are kept as they are told."""
-        overtaken, self._overtaken = self._overtaken, []
-        for group, member, held in overtaken:
-            if self._unkept[group.name]:
-                self._overtaken.append((group, member, held))
-            else:
-                self._answer_join(group, member, held)
+        self._held.answer_overtaken()
         ready = {name for name in self._stirred if not self._unkept[name]}
         self._stirred -= ready
         for name in ready:
-            self._answer_held(name)
+            self._held.answer(self.groups[name])
 
     def end(self, error: CometError) -> None:
         """Whoever waits for news hears that there will be none."""
-        for held_ones in self._held.values():
-            for held in held_ones.values():
-                held.request.fail(error)
-        self._held.clear()
+        self._held.end(error)
 
     def statistics(self) -> dict[str, int | float | str]:
         return {
             "groups": len(self._configs),
             "members": sum(len(group.members) for group in self.groups.values()),
-            "held_joins": sum(len(held) for held in self._held.values()),
+            "held_joins": len(self._held),
         }
 
-    def stir(self, group: str) -> None:
-        """Its members may have news."""
-        self._stirred.add(group)
+    def active(self, name: str) -> list[str]:
+        """The group's members, but those that are known to have ended."""
+        self._drop_ended()
+        group = self.groups.get(name)
+        return [] if group is None else group.members
+
+    def renew(self, name: str, queues: Iterable[QueueKey]) -> None:
+        """Whoever owns one of these queues has to take it on anew: what it commits until then is
+        refused. That is kept before whatever is changed next."""
+        group = self.groups.get(name)
+        if group is not None and group.renew(queues):
+            self._stirred.add(name)
+            self.keep()
+
+    def refuse(self, name: str, error: CometError) -> None:
+        """Members that wait for news hear this; they are members still, and may commit."""
+        for _, request in self._held.take(name):
+            request.fail(error)
+
+    def evict(self, name: str) -> None:
+        """The group is removed: its members are told, once that is kept, that nothing is theirs."""
+        group = self.groups.pop(name, None)
+        if group is None:
+            return
+        held = self._held.take(name)
+        for member in group.members:
+            group.leave(member)
+        # What they commit names epochs that the next group of this name never gives out.
+        self._first_group_version = max(self._first_group_version, group.version)
+        self._kept_versions.pop(name, None)
+        self._stirred.discard(name)
+
+        def tell(_error: CometError | None) -> None:
+            for member, request in held:
+                request.reply(group.share_of(member))
+
+        self._books.then(tell)
 
     def known(self) -> set[str]:
         """Every group with a configuration, or that a member ever joined."""
@@ -148,13 +170,17 @@ class Members:
     def on_join_group(self, command: JoinGroup, request: Request) -> None:
         subscriptions = _checked_subscriptions(command)
         config = self.config_of(command.group)
-        if not config.consume_enable:
-            raise NoPermission(f"group {command.group} may not consume (consumeEnable)")
+        check_consuming(config)
         group = self._group(command.group)
-        if command.member not in group and len(group.members) >= MEMBERS_MAX:
+        if command.member not in group and len(group.subscribed.asked) >= MEMBERS_MAX:
             raise SystemBusy(f"group {command.group} has {MEMBERS_MAX} members, and takes no more")
+        if wants_same_subscriptions(config):
+            if group.subscribed.difference(command.member, subscriptions) is not None:
+                self._drop_ended()  # one of those may have been the other
+            group.subscribed.check_same(command.member, subscriptions)
+        self._senders.note(command.group, command.member, request.sender)
         self._processes.note(command.group, command.member, command.process)
-        if command.member not in group and group.members and self._look is None:
+        if command.member not in group and group.subscribed.asked and self._look is None:
             # It may come in the place of one that has ended without a word.
             self._look = self._actor.after(LOOK_S, self._remove_ended)
         asked = self.subscribed.get(command.group, ())
@@ -168,11 +194,13 @@ class Members:
             version=command.version,
             now=time.monotonic(),
         )
-        self._hold(group, command, request)
+        self._held.hold(group, command, request)
+        self._stirred.add(command.group)
 
     def on_leave_group(self, command: LeaveGroup, request: Request) -> Command | None:
         group = self.groups.get(command.group)
         if group is not None and group.leave(command.member):
+            self._senders.forget(command.group, command.member)
             self._stirred.add(command.group)
             self.keep()
             self._books.then(lambda _error: request.reply(Done()))
@@ -188,6 +216,7 @@ class Members:
         if not self._settings.auto_create_subscription_group:
             raise GroupNotExist(f"group {name} is unknown, and autoCreateSubscriptionGroup is off")
         config = SubscriptionGroupConfig(group_name=name)
+        self._books.groups.check_put(name)
         self._change(name, GroupPut(config))
         log.info("group %s is created", name)
         return config
@@ -210,46 +239,6 @@ class Members:
             now=now,
         )
 
-    # --- held JoinGroups ---
-
-    def _hold(self, group: ConsumerGroup, command: JoinGroup, request: Request) -> None:
-        """Keep the request until the end of the round, or longer if it wants to wait."""
-        held_ones = self._held.setdefault(command.group, {})
-        earlier = held_ones.pop(command.member, None)
-        if earlier is not None:
-            self._overtaken.append((group, command.member, earlier))
-        wait_s = min(command.wait_ms / 1000, self._session_timeout_s / 3)
-        timer = None
-        if wait_s > 0:
-            timer = self._actor.after(
-                wait_s, partial(self._stop_holding, group, command.member, request)
-            )
-        held_ones[command.member] = _Held(request, command.version, timer)
-        self._stirred.add(command.group)
-
-    def _stop_holding(self, group: ConsumerGroup, member: str, request: Request) -> None:
-        held = self._held.get(group.name, {}).get(member)
-        if held is None or held.request is not request:
-            return
-        if self._unkept[group.name]:
-            held.timer = None  # it is answered as soon as it may be told
-        else:
-            del self._held[group.name][member]
-            self._answer_join(group, member, held)
-
-    def _answer_held(self, name: str, error: CometError | None = None) -> None:
-        """Answer the JoinGroups of a group that wait no longer."""
-        group = self.groups[name]
-        for member, held in _take_news(group, self._held.get(name, {})):
-            if error is None:
-                self._answer_join(group, member, held)
-            else:
-                held.request.fail(error)
-
-    def _answer_join(self, group: ConsumerGroup, member: str, held: _Held) -> None:
-        held.cancel()
-        held.request.reply(group.share_of(member))
-
     def expire(self) -> None:
         """Remove the members that were silent, as far as they were listened to.
 
@@ -259,6 +248,7 @@ class Members:
         up to the last moment at which nothing was left there.
         """
         self._remove_ended()
+        self._senders.prune(self.groups)
         now, before = time.monotonic(), self._looked_at
         self._looked_at = now
         if now - before > self._session_timeout_s * PAUSE_SHARE:
@@ -276,13 +266,21 @@ class Members:
         """Remove the members whose process has ended: nobody need wait until they have been silent
         for long enough."""
         self._look = None
+        self._drop_ended()
+        self.finish_round()
+        self._books.send()
+        self.tell()
+
+    def _drop_ended(self) -> None:
+        """Not again before some time has gone by: anybody may have it asked for."""
+        now = time.monotonic()
+        if now < self._look_again_at:
+            return
+        self._look_again_at = now + LOOK_S
         for name, member in self._processes.ended(self.groups):
             self.groups[name].leave(member)
             log.info("group %s: member %s has ended; its queues go to others", name, member)
             self._stirred.add(name)
-        self.finish_round()
-        self._books.send()
-        self.tell()
 
     # --- across a restart ---
 
@@ -331,7 +329,7 @@ class Members:
     def _are_kept(self, groups: set[str], error: CometError | None) -> None:
         if isinstance(error, NotConfirmed):
             for name in groups & self.groups.keys():
-                self._answer_held(name, error)  # they ask again
+                self._held.answer(self.groups[name], error)  # they ask again
             self._books.then(partial(self._are_kept, groups))  # which comes
             return
         self._unkept.subtract(groups)
@@ -343,19 +341,6 @@ class Members:
             for name in groups:
                 self._kept_versions.pop(name, None)
         self._actor.call_soon(self.tell)
-
-
-def _take_news(group: ConsumerGroup, held_ones: dict[str, _Held]) -> list[tuple[str, _Held]]:
-    """Take out the JoinGroups that wait no longer: there is news, or no patience."""
-    ready = [
-        (member, held)
-        for member, held in held_ones.items()
-        if held.timer is None or member not in group or group.version_of(member) != held.version
-    ]
-    for member, held in ready:
-        del held_ones[member]
-        held.cancel()
-    return ready
 
 
 def _checked_subscriptions(command: JoinGroup) -> dict[str, str]:

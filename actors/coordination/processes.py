@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
-from cometmq.actors.books.group_share import ConsumerGroup
 from cometmq.shm.os.processes import NAME_MAX, has_ended
 
 
@@ -19,11 +18,12 @@ class MemberProcesses:
         if process and len(process) <= NAME_MAX:
             self._groups.setdefault(group, {})[member] = process
 
-    def ended(self, groups: Mapping[str, ConsumerGroup]) -> Iterator[tuple[str, str]]:
+    def ended(self, groups: Mapping[str, Container[str]]) -> Iterator[tuple[str, str]]:
         """(group, member) of those whose process has ended. Who has left is forgotten."""
         known: dict[str, bool] = {}  # one process may have many members
         for name, processes in list(self._groups.items()):
-            there = {each: process for each, process in processes.items() if each in groups[name]}
+            group = groups.get(name, ())
+            there = {each: process for each, process in processes.items() if each in group}
             self._groups[name] = there
             if not there:
                 del self._groups[name]

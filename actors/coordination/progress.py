@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
+from cometmq.actors.books.topics import TopicBook
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.runtime.request import Request, done_all
@@ -25,11 +25,10 @@ from cometmq.protocol.errors import (
     NotOwner,
     OffsetIllegal,
 )
+from cometmq.protocol.integers import INT64_MAX
 from cometmq.protocol.ledger import OffsetSet
 
 log = logging.getLogger(__name__)
-
-QUEUE_OFFSET_MAX: Final = (1 << 63) - 1
 
 
 class Progress:
@@ -53,12 +52,12 @@ class Progress:
 
     def on_commit_offsets(self, command: CommitOffsets, request: Request) -> None:
         self._books.check_room()
+        if command.member:  # first: the last commit of a group that is deleted does not make it
+            self._check_owner(command)
         if command.group not in self._configs:
             self._members.config_of(command.group)
-        if command.member:
-            self._check_owner(command)
         for entry in command.offsets:
-            self._check_offset(entry)
+            check_place(self._topics, entry.topic, entry.queue_id, entry.queue_offset)
         if not command.member and command.group in self._members.groups:
             self._take_from_owners(command)
         for entry in command.offsets:
@@ -112,17 +111,7 @@ class Progress:
                 f"queue {owned[0].queue_id} of {owned[0].topic} belongs to "
                 f"{group.owner_of(owned[0])}: end the members of group {command.group}, or force it"
             )
-        if group.renew(owned):
-            self._members.stir(command.group)
-            self._members.keep()
-
-    def _check_offset(self, entry: QueueOffset) -> None:
-        config = self._topics.config_of(entry.topic)
-        count = max(config.read_queue_nums, config.write_queue_nums)
-        if not 0 <= entry.queue_id < count:
-            raise OffsetIllegal(f"queue {entry.queue_id} of {entry.topic}: it has {count}")
-        if not 0 <= entry.queue_offset <= QUEUE_OFFSET_MAX:
-            raise OffsetIllegal(f"queue offset {entry.queue_offset}: 0 to {QUEUE_OFFSET_MAX}")
+        self._members.renew(command.group, owned)
 
     def _commit(self, command: CommitOffsets, entry: QueueOffset) -> None:
         group, member = command.group, command.member
@@ -135,3 +124,13 @@ class Progress:
             whom = member or "an administrator"
             log.warning(text, group, queue_id, topic, before, queue_offset, whom)
         self._books.change(OffsetSet(group, topic, queue_id, queue_offset))
+
+
+def check_place(topics: TopicBook, topic: str, queue_id: int, queue_offset: int) -> None:
+    """Raise OffsetIllegal for what can be no group's place, TopicNotExist."""
+    config = topics.config_of(topic)
+    count = max(config.read_queue_nums, config.write_queue_nums)
+    if not 0 <= queue_id < count:
+        raise OffsetIllegal(f"queue {queue_id} of {topic}: it has {count}")
+    if not 0 <= queue_offset <= INT64_MAX:
+        raise OffsetIllegal(f"queue offset {queue_offset}: 0 to {INT64_MAX}")

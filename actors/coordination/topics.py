@@ -148,6 +148,15 @@ class Topics:
                     each.request, each.topics, each.answer, is_change=True
                 )
 
+    def delete(self, request: Request, topic: str) -> None:
+        """Forget a topic; answer Done when every process knows that."""
+        # First the offsets: a topic of the same name must never find them.
+        if self._offsets.groups_of(topic):
+            self._books.change(OffsetsForgotten(topic))
+        self._change(TopicRemoved(topic))
+        log.info("topic %s is deleted", topic)
+        self._want_known(request, [topic], Done)
+
     # --- commands ---
 
     def on_ensure_topic(self, command: EnsureTopic, request: Request) -> None:
@@ -200,12 +209,7 @@ class Topics:
         topic = command.topic
         _check_changeable(topic)
         self._topics.config_of(topic)
-        # First the offsets: a topic of the same name must never find them.
-        if self._offsets.groups_of(topic):
-            self._books.change(OffsetsForgotten(topic))
-        self._change(TopicRemoved(topic))
-        log.info("topic %s is deleted", topic)
-        self._want_known(request, [topic], Done)
+        self.delete(request, topic)
 
     def on_list_topics(self, command: ListTopics, _request: Request) -> Command:
         page = self._topics.page(command.run, command.since)

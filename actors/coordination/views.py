@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final
+
+import msgspec
 
 from cometmq.actors.books.group_pages import page_of_group, page_of_groups
+from cometmq.actors.books.group_settings import settings_of
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.runtime.service import Request
@@ -13,6 +17,7 @@ from cometmq.protocol import names
 from cometmq.protocol.commands import (
     Command,
     DescribeGroup,
+    GroupDescription,
     GroupInfo,
     GroupQueue,
     ListGroups,
@@ -22,6 +27,8 @@ from cometmq.protocol.errors import (
     GroupNotExist,
 )
 from cometmq.shm.live.queue_table import QueueRange
+
+DIFFERENCES_MAX: Final = 50  # that are named
 
 Stored = Callable[[str], Mapping[int, QueueRange]]
 
@@ -39,6 +46,7 @@ class Views:
         self._topics = books.topics
         self._members = members
         self._offsets = books.offsets
+        self._configs = books.groups.configs
         self._stored = stored
 
     def on_list_groups(self, command: ListGroups, _request: Request) -> Command:
@@ -90,6 +98,8 @@ class Views:
             ),
             command.entry,
         )
+        if command.entry == 0:
+            found = self._with_first(found)
         if found.next_entry and not command.paged:
             raise BadRequest(
                 f"the {found.entries} members, subscriptions and queues of group {name} do not fit "
@@ -97,6 +107,17 @@ class Views:
                 "broker"
             )
         return found
+
+    def _with_first(self, page: GroupDescription) -> GroupDescription:
+        """With what stands on the first page only."""
+        group, config = self._members.groups.get(page.group), self._configs.get(page.group)
+        differing = [] if group is None else list(group.subscribed.differences())
+        return msgspec.structs.replace(
+            page,
+            differences=differing[:DIFFERENCES_MAX],
+            difference_count=len(differing),
+            settings={} if config is None else settings_of(config),
+        )
 
     def _queues_of_interest(self, group: str, topic: str) -> list[int]:
         """The queues of a topic that the group may read, has read, or that hold messages."""

@@ -93,7 +93,9 @@ class HotWindow:
         self._durable = durable
         self._say = say
         self._on_locked = on_locked
-        self._step_bytes = SMALL_STEP_BYTES if durable else LARGE_STEP_BYTES
+        # A window that is smaller than a step stays as small as it is set.
+        large = min(LARGE_STEP_BYTES, max(self._near_bytes, SMALL_STEP_BYTES))
+        self._step_bytes = SMALL_STEP_BYTES if durable else large
         self.written: set[int] = set()  # segments whose space is written already: used again
         self._segments: dict[int, _Segment] = {}
         self._ready = 0  # physical offset: what is near is prepared below it

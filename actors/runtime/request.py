@@ -54,6 +54,13 @@ class Request:
         """Answer Done."""
         self.reply(Done())
 
+    def conclude(self, error: CometError | None) -> None:
+        """Answer Done, or the error that there was."""
+        if error is None:
+            self.done()
+        else:
+            self.fail(error)
+
     @classmethod
     def all_done(cls, requests: Sequence[Any]) -> None:
         """Answer Done to each of them, which are of this class."""

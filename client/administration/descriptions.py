@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class QueueDescription(NamedTuple):
@@ -42,15 +42,34 @@ class GroupOverview(NamedTuple):
     topics: list[str]
 
 
+class SubscriptionDifference(NamedTuple):
+    member: str
+    topic: str
+    tags: str  # that the member asks for; empty: it does not subscribe to the topic
+    usual_tags: str  # that most of the group ask for
+
+
 class GroupReport(NamedTuple):
     group: str
     members: list[str]
     subscriptions: dict[str, str]  # topic -> tag expression
     queues: list[GroupQueueDescription]
+    # Members that do not subscribe as most do; at most 50 of each broker.
+    differences: list[SubscriptionDifference]
+    settings: dict[str, Any]  # by RocketMQ's key; see Admin.update_group
 
     @property
     def lag(self) -> int:
         return sum(each.lag for each in self.queues)
+
+
+class OffsetMove(NamedTuple):
+    broker: str
+    topic: str
+    queue_id: int
+    before: int  # -1 = the group had never committed
+    wanted: int  # may lie outside of the queue
+    queue_offset: int  # where the group goes on; -1 = as before
 
 
 class DeletedDescription(NamedTuple):

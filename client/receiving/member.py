@@ -197,6 +197,10 @@ class Member:
         """The coordinator will not have us: poll raises it."""
         self._stream.refuse(error)
 
+    def accepted(self) -> None:
+        """It has us after all."""
+        self._stream.accept()
+
     # --- the end ---
 
     def close(self) -> None:

@@ -49,6 +49,7 @@ class Owner(Protocol):
 
     def take_on(self, place: Membership, offsets: Sequence[QueueOffset]) -> None: ...
     def refused(self, error: CometError) -> None: ...
+    def accepted(self) -> None: ...
     def look_up_brokers(self) -> None: ...
 
 
@@ -97,6 +98,7 @@ class Membership:
         self._stirred = False  # something changed that the coordinator has to hear of
         self._lost_contact = False
         self._failures = 0
+        self._refused = False
         self._closed = False
         self._commit_at = time.monotonic() + auto_commit_s
         self._refresh_at = time.monotonic() + REFRESH_S
@@ -294,6 +296,7 @@ class Membership:
         except CometError as error:
             self._failures += 1
             if not error.retriable:
+                self._refused = True
                 self._owner.refused(error)
             elif self._failures == 3:
                 log.warning("group %s: %s; trying again", self._owner.group, error)
@@ -303,6 +306,9 @@ class Membership:
             self._failures = 0
             self.presence.answered()
             self.joined.set()
+            if self._refused:
+                self._refused = False
+                self._owner.accepted()
 
     def _pause(self) -> None:
         with self._wake:

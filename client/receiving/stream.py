@@ -31,6 +31,10 @@ class Stream:
         self._failure = error
         self._puller.ring()
 
+    def accept(self) -> None:
+        """There is a point in going on again."""
+        self._failure = None
+
     def check_failure(self) -> None:
         if self._failure is not None:
             raise again(self._failure)

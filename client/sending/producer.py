@@ -143,8 +143,8 @@ class Producer:
         sharding_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
-        wait: bool = True,
         delay_level: int = 0,
+        wait: bool = True,
     ) -> Receipt:
         """Send one message.
 
@@ -157,10 +157,10 @@ class Producer:
             sharding_key: messages of one key go to one queue, by RocketMQ's hash of the key.
             queue_id: that queue; of several brokers the first by name that has it.
             flag: a number of 32 bits, carried through.
-            wait: False = do not wait for disk or slaves, even if the broker is set to.
             delay_level: how long it waits before it can be consumed, by the broker's
                 `messageDelayLevel`: 1 is 1 s, 2 is 5 s, 3 is 10 s, ... 18 is 2 h; above that the
                 last one; 0: not at all. The receipt tells where it waits.
+            wait: False = do not wait for disk or slaves, even if the broker is set to.
 
         Returns:
             The receipt: confirmed with `linger_ms` 0, else waiting to be.
@@ -186,8 +186,8 @@ class Producer:
         sharding_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
-        wait: bool = True,
         delay_level: int = 0,
+        wait: bool = True,
     ) -> Receipts:
         """Send many messages alike and wait until all are stored.
 
@@ -216,8 +216,8 @@ class Producer:
         sharding_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
-        wait: bool = True,
         delay_level: int = 0,
+        wait: bool = True,
         callback: Callback | None = None,
     ) -> Future[Receipt]:
         """Send without waiting; the future gets the receipt, or the error.
@@ -258,9 +258,8 @@ class Producer:
         may overtake messages that linger. Raises only what can be told without the broker.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, False,
-            delay_level,
-        )  # fmt: skip
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, False, delay_level
+        )
         self._sender.send_oneway(target, message)
 
     # --- the end ---

@@ -16,6 +16,7 @@ from typing import Final
 from cometmq.protocol.commands.administration import *
 from cometmq.protocol.commands.consuming import *
 from cometmq.protocol.commands.general import *
+from cometmq.protocol.commands.group_administration import *
 from cometmq.protocol.commands.groups import *
 from cometmq.protocol.commands.inner import *
 from cometmq.protocol.commands.reading import *

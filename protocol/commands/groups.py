@@ -165,6 +165,15 @@ class GroupQueue(Part, frozen=True):
     member: str  # owner, or empty
 
 
+class SubscriptionDifference(Part, frozen=True):
+    """A member that does not subscribe to a topic as most of its group do."""
+
+    member: str
+    topic: str
+    tags: str  # empty: it does not subscribe to the topic
+    usual_tags: str
+
+
 class GroupDescription(Answer, frozen=True, tag=49):
     group: str
     members: list[str]
@@ -173,3 +182,8 @@ class GroupDescription(Answer, frozen=True, tag=49):
     entries: Annotated[Int64, Since("0.2.0")] = 0  # members, subscriptions and queues, in all pages
     # Where the next page begins; 0: this was the last one.
     next_entry: Annotated[Int64, Since("0.2.0")] = 0
+    # The first of them; on the first page only.
+    differences: Annotated[list[SubscriptionDifference], Since("0.2.0")] = []
+    difference_count: Annotated[Int64, Since("0.2.0")] = 0
+    # By RocketMQ's key, each as JSON; on the first page only. Empty: the group has none.
+    settings: Annotated[dict[str, str], Since("0.2.0")] = {}

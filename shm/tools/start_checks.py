@@ -106,8 +106,8 @@ def _counted(paths: Iterable[Path]) -> Counts[int]:
 
 
 def _most(sizes: Counts[int]) -> int:
-    """0 where there are none."""
-    return max(sizes, key=sizes.__getitem__, default=0)
+    """The larger of two as frequent ones, since files are cut off; 0 where there are none."""
+    return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
 
 def not_usable(store: Path, error: OSError) -> StoreError:

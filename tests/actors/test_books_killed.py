@@ -32,6 +32,7 @@ from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.ledger import (
     Change,
     GroupPut,
+    GroupRemoved,
     HoldDropped,
     HoldPut,
     MemberJoined,
@@ -73,7 +74,9 @@ CHANGES: list[list[Change]] = [
     [TopicPut(TopicConfig(topic_name="u")), OffsetSet("g", "u", 0, 5), HoldPut("h", 5, 0)],
     [QueueOwned("g", "t", 0, "m", 11), OffsetSet("g", "t", 0, 2)],
     [OffsetsForgotten("u"), TopicRemoved("u"), HoldDropped("gone")],
-    [OffsetSet("g", "t", 1, 3), HoldPut("h", 7, 9)],
+    [GroupPut(SubscriptionGroupConfig(group_name="gone")), OffsetSet("gone", "t", 0, 9),
+     MemberJoined("gone", "n"), Subscribed("gone", "n", "t", "*")],
+    [GroupRemoved("gone"), OffsetSet("g", "t", 1, 3), HoldPut("h", 7, 9)],
 ]  # fmt: skip
 FIRST = 3  # so many entries are in the snapshot that is there
 EXPECTED: tuple[Any, ...] = (
@@ -125,7 +128,7 @@ class Start:
 
     def __init__(self, store: Path, end: int, *, knows_holds: bool = True) -> None:
         config = store / "config"
-        self.topics, self.groups = TopicsFile(config, 100), GroupsFile(config)
+        self.topics, self.groups = TopicsFile(config, 100), GroupsFile(config, 100)
         self.members, self.offsets = MembersFile(config), OffsetsFile(config)
         shown: list[Shown] = [self.topics, self.groups, self.members, self.offsets]
         if knows_holds:

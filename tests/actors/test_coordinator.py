@@ -31,6 +31,7 @@ from coordinator_child import (
 )
 
 from cometmq.actors.books import group_pages
+from cometmq.actors.books.group_settings import settings_of
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.coordination.files import MemberTable
 from cometmq.actors.coordination.namesrv import NameServerActor
@@ -74,6 +75,7 @@ from cometmq.protocol.commands import (
     TopicList,
     TopicRoute,
 )
+from cometmq.protocol.configs import SubscriptionGroupConfig
 from cometmq.protocol.errors import (
     BadRequest,
     CometError,
@@ -743,6 +745,7 @@ def test_list_and_describe_groups(line: RemoteRef) -> None:
             GroupQueue("t", 1, -1, "m"),
         ],
         entries=6,
+        settings=settings_of(SubscriptionGroupConfig(group_name="g")),
     )
     with pytest.raises(GroupNotExist):
         line.ask(DescribeGroup("nobody"))

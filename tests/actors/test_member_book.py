@@ -106,8 +106,22 @@ def test_topics_that_were_asked_for_go_with_the_topic() -> None:
     assert book.asking_for("t") == {"g", "h"}
 
 
+def test_nothing_is_left_of_a_group_that_goes() -> None:
+    record = with_epochs(GroupRecord(version=7, members={"m": {"t": "*"}}, owners={"t": {0: "m"}}))
+    book = MemberBook({"g": record, "h": record}, {"g": {"t"}, "h": {"t"}}, 9)
+    before = state_of(book)
+    undo = book.apply(GroupRemoved("g"))
+    assert state_of(book) == ({"h": record}, {"h": {"t"}})
+    assert book.asking_for("t") == {"h"}
+    assert book.highest == 9  # epochs of before are never given again
+    book.undo(undo)
+    assert state_of(book) == before
+    book.undo(book.apply(GroupRemoved("unknown")))
+    assert state_of(book) == before
+
+
 def test_groups_come_and_go() -> None:
-    book = GroupBook({})
+    book = GroupBook({}, 100)
     first = SubscriptionGroupConfig(group_name="g")
     second = SubscriptionGroupConfig(group_name="g", retry_max_times=3, attributes={"k": "v"})
     undos = []

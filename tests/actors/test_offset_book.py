@@ -15,6 +15,7 @@ from cometmq.actors.books.offsets import OffsetBook
 from cometmq.protocol.ledger import (
     Change,
     Fold,
+    GroupRemoved,
     OffsetSet,
     OffsetsForgotten,
     Place,
@@ -80,6 +81,12 @@ class BookMachine(RuleBasedStateMachine):
     def forget(self, topic: str) -> None:
         self.change(OffsetsForgotten(topic))
         for key in [key for key in self.model if key.partition("@")[0] == topic]:
+            del self.model[key]
+
+    @rule(group=NAMES)
+    def remove_group(self, group: str) -> None:
+        self.change(GroupRemoved(group))
+        for key in [key for key in self.model if key.partition("@")[2] == group]:
             del self.model[key]
 
     @rule(twice=st.booleans())

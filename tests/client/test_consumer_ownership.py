@@ -9,11 +9,13 @@ import pytest
 from client_fakes import CommandT, FakeBroker, Handle, fake_broker
 
 from cometmq.client import Admin, Consumer, Message, Producer
+from cometmq.client.administration.descriptions import OffsetMove
 from cometmq.protocol import errors
 from cometmq.protocol.commands import (
     CommitOffsets,
     DescribeQueues,
     FetchOffsets,
+    ResetOffsets,
     SearchOffsets,
 )
 
@@ -168,7 +170,11 @@ def test_an_administrator_cannot_reset_to_outside_of_the_queue(broker: Handle) -
     with Admin(broker.address) as admin:
         with pytest.raises(errors.OffsetIllegal, match=r"11: queue 2 of t .* has 0 to 10"):
             admin.reset_offsets("g", "t", 11, 2)
-        assert not broker.asked(CommitOffsets)
+        assert not broker.asked(ResetOffsets)
         assert admin.reset_offsets("g", "t", 10, 2) == {("b", 2): 10}
+        assert admin.reset_offsets("g", "t", 11, 2, clamp=True) == {("b", 2): 10}
         assert admin.reset_offsets("g", "t", "begin", force=True) == {("b", i): 0 for i in range(4)}
-        assert [each.force for each in asked(broker, CommitOffsets, 2)] == [False, True]
+        assert admin.shift_offsets("g", "t", 3, 1) == [OffsetMove("b", "t", 1, 0, 3, 3)]
+        assert admin.shift_offsets("g", "t", -4, 1) == [OffsetMove("b", "t", 1, 3, -1, 0)]
+        with pytest.raises(ValueError, match="topic t has no queue 4"):
+            admin.shift_offsets("g", "t", 1, 4)

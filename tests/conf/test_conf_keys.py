@@ -105,8 +105,7 @@ def test_what_only_looks_safe_is_refused(pair: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("pair", "told"),
     [
-        ("timerWheelEnable=true", "no delayed messages yet"),
-        ("messageDelayLevel=1s 5s", "no delayed messages yet"),
+        ("timerWheelEnable=true", "messages wait by delay levels only yet"),
         ("transactionCheckMax=15", "no transactions yet"),
         ("enableLmq=true", "no light queues yet"),
         ("enablePropertyFilter=true", "no SQL expressions yet"),

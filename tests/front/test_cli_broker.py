@@ -28,6 +28,8 @@ from cli_process import (
 from ports import free_ports
 from shared_data import data_path
 
+from cometmq.client import Admin, Consumer
+
 VARIABLE = "COMETMQ_NAME_SERVER"
 
 
@@ -207,28 +209,116 @@ def test_groups(at: dict[str, str]) -> None:
     assert json_of("group", "describe", "g", **at)["lag"] == 0
 
 
-def test_a_group_with_members_is_not_reset(at: dict[str, str]) -> None:
-    output_of("msg", "send", "-t", "Busy", input=b"x\n", **at)
-    tail = start("msg", "tail", "-t", "Busy", "-g", "busy", **at)
-    with tail:
-        assert tail.stdout is not None
-        assert tail.stdout.readline() == b"x\n"
-        refused = run("group", "reset", "busy", "-t", "Busy", "--to", "earliest", **at)
-        interrupt(tail)
-    assert refused.returncode == 1
-    assert b"end the members of group busy" in refused.stderr
-    assert b"--force" in refused.stderr
-
-
 def test_a_running_consumer_goes_on_where_the_group_is_reset_to(at: dict[str, str]) -> None:
     output_of("msg", "send", "-t", "Again", "--queue", "0", input=b"1\n2\n", **at)
     tail = start("msg", "tail", "-t", "Again", "-g", "again", **at)
     with tail:
         assert tail.stdout is not None
         assert [tail.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
-        output_of("group", "reset", "again", "-t", "Again", "--to", "earliest", "--force", **at)
-        assert [tail.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
+        for more in ((), ("--force",)):  # as scripts of before have it
+            output_of("group", "reset", "again", "-t", "Again", "--to", "earliest", *more, **at)
+            assert [tail.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
         interrupt(tail)
+
+
+def test_a_group_is_shifted(broker: ServerProcess, at: dict[str, str]) -> None:
+    name = broker.ready["broker"]
+    output_of("msg", "send", "-t", "Shifted", "--queue", "0", input=b"1\n2\n3\n4\n", **at)
+    reset = ("group", "reset", "shifted", "-t", "Shifted", "--queue", "0")
+    output_of(*reset, "--to", "latest", **at)
+    head = "broker\ttopic\tqueue_id\tbefore\tqueue_offset\n"
+    assert output_of(*reset, "--by=-3", **at).decode() == f"{head}{name}\tShifted\t0\t4\t1\n"
+    done = run(*reset, "--by=-3", **at)
+    assert done.stdout.decode() == f"{head}{name}\tShifted\t0\t1\t0\n"
+    said = f"queue 0 of Shifted on {name} has no offset -2: 0 is taken"
+    assert said in done.stderr.decode()
+    refused = run(*reset, "--to", "9", **at)
+    assert refused.returncode == 1
+    assert "queue offset 9: queue 0 of Shifted on broker " in refused.stderr.decode()
+    assert " has 0 to 4" in refused.stderr.decode()
+    clamped = run(*reset, "--to", "9", "--clamp", **at)
+    assert clamped.stdout.decode().endswith(f"{name}\tShifted\t0\t4\n")
+    assert "has no offset 9: 4 is taken" in clamped.stderr.decode()
+    for wrong in ((), ("--to", "latest", "--by", "1")):
+        assert b"either a place (--to), or by how many" in run(*reset, *wrong, **at).stderr
+
+
+def test_group_settings(at: dict[str, str]) -> None:
+    made = run("group", "create", "made", "--set", "retryMaxTimes=3", **at)
+    assert made.stderr == b"group made: created\n"
+    again = run("group", "create", "made", **at)
+    assert again.returncode == 1
+    assert again.stderr.decode() == (
+        "Error: group made exists: retryMaxTimes 3, not 16; nothing was changed (to change it: "
+        "group update)\n"
+    )
+    policy = '{"type": "EXPONENTIAL"}'
+    changed = run("group", "update", "made", "--set", f"groupRetryPolicy={policy}", **at)
+    assert changed.stderr == b"group made: changed\n"
+    assert json_of("group", "describe", "made", **at)["settings"] == {
+        "consumeEnable": True,
+        "consumeBroadcastEnable": True,
+        "consumeMessageOrderly": False,
+        "retryQueueNums": 1,
+        "retryMaxTimes": 3,
+        "groupRetryPolicy": {
+            "type": "EXPONENTIAL",
+            "exponentialRetryPolicy": {"initial": 5_000, "max": 7_200_000, "multiplier": 2},
+        },
+        "consumeTimeoutMinute": 15,
+        "notifyConsumerIdsChangedEnable": True,
+        "attributes": {},
+        "sameSubscriptions": False,
+    }
+    for pair, said in (
+        ("retryMaxTime=3", "a group has no setting 'retryMaxTime'; is retryMaxTimes meant?"),
+        ("consumeEnable=no", "consumeEnable = '\"no\"': Expected `bool`, got `str`"),
+        ("consumeEnable", "'consumeEnable': KEY=VALUE"),
+    ):
+        refused = run("group", "update", "made", "--set", pair, **at)
+        assert refused.returncode in (1, 2)
+        assert said in refused.stderr.decode()
+    assert b"nothing is to be changed" in run("group", "update", "made", **at).stderr
+
+
+def test_groups_are_cloned_and_deleted(at: dict[str, str]) -> None:
+    output_of("msg", "send", "-t", "Cloned", "--queue", "0", input=b"1\n2\n", **at)
+    output_of("group", "reset", "one", "-t", "Cloned", "--to", "1", "--queue", "0", **at)
+    done = run("group", "clone", "one", "two", **at)
+    assert done.stderr == b"group two: 1 queues are where those of one are\n"
+    assert output_of("msg", "tail", "-t", "Cloned", "-g", "two", "-n", "1", **at) == b"2\n"
+    tail = start("msg", "tail", "-t", "Cloned", "-g", "one", **at)
+    with tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == b"2\n"
+        refused = run("group", "delete", "one", "--yes", **at)
+        assert refused.returncode == 1
+        assert b"group one has members: " in refused.stderr
+        assert b"(--force)" in refused.stderr
+        assert b"(--force)" in run("group", "clone", "two", "one", **at).stderr
+        interrupt(tail)
+    assert run("group", "delete", "one", "--yes", **at).stderr == b"group one: deleted\n"
+    gone = run("group", "delete", "one", "--yes", **at)
+    assert gone.stderr == b"Error: group one is unknown to this broker\n"
+    assert run("group", "describe", "one", **at).returncode == 1
+
+
+def test_differing_tags_are_told(broker: ServerProcess, at: dict[str, str]) -> None:
+    server = broker.ready["name_server"]
+    output_of("msg", "send", "-t", "Unlike", "--tags", "a", input=b"1\n", **at)
+    first = start("msg", "tail", "-t", "Unlike", "-g", "unlike", "--tags", "a", **at)
+    with first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"1\n"
+        with (
+            Admin(server) as admin,
+            Consumer(server, "unlike", "Unlike", tags="b", member="other") as consumer,
+        ):
+            while len(admin.describe_group("unlike").members) < 2:
+                consumer.poll(1, 0.05)
+            described = run("group", "describe", "unlike", **at)
+        interrupt(first)
+    assert b"subscribes to b of Unlike; most do to a\n" in described.stderr
 
 
 # --- a running broker -----------------------------------------------------------------------------

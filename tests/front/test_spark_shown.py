@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
+import cli_process
+import click
 import pytest
 from rich.console import Console
 
+from cometmq.cli.spark.running import job, session_of
 from cometmq.cli.spark.shown import draw_lag, draw_stats, duration, size
 from cometmq.spark.jobs.lag import GroupLag, write_plot
 from cometmq.spark.jobs.stats import HourStats
@@ -141,3 +146,54 @@ def test_a_plot_of_lag(tmp_path: Path) -> None:
     assert "2026-11-22 17:23:16: 20 messages" in page
     assert "25 messages are unread at the last of 3 samples" in page
     assert "<script>" not in page
+
+
+# --- what Spark says itself ---
+
+
+@click.command()
+@click.option("--fault", is_flag=True)
+@job
+def greeted(fault: bool) -> None:
+    session_of("local[1]", "1g", ())
+    os.write(2, b"the job's\n")
+    if fault:
+        raise ValueError("no sentence of ours")
+
+
+@pytest.fixture
+def greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a Spark that starts."""
+
+    def session(master: str, *, conf: dict[str, str]) -> Mock:
+        os.write(2, b"the greeting\n")
+        return Mock()
+
+    monkeypatch.setattr("cometmq.spark.session", session)
+
+
+@pytest.mark.usefixtures("greeting")
+def test_what_spark_says_is_kept_aside(capfd: pytest.CaptureFixture[str]) -> None:
+    greeted.main([], standalone_mode=False)
+    assert capfd.readouterr().err == "the job's\n"
+
+
+@pytest.mark.usefixtures("greeting")
+def test_it_is_shown_beside_a_fault(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no sentence"):
+        greeted.main(["--fault"], standalone_mode=False)
+    assert capfd.readouterr().err == "the job's\nSpark said:\nthe greeting\n"
+
+
+def test_a_spark_that_does_not_start(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho no such machine >&2; exit 1\n")
+    java.chmod(0o755)
+    done = cli_process.run(
+        "spark", "ingest", "--name-server", "127.0.0.1:1", "--table", "t",
+        "--checkpoint", "c", cwd=tmp_path, JAVA_HOME=str(tmp_path),
+    )  # fmt: skip
+    first, *said, last = done.stderr.decode().splitlines()
+    assert (done.returncode, first, said[0]) == (3, "Spark said:", "no such machine")
+    assert last.startswith("Error: Spark did not start: it needs Java 17")

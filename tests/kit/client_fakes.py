@@ -34,6 +34,7 @@ from cometmq.protocol.commands import (
     LeaveGroup,
     ListBrokers,
     ListQueues,
+    OffsetsReset,
     PullMessages,
     PullResult,
     PullStatus,
@@ -43,6 +44,8 @@ from cometmq.protocol.commands import (
     QueueRange,
     QueueRanges,
     QueueReach,
+    ResetOffsets,
+    ResetQueue,
     SearchOffset,
     SearchOffsets,
     SectionResult,
@@ -318,6 +321,16 @@ class FakeBroker(ServiceActor):
             if moves or each.queue_offset > self.offsets.get(key, -1):
                 self.offsets[key] = each.queue_offset
         return Done()
+
+    def on_reset_offsets(self, command: ResetOffsets, _request: Request) -> Command:
+        moved = []
+        for each in command.queues:
+            key = (command.group, each.topic, each.queue_id)
+            before = self.offsets.get(key, -1)
+            wanted = before + each.queue_offset if command.shift else each.queue_offset
+            self.offsets[key] = max(each.min_queue_offset, min(wanted, each.max_queue_offset))
+            moved.append(ResetQueue(each.topic, each.queue_id, before, wanted, self.offsets[key]))
+        return OffsetsReset(moved)
 
     def on_fetch_offsets(self, command: FetchOffsets, _request: Request) -> Command:
         return GroupOffsets(

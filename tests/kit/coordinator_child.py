@@ -45,6 +45,7 @@ class Settings:
     flush_consumer_offset_interval_ms: int = 5_000
     consumer_session_timeout_ms: int = 30_000
     max_topics: int = 200_000
+    max_groups: int = 200_000
 
 
 class FakeLedger:

@@ -16,16 +16,31 @@ ROOT = Path(__file__).resolve().parents[2]
 WHEEL: Final = "COMETMQ_TEST_WHEEL"
 
 
-def build_wheel(folder: Path) -> Path:
-    """Out of a copy: a build leaves files beside its sources."""
-    tree = folder / "tree"
+BESIDE_CODE: Final = (
+    ".ci", "docs", "tests", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE",
+    "CHANGELOG.md",
+)  # fmt: skip
+MADE: Final = ("*.so", "_kernel.c", "__pycache__", ".*_cache", ".hypothesis")
+
+
+def copy_sources(tree: Path) -> Path:
+    """A build leaves files beside its sources."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    left_out = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
-    for top in sorted({each.partition("/")[0] for each in settings["package-dir"].values()}):
-        shutil.copytree(ROOT / top, tree / top, ignore=left_out)
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(tree))
+    code = {each.partition("/")[0] for each in settings["package-dir"].values()}
+    tree.mkdir()
+    for name in sorted(code.union(BESIDE_CODE)):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns(*MADE))
+        else:
+            shutil.copy(ROOT / name, tree)
+    return tree
+
+
+def wheel_in(folder: Path) -> Path:
+    """The wheel that was given, or one that is built there."""
+    if given := os.environ.get(WHEEL):
+        return Path(given)
+    pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(copy_sources(folder / "tree")))
     (wheel,) = folder.glob("cometmq-*.whl")
     return wheel
 
@@ -54,5 +69,4 @@ def pip(*arguments: str) -> None:
 
 def installed(folder: Path) -> Path:
     """The interpreter of an environment that has the wheel."""
-    given = os.environ.get(WHEEL)
-    return install(Path(given) if given else build_wheel(folder), folder / "venv")
+    return install(wheel_in(folder), folder / "venv")

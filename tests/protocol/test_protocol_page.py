@@ -21,7 +21,9 @@ from cometmq.protocol.commands import (
     On,
     Part,
     administration,
+    consuming,
     general,
+    group_administration,
     groups,
     inner,
     reading,
@@ -32,7 +34,10 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import BY_CODE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/protocol.md"
-FAMILIES = (general, sending, reading, groups, topics, administration, inner)
+FAMILIES = (
+    general, sending, reading, consuming, groups, group_administration, topics, administration,
+    inner,
+)  # fmt: skip
 
 HEAD = f"""\
 # Commands on the wire

@@ -740,3 +740,44 @@ def test_audit_as_a_command(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert [each["kind"] for each in found["findings"]] == ["BODY_CRC"]
     assert (tmp_path / "cq" / "consumequeue").is_dir()
+    *said, last = done.stderr.decode().splitlines()
+    assert last.startswith("4 queues written to ")
+    assert [line for line in said if not line.startswith("audit: ")] == []  # nothing of Spark
+
+
+def test_a_job_that_fails(tmp_path: Path) -> None:
+    """One sentence, and nothing of Spark before or after it."""
+    store = golden.unpack("damaged-bitflip", tmp_path)
+    done = cli_process.run(
+        "spark", "stats", "--store", str(store), "--master", "local[1]",
+        "--driver-memory", "512m", cwd=tmp_path,
+    )  # fmt: skip
+    said = done.stderr.decode().splitlines()
+    said = [line for line in said if not line.startswith("stats: ")]
+    assert (done.returncode, done.stdout, len(said)) == (3, b"", 1), said
+    assert "wrong body CRC" in said[0]
+    assert said[0].startswith("Error: ")
+
+
+NEVER_STOPPED = """
+import atexit, sys
+from cometmq.spark import messages, session
+
+def ended():
+    print(spark.sparkContext._jsc is None)
+
+atexit.register(ended)  # the first one is the last to run
+spark = session("local[1]", conf={"spark.ui.enabled": "false", "spark.driver.memory": "512m"})
+print(messages(spark, store=sys.argv[1], subscribePattern=".*").count())
+"""
+
+
+def test_a_session_that_nobody_stops(clean: Path, tmp_path: Path) -> None:
+    """It is stopped before its JVM: workers that outlive that complain with a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER_STOPPED, clean], cwd=tmp_path, capture_output=True,
+        text=True, timeout=cli_process.TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(len(golden.listing("loghub-clean"))), "True"]
+    assert "Traceback" not in done.stderr

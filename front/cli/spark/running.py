@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import partial, wraps
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cometmq.cli.output import complain, print_record
+from cometmq.cli.output import complain, hint, print_record
 from cometmq.cli.progress import Progress, progress
 from cometmq.cli.spark.shown import print_summary
 from cometmq.protocol.version import install
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 EXIT_FINDINGS: Final = 1
 EXIT_FAILED: Final = 3
+ASIDE: Final = f"{__name__}.aside"  # in click's context: the file with what a JVM says
+ASIDE_MAX: Final = 1 << 20
+STDERR: Final = 2
 
 
 def job(function: Callable[..., None]) -> Callable[..., None]:
@@ -34,6 +38,7 @@ def job(function: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             text = text_of(error)
             if text is None:
+                show_aside()
                 raise
             complain(text)
             raise SystemExit(EXIT_FAILED) from None
@@ -56,7 +61,10 @@ def text_of(error: Exception) -> str | None:
     if not isinstance(error, PySparkException):
         return None
     if "JAVA_GATEWAY_EXITED" in str(error):
-        return "Spark needs Java 17, and it did not start: set JAVA_HOME, or PATH"
+        return (
+            "Spark did not start: it needs Java 17 (set JAVA_HOME, or PATH), and to know what "
+            "--master and --conf say"
+        )
     return _cause_of(str(error))
 
 
@@ -102,30 +110,54 @@ def session_of(master: str, driver_memory: str, conf: Sequence[str]) -> SparkSes
         if not separator:
             raise click.UsageError(f"--conf {each}: KEY=VALUE is wanted")
         given[key] = value
-    # Spark's own launcher greets on standard error.
+    # Spark's own launcher warns of a name that leads to the loopback.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from cometmq.spark import session
 
-    made = session(
-        master,
-        conf={
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.driver.memory": driver_memory,
-            "spark.sql.session.timeZone": "UTC",
-            **given,
-        },
-    )
-    # Before this process: a worker that writes to a JVM which has gone complains of it.
-    click.get_current_context().call_on_close(partial(_stop, made))
-    if "spark.log.level" not in given:
+    wanted = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": driver_memory,
+        "spark.sql.session.timeZone": "UTC",
+        **given,
+    }
+    context = click.get_current_context()
+    if "spark.log.level" in given:  # who names one wants to see what is logged
+        made = session(master, conf=wanted)
+    else:
+        try:
+            with _aside(context):
+                made = session(master, conf=wanted)
+        except Exception:
+            show_aside()
+            raise
         made.sparkContext.setLogLevel("FATAL")  # what fails is told of by us, in one sentence
     return made
 
 
-def _stop(session: SparkSession) -> None:
-    with suppress(Exception):  # it may have ended by itself, as after Ctrl-C
-        session.stop()
+@contextmanager
+def _aside(context: click.Context) -> Iterator[None]:
+    """Who starts within has a file as its standard error, as long as it lives: the greeting of a
+    JVM, and what its workers complain of when it ends, are nobody's concern."""
+    said = context.meta[ASIDE] = context.with_resource(tempfile.TemporaryFile())  # noqa: SIM115
+    ours = os.dup(STDERR)
+    sys.stderr.flush()
+    os.dup2(said.fileno(), STDERR)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, STDERR)
+        os.close(ours)
+
+
+def show_aside() -> None:
+    """Where that is needed after all: Spark did not come up, or the fault is one of ours."""
+    said = click.get_current_context().meta.pop(ASIDE, None)
+    if said is not None:
+        hint("Spark said:")
+        # Not read(): the place in the file is the JVM's too.
+        click.echo(os.pread(said.fileno(), ASIDE_MAX, 0), err=True, nl=False)
 
 
 def tasks(what: str, unit: str = "segments") -> AbstractContextManager[Progress]:
