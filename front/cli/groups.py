@@ -28,6 +28,11 @@ _SETTINGS: Final = "cometmq.cli.group_settings"
         "update": (_SETTINGS, "update", "Change settings of a group."),
         "reset": (_HERE, "reset", "Move the progress of a group, forwards or back."),
         "clone": (_HERE, "clone", "Have another group go on where this one has come to."),
+        "dlq": (
+            "cometmq.cli.dead_letters",
+            "dlq",
+            "See, send again and purge what a group has given up.",
+        ),
         "delete": (_SETTINGS, "delete", "Delete a group, with its progress and retry topic."),
     },
 )

@@ -1,0 +1,193 @@
+"""Dead letters: messages that a group has given up, in `%DLQ%group`; see them, send them again.
+
+How far they are dealt with is the group's progress in that topic: what lies before it is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from cometmq.client.administration.brokers import Brokers
+from cometmq.client.arguments import checked
+from cometmq.client.sending.producer import Producer
+from cometmq.protocol.commands import (
+    BrokerRoute,
+    CommitOffsets,
+    Done,
+    FetchOffsets,
+    GroupOffsets,
+    PullMessages,
+    PullResult,
+    QueueKey,
+    QueueOffset,
+)
+from cometmq.protocol.errors import CometError, MessageNotFound, TopicNotExist
+from cometmq.protocol.names import DLQ_PREFIX, RESERVED_PROPERTIES, UNKEPT_PROPERTIES, check_group
+from cometmq.shm.kernel._kernel import Message, decode
+
+PAGE_BYTES: Final = 1_048_576
+PAGE_COUNT: Final = 256
+# What a broker has put there about its deliveries; a message that is sent again begins anew.
+_OF_DELIVERIES: Final = RESERVED_PROPERTIES | UNKEPT_PROPERTIES.keys() | {
+    "RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "REAL_TOPIC", "REAL_QID", "MAX_RECONSUME_TIMES",
+    "RECONSUME_TIME", "DLQ_ORIGIN_MESSAGE_ID",
+}  # fmt: skip
+
+
+class DeadLetter(NamedTuple):
+    """A message that a group has given up."""
+
+    broker: str
+    message: Message
+
+    @property
+    def topic(self) -> str:
+        """Where it was sent to at first."""
+        return self.message.properties.get("RETRY_TOPIC", self.message.topic)
+
+    @property
+    def attempts(self) -> int:
+        """How often it was delivered in vain."""
+        return self.message.reconsume_times
+
+
+class Resent(NamedTuple):
+    """What became of a dead letter: the id of the new message, or why there is none."""
+
+    letter: DeadLetter
+    msg_id: str
+    error: CometError | None
+
+
+class DeadLetterAdmin(Brokers):
+    """See Admin."""
+
+    @checked
+    def dead_letters(self, group: str, max_count: int = 1_024) -> list[DeadLetter]:
+        """The dead letters of a group that are not dealt with yet, oldest first on each broker; at
+        most so many."""
+        found: list[DeadLetter] = []
+        for route in self._with_dead_letters(group):
+            for letter in self._letters(group, route):
+                if len(found) >= max_count:
+                    return found
+                found.append(letter)
+        return found
+
+    @checked
+    def resend_dead_letters(
+        self, group: str, msg_ids: Sequence[str] | None = None, *, topic: str | None = None
+    ) -> list[Resent]:
+        """Send dead letters again, to the topics that they came from; what became of each.
+
+        What is stored again is dealt with, up to the first that is not. Those that `msg_ids` names
+        stay where they are: other letters may lie before them.
+
+        Args:
+            msg_ids: of these messages; None: of all that are not dealt with.
+            topic: to this one instead.
+
+        Raises MessageNotFound for an id that no dead letter has.
+        """
+        wanted = None if msg_ids is None else set(msg_ids)
+        resent: list[Resent] = []
+        with Producer(self._routes.addresses, linger_ms=5) as producer:
+            for route in self._with_dead_letters(group):
+                letters = self._letters(group, route)
+                if wanted is not None:
+                    letters = (each for each in letters if each.message.msg_id in wanted)
+                of_broker = _send_again(producer, letters, topic)
+                resent += of_broker
+                if wanted is None:
+                    self._note_dealt_with(group, route, of_broker)
+        missing = (wanted or set()) - {each.letter.message.msg_id for each in resent}
+        if missing:
+            raise MessageNotFound(f"group {group} has no dead letter {min(missing)}")
+        return resent
+
+    @checked
+    def purge_dead_letters(self, group: str) -> int:
+        """Have all dead letters of a group dealt with; how many there were. They stay in the log
+        until they expire."""
+        count = 0
+        for route in self._with_dead_letters(group):
+            letters = list(self._letters(group, route))
+            count += len(letters)
+            if letters:
+                self._commit(group, route, letters[-1].message.queue_offset + 1)
+        return count
+
+    # --- inside ---
+
+    def _with_dead_letters(self, group: str) -> list[BrokerRoute]:
+        """The brokers on which there are any, or were."""
+        check_group(group)
+        try:
+            return self._serving(DLQ_PREFIX + group)
+        except TopicNotExist:
+            return []
+
+    def _letters(self, group: str, route: BrokerRoute) -> Iterator[DeadLetter]:
+        """Page by page, from where they are not dealt with."""
+        topic, ends = DLQ_PREFIX + group, route.endpoints
+        answer = self._ask(
+            ends.coordinator, FetchOffsets(group, [QueueKey(topic, 0)]), GroupOffsets
+        )
+        at = max(0, answer.offsets[0].queue_offset)
+        channel = self._routes.channel(ends.readers[0], f"a reader of {ends.broker}")
+        while True:
+            command = PullMessages(topic, 0, at, PAGE_COUNT, PAGE_BYTES)
+            page, payload = channel.ask(command, timeout_s=self._timeout_s, by_line=False)
+            assert isinstance(page, PullResult)
+            for message in decode(payload[0].buffer) if payload else ():
+                yield DeadLetter(ends.broker, message)
+            if page.next_queue_offset <= at:
+                return
+            at = page.next_queue_offset
+
+    def _note_dealt_with(self, group: str, route: BrokerRoute, resent: Iterable[Resent]) -> None:
+        end = -1
+        for each in resent:
+            if each.error is not None:
+                break
+            end = each.letter.message.queue_offset + 1
+        if end >= 0:
+            self._commit(group, route, end)
+
+    def _commit(self, group: str, route: BrokerRoute, queue_offset: int) -> None:
+        offset = QueueOffset(DLQ_PREFIX + group, 0, queue_offset)
+        self._ask(route.endpoints.coordinator, CommitOffsets(group, [offset], force=True), Done)
+
+
+def _send_again(
+    producer: Producer, letters: Iterable[DeadLetter], topic: str | None
+) -> list[Resent]:
+    """All of them at once, then their answers."""
+    sent = [
+        (
+            letter,
+            producer.send_async(
+                topic or letter.topic,
+                letter.message.body,
+                tags=letter.message.tags,
+                keys=letter.message.keys,
+                properties=_own_properties(letter.message),
+                flag=letter.message.flag,
+            ),
+        )
+        for letter in letters
+    ]
+    resent = []
+    for letter, future in sent:
+        try:
+            resent.append(Resent(letter, future.result().msg_id, None))
+        except CometError as error:
+            resent.append(Resent(letter, "", error))
+    return resent
+
+
+def _own_properties(message: Message) -> dict[str, str]:
+    """As they were sent, and the id of the dead letter."""
+    kept = {k: v for k, v in message.properties.items() if k not in _OF_DELIVERIES}
+    return kept | {"DLQ_ORIGIN_MESSAGE_ID": message.msg_id}

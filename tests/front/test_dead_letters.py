@@ -1,0 +1,103 @@
+"""Dead letters for people: `cometmq group dlq`, and the methods of Admin behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_process import json_of, output_of, run
+from family import RunningBroker
+from shared_data import data_path
+
+from cometmq.client import Admin, Consumer, Message, Producer
+from cometmq.protocol.commands import GiveBackMessages, GivenBack, MessagesGivenBack
+from cometmq.protocol.errors import MessageNotFound
+
+VARIABLE = "COMETMQ_NAME_SERVER"
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    with RunningBroker(tmp_path_factory.mktemp("dlq") / "store") as running:
+        yield running
+
+
+def bury(broker: RunningBroker, group: str, topic: str, count: int) -> list[Message]:
+    """Send log lines, have the group take them and give them all up."""
+    lines = data_path("loghub", "Zookeeper.log").read_bytes().splitlines()[:count]
+    with Producer(broker.ready.name_server) as producer:
+        for number, line in enumerate(lines):
+            producer.send(topic, line, keys=f"k{number}", tags="t", properties={"own": "yes"})
+    found = take(broker, group, topic, count)
+    given = [
+        GivenBack(m.topic, m.queue_id, m.queue_offset, m.physical_offset, delay_level=-1)
+        for m in found
+    ]
+    answer = broker.ask("coordinator", GiveBackMessages(group, given), WAIT_S)
+    assert answer == MessagesGivenBack([0] * count)
+    broker.read_queue(f"%DLQ%{group}", 0, count)
+    return found
+
+
+def take(broker: RunningBroker, group: str, topic: str, count: int) -> list[Message]:
+    found: list[Message] = []
+    with Consumer(broker.ready.name_server, group, topic) as consumer:
+        while len(found) < count:
+            messages = consumer.poll(timeout_s=WAIT_S)
+            assert messages
+            consumer.ack(messages)
+            found += messages
+    return found
+
+
+def test_from_dead_to_sent_again(broker: RunningBroker, tmp_path: Path) -> None:
+    at = {VARIABLE: broker.ready.name_server}
+    sent = {m.msg_id: m for m in bury(broker, "unlucky", "orders", 5)}
+    rows = json_of("group", "dlq", "list", "unlucky", **at)
+    assert {row["msg_id"] for row in rows} == sent.keys()
+    assert {(row["topic"], row["attempts"], row["tags"]) for row in rows} == {("orders", 1, "t")}
+    first = rows[0]
+    shown = json_of("group", "dlq", "show", "unlucky", first["msg_id"], **at)
+    assert shown["body"].encode() == sent[first["msg_id"]].body
+    file = tmp_path / "letters.jsonl"
+    output_of("group", "dlq", "export", "unlucky", str(file), **at)
+    exported = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {each["body"].encode() for each in exported} == {m.body for m in sent.values()}
+
+    one = json_of("group", "dlq", "resend", "unlucky", first["msg_id"], "-t", "mended", **at)
+    assert [(row["msg_id"], row["topic"], row["error"]) for row in one] == [
+        (first["msg_id"], "mended", "")
+    ]
+    (again,) = take(broker, "mender", "mended", 1)
+    assert (again.msg_id, again.body) == (one[0]["new_msg_id"], sent[first["msg_id"]].body)
+    assert again.properties["DLQ_ORIGIN_MESSAGE_ID"] == first["msg_id"]
+    assert (again.reconsume_times, again.tags, again.properties["own"]) == (0, "t", "yes")
+    assert not {"RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "DELAY"} & again.properties.keys()
+
+    assert len(json_of("group", "dlq", "resend", "unlucky", **at)) == 5
+    back = take(broker, "unlucky", "orders", 5)
+    assert {m.body for m in back} == {m.body for m in sent.values()}
+    assert json_of("group", "dlq", "list", "unlucky", **at) == []
+    assert json_of("group", "dlq", "resend", "unlucky", **at) == []
+
+
+def test_purged(broker: RunningBroker) -> None:
+    bury(broker, "purged", "waste", 3)
+    with Admin(broker.ready.name_server) as admin:
+        assert len(admin.dead_letters("purged", 2)) == 2
+        with pytest.raises(MessageNotFound, match="no dead letter NONE"):
+            admin.resend_dead_letters("purged", ["NONE"])
+        assert admin.purge_dead_letters("purged") == 3
+        assert admin.dead_letters("purged") == []
+        assert admin.purge_dead_letters("purged") == 0
+
+
+def test_a_group_without_any(broker: RunningBroker) -> None:
+    at = {VARIABLE: broker.ready.name_server}
+    assert json_of("group", "dlq", "list", "healthy", **at) == []
+    done = run("group", "dlq", "show", "healthy", "ID", **at)
+    assert done.returncode != 0
+    assert b"group healthy has no dead letter ID" in done.stderr
