@@ -32,8 +32,8 @@ _ALL: Final = 1 << 62
 def dlq() -> None:
     """See, send again and purge what a group has given up.
 
-    Such dead letters lie in the topic %DLQ%GROUP. What was sent again, or purged, is dealt with and no longer
-    shown; it stays in that topic until it expires.
+    Such dead letters lie in the topic %DLQ%GROUP. What was sent again, or purged, is dealt with and
+    no longer shown; it stays in that topic until it expires.
     """
 
 
@@ -106,7 +106,8 @@ def resend(
 ) -> None:
     """Send dead letters again.
 
-    All that are not dealt with, or those of the ids, which stay listed. A line says what became of each. Exits with 1 if one of them was not stored.
+    All that are not dealt with, or those of the ids, which stay listed. A line says what became of
+    each. Exits with 1 if one of them was not stored.
     """
     with Admin(name_server) as admin:
         resent = admin.resend_dead_letters(group, msg_ids or None, topic=topic)

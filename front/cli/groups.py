@@ -16,6 +16,7 @@ from cometmq.client import Admin
 from cometmq.protocol.errors import GroupInUse
 
 _HERE: Final = "cometmq.cli.groups"
+_LETTERS: Final = "cometmq.cli.dead_letters"
 _SETTINGS: Final = "cometmq.cli.group_settings"
 
 
@@ -28,11 +29,7 @@ _SETTINGS: Final = "cometmq.cli.group_settings"
         "update": (_SETTINGS, "update", "Change settings of a group."),
         "reset": (_HERE, "reset", "Move the progress of a group, forwards or back."),
         "clone": (_HERE, "clone", "Have another group go on where this one has come to."),
-        "dlq": (
-            "cometmq.cli.dead_letters",
-            "dlq",
-            "See, send again and purge what a group has given up.",
-        ),
+        "dlq": (_LETTERS, "dlq", "See, send again and purge what a group has given up."),
         "delete": (_SETTINGS, "delete", "Delete a group, with its progress and retry topic."),
     },
 )

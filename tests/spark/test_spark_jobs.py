@@ -696,7 +696,7 @@ def test_commands_that_only_plan(clean: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["dlq"], 2, "%RETRY%"),
+        (["dlq"], 2, "cometmq group dlq"),
         (["stats"], 2, "say what to read"),
         (["replay", "--archive", "x"], 2, "say where to"),
         (["replay", "--archive", "x", "--to-topic", "t"], 2, "needs the archived"),

@@ -14,8 +14,7 @@ from cometmq.cli.options import LazyGroup
 _HERE: Final = "cometmq.cli.spark"
 # What needs something that brokers do not have yet: no command, but a name that says so.
 LATER: Final = {
-    "dlq": "dead letters need consumers' retries (%RETRY% and %DLQ% topics), which brokers do not "
-    "have yet",
+    "dlq": "dead letters are shown and sent again by `cometmq group dlq`",
 }
 
 
