@@ -100,7 +100,7 @@ class SchedulerActor(ServiceActor):
 
     def _sleep(self, level: DelayLevel) -> None:
         """Until something more is stored at that level."""
-        slot = self._table.slot_of(DELAY_TOPIC, level.queue_id)
+        slot = self._slot_of(level)
         if slot is None:
             self._unplaced.add(level)
         elif self._watch.end(slot) > level.seen:
@@ -117,16 +117,21 @@ class SchedulerActor(ServiceActor):
             self._queues.arm()
         if self._undispatched:
             self._dispatched.arm()
-        for level in [*self._watch.news(len(self._levels)), *self._shown_now()]:
+        for level in [*self._watch.news(len(self._levels)), *self._dispatched_now()]:
             self._go_on(level)
 
-    def _shown_now(self) -> list[DelayLevel]:
-        """Of those that wait for the dispatcher, the ones that it has come to."""
-        waiting = self._unplaced | self._undispatched
-        found = [level for level in waiting if self._end_of(level) > level.seen]
-        self._unplaced.difference_update(found)
-        self._undispatched.difference_update(found)
-        return found
+    def _dispatched_now(self) -> list[DelayLevel]:
+        """Of those that wait for the dispatcher, the ones that it has come to. A queue is in the
+        table a moment before its first message is in the queue: what it waits for then is another
+        counter."""
+        placed = [each for each in self._unplaced if self._slot_of(each) is not None]
+        shown = [each for each in self._undispatched if self._end_of(each) > each.seen]
+        self._unplaced.difference_update(placed)
+        self._undispatched.difference_update(shown)
+        return placed + shown
+
+    def _slot_of(self, level: DelayLevel) -> int | None:
+        return self._table.slot_of(DELAY_TOPIC, level.queue_id)
 
     def _end_of(self, level: DelayLevel) -> int:
         reach = self._table.range_of(DELAY_TOPIC, level.queue_id)

@@ -177,6 +177,21 @@ def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
             assert each.tags in ("many", "linger", "async")
 
 
+def test_the_first_of_a_level_are_many(tmp_path: Path) -> None:
+    """The level's queue is in the table before any of them is dispatched to it."""
+    count = 60_000
+    sizes = {"mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeConsumeQueue": 6_000_000}
+    settings = sizes | {"messageDelayLevel": LEVELS}
+    with (
+        RunningBroker(tmp_path / "store", settings) as broker,
+        Producer(name_server(broker)) as producer,
+        Consumer(name_server(broker), "first", "first") as consumer,
+    ):
+        bodies = [b"%d" % number for number in range(count)]
+        producer.send_many("first", bodies, queue_id=0, delay_level=1)
+        assert [each.body for each in take(consumer, count)] == bodies
+
+
 def test_levels_beyond_the_table(broker: RunningBroker) -> None:
     with Producer(name_server(broker)) as producer:
         receipt = producer.send("beyond", b"x", delay_level=1_000)
