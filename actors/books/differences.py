@@ -14,11 +14,11 @@ from typing import Final
 
 from cometmq.protocol.commands import SubscriptionDifference
 from cometmq.protocol.errors import SubscriptionIllegal, SubscriptionsDiffer
-from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, parse_tags
+from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, joined, parse_tags, split
 
 log = logging.getLogger(__name__)
 
-Asked = Mapping[str, str]  # topic -> tag expression
+Asked = Mapping[str, str]  # topic -> tags and SQL92, as protocol/tags.py joins them
 SHOWN_MAX: Final = 200  # characters of an expression
 
 
@@ -123,16 +123,22 @@ def _from_others(
 
 
 def _difference(member: str, topic: str, tags: str, usual: str) -> SubscriptionDifference:
-    return SubscriptionDifference(member, topic, tags[:SHOWN_MAX], usual[:SHOWN_MAX])
+    return SubscriptionDifference(member, topic, _shown(tags), _shown(usual))
 
 
-def same_form(tags: str) -> str:
+def _shown(subscribed: str) -> str:
+    tags, sql = split(subscribed)
+    return (f"{tags} where {sql}" if sql else tags)[:SHOWN_MAX]
+
+
+def same_form(subscribed: str) -> str:
     """One text for all expressions that mean the same. A file may hold what is none."""
+    tags, sql = split(subscribed)
     try:
         wanted = parse_tags(tags)
     except SubscriptionIllegal:
-        return tags
-    return ALL_TAGS if wanted is None else TAG_SEPARATOR.join(sorted(wanted))
+        return subscribed
+    return joined(ALL_TAGS if wanted is None else TAG_SEPARATOR.join(sorted(wanted)), sql)
 
 
 def _usual(counts: Counter[str]) -> str:

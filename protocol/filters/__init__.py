@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from cometmq.protocol.errors import FilterIllegal
+from cometmq.protocol.errors import FilterIllegal, FiltersOff
 from cometmq.protocol.filters.limits import TEXT_MAX
 from cometmq.protocol.filters.program import Program
 
-__all__ = ["TEXT_MAX", "Program", "compile_filter"]
+__all__ = ["TEXT_MAX", "Program", "check_filters_on", "compile_filter"]
 
 
 @lru_cache(maxsize=512)
@@ -28,3 +28,11 @@ def compile_filter(text: str) -> Program:
     from cometmq.protocol.filters.parsing import parse  # not before somebody has a filter
 
     return parse(text)
+
+
+def check_filters_on(enabled: bool) -> None:
+    """Raises FiltersOff."""
+    if not enabled:
+        raise FiltersOff(
+            "this broker takes no SQL92 expressions: its enablePropertyFilter is false"
+        )

@@ -161,9 +161,9 @@ def _between(node: Node, low: Node, high: Node, *, negated: bool) -> Node:
     if negated:
         below, above = _ordered(node, low, Op.LESS), _ordered(again, high, Op.GREATER)
         return _logic(below, above, Op.OR, Op.SKIP_TRUE)
-    if isinstance(low.value, int | float) and isinstance(high.value, int | float):
-        if low.value > high.value:
-            _refuse(low.place, "the lower bound of BETWEEN is above the higher one")
+    bounds = low.value, high.value
+    if all(isinstance(bound, int | float) for bound in bounds) and bounds[0] > bounds[1]:  # type: ignore[operator]
+        _refuse(low.place, "the lower bound of BETWEEN is above the higher one")
     above, below = _ordered(node, low, Op.GREATER_EQUAL), _ordered(again, high, Op.LESS_EQUAL)
     return _logic(above, below, Op.AND, Op.SKIP_FALSE)
 
@@ -199,9 +199,7 @@ class Nodes(Transformer[Token, Node]):
     def between(self, node: Node, _between_: Token, low: Node, high: Node) -> Node:
         return _between(node, low, high, negated=False)
 
-    def not_between(
-        self, node: Node, _not: Token, _between_: Token, low: Node, high: Node
-    ) -> Node:
+    def not_between(self, node: Node, _not: Token, _between_: Token, low: Node, high: Node) -> Node:
         return _between(node, low, high, negated=True)
 
     def one_of(self, node: Node, _in: Token, *texts: Token) -> Node:

@@ -60,4 +60,6 @@ def _unexpected(error: UnexpectedInput) -> FilterIllegal:
     token = error.token
     found = "the end" if token.type == "$END" else repr(str(token)[:40])
     names = sorted({_SHOWN.get(name, name.lstrip("_")) for name in error.accepts or error.expected})
-    return FilterIllegal(f"SQL92, {place}: {found} where one of these is expected: {', '.join(names)}")
+    return FilterIllegal(
+        f"SQL92, {place}: {found} where one of these is expected: {', '.join(names)}"
+    )
