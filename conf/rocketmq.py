@@ -135,7 +135,7 @@ _KEYS: Final = """
     enableCreateSysGroup enableDetailStat enableDLegerCommitLog enableFastChannelEventProcess
     enableLmq enableLmqStats enableMixedMessageType enableMultiDispatch enableNetWorkFlowControl
     enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
-    enablePopBufferMerge enablePopLog enablePopMessageThreshold enablePropertyFilter
+    enablePopBufferMerge enablePopLog enablePopMessageThreshold
     enableReconnectForGoAway enableRegisterProducer enableRemoteEscape enableRetryTopicV2
     enableRocksDBLog enableScheduleAsyncDeliver enableScheduleMessageStats enableShutdownGracefully
     enableSingleTopicRegister enableSkipLongAwaitingAck enableSlaveActingMaster

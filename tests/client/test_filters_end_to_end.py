@@ -1,4 +1,4 @@
-"""SQL92 filters from outside: each transport, held pulls, tags beside them, and who refuses them."""
+"""SQL92 filters from outside: each transport, held pulls, tags beside them, who refuses them."""
 
 from __future__ import annotations
 
