@@ -31,7 +31,8 @@ SHOWN = {True: "true", False: "false", None: "null", "failed": "failed"}
 ATOMS = (
     "a", "b", "t", "f", "m", "neg", "a > 5", "f < 2.5", "m = 7", "a = c", "b <> 'x'", "m IS NULL",
     "a IN ('7', 'x')", "m NOT IN ('y')", "s CONTAINS 't'", "b NOT STARTSWITH 'x'", "b ENDSWITH 'x'",
-    "a BETWEEN 1 AND c", "f NOT BETWEEN 1.0 AND 1.25", "TRUE", "NULL", "b > 1", "t = TRUE", "big > 1.5",
+    "a BETWEEN 1 AND c", "f NOT BETWEEN 1.0 AND 1.25", "TRUE", "NULL", "b > 1", "t = TRUE",
+    "big > 1.5",
 )  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def test_any_expression_is_what_the_reference_says(tree: Tree, properties: dict[
     ],
 )
 def test_a_program_that_could_do_anything_else_is_refused(words: list[tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match="word|program"):
+    with pytest.raises(ValueError, match=r"word|program"):
         Filter(b"".join(WORD.pack(*word) for word in words), (b"a",), (b"x",), (1,), (1.5,))
 
 
