@@ -38,6 +38,11 @@ def joined(tags: str, sql: str) -> str:
     return tags + _SQL_FOLLOWS + sql if sql else tags
 
 
+def in_words(tags: str, sql: str) -> str:
+    """As people are shown it."""
+    return f"{tags} where {sql}" if sql else tags
+
+
 def split(subscribed: str) -> tuple[str, str]:
     """Tags and SQL92 of such a text."""
     tags, _, sql = subscribed.partition(_SQL_FOLLOWS)

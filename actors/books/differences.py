@@ -14,7 +14,7 @@ from typing import Final
 
 from cometmq.protocol.commands import SubscriptionDifference
 from cometmq.protocol.errors import SubscriptionIllegal, SubscriptionsDiffer
-from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, joined, parse_tags, split
+from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, in_words, joined, parse_tags, split
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Subscriptions:
         if difference is not None:
             raise SubscriptionsDiffer(
                 f"group {self._group} takes no differing subscriptions (sameSubscriptions): "
-                f"{in_words(difference)}; end those members first, or allow it"
+                f"{_said(difference)}; end those members first, or allow it"
             )
 
     def warn(self, member: str) -> None:
@@ -88,7 +88,7 @@ class Subscriptions:
                     "group %s: %s; a message reaches only the owner of its queue, who may not "
                     "want it",
                     self._group,
-                    in_words(difference),
+                    _said(difference),
                 )
 
     def differences(self) -> Iterator[SubscriptionDifference]:
@@ -103,7 +103,7 @@ class Subscriptions:
                     yield _difference(member, topic, mine, usual)
 
 
-def in_words(difference: SubscriptionDifference) -> str:
+def _said(difference: SubscriptionDifference) -> str:
     member, topic = difference.member, difference.topic
     if not difference.tags:
         return f"member {member} does not subscribe to {topic}, as others do"
@@ -127,8 +127,7 @@ def _difference(member: str, topic: str, tags: str, usual: str) -> SubscriptionD
 
 
 def _shown(subscribed: str) -> str:
-    tags, sql = split(subscribed)
-    return (f"{tags} where {sql}" if sql else tags)[:SHOWN_MAX]
+    return in_words(*split(subscribed))[:SHOWN_MAX]
 
 
 def same_form(subscribed: str) -> str:

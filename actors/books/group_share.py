@@ -34,9 +34,8 @@ class GroupRecord(msgspec.Struct, kw_only=True, rename="camel"):
     """What must be known of a group to go on with it in another process."""
 
     version: int = 0
-    members: dict[
-        str, dict[str, str]
-    ] = {}  # member -> topic -> tags and SQL92, as protocol/tags.py joins them
+    # member -> topic -> tags and SQL92, as protocol/tags.py joins them
+    members: dict[str, dict[str, str]] = {}
     owners: dict[str, dict[int, str]] = {}  # topic -> queue id -> member
     epochs: dict[str, dict[int, int]] = {}  # topic -> queue id -> epoch of that ownership
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from shared_data import data_path
 
-from cometmq import AsyncConsumer, Broker, Consumer, Message, Producer
+from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message, Producer
 from cometmq.protocol.commands import (
     BrokerEndpoints,
     BrokerList,
@@ -120,6 +120,21 @@ def test_asyncio_and_another_subscription(broker: Broker) -> None:
             send(producer, "calls-2", 1)
         consumer.subscribe("calls-2", "odd", "code = 300")
         assert take(consumer, 1) == [1]
+
+
+def test_members_that_differ_are_named(broker: Broker) -> None:
+    with (
+        broker.consumer("differs", "calls", sql="code = 200", member="one") as one,
+        broker.consumer("differs", "calls", sql="code = 300", member="two") as two,
+    ):
+        while not (one.assignment and two.assignment):
+            one.poll(1, 0.05)
+            two.poll(1, 0.05)
+        with Admin(broker.name_server) as admin:
+            found = admin.describe_group("differs")
+    assert "where code = " in found.subscriptions["calls"]
+    (difference,) = found.differences
+    assert {difference.tags, difference.usual_tags} == {"* where code = 200", "* where code = 300"}
 
 
 def test_progress_passes_what_does_not_match(broker: Broker) -> None:
