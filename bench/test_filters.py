@@ -23,7 +23,7 @@ CHOICES = {
 def counted(tmp_path_factory: pytest.TempPathFactory, full: bool) -> tuple[Path, int]:
     """A store with one queue of 100-byte bodies and four properties, and how many."""
     store = tmp_path_factory.mktemp("filters") / "store"
-    count = 1_000_000 if full else 20_000
+    count = 300_000 if full else 20_000
     with Broker(store) as broker, broker.producer() as producer:
         for number in range(count):
             properties = {"amount": str(number % EACH), "region": "eu"}
