@@ -235,17 +235,18 @@ class AsyncConsumer:
         tags: str = ALL_TAGS,
         **options: Unpack[ConsumerOptions],
     ) -> None:
+        sql = options.pop("sql", "")
         self._wait_s = options.pop("wait_for_broker", 0)
         check("wait_for_broker", self._wait_s, float)
         self._consumer = Consumer(name_server, group, **options)
         self._stream = self._consumer._receiver.stream
-        self._first = None if topic is None else (topic, tags)
+        self._first = None if topic is None else (topic, tags, sql)
         self._polling = False
 
-    async def subscribe(self, topic: str, tags: str = ALL_TAGS) -> None:
+    async def subscribe(self, topic: str, tags: str = ALL_TAGS, sql: str = "") -> None:
         """See `Consumer.subscribe`."""
         await self._wait()
-        await asyncio.to_thread(self._consumer.subscribe, topic, tags)
+        await asyncio.to_thread(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
         """See `Consumer.unsubscribe`."""

@@ -47,6 +47,7 @@ class SendOptions(OnewayOptions, total=False):
 class ConsumerOptions(TypedDict, total=False):
     """Of `Consumer`, but for `name_server`, `group`, `topic` and `tags`."""
 
+    sql: str
     start: Position
     auto_commit_ms: int
     pull_bytes: int

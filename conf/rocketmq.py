@@ -78,11 +78,6 @@ PROMISES: Final[Mapping[str, Promise]] = {
             _ANY_VALUE,
         ),
         ("enableLmq enableMultiDispatch", _OWN_QUEUE, _OFF),
-        (
-            "enablePropertyFilter",
-            "there are no SQL expressions yet: consumers choose by tags",
-            _OFF,
-        ),
         ("enableCompaction", "topics are not compacted: a message stays until it expires", _OFF),
         ("slaveReadEnable enableSlaveActingMaster enableRemoteEscape", _ALONE, _OFF),
         ("totalReplicas", _ALONE, _ONE),
@@ -140,7 +135,7 @@ _KEYS: Final = """
     enableCreateSysGroup enableDetailStat enableDLegerCommitLog enableFastChannelEventProcess
     enableLmq enableLmqStats enableMixedMessageType enableMultiDispatch enableNetWorkFlowControl
     enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
-    enablePopBufferMerge enablePopLog enablePopMessageThreshold enablePropertyFilter
+    enablePopBufferMerge enablePopLog enablePopMessageThreshold
     enableReconnectForGoAway enableRegisterProducer enableRemoteEscape enableRetryTopicV2
     enableRocksDBLog enableScheduleAsyncDeliver enableScheduleMessageStats enableShutdownGracefully
     enableSingleTopicRegister enableSkipLongAwaitingAck enableSlaveActingMaster

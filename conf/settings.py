@@ -479,6 +479,11 @@ class ReadSettings:
         help="How much of a ConsumeQueue, at 20 bytes a message, one pull looks at when its tags "
         "match little.",
     )
+    enable_property_filter: bool = option(
+        True,
+        key="enablePropertyFilter",
+        help="Whether consumers may choose messages by SQL92 expressions over their properties.",
+    )
     long_polling_enable: bool = option(
         True,
         key="longPollingEnable",

@@ -184,6 +184,18 @@ class SubscriptionsDiffer(SubscriptionIllegal):
     code = 9073
 
 
+class FilterIllegal(SubscriptionIllegal):
+    """An SQL92 expression that cannot be read, or is too large; the text has line and column."""
+
+    code = 9015
+
+
+class FiltersOff(Refused):
+    """An SQL92 expression at a broker whose enablePropertyFilter is false."""
+
+    code = 9016
+
+
 class OffsetIllegal(Refused):
     """An offset outside the queue."""
 

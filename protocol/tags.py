@@ -9,6 +9,7 @@ from cometmq.protocol.errors import SubscriptionIllegal
 
 ALL_TAGS: Final = "*"
 TAG_SEPARATOR: Final = "||"
+_SQL_FOLLOWS: Final = "\n"  # no tag has it
 # What tags hardly ever have, and comparisons always: k=v is a tag, and k = v is none.
 _SQL: Final = re.compile(
     r"""['<>] | =\s | \s= | =[-+.]?\d | \bin\s*\( | \bis\s+(not\s+)?null\b
@@ -26,10 +27,26 @@ def check_expression(expression: str) -> frozenset[str] | None:
     tags = parse_tags(expression)
     if tags is not None and _SQL.search(expression):
         raise SubscriptionIllegal(
-            f"{expression[:100]!r} looks like an SQL92 expression, and messages are chosen by "
-            'their tags only: "paid || refunded" for some of them, "*" for all'
+            f"{expression[:100]!r} looks like an SQL92 expression: that is given as sql=, --where "
+            'or where; tags are "paid || refunded" for some of them, "*" for all'
         )
     return tags
+
+
+def joined(tags: str, sql: str) -> str:
+    """One text for what a member subscribes by: its first line are the tags, SQL92 the rest."""
+    return tags + _SQL_FOLLOWS + sql if sql else tags
+
+
+def in_words(tags: str, sql: str) -> str:
+    """As people are shown it."""
+    return f"{tags} where {sql}" if sql else tags
+
+
+def split(subscribed: str) -> tuple[str, str]:
+    """Tags and SQL92 of such a text."""
+    tags, _, sql = subscribed.partition(_SQL_FOLLOWS)
+    return tags, sql
 
 
 def parse_tags(expression: str) -> frozenset[str] | None:

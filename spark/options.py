@@ -18,6 +18,7 @@ from typing import Any, Final
 from cometmq.conf.option import Unit, option, options_of, readable
 from cometmq.protocol.errors import CometError, ConfigError, SubscriptionIllegal
 from cometmq.protocol.tags import check_expression
+from cometmq.shm.reading.selection import filter_of
 
 MIB: Final = 1 << 20
 
@@ -100,6 +101,12 @@ class ReadOptions:
         "", key="assign", help='Queues, as JSON: {"topic": {"broker": [0, 1]}}, or {"topic": [0]}.'
     )
     tags: str = option("*", key="tags", help='"a || b": only messages with one of these tags.')
+    where: str = option(
+        "",
+        key="where",
+        help="SQL92 over the messages' properties, as consumers have it: \"amount > 5 AND region "
+        "IN ('eu', 'us')\". Evaluated where the records lie.",
+    )
     starting_offsets: str = option(
         "",
         key="startingOffsets",
@@ -303,6 +310,10 @@ def _check_together(options: ReadOptions) -> None:
         check_expression(options.tags)
     except SubscriptionIllegal as error:
         raise OptionError(f"tags: {error}") from None
+    try:
+        filter_of(options.where)
+    except SubscriptionIllegal as error:
+        raise OptionError(f"where: {error}") from None
     by_group = options.starting_offsets == "group"
     if (
         by_group or options.commit_offsets is not CommitOffsets.NONE

@@ -25,6 +25,7 @@ from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import Columns, QueueSpans
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 from cometmq.shm.reading.column_reader import ColumnReader
+from cometmq.shm.reading.selection import filter_of
 from cometmq.spark.arrow import take_batch
 from cometmq.spark.offsets import MessagesMissing, Queue
 from cometmq.spark.options import OnCorrupt, OnMissing
@@ -46,6 +47,7 @@ class Wanted:
     names: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
+    where: str = ""
     begin_ms: int = -1
     end_ms: int = MS_MAX
     decompress: bool = True
@@ -68,6 +70,7 @@ class Wanted:
             keys=self.keys,
             begin_ms=self.begin_ms,
             end_ms=self.end_ms,
+            filter=filter_of(self.where),
         )
 
 
@@ -255,7 +258,7 @@ class _RpcReading(_Reading):
         self._tags = "*"
         if wanted.tags is not None and len(wanted.tags) <= TAGS_MAX:
             self._tags = " || ".join(wanted.tags)
-        self._gaps = self._tags != "*"
+        self._gaps = self._tags != "*" or bool(wanted.where)
         self._timeout_s = task.timeout_ms / 1000
         self._pause = threading.Event()
 
@@ -355,8 +358,9 @@ class _RpcReading(_Reading):
 
     def _pull(self, queue: Queue, at: int, end: int) -> Pending:
         command = PullMessages(
-            queue.topic, queue.queue_id, at, end - at, 2 * PULL_BYTES, 0, self._tags, False
-        )
+            queue.topic, queue.queue_id, at, end - at, 2 * PULL_BYTES, 0, self._tags, False,
+            self.wanted.where,
+        )  # fmt: skip
         return self._channel(queue).request(command)
 
     def _settle(

@@ -106,6 +106,7 @@ class _Reading:
         self.wanted = Wanted(
             names=columns_of(schema),
             tags=None if tags is None else tuple(sorted(tags)),
+            where=options.where,
             decompress=options.decompress,
             verify_crc=options.verify_crc,
             batch_rows=options.batch_rows,

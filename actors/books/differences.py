@@ -14,11 +14,11 @@ from typing import Final
 
 from cometmq.protocol.commands import SubscriptionDifference
 from cometmq.protocol.errors import SubscriptionIllegal, SubscriptionsDiffer
-from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, parse_tags
+from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, in_words, joined, parse_tags, split
 
 log = logging.getLogger(__name__)
 
-Asked = Mapping[str, str]  # topic -> tag expression
+Asked = Mapping[str, str]  # topic -> tags and SQL92, as protocol/tags.py joins them
 SHOWN_MAX: Final = 200  # characters of an expression
 
 
@@ -75,7 +75,7 @@ class Subscriptions:
         if difference is not None:
             raise SubscriptionsDiffer(
                 f"group {self._group} takes no differing subscriptions (sameSubscriptions): "
-                f"{in_words(difference)}; end those members first, or allow it"
+                f"{_said(difference)}; end those members first, or allow it"
             )
 
     def warn(self, member: str) -> None:
@@ -88,7 +88,7 @@ class Subscriptions:
                     "group %s: %s; a message reaches only the owner of its queue, who may not "
                     "want it",
                     self._group,
-                    in_words(difference),
+                    _said(difference),
                 )
 
     def differences(self) -> Iterator[SubscriptionDifference]:
@@ -103,7 +103,7 @@ class Subscriptions:
                     yield _difference(member, topic, mine, usual)
 
 
-def in_words(difference: SubscriptionDifference) -> str:
+def _said(difference: SubscriptionDifference) -> str:
     member, topic = difference.member, difference.topic
     if not difference.tags:
         return f"member {member} does not subscribe to {topic}, as others do"
@@ -123,16 +123,21 @@ def _from_others(
 
 
 def _difference(member: str, topic: str, tags: str, usual: str) -> SubscriptionDifference:
-    return SubscriptionDifference(member, topic, tags[:SHOWN_MAX], usual[:SHOWN_MAX])
+    return SubscriptionDifference(member, topic, _shown(tags), _shown(usual))
 
 
-def same_form(tags: str) -> str:
+def _shown(subscribed: str) -> str:
+    return in_words(*split(subscribed))[:SHOWN_MAX]
+
+
+def same_form(subscribed: str) -> str:
     """One text for all expressions that mean the same. A file may hold what is none."""
+    tags, sql = split(subscribed)
     try:
         wanted = parse_tags(tags)
     except SubscriptionIllegal:
-        return tags
-    return ALL_TAGS if wanted is None else TAG_SEPARATOR.join(sorted(wanted))
+        return subscribed
+    return joined(ALL_TAGS if wanted is None else TAG_SEPARATOR.join(sorted(wanted)), sql)
 
 
 def _usual(counts: Counter[str]) -> str:

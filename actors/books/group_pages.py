@@ -80,7 +80,7 @@ def page_of_group(
             return rest()
         page.members.append(member)
     for subscription in subscriptions[at - len(members) :]:
-        if is_full(subscription.topic, subscription.tags):
+        if is_full(subscription.topic, subscription.tags, subscription.sql):
             return rest()
         page.subscriptions.append(subscription)
     skip = at - len(members) - len(subscriptions)

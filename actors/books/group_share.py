@@ -27,13 +27,15 @@ from cometmq.actors.books.allocation import allocate
 from cometmq.actors.books.differences import Subscriptions
 from cometmq.protocol.commands import GroupShare, QueueKey, Subscription
 from cometmq.protocol.errors import NotOwner
+from cometmq.protocol.tags import split
 
 
 class GroupRecord(msgspec.Struct, kw_only=True, rename="camel"):
     """What must be known of a group to go on with it in another process."""
 
     version: int = 0
-    members: dict[str, dict[str, str]] = {}  # member -> topic -> tag expression
+    # member -> topic -> tags and SQL92, as protocol/tags.py joins them
+    members: dict[str, dict[str, str]] = {}
     owners: dict[str, dict[int, str]] = {}  # topic -> queue id -> member
     epochs: dict[str, dict[int, int]] = {}  # topic -> queue id -> epoch of that ownership
 
@@ -97,7 +99,7 @@ class ConsumerGroup:
         """Take the member in, or note that it is there, what it wants and what it works on.
 
         Args:
-            subscriptions: topic -> tag expression.
+            subscriptions: topic -> tags and SQL92, as protocol/tags.py joins them.
             owned: every queue that it may be working on.
             version: of the last share it has seen, -1 for none. A member that has seen none and
                 works on nothing begins anew: another process may have had its name before, and
@@ -211,9 +213,9 @@ class ConsumerGroup:
             )
 
     def subscriptions(self) -> list[Subscription]:
-        """What the members subscribe to; a topic stands there once for each tag expression."""
+        """What the members subscribe to; a topic stands there once for each expression."""
         pairs = {pair for asked in self.subscribed.asked.values() for pair in asked.items()}
-        return [Subscription(topic, tags) for topic, tags in sorted(pairs)]
+        return [Subscription(topic, *split(subscribed)) for topic, subscribed in sorted(pairs)]
 
     def topics(self) -> list[str]:
         return sorted({topic for asked in self.subscribed.asked.values() for topic in asked})

@@ -37,8 +37,9 @@ from cometmq.protocol.errors import (
     SubscriptionIllegal,
     SystemBusy,
 )
+from cometmq.protocol.filters import check_filters_on, compile_filter
 from cometmq.protocol.ledger import Change, GroupPut, TopicAsked
-from cometmq.protocol.tags import parse_tags
+from cometmq.protocol.tags import joined, parse_tags
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class MemberSettings(Protocol):
 
     @property
     def auto_create_subscription_group(self) -> bool: ...
+    @property
+    def enable_property_filter(self) -> bool: ...
     @property
     def flush_consumer_offset_interval_ms(self) -> int: ...
     @property
@@ -168,7 +171,7 @@ class Members:
     # --- commands ---
 
     def on_join_group(self, command: JoinGroup, request: Request) -> None:
-        subscriptions = _checked_subscriptions(command)
+        subscriptions = _checked_subscriptions(command, self._settings.enable_property_filter)
         config = self.config_of(command.group)
         check_consuming(config)
         group = self._group(command.group)
@@ -343,8 +346,8 @@ class Members:
         self._actor.call_soon(self.tell)
 
 
-def _checked_subscriptions(command: JoinGroup) -> dict[str, str]:
-    """topic -> tag expression; raises what is wrong with the command."""
+def _checked_subscriptions(command: JoinGroup, filters_on: bool) -> dict[str, str]:
+    """topic -> tags and SQL92; raises what is wrong with the command."""
     if not 1 <= len(command.member) <= MEMBER_NAME_MAX or not command.member.isprintable():
         shown = repr(command.member[:MEMBER_NAME_MAX])
         raise BadRequest(f"member name {shown}: 1 to {MEMBER_NAME_MAX} printable characters")
@@ -355,6 +358,10 @@ def _checked_subscriptions(command: JoinGroup) -> dict[str, str]:
         topic = subscription.topic
         names.check_topic(topic)
         parse_tags(subscription.tags)
-        if subscriptions.setdefault(topic, subscription.tags) != subscription.tags:
+        if subscription.sql:
+            check_filters_on(filters_on)
+            compile_filter(subscription.sql)
+        wanted = joined(subscription.tags, subscription.sql)
+        if subscriptions.setdefault(topic, wanted) != wanted:
             raise SubscriptionIllegal(f"member {command.member} subscribes to {topic} twice")
     return subscriptions

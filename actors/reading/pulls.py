@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 from cometmq.actors.reading.held_pulls import Held, HeldPulls, Key
@@ -13,12 +13,13 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import SLICE_S, Request, ServiceActor, Timer
 from cometmq.protocol.commands import Command, PullMessages, PullResult, PullStatus
 from cometmq.protocol.errors import CometError, SubscriptionIllegal, SystemBusy
+from cometmq.protocol.filters import check_filters_on
 from cometmq.protocol.names import check_readable_topic
-from cometmq.protocol.tags import parse_tags
 from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.live.control import Counter
 from cometmq.shm.live.queue_table import QueueTable
 from cometmq.shm.reading.mapped_reader import PULL_STATUS
+from cometmq.shm.reading.selection import Selection, selection_of
 from cometmq.shm.reading.store_reader import GetResult, GetStatus, StoreReader
 
 COUNT_MAX: Final = 65_536  # messages in one answer, whatever was asked for
@@ -66,10 +67,13 @@ class Pulls:
         self._serves_soon = False  # there was no time to look at all of them
         self._end_timer: Timer | None = None  # for the first of them whose time is up
         self._answered = 0
+        self._filters_on = family.settings.enable_property_filter
 
     def on_pull_messages(self, command: PullMessages, request: Request) -> Command | None:
         """Answers through the request: the records travel behind the answer."""
         check_readable_topic(command.topic)
+        if command.sql:
+            check_filters_on(self._filters_on)
         if not self._cramped.take(command, request):
             self._pull(command, request)
         return None
@@ -94,7 +98,7 @@ class Pulls:
 
     def _read(self, command: PullMessages, queue_offset: int) -> tuple[int, GetResult]:
         """Look from `queue_offset` on until something matches, for a bounded number of rounds."""
-        tags = filter_of(command.tags)
+        tags, filter = _selected(command)
         for _ in range(ROUNDS_MAX):
             result = self._store.get_message(
                 command.topic,
@@ -103,6 +107,7 @@ class Pulls:
                 min(max(command.max_count, 1), COUNT_MAX),
                 max_bytes=min(max(command.max_bytes, 1), BYTES_MAX),
                 tags=tags,
+                filter=filter,
                 check_crc=command.check_crc,
             )
             if result.status is GetStatus.NO_MESSAGE_IN_QUEUE:
@@ -247,10 +252,10 @@ class Pulls:
         }
 
 
-@lru_cache(maxsize=4096)
-def filter_of(expression: str) -> frozenset[str] | None:
-    """The tags of an expression, None for all. Raises SubscriptionIllegal."""
-    tags = parse_tags(expression)
-    if tags is not None and len(tags) > TAGS_MAX:
-        raise SubscriptionIllegal(f"{len(tags)} tags in one expression, at most {TAGS_MAX}")
-    return tags
+def _selected(command: PullMessages) -> Selection:
+    """What is pulled of the queue. Raises SubscriptionIllegal, FilterIllegal."""
+    selection = selection_of(command.tags, command.sql)
+    if selection.tags is not None and len(selection.tags) > TAGS_MAX:
+        count = len(selection.tags)
+        raise SubscriptionIllegal(f"{count} tags in one expression, at most {TAGS_MAX}")
+    return selection

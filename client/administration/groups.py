@@ -39,6 +39,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import ArgumentIllegal, GroupNotExist, SystemBusy
 from cometmq.protocol.names import check_group
+from cometmq.protocol.tags import in_words
 
 GROUP_ROUNDS_MAX: Final = 8
 RESETS_MAX: Final = 8_192  # queues in one command
@@ -89,7 +90,9 @@ class GroupAdmin(Brokers):
                 continue
             known = True
             members.update(found.members)
-            subscriptions |= {each.topic: each.tags for each in found.subscriptions}
+            subscriptions |= {
+                each.topic: in_words(each.tags, each.sql) for each in found.subscriptions
+            }
             for each in found.differences:
                 differences[
                     SubscriptionDifference(each.member, each.topic, each.tags, each.usual_tags)

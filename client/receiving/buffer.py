@@ -7,8 +7,9 @@ from collections.abc import Callable
 from cometmq.client.receiving.progress import Progress
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.frames import Frame
-from cometmq.protocol.tags import parse_tags
+from cometmq.protocol.tags import split
 from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.reading.selection import selection_of
 
 
 class Queue:
@@ -22,7 +23,6 @@ class Queue:
         "dropped",
         "endpoints",
         "epoch",
-        "expression",
         "failures",
         "hungry",
         "next_offset",
@@ -32,6 +32,8 @@ class Queue:
         "pulling",
         "queue_id",
         "retry_at",
+        "selection",
+        "sql",
         "store_hosts",
         "tags",
         "topic",
@@ -51,8 +53,7 @@ class Queue:
         self.broker = broker
         self.topic = topic
         self.queue_id = queue_id
-        self.expression = expression
-        self.tags = parse_tags(expression)
+        self.subscribe(expression)
         self.progress = Progress(queue_offset)
         self.committed = queue_offset  # what the coordinator has
         self.ownership = ownership  # its epoch, which is named in every commit
@@ -67,6 +68,11 @@ class Queue:
         self.chunks: set[Chunk] = set()
         self.store_hosts: set[str] = set()
         self.dropped = False
+
+    def subscribe(self, expression: str) -> None:
+        """`expression`: tags and SQL92, as protocol/tags.py joins them."""
+        self.tags, self.sql = split(expression)
+        self.selection = selection_of(self.tags, self.sql)
 
     def discard(self) -> None:
         """Forget what is buffered and what is on its way."""

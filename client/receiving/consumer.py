@@ -16,6 +16,7 @@ from cometmq.protocol.names import check_group, check_topic
 from cometmq.protocol.positions import named
 from cometmq.protocol.tags import ALL_TAGS, check_expression
 from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.reading.selection import selection_of
 
 POLL_S: Final = 1.0
 
@@ -29,7 +30,7 @@ class Consumer:
                 consumer.ack(message)
 
     The members of a group share the queues of its topics; each group gets everything. All members
-    of one group must subscribe to the same topics with the same tags.
+    of one group must subscribe to the same topics with the same tags and SQL92.
 
     **Progress.** A queue's progress is its smallest offset that is not acknowledged. It is
     committed every `auto_commit_ms`, when a queue goes to another member, and on `close`. After a
@@ -53,6 +54,8 @@ class Consumer:
         group: whose progress it is.
         topic: what to subscribe to; None: `subscribe` says it later.
         tags: "*" for all, or tags joined by "||".
+        sql: an SQL92 expression over the properties, "amount > 5 AND region IN ('eu', 'us')": only
+            messages of which it is TRUE, and which have one of the tags. See docs/filters.md.
         start: where the group begins in a queue in which it never committed: "earliest", "latest",
             a datetime, or milliseconds since 1970. "latest" and times are committed at once, so
             that what comes from then on is not missed.
@@ -81,6 +84,7 @@ class Consumer:
         topic: str | None = None,
         tags: str = ALL_TAGS,
         *,
+        sql: str = "",
         start: Position = "earliest",
         auto_commit_ms: int = 1_000,
         pull_bytes: int = 1_048_576,
@@ -118,7 +122,7 @@ class Consumer:
             if wait_for_broker:
                 self.wait_for_broker(wait_for_broker)
             if topic is not None:
-                self.subscribe(topic, tags)
+                self.subscribe(topic, tags, sql)
         except BaseException:
             self.close()
             raise
@@ -136,15 +140,17 @@ class Consumer:
     # --- what is read ---
 
     @checked
-    def subscribe(self, topic: str, tags: str = ALL_TAGS) -> None:
-        """Read this topic too, or with other tags than before. A new topic is created.
+    def subscribe(self, topic: str, tags: str = ALL_TAGS, sql: str = "") -> None:
+        """Read this topic too, or by other tags or SQL92 than before. A new topic is created.
 
-        Raises NameIllegal, SubscriptionIllegal, NotReachable, TopicNotExist, NotMapped.
+        Raises NameIllegal, SubscriptionIllegal, FilterIllegal, NotReachable, TopicNotExist,
+        NotMapped. A broker that takes no SQL92 refuses the member; its log has FiltersOff.
         """
         check_topic(topic)
         check_expression(tags)
+        selection_of(tags, sql)
         self._receiver.check_open()
-        self._member.subscribe(topic, tags)
+        self._member.subscribe(topic, tags, sql)
 
     @checked
     def unsubscribe(self, topic: str) -> None:

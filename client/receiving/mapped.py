@@ -287,7 +287,7 @@ class MappedQueues:
                     queue.next_offset,
                     self._max_count,
                     self._max_bytes,
-                    queue.tags,
+                    queue.selection,
                 )
                 is_over = broker.store.control.is_over
         except (OSError, StoreError) as error:

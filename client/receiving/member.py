@@ -66,13 +66,13 @@ class Member:
 
     # --- subscriptions ---
 
-    def subscribe(self, topic: str, tags: str) -> None:
+    def subscribe(self, topic: str, tags: str, sql: str) -> None:
         """Raises NotReachable, TopicNotExist, NotMapped."""
         route = self._routes.topic(topic)
         if self._transport == "mapped":
             for each in broker_routes(route):
                 check_mapped(each.endpoints)
-        self._owned.subscribe(topic, tags)
+        self._owned.subscribe(topic, tags, sql)
         self._meet(self._routes.topic(topic))
         self._stir()
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cometmq.client.receiving.buffer import Queue
 from cometmq.protocol.commands import BrokerEndpoints, QueueKey, QueueOffset, Subscription
-from cometmq.protocol.tags import parse_tags
+from cometmq.protocol.tags import joined, split
 from cometmq.shm.kernel._kernel import Message, runs
 
 HAND_OVER_S: Final = 1.0  # what was handed out of a lost queue may be acknowledged for so long
@@ -36,7 +36,7 @@ class OwnedQueues:
         self._acknowledged = threading.Condition(lock)
         self._leaving = 0  # calls that await the last acknowledgements of lost queues
         self._ever_acknowledged = False
-        self._tags: dict[str, str] = {}  # expression by subscribed topic
+        self._tags: dict[str, str] = {}  # by subscribed topic, with the SQL92 joined to them
         self._queues: dict[tuple[str, str, int], Queue] = {}
         self._by_key: dict[tuple[str, int], list[Queue]] = {}
         self._closed = False
@@ -50,17 +50,18 @@ class OwnedQueues:
 
     def subscriptions(self) -> list[Subscription]:
         with self.lock:
-            return [Subscription(topic, tags) for topic, tags in sorted(self._tags.items())]
+            return [Subscription(topic, *split(tags)) for topic, tags in sorted(self._tags.items())]
 
-    def subscribe(self, topic: str, tags: str) -> None:
-        """With other tags than before, its queues go on behind what was handed out."""
+    def subscribe(self, topic: str, tags: str, sql: str) -> None:
+        """With others than before, its queues go on behind what was handed out."""
         changed: list[Queue] = []
+        tags = joined(tags, sql)
         with self.lock:
             if self._tags.get(topic, tags) != tags:
                 changed = [queue for queue in self._queues.values() if queue.topic == topic]
             self._tags[topic] = tags
             for queue in changed:
-                queue.expression, queue.tags = tags, parse_tags(tags)
+                queue.subscribe(tags)
                 queue.move(max(queue.progress.done, queue.progress.delivered))
         if changed:
             self._on_change(changed)

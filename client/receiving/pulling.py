@@ -212,7 +212,8 @@ class Puller:
                     self._pull_count,
                     self._pull_bytes,
                     SUSPEND_MS,
-                    queue.expression,
+                    queue.tags,
+                    sql=queue.sql,
                 ),
                 on_done=partial(self._on_done, queue, queue.epoch),
                 pump=False,
@@ -345,7 +346,7 @@ class Puller:
             return
         queue = chunk.queue
         try:
-            messages = decode(frame.buffer, queue.tags)
+            messages = decode(frame.buffer, queue.selection.tags, filter=queue.selection.filter)
         except RecordDamaged as damage:
             messages = salvage(frame.buffer, queue, damage)
         with self._lock:
@@ -385,11 +386,12 @@ def salvage(buffer: memoryview, queue: Queue, damage: Exception) -> list[Message
     it in this answer is skipped as well: nobody knows where the next record begins.
     """
     found: list[Message] = []
+    tags, filter = queue.selection
     start = 0
     while True:
         reason, position = damage.args
         at = start + position
-        found += decode(buffer[start:at], queue.tags)
+        found += decode(buffer[start:at], tags, filter=filter)
         after = found[-1].queue_offset if found else None
         size = int.from_bytes(buffer[at : at + 4], "big")
         end = at + size
@@ -407,6 +409,6 @@ def salvage(buffer: memoryview, queue: Queue, damage: Exception) -> list[Message
             return found
         start = end
         try:
-            return found + decode(buffer[start:], queue.tags)
+            return found + decode(buffer[start:], tags, filter=filter)
         except RecordDamaged as another:
             damage = another

@@ -90,6 +90,13 @@ def send(topic: str, files: tuple[str, ...], output: str, **options: object) -> 
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--until-end", is_flag=True, help="Stop where the topic ends now.")
 @click.option("--tags", default="*", metavar="EXPR", help="Only these: 'paid || refunded'.")
+@click.option(
+    "--where",
+    "sql",
+    default="",
+    metavar="SQL",
+    help="Only these: \"amount > 5 AND TAGS = 'paid'\".",
+)
 @click.option("--queue", type=click.IntRange(0), help="Only that queue.")
 @click.option("-g", "--group", help="Read as a member of a group, and acknowledge.")
 @click.option("-f", "--format", "template", metavar="FORMAT", help="What to print of each; below.")

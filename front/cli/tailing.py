@@ -26,7 +26,8 @@ from cometmq.client.routes import Routes, broker_routes
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.positions import EARLIEST, LATEST
-from cometmq.protocol.tags import ALL_TAGS, check_expression, parse_tags
+from cometmq.protocol.tags import ALL_TAGS, check_expression, joined
+from cometmq.shm.reading.selection import selection_of
 
 PULL_BYTES: Final = 1_048_576
 PREFETCH_BYTES: Final = 16 * 1_048_576
@@ -47,6 +48,7 @@ class TailOptions:
     count: int | None
     until_end: bool
     tags: str
+    sql: str
     queue_id: int | None
     group: str | None
     template: str | None
@@ -56,6 +58,7 @@ class TailOptions:
     def from_command_line(cls, topic: str, given: Mapping[str, Any]) -> TailOptions:
         options = cls(topic=topic, queue_id=given["queue"], **_without(given, "queue"))
         check_expression(options.tags)
+        selection_of(options.tags, options.sql)
         if options.group is not None:
             options._check_for_group()
         return options
@@ -142,6 +145,7 @@ def print_as_member(options: TailOptions, group: str, printer: Printer) -> None:
             group,
             options.topic,
             options.tags,
+            sql=options.sql,
             start=EARLIEST if start is None else start,
         ) as consumer,
     ):
@@ -241,11 +245,10 @@ class TopicReader:
         options = self._options
         # A reader tells nothing of messages that it passes over, but keeps the pull. So that we
         # learn where the queue ends, what is there already is filtered here.
-        expression = options.tags if options.start == LATEST else ALL_TAGS
-        queue = Queue(
-            lambda: self._brokers[broker], broker, options.topic, queue_id, expression, start
-        )
-        queue.tags = parse_tags(options.tags)
+        expression = joined(options.tags, options.sql)
+        pulled = expression if options.start == LATEST else ALL_TAGS
+        queue = Queue(lambda: self._brokers[broker], broker, options.topic, queue_id, pulled, start)
+        queue.selection = selection_of(options.tags, options.sql)
         return queue
 
     def _start(self, admin: Admin, broker: str, queue_id: int, found: range) -> int:

@@ -23,6 +23,7 @@ from cometmq.protocol.integers import Int32, Int64
 class Subscription(Part, frozen=True):
     topic: str
     tags: str = "*"
+    sql: Annotated[str, Since("0.2.0")] = ""  # SQL92 expression; "": none
 
 
 class JoinGroup(Command, frozen=True, tag=40):

@@ -30,6 +30,7 @@ class PullMessages(Command, frozen=True, tag=20):
     suspend_ms: Int64 = 0  # how long an empty answer may wait for a message
     tags: str = "*"  # tag expression; the reader compares hashes, the client the text
     check_crc: bool = True  # False: damaged records come too, whoever asks finds them himself
+    sql: Annotated[str, Since("0.2.0")] = ""  # SQL92 expression; "": none
 
 
 class PullStatus:

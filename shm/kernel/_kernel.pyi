@@ -460,6 +460,23 @@ class LogView:
     def drop(self, segment_start: int) -> None: ...
     def clear(self) -> None: ...
 
+class Filter:
+    """An SQL92 filter. Raises ValueError of a program that could do anything but its work."""
+
+    depth: int  # of its stack
+    def __init__(
+        self,
+        code: bytes,
+        names: tuple[bytes, ...],
+        texts: tuple[bytes, ...],
+        longs: tuple[int, ...],
+        doubles: tuple[float, ...],
+    ) -> None: ...
+    def matches(self, properties: bytes) -> bool:
+        """Whether it is TRUE of these properties, as they lie in a record."""
+    def outcome(self, properties: bytes) -> bool | str | None:
+        """None: unknown; "failed": a comparison of what cannot be compared."""
+
 def gather(
     log: LogView,
     units: Any,
@@ -474,6 +491,7 @@ def gather(
     codes: Sequence[int] | None = None,
     skip_removed: bool = True,
     check_crc: bool = True,
+    filter: Filter | None = None,
 ) -> tuple[int, bytes | None, int, int, int, int, int, list[tuple[int, int, int]] | None]:
     """(reason, payload, count, next index, unreadable entries, detail, last physical offset,
     what does not hold: (queue offset, physical offset, index into REASONS), or None)."""
@@ -534,6 +552,7 @@ class Columns:
         keys: Iterable[str] | None = None,
         begin_ms: int = -1,
         end_ms: int = ...,
+        filter: Filter | None = None,
     ) -> None: ...
     def gather(
         self,
@@ -997,10 +1016,16 @@ class QuickSend:
         delay_level: int = 0,
     ) -> Any: ...
 
-def decode(buffer: Any, tags: Iterable[str] | None = None, check_crc: bool = True) -> list[Message]:
+def decode(
+    buffer: Any,
+    tags: Iterable[str] | None = None,
+    check_crc: bool = True,
+    filter: Filter | None = None,
+) -> list[Message]:
     """The messages in records that stand one after the other, as a pull answers them.
 
-    With tags only messages whose tag is exactly one of them. Raises RecordDamaged.
+    With tags only messages whose tag is exactly one of them, and with a filter those that it is
+    TRUE of. Raises RecordDamaged.
     """
 
 def deliver(
@@ -1018,6 +1043,7 @@ def deliver(
     scan_max: int,
     codes: Sequence[int] | None = None,
     tags: Iterable[str] | None = None,
+    filter: Filter | None = None,
 ) -> tuple[int, list[Message], int, int, int, int, list[tuple[int, int, int]] | None]:
     """`gather` and `decode` in one: (reason, messages, bytes, next index, unreadable entries,
     detail, what does not hold as `gather` has it)."""

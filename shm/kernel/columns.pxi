@@ -137,6 +137,7 @@ cdef class Columns:
     # the filter
     cdef int64_t _begin_ms, _end_ms
     cdef list _texts  # keeps alive what the next two look at
+    cdef Filter _filter
     cdef Prop *_wanted_tags
     cdef Prop *_wanted_keys
     cdef int32_t *_codes
@@ -145,7 +146,7 @@ cdef class Columns:
     def __cinit__(self, names, str broker not None, *, Py_ssize_t rows_max=16384,
                   int64_t bytes_max=4194304, bint check_crc=True, bint decompress=True,
                   bint null_body=False, tags=None, keys=None, int64_t begin_ms=-1,
-                  int64_t end_ms=0x7FFFFFFFFFFFFFFF):
+                  int64_t end_ms=0x7FFFFFFFFFFFFFFF, Filter filter=None):
         cdef Py_ssize_t number
         if rows_max < 1 or not 1 <= bytes_max <= 0x20000000:
             raise ValueError(f"batches of {rows_max} rows, {bytes_max} bytes")
@@ -172,6 +173,7 @@ cdef class Columns:
             self._codes[number] = hash_utf8(
                 self._wanted_tags[number].value, self._wanted_tags[number].value_bytes)
         self._begin_ms, self._end_ms = begin_ms, end_ms
+        self._filter = filter
         self._wants_map = "properties" in names
         self._wants_body = "body" in names
         self._wants_props = (self._wants_map or tags is not None or keys is not None
@@ -453,6 +455,8 @@ cdef class Columns:
 
     cdef bint _is_wanted(self, Record *record) except -1 nogil:
         if not self._begin_ms <= record.store_timestamp < self._end_ms:
+            return False
+        if not passes(self._filter, record):
             return False
         if self._wants_props:
             self._read_properties(record)

@@ -160,6 +160,7 @@ def gather(
     LogView log not None, const uint8_t[::1] units not None, int64_t first_index, int64_t begin,
     int64_t end, int64_t log_min, int64_t log_max, bytes topic not None, int32_t queue_id,
     tuple limits not None, codes=None, bint skip_removed=True, bint check_crc=True,
+    Filter filter=None,
 ):
     """Collect the records of a queue's ConsumeQueue entries [begin, end) into one buffer.
 
@@ -172,6 +173,7 @@ def gather(
         codes: tags codes wanted, None = all.
         skip_removed: as RocketMQ, pass over what lies in the segment of an unreadable entry.
         check_crc: pass over records whose body CRC does not hold.
+        filter: None = all.
 
     Returns (reason, payload, count, next_index, unreadable, detail, last_physical_offset, damaged):
     payload is bytes or None; `unreadable` counts entries whose record is not there any more, or
@@ -198,7 +200,7 @@ def gather(
         raise MemoryError
     try:
         damaged = pick(log, &units[0], first_index, end, &queue, &reach, &l, &wanted, skip_removed,
-                       check_crc, slices, &g)
+                       check_crc, filter, slices, &g)
         if g.count and g.reason == G_DONE:
             payload = joined(slices, g.count, g.total)
     finally:
@@ -208,7 +210,8 @@ def gather(
 
 cdef list pick(
     LogView log, const uint8_t *units, int64_t first_index, int64_t end, Queue *queue, Reach *reach,
-    Limits *l, Codes *wanted, bint skip_removed, bint check_crc, Slice *slices, Gathering *g,
+    Limits *l, Codes *wanted, bint skip_removed, bint check_crc, Filter filter, Slice *slices,
+    Gathering *g,
 ):
     """Find the records; what does not hold."""
     cdef int64_t phys, begin = g.index
@@ -246,8 +249,10 @@ cdef list pick(
             if at == NULL:
                 g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
                 break
-            why = follow(at, phys, size, queue, g.index, check_crc, &record)
-        if why != REC_OK:
+            why = follow_wanted(at, phys, size, queue, g.index, check_crc, filter, &record)
+        if why == REC_UNWANTED:
+            pass
+        elif why != REC_OK:
             damaged = noted(damaged, g.index, phys, why)
         else:
             slices[g.count].at, slices[g.count].size = at, size

@@ -11,6 +11,7 @@ def deliver(
     LogView log not None, const uint8_t[::1] units not None, int64_t first_index, int64_t begin,
     int64_t end, int64_t log_min, int64_t log_max, bytes topic not None, int32_t queue_id,
     int64_t count_max, int64_t bytes_max, int64_t scan_max, codes=None, tags=None,
+    Filter filter=None,
 ):
     """The messages of the ConsumeQueue entries [begin, end): `gather` and `decode` in one pass.
 
@@ -24,6 +25,7 @@ def deliver(
         count_max, bytes_max: at most so much, but never less than one message.
         scan_max: entries looked at.
         codes, tags: tags codes and tags wanted, None = all.
+        filter: None = all.
 
     Returns (reason, messages, bytes, next_index, unreadable, detail, damaged); see `gather`. With
     GATHER_UNMAPPED there are no messages.
@@ -46,18 +48,20 @@ def deliver(
         raise MemoryError
     try:
         damaged = pick_for_copy(
-            log, &units[0], first_index, end, &reach, room, bytes_max, scan_max, &wanted, picks, &g)
+            log, &units[0], first_index, end, &queue, &reach, room, bytes_max, scan_max, &wanted,
+            filter, picks, &g)
         if g.count == 0:
             return g.reason, found, 0, g.index, g.unreadable, g.detail, damaged
-        damaged = examine(picks, &g, &queue, texts, found, damaged)
+        damaged = examine(picks, &g, &queue, texts, filter, found, damaged)
     finally:
         PyMem_Free(picks)
     return G_DONE, found, g.total, g.index, g.unreadable, -1, damaged
 
 
 cdef list pick_for_copy(
-    LogView log, const uint8_t *units, int64_t first_index, int64_t end, Reach *reach, int64_t room,
-    int64_t bytes_max, int64_t scan_max, Codes *wanted, Pick *picks, Gathering *g,
+    LogView log, const uint8_t *units, int64_t first_index, int64_t end, Queue *queue, Reach *reach,
+    int64_t room, int64_t bytes_max, int64_t scan_max, Codes *wanted, Filter filter, Pick *picks,
+    Gathering *g,
 ):
     """Find where the records are; what leads nowhere."""
     cdef int64_t phys, begin = g.index
@@ -65,6 +69,7 @@ cdef list pick_for_copy(
     cdef int place
     cdef const uint8_t *unit
     cdef Pick *found
+    cdef Record record
     cdef list damaged = None
     while g.index < end and g.count < room and g.index - begin < scan_max:
         unit = units + (g.index - first_index) * CONSUME_QUEUE_UNIT_BYTES
@@ -88,6 +93,10 @@ cdef list pick_for_copy(
         if found.at == NULL:
             g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
             break
+        if filter is not None and follow_wanted(
+                found.at, phys, size, queue, g.index, False, filter, &record) == REC_UNWANTED:
+            g.index += 1
+            continue
         found.queue_offset, found.physical_offset, found.size = g.index, phys, size
         g.count += 1
         g.total += size
@@ -96,7 +105,7 @@ cdef list pick_for_copy(
 
 
 cdef list examine(
-    Pick *picks, Gathering *g, Queue *queue, list texts, list found, list damaged,
+    Pick *picks, Gathering *g, Queue *queue, list texts, Filter filter, list found, list damaged,
 ):
     """Copy the records and hand out those that hold; what does not."""
     cdef bytes copy = PyBytes_FromStringAndSize(NULL, g.total)
@@ -115,7 +124,7 @@ cdef list examine(
         if why != REC_OK:
             damaged = noted(damaged, each.queue_offset, each.physical_offset, why)
             continue
-        if texts is None or has_tag(&message._r, texts):
+        if (texts is None or has_tag(&message._r, texts)) and passes(filter, &message._r):
             message._holder = holder
             message._begin = to
             found.append(message)

@@ -469,10 +469,11 @@ cdef bint has_tag(Record *record, list tags):
     return False
 
 
-def decode(buffer, tags=None, bint check_crc=True):
+def decode(buffer, tags=None, bint check_crc=True, Filter filter=None):
     """The messages in records that stand one after the other, as a pull answers them.
 
-    With tags only messages whose tag is exactly one of them. Raises RecordDamaged.
+    With tags only messages whose tag is exactly one of them, and with a filter those that it is TRUE
+    of. Raises RecordDamaged.
     """
     cdef Holder holder = Holder(buffer)
     cdef const uint8_t *base = <const uint8_t *>holder.view.buf
@@ -486,7 +487,7 @@ def decode(buffer, tags=None, bint check_crc=True):
         reason = parse_record(base + at, count - at, check_crc, &record)
         if reason != REC_OK:
             raise RecordDamaged(REASONS[reason], at)
-        if wanted is None or has_tag(&record, wanted):
+        if (wanted is None or has_tag(&record, wanted)) and passes(filter, &record):
             message = Message.__new__(Message)
             message._holder = holder
             message._r = record

@@ -17,6 +17,7 @@ cdef enum:
     REC_BAD_BODY = 8
     REC_ANOTHER = 9
     REC_NO_PLACE = 10
+    REC_UNWANTED = 11  # a filter does not want it; no fault, and never reported
 
 REASONS = (
     "ok",

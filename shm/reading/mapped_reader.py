@@ -13,9 +13,11 @@ from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, Message
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.reading.positions import Positions
+from cometmq.shm.reading.selection import Selection
 from cometmq.shm.reading.store_reader import GetStatus, StoreReader, outside
 
 SCAN_COUNT: Final = 65_536  # entries looked at for one answer, whatever the tags
+FILTERED_COUNT: Final = 16_384  # likewise of records, which cost more: other threads wait for it
 AHEAD_BYTES: Final = 128 * 1_048_576  # the system is asked to have in memory
 STEP_BYTES: Final = 16 * 1_048_576  # at a time
 STREAMS: Final = 4  # places of the log that are read from in turns
@@ -77,10 +79,12 @@ class MappedReader(StoreReader):
         queue_offset: int,
         max_count: int,
         max_bytes: int,
-        tags: frozenset[str] | None,
+        selection: Selection,
     ) -> Found:
         """As `get_message`, with the limits of the caller alone."""
-        looked_at = max_count if tags is None else max(max_count, SCAN_COUNT)
+        tags, filter = selection
+        scanned = SCAN_COUNT if filter is None else FILTERED_COUNT
+        looked_at = max_count if selection.is_all else max(max_count, scanned)
         low, high, tail = self._reach(topic, queue_id, queue_offset, looked_at)
         status, moved = outside(queue_offset, low, high)
         if status is GetStatus.NO_MESSAGE_IN_QUEUE:
@@ -100,7 +104,8 @@ class MappedReader(StoreReader):
             log_min, log_max = self.positions.log_range()
             reason, messages, size, next_index, _, detail, damaged = _kernel.deliver(
                 self._log, units, first_index, queue_offset, end, log_min, log_max, name, queue_id,
-                max_count, max_bytes, max(SCAN_COUNT, max_count), _codes_of(tags), tags,
+                max_count, max_bytes, max(scanned, max_count), _codes_of(tags), tags,
+                filter,
             )  # fmt: skip
             if damaged is not None:
                 self._report(topic, queue_id, damaged)

@@ -19,7 +19,7 @@ from cometmq.protocol.commands import QueueParts
 from cometmq.protocol.errors import MessageNotFound
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, queue_folder
 from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, Message, TailView
+from cometmq.shm.kernel._kernel import FileMap, Filter, Message, TailView
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
@@ -145,10 +145,12 @@ class StoreReader:
         *,
         max_bytes: int = 134_217_728,
         tags: Iterable[str] | None = None,
+        filter: Filter | None = None,
         check_crc: bool = True,
     ) -> GetResult:
         """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there."""
-        looked_at = max_count if tags is None else max(max_count, self.limits.scan_bytes // UNIT)
+        chooses = tags is not None or filter is not None
+        looked_at = max(max_count, self.limits.scan_bytes // UNIT) if chooses else max_count
         low, high, tail = self._reach(topic, queue_id, queue_offset, looked_at)
         status, moved = outside(queue_offset, low, high)
         if status is not None:
@@ -161,7 +163,7 @@ class StoreReader:
         codes = None if tags is None else tuple(_kernel.java_hash(tag) for tag in tags)
         payload, count, next_index, unreadable = self._gather(
             topic, queue_id, units, first_index, queue_offset, end, max_count, max_bytes, codes,
-            check_crc,
+            filter, check_crc,
         )  # fmt: skip
         if count:
             return GetResult(GetStatus.FOUND, next_index, low, high, count, payload)
@@ -179,6 +181,7 @@ class StoreReader:
         max_count: int,
         max_bytes: int,
         codes: tuple[int, ...] | None,
+        filter: Filter | None,
         check_crc: bool,
     ) -> tuple[bytes | None, int, int, int]:
         limits = self.limits
@@ -190,7 +193,7 @@ class StoreReader:
                 (max_count, max_bytes, max(limits.scan_bytes, max_count * UNIT) // UNIT,
                  self._memory_bytes, limits.hot_bytes, limits.hot_count, limits.cold_bytes,
                  limits.cold_count),
-                codes, limits.skip_removed, limits.check_crc and check_crc,
+                codes, limits.skip_removed, limits.check_crc and check_crc, filter,
             )  # fmt: skip
             if damaged is not None:
                 self._report(topic, queue_id, damaged)

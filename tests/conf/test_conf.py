@@ -75,6 +75,7 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "flushDelayOffsetInterval": 10_000,
     "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
     "longPollingEnable": True,
+    "enablePropertyFilter": True,
     "defaultTopicQueueNums": 8,
     "autoCreateTopicEnable": True,
     "autoCreateSubscriptionGroup": True,

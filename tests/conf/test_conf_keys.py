@@ -108,7 +108,6 @@ def test_what_only_looks_safe_is_refused(pair: str, told: str) -> None:
         ("timerWheelEnable=true", "messages wait by delay levels only yet"),
         ("transactionCheckMax=15", "no transactions yet"),
         ("enableLmq=true", "no light queues yet"),
-        ("enablePropertyFilter=true", "no SQL expressions yet"),
         ("fetchNamesrvAddrByAddressServer=true", "namesrvAddr has to name them"),
     ],
 )

@@ -131,6 +131,19 @@ def test_tags(spark: SparkSession, broker: RunningBroker, topic: str, transport:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+def test_where(spark: SparkSession, broker: RunningBroker, topic: str, transport: str) -> None:
+    for number in range(60):
+        tags, properties = "ab"[number % 2], {"n": str(number % 10)}
+        broker.send(topic, 0, [b"%d" % number], tags=tags, properties=properties)
+    broker.read_queue(topic, 0, 60)
+    options = {"tags": "a", "where": "n > 5", **where(broker, transport)}
+    rows = batch(spark, subscribe=topic, **options).collect()
+    assert [int(row.body) for row in rows] == [n for n in range(0, 60, 2) if n % 10 > 5]
+    with pytest.raises(Exception, match="where: SQL92, line 1, column 3"):
+        batch(spark, subscribe=topic, **{**options, "where": "n ! 5"}).collect()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_assign_and_offsets(
     spark: SparkSession, broker: RunningBroker, topic: str, transport: str
 ) -> None:

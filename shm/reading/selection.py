@@ -1,0 +1,33 @@
+"""Selection: the filter of a subscription, tags and SQL92, ready to be asked about records."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from cometmq.protocol.filters import compile_filter
+from cometmq.protocol.tags import parse_tags
+from cometmq.shm.kernel._kernel import Filter
+
+
+class Selection(NamedTuple):
+    """Messages that have one of the tags, and of which the filter is TRUE. None: all."""
+
+    tags: frozenset[str] | None
+    filter: Filter | None
+
+    @property
+    def is_all(self) -> bool:
+        return self.tags is None and self.filter is None
+
+
+@lru_cache(maxsize=4096)
+def selection_of(tags: str, sql: str = "") -> Selection:
+    """Raises SubscriptionIllegal, FilterIllegal."""
+    return Selection(parse_tags(tags), filter_of(sql))
+
+
+@lru_cache(maxsize=1024)
+def filter_of(sql: str) -> Filter | None:
+    """Of an SQL92 expression; "": None. Raises FilterIllegal."""
+    return Filter(*compile_filter(sql)) if sql else None
