@@ -297,9 +297,15 @@ cdef class Message:
     cdef Holder _holder
     cdef Record _r
     cdef const uint8_t *_begin
+    cdef bint _is_restored
 
     @property
     def topic(self):
+        topic = self._property(b"RETRY_TOPIC", 11) if self._is_restored else None
+        return self.stored_topic if topic is None else topic
+
+    @property
+    def stored_topic(self):
         return decode_text(self._r.topic, self._r.topic_length)
 
     @property
@@ -422,6 +428,10 @@ cdef class Message:
     def record(self):
         return PyBytes_FromStringAndSize(<const char *>self._begin, self._r.total_size)
 
+    def count_attempt(self):
+        """It is handed out again by who has it: one more of `reconsume_times`."""
+        self._r.reconsume_times += 1
+
     def __repr__(self):
         return (f"<Message {self.topic}/{self.queue_id} @{self.queue_offset} "
                 f"{self._r.body_length} bytes>")
@@ -514,11 +524,37 @@ def runs(list messages not None):
             count += 1
             continue
         if first is not None:
-            found.append((first.topic, first._r.queue_id, first._r.queue_offset,
+            found.append((first.stored_topic, first._r.queue_id, first._r.queue_offset,
                           last._r.queue_offset, count))
         first = last = message
         count = 1
     if first is not None:
-        found.append((first.topic, first._r.queue_id, first._r.queue_offset,
+        found.append((first.stored_topic, first._r.queue_id, first._r.queue_offset,
                       last._r.queue_offset, count))
+    return found
+
+
+def restore_topics(list messages not None):
+    """Have each of these, which lie in a retry topic, name the topic that it was sent to."""
+    cdef Message message
+    for item in messages:
+        message = item
+        message._is_restored = True
+
+
+def stretches(list messages not None):
+    """Messages of one queue, in any order, as stretches without a gap: (first offset, count)."""
+    cdef list found = []
+    cdef list offsets = [(<Message?>message)._r.queue_offset for message in messages]
+    cdef int64_t first = 0, following = -1, offset
+    offsets.sort()
+    for item in offsets:
+        offset = item
+        if offset != following:
+            if following >= 0:
+                found.append((first, following - first))
+            first = offset
+        following = offset + 1
+    if following >= 0:
+        found.append((first, following - first))
     return found
