@@ -306,8 +306,7 @@ class AsyncConsumer:
         cancelled in here ends the run like `close` does.
         """
         check("handler", handler, Callable)
-        handling = Handling(**options)
-        handling.check()
+        handling = Handling.of(options)
         wrapped = handling.wrapped(handler, is_async=True)
         await self._begin()
         receiver = self._consumer._receiver

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict, get_type_hints
 
+from cometmq.client.arguments import check
 from cometmq.client.handling.outcomes import check_handler
 from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.shm.kernel._kernel import Message
@@ -45,6 +46,18 @@ class Handling(NamedTuple):
     span: int = 2_000
     stuck_s: float = 60.0
     end_timeout_s: float = 30.0
+
+    @classmethod
+    def of(cls, options: RunOptions) -> Handling:
+        """Raises ArgumentIllegal."""
+        hints = get_type_hints(RunOptions)
+        for name, value in options.items():
+            if name not in hints:
+                raise ArgumentIllegal(f"run() has no argument {name!r}")
+            check(name, value, hints[name])
+        handling = cls(**options)
+        handling.check()
+        return handling
 
     def check(self) -> None:
         """Raises ArgumentIllegal."""

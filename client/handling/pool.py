@@ -30,7 +30,7 @@ class Pool:
         self._todo: deque[Work] = deque()
         self._idle = 0
         self._unit_s = QUICK_S  # how long a unit took lately
-        self._over = False
+        self.is_over = False  # nobody begins anything more
         self._threads: list[threading.Thread] = []
 
     def start(self, handler: Handler, dispatcher: Dispatcher, on_fatal: Handler) -> None:
@@ -47,7 +47,7 @@ class Pool:
     def put(self, work: Work) -> None:
         """Somebody will do it. From any thread."""
         with self._changed:
-            if self._over:
+            if self.is_over:
                 return
             self._todo.append(work)
             if self._idle:
@@ -66,7 +66,7 @@ class Pool:
     def end(self) -> None:
         """Nobody begins anything more."""
         with self._changed:
-            self._over = True
+            self.is_over = True
             for work in self._todo:
                 work.clear()
             self._todo.clear()
@@ -84,7 +84,7 @@ class Pool:
 
     def _next(self) -> Work | None:
         with self._changed:
-            while not self._over:
+            while not self.is_over:
                 while self._todo:
                     work = self._todo[0]
                     left = len(work)
@@ -107,7 +107,7 @@ class Pool:
             began = clock()
             count = 1
             for unit in work:
-                if self._over:
+                if self.is_over:
                     break
                 count += 1
                 track = work.track

@@ -77,14 +77,14 @@ class Run:
     def end(self, at_end: Callable[[], None]) -> bool:
         """Have it end, and wait for that. False in one of its own threads: then `at_end` is called
         when it has."""
-        self._ends = True
+        self._cease()
         inside = threading.get_ident()
         if inside == self._pump or self._pool.has(inside):
-            if not self._ended.is_set():
-                self._at_end = at_end
-                self._wake()
-                return False
-            return True
+            if self._ended.is_set():
+                return True
+            self._at_end = at_end
+            self._stream.ring()  # a signal may have come anywhere: nothing that takes a lock
+            return False
         self._wake()
         self._ended.wait()
         return True
@@ -97,5 +97,9 @@ class Run:
         """A handler wants the process to end."""
         if self._raised is None:
             self._raised = error
-        self._ends = True
+        self._cease()
         self._wake()
+
+    def _cease(self) -> None:
+        """Nothing more is begun."""
+        self._ends = self._pool.is_over = True
