@@ -46,7 +46,13 @@ class SchedulerActor(ServiceActor):
         control = family.control
         self._table = family.queue_table()
         self._store = _open_store(family)
-        self._retries = Retries(family, self._commitlog, self._store)
+        self._retries = Retries(
+            family,
+            self._commitlog,
+            self._store,
+            lambda: self._dispatched.value,
+            lambda: self.call_soon(self.on_doorbell),
+        )
         super().__init__(bind=bind)
         self._dispatched = Dispatched(family)
         self._queues = control.sleep_on(Counter.QUEUES, family.doorbell)
@@ -115,18 +121,21 @@ class SchedulerActor(ServiceActor):
             self._stripes[stripe].arm()
         if self._unplaced:
             self._queues.arm()
-        if self._undispatched:
+        if self._undispatched or self._retries.waits:
             self._dispatched.arm()
+        self._retries.go_on()
         for level in [*self._watch.news(len(self._levels)), *self._shown_now()]:
             self._go_on(level)
 
     def _shown_now(self) -> list[DelayLevel]:
-        """Of those that wait for the dispatcher, the ones that it has come to."""
-        waiting = self._unplaced | self._undispatched
-        found = [level for level in waiting if self._end_of(level) > level.seen]
-        self._unplaced.difference_update(found)
-        self._undispatched.difference_update(found)
-        return found
+        """Those whose queue is in the table now, be it dispatched or not; and of those that wait for
+        the dispatcher, the ones that it has come to."""
+        slot_of = self._table.slot_of
+        placed = {each for each in self._unplaced if slot_of(DELAY_TOPIC, each.queue_id) is not None}
+        shown = {each for each in self._undispatched if self._end_of(each) > each.seen}
+        self._unplaced -= placed
+        self._undispatched -= shown
+        return [*placed, *shown]
 
     def _end_of(self, level: DelayLevel) -> int:
         reach = self._table.range_of(DELAY_TOPIC, level.queue_id)
