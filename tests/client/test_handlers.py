@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_ports
 from shared_data import data_path
 
 import cometmq.client.handling.dispatcher as dispatching
@@ -478,8 +479,8 @@ def test_a_broker_that_is_started_again(tmp_path: Path) -> None:
             raise Retry
         done.add(number)
 
-    with Broker(tmp_path / "store", **options) as first:
-        port = int(first.name_server.rpartition(":")[2])
+    port = free_ports(20)
+    with Broker(tmp_path / "store", port=port, **options) as first:
         fill(first, "t", 100)
         consumer = Consumer(first.name_server, "g", "t")
         with running(consumer, handle):

@@ -24,7 +24,7 @@ def stop_in_the_sixth(name_server: str, group: str, topic: str, line: Connection
         if seen == STOP_AT + 1:
             stop_here()
 
-    with Consumer(name_server, group, topic, member="a", auto_commit_ms=50) as consumer:
+    with Consumer(name_server, group, topic, member="z", auto_commit_ms=50) as consumer:
 
         def look() -> None:
             tick = threading.Event()
