@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from cometmq.client.arguments import check
+from cometmq.client.consumer import POLL_S, Consumer
 from cometmq.client.handling.async_run import AsyncRun
 from cometmq.client.handling.options import Handler, Handling, RunOptions
 from cometmq.client.options import ConsumerOptions, OnewayOptions, ProducerOptions, SendOptions
 from cometmq.client.questions import Position
-from cometmq.client.consumer import POLL_S, Consumer
 from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts

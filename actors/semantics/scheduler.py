@@ -131,7 +131,9 @@ class SchedulerActor(ServiceActor):
         """Those whose queue is in the table now, be it dispatched or not; and of those that wait for
         the dispatcher, the ones that it has come to."""
         slot_of = self._table.slot_of
-        placed = {each for each in self._unplaced if slot_of(DELAY_TOPIC, each.queue_id) is not None}
+        placed = {
+            each for each in self._unplaced if slot_of(DELAY_TOPIC, each.queue_id) is not None
+        }
         shown = {each for each in self._undispatched if self._end_of(each) > each.seen}
         self._unplaced -= placed
         self._undispatched -= shown

@@ -1,1 +1,1 @@
-"""Handlers: messages go to functions of the user, which say by returning or raising what became of them."""
+"""Handlers: functions of the user that messages go to, and what becomes of each message."""

@@ -22,10 +22,20 @@ from typing import Final
 from cometmq.client.handling.options import Handling
 from cometmq.client.handling.outcomes import DEAD, LATE, Reject, Retry, verdict_of
 from cometmq.client.handling.returns import Failure, Returns
-from cometmq.client.handling.work import Parcel, Seat, Strand, Track, Unit, Work, describe, messages_of
+from cometmq.client.handling.work import (
+    Parcel,
+    Seat,
+    Strand,
+    Track,
+    Unit,
+    Work,
+    describe,
+    messages_of,
+)
 from cometmq.client.receiving.buffer import Queue
 from cometmq.client.receiving.receiver import Receiver
-from cometmq.shm.kernel._kernel import Message
+from cometmq.protocol.names import RETRY_PREFIX
+from cometmq.shm.kernel._kernel import Message, restore_topics
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +115,8 @@ class Dispatcher:
             if track is not None:
                 self._forget(track)
             track = self._tracks[queue] = Track(queue)
+        if queue.topic.startswith(RETRY_PREFIX):
+            restore_topics(messages)
         track.held.append(messages)
         self._release(track)
 
@@ -253,9 +265,7 @@ class Dispatcher:
             age_s = now - seat.since
             if unit is None or track is None or unit is not seat.unit:
                 continue
-            if age_s >= handling.stuck_s and (
-                seat.told_of is not unit or age_s >= 2 * seat.told_s
-            ):
+            if age_s >= handling.stuck_s and (seat.told_of is not unit or age_s >= 2 * seat.told_s):
                 seat.told_of, seat.told_s = unit, age_s
                 log.warning("the handler has had %s for %.1f s", describe(unit), age_s)
             is_late = age_s >= handling.consume_timeout_s and not handling.orderly

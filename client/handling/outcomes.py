@@ -78,7 +78,7 @@ def failure_in(returned: Any) -> BaseException | None:
 
 def check_handler(handler: Callable[..., Any], *, is_async: bool) -> None:
     """Raise ArgumentIllegal unless it is a function of the kind that is asked for."""
-    call = getattr(handler, "__call__", None)  # noqa: B004: an object's own may be `async def`
+    call = vars(type(handler)).get("__call__")  # an object's own may be `async def`
     found = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
     if found and not is_async:
         raise ArgumentIllegal("the handler is `async def`: AsyncConsumer.run takes it")

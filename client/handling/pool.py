@@ -138,6 +138,6 @@ class Pool:
                 dispatcher.failed(work, track, unit, failure)
                 if not isinstance(failure, Exception):
                     on_fatal(failure)
-                failure = error = None
+                failure = None
             self._unit_s = (clock() - began) / count
             dispatcher.leave(work)

@@ -30,7 +30,7 @@ def describe(unit: Unit) -> str:
 
 
 class Track:
-    """A queue whose messages go through handlers. The pump owns it; workers append to `finished`."""
+    """A queue whose messages are handled. The pump owns it; workers append to `finished`."""
 
     __slots__ = ("finished", "held", "in_hand", "progress", "queue", "strand")
 

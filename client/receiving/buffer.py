@@ -9,9 +9,8 @@ from typing import Final
 from cometmq.client.receiving.progress import Progress
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.frames import Frame
-from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.protocol.tags import parse_tags
-from cometmq.shm.kernel._kernel import Message, restore_topics
+from cometmq.shm.kernel._kernel import Message
 
 
 class Lease:
@@ -140,5 +139,3 @@ class Chunk:
         queue.progress.arrived(self.start, self.end, messages)
         if messages:
             queue.store_hosts.add(messages[0].store_host)
-            if queue.topic.startswith(RETRY_PREFIX):
-                restore_topics(messages)

@@ -90,7 +90,7 @@ class Membership:
         self._queues = owned
         self._auto_commit_s = auto_commit_s
         self._line_request = GetLine(boot_id()) if near else None
-        self._channel = self._channel_to(endpoints)
+        self._channel = _channel_to(endpoints, self._line_request)
         self._wake = threading.Condition()
         self._owned: dict[QueueKey, int] = {}  # -> epoch
         self._disowned: set[tuple[QueueKey, int]] = set()  # a commit of these was refused
@@ -110,10 +110,6 @@ class Membership:
         self._refresh_at = time.monotonic() + REFRESH_S
         self._has_left = False
         self._thread = Steady(f"cometmq consumer {self.broker}", self._turn)
-
-    def _channel_to(self, endpoints: BrokerEndpoints) -> Channel:
-        name = f"the coordinator of {endpoints.broker} at {endpoints.coordinator}"
-        return Channel(endpoints.coordinator, name, line_request=self._line_request)
 
     def start(self) -> None:
         self._thread.start()
@@ -138,7 +134,8 @@ class Membership:
             old, self.endpoints = self.endpoints, endpoints
             if old.coordinator == endpoints.coordinator:
                 return
-            before, self._channel = self._channel, self._channel_to(endpoints)
+            before = self._channel
+            self._channel = _channel_to(endpoints, self._line_request)
         before.close()
 
     def commit(self) -> None:
@@ -382,3 +379,8 @@ class Membership:
             self._channel.ask(LeaveGroup(self._owner.group, self._owner.name), timeout_s=1.0)
         except CometError as error:
             log.debug("leaving group %s: %s", self._owner.group, error)
+
+
+def _channel_to(endpoints: BrokerEndpoints, line_request: GetLine | None) -> Channel:
+    name = f"the coordinator of {endpoints.broker} at {endpoints.coordinator}"
+    return Channel(endpoints.coordinator, name, line_request=line_request)

@@ -196,9 +196,7 @@ class OwnedQueues:
         host = message.store_host  # several brokers have a queue of that name
         return next((queue for queue in queues if host in queue.store_hosts), None)
 
-    def acknowledge_of(
-        self, queue: Queue, progress: Progress, messages: list[Message]
-    ) -> None:
+    def acknowledge_of(self, queue: Queue, progress: Progress, messages: list[Message]) -> None:
         """These of one queue, in any order, that were handed out while that was its progress."""
         with self.lock:
             if queue.progress is not progress:

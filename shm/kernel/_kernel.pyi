@@ -946,7 +946,7 @@ class Message:
     It keeps the whole buffer that it came in alive.
     """
 
-    topic: str  # of a retry that a consumer got: what it was sent to
+    topic: str  # of a retry in a handler: what it was sent to
     stored_topic: str  # as it lies in the log
     queue_id: int
     queue_offset: int

@@ -360,9 +360,7 @@ def test_a_handler_that_does_not_return(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_handler_that_wants_to_end(
-    broker: Broker, topic: str, error: BaseException
-) -> None:
+def test_a_handler_that_wants_to_end(broker: Broker, topic: str, error: BaseException) -> None:
     """The delivery has failed, the run ends and raises it, and what is left comes again."""
     fill(broker, topic, 10)
     group, seen = f"ends-{type(error).__name__}", []
@@ -465,6 +463,7 @@ def test_a_task_that_is_cancelled(broker: Broker, topic: str) -> None:
     assert committed(broker, topic, "cancelled") == {0: 4}
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_started_again(tmp_path: Path) -> None:
     """In the middle of retries: nothing is lost, and no attempt is forgotten."""
     settings = {"messageDelayLevel": "1s 1s 1s 1s"}
