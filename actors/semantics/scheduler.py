@@ -128,8 +128,8 @@ class SchedulerActor(ServiceActor):
             self._go_on(level)
 
     def _shown_now(self) -> list[DelayLevel]:
-        """Those whose queue is in the table now, be it dispatched or not; and of those that wait for
-        the dispatcher, the ones that it has come to."""
+        """Those whose queue is in the table now, be it dispatched or not; and of those that wait
+        for the dispatcher, the ones that it has come to."""
         slot_of = self._table.slot_of
         placed = {
             each for each in self._unplaced if slot_of(DELAY_TOPIC, each.queue_id) is not None

@@ -35,7 +35,7 @@ from cometmq.client.handling.work import (
 from cometmq.client.receiving.buffer import Queue
 from cometmq.client.receiving.receiver import Receiver
 from cometmq.protocol.names import RETRY_PREFIX
-from cometmq.shm.kernel._kernel import Message, restore_topics
+from cometmq.shm.kernel._kernel import Message, count_attempts, restore_topics
 
 log = logging.getLogger(__name__)
 
@@ -328,8 +328,7 @@ class Dispatcher:
         self, after_s: float, track: Track, messages: list[Message], strand: Strand | None
     ) -> None:
         """Hand these out again here, after that time."""
-        for message in messages:
-            message.count_attempt()
+        count_attempts(messages)
         unit = messages[0] if self._handling.batch == 1 else messages
         self._post(after_s, partial(self._go_on, track, unit, strand))
 

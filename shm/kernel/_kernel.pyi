@@ -974,9 +974,6 @@ class Message:
     magic: int
     record: bytes  # the raw record
 
-    def count_attempt(self) -> None:
-        """It is handed out again by who has it: one more of `reconsume_times`."""
-
 class RecordDamaged(Exception):
     """A record whose bytes contradict themselves; args: (reason, position in the buffer)."""
 
@@ -1065,6 +1062,9 @@ def runs(messages: list[Message]) -> list[tuple[str, int, int, int, int]]:
 
 def restore_topics(messages: list[Message]) -> None:
     """Have each of these, which lie in a retry topic, name the topic that it was sent to."""
+
+def count_attempts(messages: list[Message]) -> None:
+    """These are handed out again by who has them: one more of `reconsume_times`."""
 
 def stretches(messages: list[Message]) -> list[tuple[int, int]]:
     """Messages of one queue, in any order, as stretches without a gap: (first offset, count)."""

@@ -428,10 +428,6 @@ cdef class Message:
     def record(self):
         return PyBytes_FromStringAndSize(<const char *>self._begin, self._r.total_size)
 
-    def count_attempt(self):
-        """It is handed out again by who has it: one more of `reconsume_times`."""
-        self._r.reconsume_times += 1
-
     def __repr__(self):
         return (f"<Message {self.topic}/{self.queue_id} @{self.queue_offset} "
                 f"{self._r.body_length} bytes>")
@@ -540,6 +536,14 @@ def restore_topics(list messages not None):
     for item in messages:
         message = item
         message._is_restored = True
+
+
+def count_attempts(list messages not None):
+    """These are handed out again by who has them: one more of `reconsume_times`."""
+    cdef Message message
+    for item in messages:
+        message = item
+        message._r.reconsume_times += 1
 
 
 def stretches(list messages not None):
