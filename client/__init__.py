@@ -13,7 +13,8 @@ is not in `__all__` may change.
 
 from cometmq.client.admin import Admin
 from cometmq.client.aio import AsyncConsumer, AsyncProducer
-from cometmq.client.receiving.consumer import Consumer
+from cometmq.client.consumer import Consumer
+from cometmq.client.handling.outcomes import Reject, Retry
 from cometmq.client.receiving.subscription import ActorSubscription, subscribe_actor
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Receipt, Receipts
@@ -29,5 +30,7 @@ __all__ = [
     "Producer",
     "Receipt",
     "Receipts",
+    "Reject",
+    "Retry",
     "subscribe_actor",
 ]

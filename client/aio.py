@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from cometmq.client.arguments import check
+from cometmq.client.consumer import POLL_S, Consumer
+from cometmq.client.handling.async_run import AsyncRun
+from cometmq.client.handling.options import Handler, Handling, RunOptions
 from cometmq.client.options import ConsumerOptions, OnewayOptions, ProducerOptions, SendOptions
 from cometmq.client.questions import Position
-from cometmq.client.receiving.consumer import POLL_S, Consumer
 from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
@@ -241,7 +243,7 @@ class AsyncConsumer:
         self._consumer = Consumer(name_server, group, **options)
         self._stream = self._consumer._receiver.stream
         self._first = None if topic is None else (topic, tags, sql)
-        self._polling = False
+        self._running: AsyncRun | None = None
 
     async def subscribe(self, topic: str, tags: str = ALL_TAGS, sql: str = "") -> None:
         """See `Consumer.subscribe`."""
@@ -298,6 +300,29 @@ class AsyncConsumer:
             if not self._stream.closed:
                 await self._readable(POLL_S)
 
+    async def run(self, handler: Handler, **options: Unpack[RunOptions]) -> None:
+        """See `Consumer.run`. The handler is `async def`; `concurrency` counts tasks.
+
+        At the end, handlers that take longer than `end_timeout_s` are cancelled. A task that is
+        cancelled in here ends the run like `close` does.
+        """
+        check("handler", handler, Callable)
+        handling = Handling.of(options)
+        wrapped = handling.wrapped(handler, is_async=True)
+        await self._begin()
+        receiver = self._consumer._receiver
+        receiver.check_open()
+        if self._running is not None:
+            raise RuntimeError("the consumer runs already")
+        receiver.member.subscribe_retries()
+        running = self._running = AsyncRun(receiver, handling, self._readable)
+        try:
+            closes = await running.work(wrapped)
+        finally:
+            self._running = None
+        if closes:
+            await self.close()
+
     def ack(self, messages: Message | Iterable[Message]) -> None:
         """See `Consumer.ack`."""
         self._consumer.ack(messages)
@@ -314,7 +339,9 @@ class AsyncConsumer:
         await asyncio.to_thread(self._consumer.seek, position, topic, queue_id)
 
     async def close(self) -> None:
-        """See `Consumer.close`. A poll or loop that waits ends."""
+        """See `Consumer.close`. A poll or loop that waits ends; a handler in `run` may call it."""
+        if self._running is not None and not await self._running.end():
+            return
         await asyncio.to_thread(self._consumer.close)
 
     async def __aenter__(self) -> Self:

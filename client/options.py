@@ -57,3 +57,4 @@ class ConsumerOptions(TypedDict, total=False):
     transport: str
     spin_us: float
     wait_for_broker: float
+    max_reconsume_times: int | None

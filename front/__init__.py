@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         Message,
         Producer,
         Receipt,
+        Reject,
+        Retry,
         subscribe_actor,
     )
     from cometmq.protocol.version import VERSION as __version__
@@ -39,6 +41,8 @@ __all__ = [
     "Message",
     "Producer",
     "Receipt",
+    "Reject",
+    "Retry",
     "__version__",
     "errors",
     "subscribe_actor",

@@ -54,7 +54,12 @@ WINGS: dict[str, dict[str, set[str]]] = {
         "semantics": _WING,
         "launch": {*_WING, "writer", "keepers", "reading", "coordination", "semantics"},
     },
-    "client": {"administration": set(), "sending": set(), "receiving": set()},
+    "client": {
+        "administration": set(),
+        "sending": set(),
+        "receiving": set(),
+        "handling": {"receiving"},
+    },
 }
 
 

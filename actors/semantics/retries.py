@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from cometmq.actors.books.retries import retry_of, retry_properties
@@ -29,6 +30,7 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import BatchFull, Message, RecordTooLarge, decode
+from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
@@ -42,9 +44,24 @@ class Retries:
     """Stores copies of messages that were given back.
 
     Where they lie is looked up in the store: nothing of a message is taken from whoever names it.
+
+    Args:
+        dispatched: how far the dispatcher has come.
+        await_dispatched: has `go_on` called when it has moved.
     """
 
-    def __init__(self, family: Family, commitlog: Channel, store: StoreReader) -> None:
+    def __init__(
+        self,
+        family: Family,
+        commitlog: Channel,
+        store: StoreReader,
+        dispatched: Callable[[], int],
+        await_dispatched: Callable[[], object],
+    ) -> None:
+        self._dispatched = dispatched
+        self._await_dispatched = await_dispatched
+        self._wrote = family.control.read(Counter.WROTE)
+        self._early: deque[tuple[StoreRetries, Request]] = deque()
         self._commitlog = commitlog
         self._store = store
         self._levels_ms = family.settings.delay_levels_ms
@@ -59,7 +76,33 @@ class Retries:
             raise ArgumentIllegal(
                 f"{len(command.messages)} messages given back at once, at most {GIVEN_BACK_MAX}"
             )
-        request.reply(MessagesGivenBack(self._store_all(command)))
+        if self._is_early(command):
+            self._early.append((command, request))
+            self._await_dispatched()
+        else:
+            request.reply(MessagesGivenBack(self._store_all(command)))
+
+    @property
+    def waits(self) -> bool:
+        """For the dispatcher."""
+        return bool(self._early)
+
+    def go_on(self) -> None:
+        """The dispatcher has moved."""
+        for _ in range(len(self._early)):
+            command, request = self._early.popleft()
+            if self._is_early(command):
+                self._early.append((command, request))
+                continue
+            try:
+                request.reply(MessagesGivenBack(self._store_all(command)))
+            except CometError as error:
+                request.fail(error)
+
+    def _is_early(self, command: StoreRetries) -> bool:
+        """Consumers are shown what is not dispatched yet, and here only the rest can be found."""
+        last = max((each.physical_offset for each in command.messages), default=-1)
+        return self._dispatched() <= last < self._wrote.value
 
     def _store_all(self, command: StoreRetries) -> list[int]:
         """The code of each."""

@@ -46,7 +46,13 @@ class SchedulerActor(ServiceActor):
         control = family.control
         self._table = family.queue_table()
         self._store = _open_store(family)
-        self._retries = Retries(family, self._commitlog, self._store)
+        self._retries = Retries(
+            family,
+            self._commitlog,
+            self._store,
+            lambda: self._dispatched.value,
+            lambda: self.call_soon(self.on_doorbell),
+        )
         super().__init__(bind=bind)
         self._dispatched = Dispatched(family)
         self._queues = control.sleep_on(Counter.QUEUES, family.doorbell)
@@ -115,8 +121,9 @@ class SchedulerActor(ServiceActor):
             self._stripes[stripe].arm()
         if self._unplaced:
             self._queues.arm()
-        if self._undispatched:
+        if self._undispatched or self._retries.waits:
             self._dispatched.arm()
+        self._retries.go_on()
         for level in [*self._watch.news(len(self._levels)), *self._dispatched_now()]:
             self._go_on(level)
 

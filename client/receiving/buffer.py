@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Final
 
 from cometmq.client.receiving.progress import Progress
 from cometmq.protocol.commands import BrokerEndpoints
@@ -10,6 +12,18 @@ from cometmq.protocol.frames import Frame
 from cometmq.protocol.tags import split
 from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.reading.selection import selection_of
+
+
+class Lease:
+    """How long what a member owns at a broker is sure to be its own."""
+
+    __slots__ = ("until",)
+
+    def __init__(self, until: float = math.inf) -> None:
+        self.until = until  # time.monotonic()
+
+
+OVER: Final = Lease(0.0)
 
 
 class Queue:
@@ -24,7 +38,9 @@ class Queue:
         "endpoints",
         "epoch",
         "failures",
+        "held",
         "hungry",
+        "lease",
         "next_offset",
         "ownership",
         "progress",
@@ -48,6 +64,7 @@ class Queue:
         expression: str,
         queue_offset: int,
         ownership: int = 0,
+        lease: Lease | None = None,
     ) -> None:
         self.endpoints = endpoints  # where the broker is now
         self.broker = broker
@@ -61,6 +78,8 @@ class Queue:
         self.epoch = 0  # answers to pulls of an earlier one are not wanted
         self.pulling = False
         self.pull_sent_at = 0.0
+        self.lease = lease or Lease()
+        self.held = False  # enough of it is in the user's hands: nothing more is read
         self.hungry = False  # would pull if less was buffered
         self.retry_at = 0.0  # when a failed pull is tried again; 0: none has
         self.failures = 0

@@ -260,7 +260,7 @@ class MappedQueues:
         taken = gathered = 0
         for broker in list(self._brokers.values()):
             while broker.serving and (queue := broker.next_ready()) is not None:
-                if queue.retry_at:
+                if queue.retry_at or queue.held:
                     continue  # it is added again then
                 before = queue.next_offset
                 count = self._read(broker, queue)

@@ -21,9 +21,11 @@ from cometmq.client.receiving.membership import Membership
 from cometmq.client.receiving.owned import OwnedQueues
 from cometmq.client.receiving.stream import Stream
 from cometmq.client.routes import Routes, broker_routes
-from cometmq.protocol.commands import QueueKey, QueueOffset, TopicRoute
-from cometmq.protocol.errors import CometError, NotConfirmed, NotOwner
+from cometmq.protocol.commands import GivenBack, QueueKey, QueueOffset, TopicRoute
+from cometmq.protocol.errors import CometError, NotConfirmed, NotOwner, TopicNotExist
+from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.protocol.positions import EARLIEST
+from cometmq.protocol.tags import ALL_TAGS
 from cometmq.shm.os.processes import own_process
 
 log = logging.getLogger(__name__)
@@ -107,6 +109,8 @@ class Member:
         for topic in self._owned.topics:
             try:
                 self._meet(self._routes.find(topic, 0.5))
+            except TopicNotExist:
+                continue  # the retries of a group that has none yet
             except CometError as error:
                 log.debug("route of %s: %s", topic, error)
                 return
@@ -125,6 +129,19 @@ class Member:
                     continue
             if place is not None and place.endpoints != ends:
                 place.moved(ends)
+
+    # --- what was not consumed ---
+
+    def subscribe_retries(self) -> None:
+        """Read the group's retries too, as soon as there are any."""
+        self._owned.subscribe(RETRY_PREFIX + self.group, ALL_TAGS, "")
+        self._stir()
+
+    def give_back(
+        self, broker: str, messages: list[GivenBack], max_reconsume_times: int, timeout_s: float
+    ) -> list[int]:
+        """See `Membership.give_back`."""
+        return self._places[broker].give_back(messages, max_reconsume_times, timeout_s)
 
     # --- offsets ---
 
@@ -174,24 +191,30 @@ class Member:
         Raises NotOwner if they are not any more.
         """
         new = [each for each in offsets if each.queue_offset < 0]
-        begun = [
-            QueueOffset(each.topic, each.queue_id, queue_offset, each.epoch)
-            for each, queue_offset in zip(new, self._first_offsets(place, new), strict=True)
-        ]
+        retries = [each for each in new if each.topic == RETRY_PREFIX + self.group]
+        others = [each for each in new if each.topic != RETRY_PREFIX + self.group]
+        begun = self._begin(place, others, self._start)
         if begun and self._start != EARLIEST:
             with place.commit_lock:
                 place.set_offsets(begun)
+        begun += self._begin(place, retries, EARLIEST)  # none of them may be missed
         known = [each for each in offsets if each.queue_offset >= 0]
-        self._owned.take_on(place.broker, lambda: place.endpoints, known + begun)
+        self._owned.take_on(place.broker, lambda: place.endpoints, known + begun, place.lease)
 
-    def _first_offsets(self, place: Membership, new: Sequence[QueueOffset]) -> list[int]:
+    def _begin(
+        self, place: Membership, new: Sequence[QueueOffset], start: Position
+    ) -> list[QueueOffset]:
         """Where the group begins in these queues."""
         keys = [QueueKey(each.topic, each.queue_id) for each in new]
-        if isinstance(self._start, datetime | int):
-            start = self._start
+        if isinstance(start, datetime | int):
             at_ms = start if isinstance(start, int) else int(start.timestamp() * 1000)
-            return offsets_at(self._routes, place.endpoints, keys, at_ms)
-        return resolve(self._routes, place.endpoints, keys, self._start)
+            found = offsets_at(self._routes, place.endpoints, keys, at_ms)
+        else:
+            found = resolve(self._routes, place.endpoints, keys, start)
+        return [
+            QueueOffset(each.topic, each.queue_id, queue_offset, each.epoch)
+            for each, queue_offset in zip(new, found, strict=True)
+        ]
 
     def refused(self, error: CometError) -> None:
         """The coordinator will not have us: poll raises it."""

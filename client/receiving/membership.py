@@ -9,16 +9,20 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from cometmq.client.presence import AWAY, Presence
+from cometmq.client.receiving.buffer import Lease
 from cometmq.client.receiving.owned import OwnedQueues
 from cometmq.protocol.commands import (
     BrokerEndpoints,
     CommitOffsets,
     FetchOffsets,
     GetLine,
+    GiveBackMessages,
+    GivenBack,
     GroupOffsets,
     GroupShare,
     JoinGroup,
     LeaveGroup,
+    MessagesGivenBack,
     QueueKey,
     QueueOffset,
 )
@@ -86,13 +90,15 @@ class Membership:
         self._queues = owned
         self._auto_commit_s = auto_commit_s
         self._line_request = GetLine(boot_id()) if near else None
-        self._channel = self._channel_to(endpoints)
+        self._channel = _channel_to(endpoints, self._line_request)
         self._wake = threading.Condition()
         self._owned: dict[QueueKey, int] = {}  # -> epoch
         self._disowned: set[tuple[QueueKey, int]] = set()  # a commit of these was refused
         self._version = -1
+        self.lease = Lease()  # of all that is owned here
         self._session_ms = SESSION_MS
         self._join: Pending | None = None
+        self._join_sent_at = 0.0  # time.monotonic()
         self._join_until = 0.0
         self._doubts = False  # the coordinator says that something is not ours: hear it all
         self._stirred = False  # something changed that the coordinator has to hear of
@@ -104,10 +110,6 @@ class Membership:
         self._refresh_at = time.monotonic() + REFRESH_S
         self._has_left = False
         self._thread = Steady(f"cometmq consumer {self.broker}", self._turn)
-
-    def _channel_to(self, endpoints: BrokerEndpoints) -> Channel:
-        name = f"the coordinator of {endpoints.broker} at {endpoints.coordinator}"
-        return Channel(endpoints.coordinator, name, line_request=self._line_request)
 
     def start(self) -> None:
         self._thread.start()
@@ -132,7 +134,8 @@ class Membership:
             old, self.endpoints = self.endpoints, endpoints
             if old.coordinator == endpoints.coordinator:
                 return
-            before, self._channel = self._channel, self._channel_to(endpoints)
+            before = self._channel
+            self._channel = _channel_to(endpoints, self._line_request)
         before.close()
 
     def commit(self) -> None:
@@ -141,6 +144,16 @@ class Membership:
             offsets = self._queues.progress_of(self.broker)
             if offsets:
                 self._commit(offsets)
+
+    def give_back(
+        self, messages: list[GivenBack], max_reconsume_times: int, timeout_s: float
+    ) -> list[int]:
+        """For each of these 0, when its copy is stored, else an error's code. Raises CometError."""
+        command = GiveBackMessages(self._owner.group, messages, max_reconsume_times)
+        answer, _ = self._channel.ask(command, timeout_s=timeout_s)
+        if not isinstance(answer, MessagesGivenBack) or len(answer.codes) != len(messages):
+            raise CometError(f"GiveBackMessages was answered by {type(answer).__name__}")
+        return answer.codes
 
     def set_offsets(self, offsets: Sequence[QueueOffset], *, seek: bool = False) -> None:
         """Move the group's offsets; with `seek` also back. The caller holds `commit_lock`.
@@ -236,6 +249,7 @@ class Membership:
                 self._stirred = False
                 self._join = None  # an earlier one may still be answered, and is not heard then
                 command = self._join_command()
+                self._join_sent_at = time.monotonic()
                 self._join_until = time.monotonic() + command.wait_ms / 1000 + LATE_S
             else:
                 command = None
@@ -318,6 +332,7 @@ class Membership:
     def _take_in(self, share: GroupShare) -> None:
         """Become the owner of what the share names, and of nothing else."""
         self._session_ms = share.session_timeout_ms
+        lease_until = self._join_sent_at + self._session_ms / 1000
         epochs = share.epochs or [0] * len(share.queues)  # none: an older coordinator's
         wanted = dict(zip(share.queues, epochs, strict=True))
         # What has been somebody else's meanwhile: nobody would take our commits of it.
@@ -328,6 +343,7 @@ class Membership:
             self._commit_quietly()
             self._forget(lost)
         gained = {key: epoch for key, epoch in wanted.items() if key not in self._owned}
+        self.lease.until = lease_until  # what was lost has none any more
         if gained:
             self._take_on(gained)
         self._version = share.version
@@ -363,3 +379,8 @@ class Membership:
             self._channel.ask(LeaveGroup(self._owner.group, self._owner.name), timeout_s=1.0)
         except CometError as error:
             log.debug("leaving group %s: %s", self._owner.group, error)
+
+
+def _channel_to(endpoints: BrokerEndpoints, line_request: GetLine | None) -> Channel:
+    name = f"the coordinator of {endpoints.broker} at {endpoints.coordinator}"
+    return Channel(endpoints.coordinator, name, line_request=line_request)

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from cometmq.client.receiving.buffer import Queue
+from cometmq.client.receiving.buffer import OVER, Lease, Queue
+from cometmq.client.receiving.progress import Progress
 from cometmq.protocol.commands import BrokerEndpoints, QueueKey, QueueOffset, Subscription
 from cometmq.protocol.tags import joined, split
-from cometmq.shm.kernel._kernel import Message, runs
+from cometmq.shm.kernel._kernel import Message, runs, stretches
 
 HAND_OVER_S: Final = 1.0  # what was handed out of a lost queue may be acknowledged for so long
 
@@ -87,7 +88,11 @@ class OwnedQueues:
             ]
 
     def take_on(
-        self, broker: str, endpoints: Callable[[], BrokerEndpoints], offsets: Sequence[QueueOffset]
+        self,
+        broker: str,
+        endpoints: Callable[[], BrokerEndpoints],
+        offsets: Sequence[QueueOffset],
+        lease: Lease | None = None,
     ) -> None:
         """These are ours now, from those offsets on; but for topics unsubscribed meanwhile."""
         with self.lock:
@@ -100,6 +105,7 @@ class OwnedQueues:
                     tags,
                     each.queue_offset,
                     each.epoch,
+                    lease,
                 )
                 for each in offsets
                 if (tags := self._tags.get(each.topic)) is not None
@@ -120,6 +126,7 @@ class OwnedQueues:
             ]
             for queue in lost:
                 queue.dropped = True
+                queue.lease = OVER
                 queue.discard()
             self._leaving += 1
             while self._ever_acknowledged and any(queue.progress.outstanding for queue in lost):
@@ -182,13 +189,40 @@ class OwnedQueues:
             queue.progress.acknowledge(message.queue_offset)
 
     def _queue_of(self, message: Message) -> Queue | None:
-        queues = self._by_key.get((message.topic, message.queue_id))
+        queues = self._by_key.get((message.stored_topic, message.queue_id))
         if not queues:
             return None
         if len(queues) == 1:
             return queues[0]
         host = message.store_host  # several brokers have a queue of that name
         return next((queue for queue in queues if host in queue.store_hosts), None)
+
+    def acknowledge_of(self, queue: Queue, progress: Progress, messages: list[Message]) -> None:
+        """These of one queue, in any order, that were handed out while that was its progress."""
+        with self.lock:
+            if queue.progress is not progress:
+                return  # it was moved
+            self._ever_acknowledged = True
+            for first, count in stretches(messages):
+                if not progress.acknowledge_run(first, first + count - 1, count):
+                    for queue_offset in range(first, first + count):
+                        progress.acknowledge(queue_offset)
+            if self._leaving:
+                self._acknowledged.notify_all()
+
+    def let_go(self, queue: Queue) -> None:
+        """Of a queue that was lost nothing is in the user's hands any more."""
+        with self.lock:
+            queue.progress.delivered = queue.progress.done
+            self._acknowledged.notify_all()
+
+    def go_back(self, queues: Sequence[Queue]) -> None:
+        """What was handed out of these and is not acknowledged is handed out again."""
+        with self.lock:
+            kept = [queue for queue in queues if not queue.dropped]
+            for queue in kept:
+                queue.move(queue.progress.done)
+        self._on_change(kept)
 
     def progress_of(self, broker: str) -> list[QueueOffset]:
         """What has to be committed at this broker."""

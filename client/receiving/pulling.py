@@ -332,7 +332,7 @@ class Puller:
 
     def _pull_if_room(self, queue: Queue) -> None:
         share = self._prefetch_bytes // max(1, len(self._queues))
-        if queue.buffered_bytes <= max(share, 1):
+        if queue.buffered_bytes <= max(share, 1) and not queue.held:
             self.pull(queue)
         else:
             queue.hungry = True

@@ -39,6 +39,7 @@ class Receiver:
         prefetch_count: int,
         transport: str,
         spin_us: float,
+        max_reconsume_times: int | None = None,
     ) -> None:
         lock: Any = threading.Lock()
         self.routes = Routes(name_server)
@@ -65,6 +66,7 @@ class Receiver:
             auto_commit_s=auto_commit_s,
             transport=transport,
         )
+        self.max_reconsume_times = max_reconsume_times
         self._closed = False
         _receivers.add(self)
 

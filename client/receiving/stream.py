@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from cometmq.client.receiving.buffer import Chunk
+from cometmq.client.receiving.buffer import Chunk, Queue
 from cometmq.client.receiving.pulling import Puller
 from cometmq.protocol.errors import CometError, again
 from cometmq.shm.kernel._kernel import Message
@@ -57,6 +57,31 @@ class Stream:
                     break
                 self._puller.pump(left_s)
         return []
+
+    def take(self, max_count: int, timeout_s: float) -> tuple[Queue, list[Message]] | None:
+        """The next messages, of one queue; None if none came in time, or somebody rang before."""
+        with self._lock:
+            if self.closed:
+                return None
+            self._puller.pump(0)
+            chunk = self._next_chunk()
+            if chunk is None and timeout_s > 0:
+                self._puller.pump(timeout_s)
+                chunk = self._next_chunk()
+            if chunk is None:
+                return None
+            begin = chunk.position
+            chunk.position = end = min(chunk.stop, begin + max_count)
+            return (chunk.queue, chunk.messages[begin:end]) if begin < end else None
+
+    def ring(self) -> None:
+        """Have `take` return, now or when it waits next. From any thread."""
+        self._puller.ring()
+
+    def release(self, queue: Queue) -> None:
+        """A queue that was `held` is read on. From any thread."""
+        queue.held = False
+        self._puller.note([queue])
 
     def each(self, timeout_s: float) -> Iterator[Message]:
         """Messages one by one, until none came for so long; 0: never waits."""

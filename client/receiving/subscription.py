@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pykka
 
-from cometmq.client.receiving.consumer import Consumer
+from cometmq.client.consumer import Consumer
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.retry import pause_s
 from cometmq.shm.kernel._kernel import Message

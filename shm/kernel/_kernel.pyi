@@ -965,7 +965,8 @@ class Message:
     It keeps the whole buffer that it came in alive.
     """
 
-    topic: str
+    topic: str  # of a retry in a handler: what it was sent to
+    stored_topic: str  # as it lies in the log
     queue_id: int
     queue_offset: int
     physical_offset: int
@@ -1084,6 +1085,15 @@ class Tail:
 
 def runs(messages: list[Message]) -> list[tuple[str, int, int, int, int]]:
     """Messages as runs of one queue: (topic, queue_id, first offset, last offset, count) each."""
+
+def restore_topics(messages: list[Message]) -> None:
+    """Have each of these, which lie in a retry topic, name the topic that it was sent to."""
+
+def count_attempts(messages: list[Message]) -> None:
+    """These are handed out again by who has them: one more of `reconsume_times`."""
+
+def stretches(messages: list[Message]) -> list[tuple[int, int]]:
+    """Messages of one queue, in any order, as stretches without a gap: (first offset, count)."""
 
 def encode_properties(
     tags: str | None = None, keys: str | None = None, properties: dict[str, str] | None = None

@@ -297,9 +297,15 @@ cdef class Message:
     cdef Holder _holder
     cdef Record _r
     cdef const uint8_t *_begin
+    cdef bint _is_restored
 
     @property
     def topic(self):
+        topic = self._property(b"RETRY_TOPIC", 11) if self._is_restored else None
+        return self.stored_topic if topic is None else topic
+
+    @property
+    def stored_topic(self):
         return decode_text(self._r.topic, self._r.topic_length)
 
     @property
@@ -515,11 +521,45 @@ def runs(list messages not None):
             count += 1
             continue
         if first is not None:
-            found.append((first.topic, first._r.queue_id, first._r.queue_offset,
+            found.append((first.stored_topic, first._r.queue_id, first._r.queue_offset,
                           last._r.queue_offset, count))
         first = last = message
         count = 1
     if first is not None:
-        found.append((first.topic, first._r.queue_id, first._r.queue_offset,
+        found.append((first.stored_topic, first._r.queue_id, first._r.queue_offset,
                       last._r.queue_offset, count))
+    return found
+
+
+def restore_topics(list messages not None):
+    """Have each of these, which lie in a retry topic, name the topic that it was sent to."""
+    cdef Message message
+    for item in messages:
+        message = item
+        message._is_restored = True
+
+
+def count_attempts(list messages not None):
+    """These are handed out again by who has them: one more of `reconsume_times`."""
+    cdef Message message
+    for item in messages:
+        message = item
+        message._r.reconsume_times += 1
+
+
+def stretches(list messages not None):
+    """Messages of one queue, in any order, as stretches without a gap: (first offset, count)."""
+    cdef list found = []
+    cdef list offsets = [(<Message?>message)._r.queue_offset for message in messages]
+    cdef int64_t first = 0, following = -1, offset
+    offsets.sort()
+    for item in offsets:
+        offset = item
+        if offset != following:
+            if following >= 0:
+                found.append((first, following - first))
+            first = offset
+        following = offset + 1
+    if following >= 0:
+        found.append((first, following - first))
     return found

@@ -12,7 +12,7 @@ import pytest
 from cometmq import Broker
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
-PAGES = sorted(page.name for page in GUIDE.glob("*.md"))
+PAGES = [*sorted(page.name for page in GUIDE.glob("*.md")), "../consuming.md"]
 SERVER = "127.0.0.1:9876"
 WAIT_S = 90
 

@@ -25,7 +25,7 @@ PAGE = ROOT / "docs/reference.md"
 # As a reader meets them.
 NAMES = (
     "Broker", "Producer", "Receipt", "Consumer", "Message", "Admin", "AsyncProducer",
-    "AsyncConsumer", "Appender", "subscribe_actor",
+    "AsyncConsumer", "Retry", "Reject", "Appender", "subscribe_actor",
 )  # fmt: skip
 HIDDEN = {"self", "cls"}
 

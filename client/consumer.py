@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
 from cometmq.client.arguments import check, checked
+from cometmq.client.handling.options import Handler, Handling, Middleware
+from cometmq.client.handling.run import Run
 from cometmq.client.questions import Position
 from cometmq.client.receiving.mapped import check_transport
 from cometmq.client.receiving.receiver import Receiver
@@ -74,6 +76,9 @@ class Consumer:
             processor for that time, and saves the wake-up.
         wait_for_broker: seconds to wait for a broker that is not there yet; then, and with 0 at
             once, NotReachable.
+        max_reconsume_times: how often `run` has a message delivered again before it goes to the
+            dead letters (%DLQ%group); None: as the group's configuration says (16), and for ever
+            with `orderly`.
     """
 
     @checked
@@ -94,9 +99,12 @@ class Consumer:
         transport: str = "auto",
         spin_us: float = 0,
         wait_for_broker: float = 0,
+        max_reconsume_times: int | None = None,
     ) -> None:
         check_group(group)
         check_transport(transport)
+        if max_reconsume_times is not None and not 0 <= max_reconsume_times <= 0x7FFFFFFF:
+            raise ArgumentIllegal(f"max_reconsume_times={max_reconsume_times}: 0 or more")
         if isinstance(start, str):
             word = named(start)
             if word is None:
@@ -113,7 +121,9 @@ class Consumer:
             prefetch_count=prefetch_count,
             transport=transport,
             spin_us=spin_us,
+            max_reconsume_times=max_reconsume_times,
         )
+        self._running: Run | None = None
         self._stream = self._receiver.stream
         self._member = self._receiver.member
         what = f"the consumer {self._member.name} of group {group}"
@@ -204,6 +214,89 @@ class Consumer:
         while not self._stream.closed:
             yield from self._stream.each(POLL_S)
 
+    # --- handlers ---
+
+    @checked
+    def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 20,
+        batch: int = 1,
+        ordered_by: Callable[[Message], Hashable] | None = None,
+        orderly: bool = False,
+        middleware: Iterable[Middleware] = (),
+        consume_timeout_s: float = 900.0,
+        suspend_s: float = 1.0,
+        span: int = 2_000,
+        stuck_s: float = 60.0,
+        end_timeout_s: float = 30.0,
+    ) -> None:
+        """Call `handler` for each message, in threads, until `close` or Ctrl-C.
+
+            consumer.run(lambda message: work(message.body), concurrency=20)
+
+        When the handler returns, whatever it returns, the message is acknowledged. When it raises,
+        that is logged once, and the broker delivers the message again later: after 10 s, 30 s,
+        1 min ... 2 h; after 16 attempts more it goes to the dead letters, topic %DLQ%group. It may
+        raise `Retry(after=...)` to say when, and `Reject()` for the dead letters at once. A message
+        that comes again has its topic of before and its `reconsume_times`. As long as the broker
+        cannot take it back it is tried again here every 5 s, and never acknowledged.
+
+        Progress never passes a message that is not done. What was not acknowledged when this ends
+        comes again. SystemExit and KeyboardInterrupt in a handler are failed deliveries as well;
+        then the run ends, and raises them. It ends like this: no message more is begun, those at
+        work may finish, for `end_timeout_s` at most. A second Ctrl-C does not wait.
+
+        Args:
+            handler: is called in several threads at a time.
+            concurrency: how many threads.
+            batch: more than 1: the handler gets lists of so many at most, each of one queue, which
+                are done or fail as a whole.
+            ordered_by: messages for which it says the same are handled one after the other, in
+                order of their queue, the others at the same time; None: this one has no order. One
+                that fails comes again later; those behind it go on.
+            orderly: a queue's messages are handled one after the other, queues at the same time.
+                One that fails is tried again in place, and its queue waits: for ever, or until
+                `max_reconsume_times` have sent it to the dead letters.
+            middleware: each takes a handler and gives back another that calls it. The first is the
+                outermost.
+            consume_timeout_s: a message that is at work for longer is given back to the broker, and
+                its handler's end counts no longer. Not with `orderly`.
+            suspend_s: how long a queue waits after a failure; with `orderly`.
+            span: how far a queue may be ahead of its first message that is not done.
+            stuck_s: a handler that takes so long is named in the log with its message; again when
+                it has taken twice as long.
+            end_timeout_s: for what is at work at the end.
+
+        Raises:
+            RuntimeError: it runs already, or the consumer is closed.
+            SubscriptionIllegal, NoPermission, ...: as `poll`.
+        """
+        handling = Handling(
+            concurrency,
+            batch,
+            ordered_by,
+            orderly,
+            middleware,
+            consume_timeout_s,
+            suspend_s,
+            span,
+            stuck_s,
+            end_timeout_s,
+        )
+        handling.check()
+        wrapped = handling.wrapped(handler, is_async=False)
+        self._receiver.check_open()
+        if self._running is not None:
+            raise RuntimeError("the consumer runs already")
+        self._member.subscribe_retries()
+        running = self._running = Run(self._receiver, handling)
+        try:
+            running.work(wrapped)
+        finally:
+            self._running = None
+
     # --- progress ---
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
@@ -252,10 +345,14 @@ class Consumer:
     def close(self) -> None:
         """Commit what is acknowledged, leave the group, close all connections. May be called twice.
 
-        Another thread that polls returns with what it has; a loop ends.
+        Another thread that polls returns with what it has; a loop ends. So does `run`, which
+        finishes what is at work: that is waited for, unless it is a handler that calls this, or a
+        signal's in the thread of `run`: then the rest is done when `run` ends.
         """
         self._unclosed.is_closed()
-        self._receiver.close()
+        running = self._running
+        if running is None or running.end(self._receiver.close):
+            self._receiver.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,1 @@
+"""Handlers: functions of the user that messages go to, and what becomes of each message."""

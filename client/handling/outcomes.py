@@ -1,0 +1,86 @@
+"""Outcomes: what a handler can say of a message besides "done" and "failed"."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from cometmq.protocol.errors import ArgumentIllegal
+
+AFTER_S_MAX: Final = 366 * 86_400.0
+
+
+class Retry(Exception):
+    """Raised by a handler: deliver the message again, `after` so long (a timedelta, or seconds).
+
+    Without `after` the broker decides: 10 s, 30 s, 1 min ... 2 h, later each time. With it the
+    message waits at least so long, as the broker's `messageDelayLevel` has it. In order
+    (`orderly=True`) it is how long the queue waits: 10 ms to 30 s, 1 s without it.
+
+    Raises ArgumentIllegal for what is no time.
+    """
+
+    def __init__(self, after: timedelta | float | None = None) -> None:
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and (
+            isinstance(seconds, bool)
+            or not isinstance(seconds, int | float)
+            or math.isnan(seconds)
+            or not 0 <= seconds <= AFTER_S_MAX
+        ):
+            raise ArgumentIllegal(f"Retry(after={after!r}): a timedelta, or seconds from 0 on")
+        super().__init__("again" if seconds is None else f"again after {seconds:g} s")
+        self.after_s = seconds
+
+
+class Reject(Exception):
+    """Raised by a handler: nobody can do this. The message goes to the dead letters at once."""
+
+    def __init__(self, reason: str = "rejected") -> None:
+        super().__init__(reason)
+
+
+class Verdict(NamedTuple):
+    """What a failed delivery is given back with; see GivenBack."""
+
+    delay_level: int = 0
+    after_ms: int = -1
+    after_s: float | None = None
+
+
+DEAD: Final = Verdict(delay_level=-1)
+LATE: Final = Verdict(delay_level=3)  # RocketMQ: what was not done within consumeTimeout
+
+
+def verdict_of(error: BaseException) -> Verdict:
+    if isinstance(error, Reject):
+        return DEAD
+    if isinstance(error, Retry) and error.after_s is not None:
+        return Verdict(after_ms=round(error.after_s * 1000), after_s=error.after_s)
+    return Verdict()
+
+
+def failure_in(returned: Any) -> BaseException | None:
+    """What a handler returned that it should have raised; anything else says that it is done."""
+    if isinstance(returned, Retry | Reject):
+        return returned
+    if returned is Retry or returned is Reject:
+        made: BaseException = returned()
+        return made
+    if inspect.iscoroutine(returned):
+        returned.close()
+        return TypeError("the handler returned a coroutine, which nobody awaits: see AsyncConsumer")
+    return None
+
+
+def check_handler(handler: Callable[..., Any], *, is_async: bool) -> None:
+    """Raise ArgumentIllegal unless it is a function of the kind that is asked for."""
+    call = vars(type(handler)).get("__call__")  # an object's own may be `async def`
+    found = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+    if found and not is_async:
+        raise ArgumentIllegal("the handler is `async def`: AsyncConsumer.run takes it")
+    if not callable(handler):
+        raise ArgumentIllegal(f"a handler can be called; {type(handler).__name__} cannot")

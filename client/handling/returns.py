@@ -1,0 +1,164 @@
+"""Giving back: what was not consumed goes to the broker, which delivers it again later.
+
+A thread of its own asks, so that nobody who hands messages out waits for a broker. Until the broker
+has said that it keeps the copy, a message is not acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from cometmq.client.handling.outcomes import Verdict
+from cometmq.client.handling.work import Strand, Track
+from cometmq.client.receiving.member import Member
+from cometmq.protocol.commands import GivenBack
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.wire.steady import Steady
+from cometmq.shm.kernel._kernel import Message
+
+log = logging.getLogger(__name__)
+
+ASK_S: Final = 10.0
+ASK_COUNT: Final = 1_024  # messages in one command
+CLOSE_S: Final = 5.0
+
+
+class Failure(NamedTuple):
+    """A failed delivery."""
+
+    track: Track
+    messages: list[Message]
+    verdict: Verdict
+    strand: Strand | None = None  # that waits for the outcome
+
+
+Settled = Callable[[Failure, list[Message], list[Message]], None]
+
+
+class Returns:
+    """Threads may share it.
+
+    Args:
+        settled: told of a failure: which of its messages the broker has now, and which it has not.
+            Called in the thread.
+    """
+
+    def __init__(self, member: Member, max_reconsume_times: int | None, settled: Settled) -> None:
+        self._member = member
+        self._max_reconsume_times = -1 if max_reconsume_times is None else max_reconsume_times
+        self._settled = settled
+        self._changed = threading.Condition()
+        self._waiting: deque[Failure] = deque()
+        self._asking = False
+        self._closed = False
+        self._told = False  # that it does not work
+        self._thread = Steady(f"cometmq returns {member.group}", self._turn)
+
+    def put(self, failure: Failure) -> None:
+        with self._changed:
+            self._waiting.append(failure)
+            self._changed.notify_all()
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until there is nothing to give back; False if there still is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_idle, max(0.0, timeout_s))
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._asking
+
+    def close(self) -> None:
+        """What was not given back yet is not, and so is not acknowledged."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._thread.join(CLOSE_S)
+
+    # --- the thread ---
+
+    def _turn(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return False
+            failures = self._take()
+            self._asking = True
+        try:
+            self._give_back(failures)
+        finally:
+            with self._changed:
+                self._asking = False
+                self._changed.notify_all()
+        return True
+
+    def _take(self) -> list[Failure]:
+        """The next ones that go to one broker, as many as one command may name."""
+        taken = [self._waiting.popleft()]
+        count = len(taken[0].messages)
+        while self._waiting:
+            failure = self._waiting[0]
+            count += len(failure.messages)
+            if count > ASK_COUNT or failure.track.queue.broker != taken[0].track.queue.broker:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _give_back(self, failures: list[Failure]) -> None:
+        broker = failures[0].track.queue.broker
+        given = [_given(each, message) for each in failures for message in each.messages]
+        codes: list[int] = []
+        for begin in range(0, len(given), ASK_COUNT):
+            codes += self._ask(broker, given[begin : begin + ASK_COUNT])
+        position = 0
+        for failure in failures:
+            kept: list[Message] = []
+            left: list[Message] = []
+            for message in failure.messages:
+                (left if codes[position] else kept).append(message)
+                position += 1
+            self._settled(failure, kept, left)
+
+    def _ask(self, broker: str, given: list[GivenBack]) -> list[int]:
+        try:
+            codes = self._member.give_back(broker, given, self._max_reconsume_times, ASK_S)
+        except CometError as error:
+            codes = [error.code or -1] * len(given)
+            self._tell(str(error), given[0])
+        else:
+            refused = [(each, code) for each, code in zip(given, codes, strict=True) if code]
+            if refused:
+                self._tell(f"error {refused[0][1]} of the broker", refused[0][0])
+            else:
+                self._told = False
+        return codes
+
+    def _tell(self, why: str, first: GivenBack) -> None:
+        level = logging.DEBUG if self._told else logging.WARNING
+        self._told = True
+        log.log(
+            level,
+            "group %s: %s/%d offset %d cannot be given back (%s); it is tried again here",
+            self._member.group,
+            first.topic,
+            first.queue_id,
+            first.queue_offset,
+            why,
+        )
+
+
+def _given(failure: Failure, message: Message) -> GivenBack:
+    return GivenBack(
+        message.stored_topic,
+        message.queue_id,
+        message.queue_offset,
+        message.physical_offset,
+        failure.verdict.delay_level,
+        failure.verdict.after_ms,
+    )

@@ -1,0 +1,76 @@
+"""Consumers with handlers in processes of their own. No tests here."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from still import stop_here
+
+from cometmq.client import Consumer, Message
+
+STOP_AT = 5
+
+
+def stop_in_the_sixth(name_server: str, group: str, topic: str, line: Connection) -> None:
+    """In order. Stands still in a handler; says what it handles, and when it has lost its queue."""
+    seen = 0
+
+    def handle(message: Message) -> None:
+        nonlocal seen
+        line.send(("handles", message.queue_offset))
+        seen += 1
+        if seen == STOP_AT + 1:
+            stop_here()
+
+    with Consumer(name_server, group, topic, member="z", auto_commit_ms=50) as consumer:
+
+        def look() -> None:
+            tick = threading.Event()
+            while not consumer.assignment:
+                tick.wait(0.01)
+            while consumer.assignment:
+                tick.wait(0.01)
+            line.send(("lost", None))
+            consumer.close()
+
+        threading.Thread(target=look, daemon=True).start()
+        consumer.run(handle, orderly=True)
+    line.send(("ended", None))
+
+
+def wait_for_ctrl_c(name_server: str, group: str, topic: str, line: Connection) -> None:
+    """Four handlers at work when Ctrl-C comes, which end when they are told to."""
+    told = threading.Event()
+    at_work = threading.Semaphore(0)
+
+    def handle(message: Message) -> None:
+        at_work.release()
+        assert told.wait(60)
+
+    def listen() -> None:
+        for _ in range(4):
+            at_work.acquire()
+        line.send(("at work", None))
+        line.recv()
+        told.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    with Consumer(name_server, group, topic) as consumer:
+        try:
+            consumer.run(handle, concurrency=4)
+        except KeyboardInterrupt:
+            line.send(("interrupted", None))
+
+
+def handle_until_killed(name_server: str, group: str, topic: str, line: Connection) -> None:
+    """Says what is done, after its handler is."""
+    lock = threading.Lock()
+
+    def handle(message: Message) -> Any:
+        with lock:
+            line.send(("done", int(message.body)))
+
+    with Consumer(name_server, group, topic, auto_commit_ms=50) as consumer:
+        consumer.run(handle, concurrency=2)
