@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
 from cometmq.client.handling.dispatcher import TAKE_COUNT, Dispatcher
 from cometmq.client.handling.options import Handler, Handling
@@ -14,6 +15,8 @@ from cometmq.client.handling.work import Seat, describe
 from cometmq.client.receiving.receiver import Receiver
 
 log = logging.getLogger(__name__)
+
+HURRY_S: Final = 0.05  # that work may wait although threads are idle
 
 
 class Run:
@@ -28,6 +31,7 @@ class Run:
         self._dispatcher = Dispatcher(receiver, handling, self._seats, self._pool.put, self._wake)
         self._woken = threading.Event()
         self._pump = threading.get_ident()
+        self._hurry_at = 0.0
         self._ends = False
         self._ended = threading.Event()
         self._raised: BaseException | None = None
@@ -51,7 +55,10 @@ class Run:
 
     def _turn(self) -> None:
         sleep_s = self._dispatcher.turn()
-        self._pool.hurry()
+        now = time.monotonic()
+        if now >= self._hurry_at:
+            self._hurry_at = now + HURRY_S
+            self._pool.hurry()
         if self._dispatcher.is_full:
             self._woken.wait(sleep_s)
             self._woken.clear()

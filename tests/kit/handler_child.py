@@ -6,6 +6,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from inside import is_ending
 from still import stop_here
 
 from cometmq.client import Consumer, Message
@@ -41,7 +42,7 @@ def stop_in_the_sixth(name_server: str, group: str, topic: str, line: Connection
 
 
 def wait_for_ctrl_c(name_server: str, group: str, topic: str, line: Connection) -> None:
-    """Four handlers at work when Ctrl-C comes, which end when they are told to."""
+    """Four handlers at work when Ctrl-C comes, which end when the run has heard of it."""
     told = threading.Event()
     at_work = threading.Semaphore(0)
 
@@ -53,7 +54,9 @@ def wait_for_ctrl_c(name_server: str, group: str, topic: str, line: Connection) 
         for _ in range(4):
             at_work.acquire()
         line.send(("at work", None))
-        line.recv()
+        tick = threading.Event()
+        while not is_ending(consumer):
+            tick.wait(0.005)
         told.set()
 
     threading.Thread(target=listen, daemon=True).start()

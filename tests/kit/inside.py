@@ -28,6 +28,11 @@ def commits_by_line(consumer: Consumer) -> bool:
     return bool(places) and all(each._channel._shortcut.line is not None for each in places)
 
 
+def is_ending(consumer: Consumer) -> bool:
+    """Whether its `run` begins nothing more."""
+    return consumer._running is not None and consumer._running._pool.is_over
+
+
 def commitlog_of(broker: Broker) -> psutil.Process:
     (found,) = (
         each
