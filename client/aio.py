@@ -26,6 +26,7 @@ from cometmq.protocol.errors import again
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.shm.kernel._kernel import Message
 
+COMPRESS_BYTES: Final = 65_536  # of a body that is not compressed in the event loop's thread
 YIELD_COUNT: Final = 256  # messages of a loop between two turns of the event loop
 
 
@@ -159,6 +160,8 @@ class AsyncProducer:
         await asyncio.shield(task)  # whoever is cancelled leaves it to the others
 
     async def _start(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
+        if self._sender.compresses and _is_large(message.body):
+            await asyncio.to_thread(self._sender.prepare, message)  # other tasks go on meanwhile
         await self._prepare(target.topic)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Receipt] = loop.create_future()
@@ -178,6 +181,10 @@ class AsyncProducer:
 
 async def _in_thread(call: Callable[..., object], *arguments: Any) -> None:
     await asyncio.to_thread(call, *arguments)
+
+
+def _is_large(body: object) -> bool:
+    return isinstance(body, (bytes, bytearray, memoryview)) and len(body) >= COMPRESS_BYTES
 
 
 def _come_home(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:

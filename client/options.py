@@ -22,6 +22,9 @@ class ProducerOptions(TypedDict, total=False):
     retry_max: int | None
     max_in_flight_bytes: int
     max_message_bytes: int
+    compress: str | None
+    compress_over: int
+    compress_level: int | None
     transport: str
     wait_for_broker: float
 

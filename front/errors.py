@@ -6,6 +6,8 @@ The tree, and when you get each of them, is in `cometmq.protocol.errors`.
 from cometmq.protocol.errors import (
     ArgumentIllegal,
     BadRequest,
+    BodyIllegal,
+    CodecMissing,
     CometError,
     ConfigError,
     DiskFull,
@@ -49,6 +51,8 @@ from cometmq.protocol.errors import (
 __all__ = [
     "ArgumentIllegal",
     "BadRequest",
+    "BodyIllegal",
+    "CodecMissing",
     "CometError",
     "ConfigError",
     "DiskFull",

@@ -32,6 +32,8 @@ CometError
 ├── NotReachable               nobody answers at that address
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
 ├── NotLocal                   transport="local", and the broker has no line for this process
+├── BodyIllegal                a compressed body that cannot be unfolded
+│   └── CodecMissing           it needs an extra that is not installed
 ├── ConfigError                a setting that cannot be used, or a file of settings
 ├── ArgumentIllegal            a call with something that can be no such argument
 └── StoreError                 a store directory that cannot be opened
@@ -275,6 +277,21 @@ class NotLocal(CometError):
     """
 
     code = 9031
+
+
+class BodyIllegal(CometError, ValueError):
+    """A body whose flags say that it is compressed, and that is not, or unfolds to too much.
+
+    The text names the message. It was delivered as it was sent: `stored_body` has its bytes.
+    """
+
+    code = 9032
+
+
+class CodecMissing(BodyIllegal):
+    """Compression by a package that is not installed; the text says how to install it."""
+
+    code = 9033
 
 
 class ConfigError(CometError):

@@ -62,10 +62,18 @@ class Accumulator:
 
     # --- one batch ---
 
-    def open(self, topic: str, *, wait: bool, delay_level: int = 0, linger_s: float = 0.0) -> Batch:
+    def open(
+        self,
+        topic: str,
+        *,
+        wait: bool,
+        delay_level: int = 0,
+        sys_flag: int | None = 0,
+        linger_s: float = 0.0,
+    ) -> Batch:
         """A new batch, which leaves when it is full or has lingered."""
         encoder = self._encoders.pop() if self._encoders else self.new_encoder()
-        batch = Batch(topic, encoder, wait=wait, delay_level=delay_level)
+        batch = Batch(topic, encoder, wait=wait, delay_level=delay_level, sys_flag=sys_flag)
         self._window.opened(batch)
         now = time.monotonic()
         batch.limit = now + linger_s + self._timeout_s + GRACE_S
@@ -121,7 +129,11 @@ class Accumulator:
         batch = lanes.free if lane is None else lane.open
         if batch is not None:
             assert batch.encoder is not None
-            if batch.wait == message.wait and batch.delay_level == message.delay_level:
+            if (batch.wait, batch.delay_level, batch.sys_flag) == (
+                message.wait,
+                message.delay_level,
+                message.sys_flag,
+            ):
                 with contextlib.suppress(BatchFull):
                     return batch, message.add_to(batch.encoder)
             target = lane or lanes.next()
@@ -131,6 +143,7 @@ class Accumulator:
             lanes.topic,
             wait=message.wait,
             delay_level=message.delay_level,
+            sys_flag=message.sys_flag,
             linger_s=self.linger_s,
         )
         assert batch.encoder is not None

@@ -75,7 +75,7 @@ def send_command(
                 batch.topic,
                 batch.queue_id,
                 batch.count,
-                0,
+                batch.sys_flag,
                 batch.wait,
                 batch.number,
                 batch.fence,

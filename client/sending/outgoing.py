@@ -38,6 +38,7 @@ class Outgoing(msgspec.Struct, gc=False):
     flag: int
     wait: bool
     delay_level: int = 0
+    sys_flag: int | None = None  # of the batch it goes into; None: see `Sender.prepare`
 
     def add_to(self, encoder: _kernel.BatchEncoder) -> int:
         return encoder.add(self.body, self.tags, self.keys, self.properties, self.flag)

@@ -63,6 +63,7 @@ class Batch:
         "result",
         "store_host",
         "store_timestamp_ms",
+        "sys_flag",
         "topic",
         "unconfirmed",
         "wait",
@@ -76,11 +77,13 @@ class Batch:
         *,
         wait: bool,
         delay_level: int = 0,
+        sys_flag: int | None = 0,
     ) -> None:
         self.topic = topic
         self.encoder = encoder
         self.wait = wait
         self.delay_level = delay_level
+        self.sys_flag = sys_flag or 0  # of all its messages: how their bodies are compressed
         self.free = False  # any queue of the topic will do
         self.lane: Any = None  # else: the Lane that it is meant for; lanes know batches
         self.due = 0.0  # when it must leave at the latest; time.monotonic()

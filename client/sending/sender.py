@@ -15,6 +15,7 @@ from cometmq.client.forked import Forked
 from cometmq.client.routes import Routes
 from cometmq.client.sending.accumulator import Batching
 from cometmq.client.sending.attempts import CHECK_S, begin_attempt, outcomes_of, send_command
+from cometmq.client.sending.compressing import Compression
 from cometmq.client.sending.delivery import Delivery
 from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.client.sending.outgoing import Body, Outgoing, Target, check_body, illegal, no_body
@@ -33,6 +34,7 @@ class Sender:
 
     Args:
         max_message_bytes: a larger body is refused before it is encoded.
+        compression: of bodies; None: they travel as they are.
         The others: see Routes and Delivery.
     """
 
@@ -46,6 +48,7 @@ class Sender:
         attempts_max: int | None,
         max_in_flight_bytes: int,
         max_message_bytes: int,
+        compression: Compression | None = None,
     ) -> None:
         self.routes = Routes(name_server, transport=transport)
         self.delivery = Delivery(
@@ -57,7 +60,10 @@ class Sender:
         )
         self.lingers = batching.linger_s > 0
         # Into an open batch goes only what is smaller than a batch: then its size need not be seen.
-        self.may_be_quick = self.lingers and batching.bytes_max <= max_message_bytes
+        self.may_be_quick = (
+            self.lingers and batching.bytes_max <= max_message_bytes and compression is None
+        )
+        self._compression = compression
         self._lock = self.delivery.lock
         self._topics = self.delivery.topics
         self._accumulator = self.delivery.accumulator
@@ -91,6 +97,20 @@ class Sender:
         with self._lock:
             self._window.wait_for_room()
 
+    # --- bodies ---
+
+    def prepare(self, message: Outgoing) -> None:
+        """See whether its body may be sent, and compress it; once. Raises MessageTooLarge, ..."""
+        if message.sys_flag is None:
+            check_body(message.body, self._max_message_bytes)
+            message.sys_flag = 0
+            if self._compression is not None:
+                message.body, message.sys_flag = self._compression.fold(message.body)
+
+    @property
+    def compresses(self) -> bool:
+        return self._compression is not None
+
     # --- messages that share batches ---
 
     def gather(
@@ -108,7 +128,7 @@ class Sender:
             remember: `flush` raises the batch's error.
         """
         lanes = self.learn(target.topic)
-        check_body(message.body, self._max_message_bytes)
+        self.prepare(message)
         failure: ValueError | TypeError | None = None
         accumulator = self._accumulator
         with self._lock:
@@ -166,7 +186,7 @@ class Sender:
 
     def _alone(self, topic: str, message: Outgoing) -> Batch:
         """A closed batch of one message."""
-        check_body(message.body, self._max_message_bytes)
+        self.prepare(message)
         try:
             encoder = self._single.pop()
         except IndexError:  # another thread may have taken the last one
@@ -175,7 +195,13 @@ class Sender:
             message.add_to(encoder)
         except (ValueError, TypeError) as error:
             raise illegal(error, message, message.body) from None
-        batch = Batch(topic, None, wait=message.wait, delay_level=message.delay_level)
+        batch = Batch(
+            topic,
+            None,
+            wait=message.wait,
+            delay_level=message.delay_level,
+            sys_flag=message.sys_flag,
+        )
         batch.count = 1
         batch.body = encoder.take()
         self._single.append(encoder)
@@ -238,11 +264,12 @@ class Sender:
         self._check_bodies(bodies)
         lanes = self.learn(target.topic)
         batches: list[Batch] = []
-        start = 0
         try:
-            while start < len(bodies):
-                start, batch = self._send_batch(lanes, target, message, bodies, start)
-                batches.append(batch)
+            for run, message.sys_flag in self._runs(bodies):
+                start = 0
+                while start < len(run):
+                    start, batch = self._send_batch(lanes, target, message, run, start)
+                    batches.append(batch)
         except CometError as error:
             raise _with_note(error, batches) from None
         return _all_stored(batches)
@@ -258,8 +285,11 @@ class Sender:
         several: Sequence[Body] = bodies  # type: ignore[assignment]
         if not all(several):
             raise no_body(next(body for body in several if not body))
-        if several and self._max_message_bytes < self._batch_bytes:
+        if several and (self._max_message_bytes < self._batch_bytes or self.compresses):
             check_body(max(several, key=len), self._max_message_bytes)
+
+    def _runs(self, bodies: Sequence[Body]) -> Iterable[tuple[Sequence[Body], int]]:
+        return [(bodies, 0)] if self._compression is None else self._compression.runs(bodies)
 
     def _send_batch(
         self,
@@ -275,7 +305,10 @@ class Sender:
             self._check_open()
             self._window.wait_for_room()
             batch = accumulator.open(
-                target.topic, wait=message.wait, delay_level=message.delay_level
+                target.topic,
+                wait=message.wait,
+                delay_level=message.delay_level,
+                sys_flag=message.sys_flag,
             )
         encoder = batch.encoder
         assert encoder is not None

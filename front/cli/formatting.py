@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cometmq.protocol.errors import BodyIllegal
+
 if TYPE_CHECKING:
     from cometmq.client import Message
 
@@ -17,9 +19,19 @@ Render = Callable[["Message"], bytes]
 # RocketMQ's own properties, which have fields of their own.
 _SHOWN_APART: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY"})
 
+
+def _body(message: Message) -> bytes:
+    """Unfolded; as it was sent, with a word to stderr, where that cannot be done."""
+    try:
+        return message.body
+    except BodyIllegal as error:
+        click.echo(f"cometmq: {error}; shown as it was sent", err=True)
+        return message.stored_body
+
+
 _FIELDS: Final[dict[str, Render]] = {
-    "s": lambda message: message.body,
-    "S": lambda message: b"%d" % len(message.body),
+    "s": _body,
+    "S": lambda message: b"%d" % len(_body(message)),
     "k": lambda message: (message.keys or "").encode(),
     "K": lambda message: b"%d" % len((message.keys or "").encode()),
     "t": lambda message: message.topic.encode(),
@@ -46,7 +58,7 @@ def compile_format(template: str) -> Render:
         at = match.end()
     parts.append(template[at:].encode())
     if parts == [b"", _FIELDS["s"], b"", b"\n", b""]:
-        return lambda message: message.body + b"\n"
+        return lambda message: _body(message) + b"\n"
     return lambda message: b"".join(
         part if isinstance(part, bytes) else part(message) for part in parts
     )
@@ -91,8 +103,9 @@ def as_record(message: Message) -> dict[str, Any]:
         "flag": message.flag,
         "reconsume_times": message.reconsume_times,
     }
+    body = _body(message)
     try:
-        record["body"] = message.body.decode()
+        record["body"] = body.decode()
     except UnicodeDecodeError:
-        record["body_base64"] = base64.b64encode(message.body).decode()
+        record["body_base64"] = base64.b64encode(body).decode()
     return record

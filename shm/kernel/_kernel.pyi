@@ -26,7 +26,6 @@ GATHER_DONE: Final[int]
 GATHER_UNMAPPED: Final[int]
 COUNTER_BYTES: Final[int]
 DOORBELLS_MAX: Final[int]
-BODY_MAX: Final[int]
 
 class BatchIllegal(ValueError):
     """A batch body that is not what it says; nothing of it was taken."""
@@ -953,7 +952,7 @@ class BatchEncoder:
         """The batch body; the encoder is empty again."""
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """The plain body of a compressed one; ValueError if it is damaged or its codec is missing."""
+    """The plain body of a compressed one. Raises BodyIllegal, CodecMissing."""
 
 def unique_id(batch: Buffer, index: int) -> str:
     """The UNIQ_KEY of the message of that index in a batch body, or "" if it has none."""

@@ -2,9 +2,11 @@
 
 import os as _os
 import time as _time
-import zlib as _zlib
 
 cimport cython
+
+from cometmq.protocol.compression import unfold as _unfold
+from cometmq.protocol.errors import BodyIllegal as _BodyIllegal
 
 cdef enum:
     ID_BYTES = 32  # hex digits of a client-made id with an IPv4 address
@@ -298,6 +300,7 @@ cdef class Message:
     cdef Record _r
     cdef const uint8_t *_begin
     cdef bint _is_restored
+    cdef bytes _plain  # the body of a compressed one, once it was asked for
 
     @property
     def topic(self):
@@ -326,10 +329,19 @@ cdef class Message:
 
     @property
     def body(self):
-        """Decompressed where sys_flag says it is compressed. Raises ValueError if it cannot be."""
+        """Decompressed, once, where sys_flag says it is compressed. Raises BodyIllegal."""
         if self._r.sys_flag & SYS_COMPRESSED:
-            return decompress(self.stored_body, self._r.sys_flag)
+            if self._plain is None:
+                self._plain = self._unfolded()
+            return self._plain
         return PyBytes_FromStringAndSize(<const char *>self._r.body, self._r.body_length)
+
+    cdef bytes _unfolded(self):
+        try:
+            return decompress(self.stored_body, self._r.sys_flag)
+        except _BodyIllegal as error:
+            raise type(error)(f"the body of {self.topic}/{self.queue_id} @{self.queue_offset} "
+                              f"({self.msg_id}): {error}") from None
 
     cdef str _property(self, const char *name, Py_ssize_t name_bytes):
         cdef const uint8_t *value = NULL
@@ -433,34 +445,9 @@ cdef class Message:
                 f"{self._r.body_length} bytes>")
 
 
-BODY_MAX = 64 * 1024 * 1024  # bytes that a compressed body may unfold to
-
-
 def decompress(bytes body not None, int32_t sys_flag):
-    """The plain body of a compressed one; ValueError if it is damaged or its codec is missing."""
-    kind = (sys_flag & SYS_COMPRESSION_MASK) >> SYS_COMPRESSION_SHIFT
-    if kind in (0, 3):
-        unpacker = _zlib.decompressobj()
-        try:
-            plain = unpacker.decompress(body, BODY_MAX)
-        except _zlib.error as error:
-            raise ValueError(f"body is not what sys_flag says (ZLIB): {error}") from None
-        if unpacker.unconsumed_tail:
-            raise ValueError(f"body unfolds to more than {BODY_MAX} bytes")
-        if not unpacker.eof:
-            raise ValueError("body is cut off (ZLIB)")
-        return plain
-    name, module = {1: ("LZ4", "lz4.frame"), 2: ("ZSTD", "zstandard")}.get(kind, (f"type {kind}", ""))
-    if not module:
-        raise ValueError(f"body is compressed by {name}, which is unknown")
-    try:
-        codec = __import__(module, fromlist=["x"])
-    except ImportError:
-        raise ValueError(
-            f"body is compressed by {name}: pip install cometmq[{name.lower()}]") from None
-    if kind == 1:
-        return codec.LZ4FrameDecompressor().decompress(body, BODY_MAX)
-    return codec.ZstdDecompressor().decompress(body, max_output_size=BODY_MAX)
+    """The plain body of a compressed one. Raises BodyIllegal, CodecMissing."""
+    return _unfold(body, (sys_flag & SYS_COMPRESSION_MASK) >> SYS_COMPRESSION_SHIFT)
 
 
 cdef bint has_tag(Record *record, list tags):

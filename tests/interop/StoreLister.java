@@ -30,6 +30,8 @@ import org.apache.rocketmq.common.BoundaryType;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.UtilAll;
+import org.apache.rocketmq.common.compression.CompressionType;
+import org.apache.rocketmq.common.compression.CompressorFactory;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
@@ -435,7 +437,14 @@ public final class StoreLister {
         int index = 0;
         for (JsonElement body : wanted.getAsJsonArray("bodies")) {
             byte[] bytes = Base64.getDecoder().decode(body.getAsString());
+            int sysFlag = 0;
+            if (wanted.has("compress")) {
+                CompressionType type = CompressionType.of(wanted.get("compress").getAsString());
+                bytes = CompressorFactory.getCompressor(type).compress(bytes, 5);
+                sysFlag = MessageSysFlag.COMPRESSED_FLAG | type.getCompressionFlag();
+            }
             MessageExtBrokerInner message = message(topic, index, index % queues, bytes);
+            message.setSysFlag(message.getSysFlag() | sysFlag);
             PutMessageResult put = store.putMessage(message);
             if (!put.isOk()) {
                 throw new IllegalStateException("put " + index + " answered " + put);

@@ -116,18 +116,25 @@ def append_messages(
     *,
     queues: int = 1,
     leave_open: bool = False,
+    compress: str | None = None,
 ) -> list[dict[str, Any]]:
     """Has RocketMQ go on with the store: puts one message a body, round robin over the queues.
 
     Message i has the tag `tag<i % 3>`, the key `key<i>` and a unique key. `leave_open` halts the
     JVM after the last acknowledgement, and so leaves `abort`, and maybe queues behind the log.
+    `compress` is the name of what its client compresses bodies by.
     Returns what RocketMQ acknowledged, in that order.
     """
     encoded = [base64.b64encode(body).decode() for body in bodies]
     request = {
         "mode": "leave-open" if leave_open else "append",
         "settings": settings,
-        "append": {"topic": topic, "queues": queues, "bodies": encoded},
+        "append": {
+            "topic": topic,
+            "queues": queues,
+            "bodies": encoded,
+            **({"compress": compress} if compress else {}),
+        },
     }
     acknowledged, summary = _run(store_dir, request)
     assert len(acknowledged) == len(encoded), (len(acknowledged), len(encoded))
