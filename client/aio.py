@@ -19,6 +19,7 @@ from cometmq.client.handling.async_run import AsyncRun
 from cometmq.client.handling.options import Handler, Handling, RunOptions
 from cometmq.client.options import ConsumerOptions, OnewayOptions, ProducerOptions, SendOptions
 from cometmq.client.questions import Position
+from cometmq.client.receiving.owned import QueueId
 from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
@@ -239,7 +240,7 @@ class AsyncConsumer:
     def __init__(
         self,
         name_server: str | Iterable[str],
-        group: str,
+        group: str | None,
         topic: str | None = None,
         tags: str = ALL_TAGS,
         **options: Unpack[ConsumerOptions],
@@ -261,6 +262,28 @@ class AsyncConsumer:
         """See `Consumer.unsubscribe`."""
         self._consumer.unsubscribe(topic)
 
+    async def assign(
+        self,
+        queues: str | Mapping[QueueId, int] | Iterable[QueueId],
+        tags: str = ALL_TAGS,
+        sql: str = "",
+    ) -> None:
+        """See `Consumer.assign`."""
+        await self._begin()
+        await asyncio.to_thread(self._consumer.assign, queues, tags, sql)
+
+    def pause(self, queues: Iterable[QueueId]) -> None:
+        """See `Consumer.pause`."""
+        self._consumer.pause(queues)
+
+    def resume(self, queues: Iterable[QueueId]) -> None:
+        """See `Consumer.resume`."""
+        self._consumer.resume(queues)
+
+    def position(self, queue: QueueId) -> int:
+        """See `Consumer.position`."""
+        return self._consumer.position(queue)
+
     @property
     def assignment(self) -> list[tuple[str, str, int]]:
         """The queues this member owns now: (broker, topic, queue id)."""
@@ -272,8 +295,8 @@ class AsyncConsumer:
         return self._consumer.connected
 
     @property
-    def group(self) -> str:
-        """Whose progress it is."""
+    def group(self) -> str | None:
+        """Whose progress it is; None: nobody's."""
         return self._consumer.group
 
     @property

@@ -77,6 +77,9 @@ def _is(value: object, hint: Any) -> bool:
         return kind is bytes
     if isinstance(value, Mapping):
         return issubclass(kind, Mapping)
+    if kind is tuple and inner and inner[-1] is not ...:
+        assert isinstance(value, tuple)
+        return len(value) == len(inner) and all(map(_is, value, inner))
     if inner and isinstance(value, (list, tuple, set, frozenset)):
         return all(_is(each, inner[0]) for each in value)
     return True
@@ -88,6 +91,8 @@ def _words(hint: Any) -> str:
         return " or ".join(dict.fromkeys(_words(each) for each in inner))
     if origin is typing.Literal:
         return " or ".join(map(repr, inner))
+    if origin is tuple and inner and inner[-1] is not ...:
+        return f"({', '.join(map(_words, inner))})"
     if origin is not None and issubclass(origin, Mapping):
         return "a mapping"
     if origin is not None and inner and issubclass(origin, Iterable):

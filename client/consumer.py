@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -11,7 +12,10 @@ from cometmq.client.handling.options import Handler, Handling, Middleware
 from cometmq.client.handling.run import Run
 from cometmq.client.questions import Position
 from cometmq.client.receiving.mapped import check_transport
+from cometmq.client.receiving.member import Member
+from cometmq.client.receiving.owned import QueueId
 from cometmq.client.receiving.receiver import Receiver
+from cometmq.client.receiving.unshared import Unshared
 from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.protocol.names import check_group, check_topic
@@ -53,7 +57,8 @@ class Consumer:
 
     Args:
         name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
-        group: whose progress it is.
+        group: whose progress it is. None: nobody's; it reads all queues of what it subscribes to,
+            or those that it is assigned, and shares them with nobody; no broker keeps anything.
         topic: what to subscribe to; None: `subscribe` says it later.
         tags: "*" for all, or tags joined by "||".
         sql: an SQL92 expression over the properties, "amount > 5 AND region IN ('eu', 'us')": only
@@ -66,7 +71,12 @@ class Consumer:
         prefetch_bytes: records that wait here undecoded, all queues together. Each queue may
             exceed its share by one answer.
         prefetch_count: messages in one answer at most.
-        member: this consumer's name in the group; the default is unique.
+        member: this consumer's name in the group; the default is unique, and, for `broadcast`,
+            this machine's address and DEFAULT, as RocketMQ's.
+        broadcast: True: it reads all queues of what it subscribes to, whoever else does. Its
+            progress is in a file of its own, as RocketMQ's is, below ~/.rocketmq_offsets or the
+            folder that is said here, written every 5 s and on `close`. Whoever has the same
+            `member` and group there, one at a time, goes on with it.
         transport: "auto": the store of a broker on this machine is mapped and read where it lies,
             if this process may; what cannot be mapped is asked for through ZeroMQ. "mapped" raises
             NotMapped instead, and also takes the store of another user, who could end this process
@@ -85,7 +95,7 @@ class Consumer:
     def __init__(
         self,
         name_server: str | Iterable[str],
-        group: str,
+        group: str | None,
         topic: str | None = None,
         tags: str = ALL_TAGS,
         *,
@@ -96,12 +106,14 @@ class Consumer:
         prefetch_bytes: int = 16 * 1_048_576,
         prefetch_count: int = 8_192,
         member: str | None = None,
+        broadcast: bool | str | Path = False,
         transport: str = "auto",
         spin_us: float = 0,
         wait_for_broker: float = 0,
         max_reconsume_times: int | None = None,
     ) -> None:
-        check_group(group)
+        if group is not None:
+            check_group(group)
         check_transport(transport)
         if max_reconsume_times is not None and not 0 <= max_reconsume_times <= 0x7FFFFFFF:
             raise ArgumentIllegal(f"max_reconsume_times={max_reconsume_times}: 0 or more")
@@ -114,6 +126,7 @@ class Consumer:
             name_server,
             group,
             member=member,
+            broadcast=broadcast,
             start=start,
             auto_commit_s=auto_commit_ms / 1000,
             pull_bytes=pull_bytes,
@@ -125,7 +138,6 @@ class Consumer:
         )
         self._running: Run | None = None
         self._stream = self._receiver.stream
-        self._member = self._receiver.member
         what = f"the consumer {self._member.name} of group {group}"
         self._unclosed = Unclosed(self, what, self._receiver.close)
         try:
@@ -138,8 +150,12 @@ class Consumer:
             raise
 
     @property
-    def group(self) -> str:
-        """Whose progress it is."""
+    def _member(self) -> Member | Unshared:
+        return self._receiver.member
+
+    @property
+    def group(self) -> str | None:
+        """Whose progress it is; None: nobody's."""
         return self._member.group
 
     @property
@@ -167,10 +183,66 @@ class Consumer:
         """Read this topic no longer; its progress is committed."""
         self._member.unsubscribe(topic)
 
+    @checked
+    def assign(
+        self,
+        queues: str | Mapping[QueueId, int] | Iterable[QueueId],
+        tags: str = ALL_TAGS,
+        sql: str = "",
+    ) -> None:
+        """Read these queues, all of them and no others, and share them with nobody.
+
+        What was assigned before is committed and left. The group, if there is one, is not joined:
+        it keeps what `commit` says, as long as no member owns the queue.
+
+        Args:
+            queues: a topic: all its queues, also those that it gets later. Queues as `assignment`
+                has them, (broker, topic, queue id): they go on where the group is, or begin at
+                `start`. With an offset for each: there; an offset that the queue does not have any
+                more, or not yet, is moved to its begin or end, with a warning in the log.
+            tags, sql: only these messages, as for `subscribe`.
+
+        Raises:
+            ArgumentIllegal: it has subscribed as a member of its group, or there is no such queue.
+            TopicNotExist, NotReachable, SubscriptionIllegal, ...
+        """
+        check_expression(tags)
+        selection_of(tags, sql)
+        self._receiver.check_open()
+        if isinstance(queues, str):
+            check_topic(queues)
+            wanted: dict[QueueId, int | None] | str = queues
+        else:
+            wanted = _wanted(queues)
+        self._receiver.without_sharing().assign(wanted, tags, sql)
+
     @property
     def assignment(self) -> list[tuple[str, str, int]]:
         """The queues this member owns now: (broker, topic, queue id)."""
         return self._receiver.owned.assignment()
+
+    @checked
+    def pause(self, queues: Iterable[QueueId]) -> None:
+        """Hand out nothing of these queues until `resume`; they stay this consumer's.
+
+        What waits here already goes out then. A queue that leaves, and comes back, is not paused.
+        Raises NotOwner if one of them is not in `assignment`; then none is paused.
+        """
+        self._receiver.owned.set_paused(_wanted(queues), True)
+
+    @checked
+    def resume(self, queues: Iterable[QueueId]) -> None:
+        """Go on with these queues. Raises NotOwner as `pause` does."""
+        self._receiver.owned.set_paused(_wanted(queues), False)
+
+    @checked
+    def position(self, queue: QueueId) -> int:
+        """The queue offset behind the last message that was handed out: where it goes on.
+
+        Raises NotOwner if the queue is not in `assignment`.
+        """
+        [key] = _wanted([queue])
+        return self._receiver.owned.position_of(key)
 
     # --- whom it is read from ---
 
@@ -311,7 +383,11 @@ class Consumer:
         self._receiver.owned.acknowledge(messages)
 
     def commit(self) -> None:
-        """Commit what is acknowledged, now. Raises NotConfirmed, ServiceNotAvailable, ..."""
+        """Commit what is acknowledged, now. Raises NotConfirmed, ServiceNotAvailable, ...
+
+        Assigned queues: NotOwner if a member of the group has one. Without a group:
+        ArgumentIllegal; `position` is what you would keep.
+        """
         self._receiver.check_open()
         self._member.commit()
 
@@ -364,3 +440,20 @@ class Consumer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _wanted(queues: Mapping[QueueId, int] | Iterable[QueueId]) -> dict[QueueId, int | None]:
+    """Queues, each with the offset that was said. Raises ArgumentIllegal, NameIllegal."""
+    found: dict[QueueId, int | None] = {}
+    for each in queues:
+        match each:
+            case (str(), str(topic), int()) if len(each) == 3:
+                check_topic(topic)
+            case _:
+                raise ArgumentIllegal(f"a queue is (broker, topic, queue id), not {each!r:.80}")
+        offset = queues[each] if isinstance(queues, Mapping) else None
+        check("queue offset", offset, int | None)
+        if offset is not None and offset < 0:
+            raise ArgumentIllegal(f"queue offset {offset}: at least 0")
+        found[each] = offset
+    return found

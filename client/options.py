@@ -6,6 +6,7 @@ They are declared by `Producer`, its methods and `Consumer`; a test compares the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypedDict
 
 from cometmq.client.questions import Position
@@ -57,6 +58,7 @@ class ConsumerOptions(TypedDict, total=False):
     prefetch_bytes: int
     prefetch_count: int
     member: str | None
+    broadcast: bool | str | Path
     transport: str
     spin_us: float
     wait_for_broker: float

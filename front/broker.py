@@ -154,7 +154,7 @@ class Broker:
 
     def consumer(
         self,
-        group: str,
+        group: str | None,
         topic: str | None = None,
         tags: str = ALL_TAGS,
         **options: Unpack[ConsumerOptions],
@@ -170,7 +170,7 @@ class Broker:
 
     def async_consumer(
         self,
-        group: str,
+        group: str | None,
         topic: str | None = None,
         tags: str = ALL_TAGS,
         **options: Unpack[ConsumerOptions],

@@ -33,6 +33,7 @@ from cometmq.client.handling.work import (
     messages_of,
 )
 from cometmq.client.receiving.buffer import Queue
+from cometmq.client.receiving.member import Member
 from cometmq.client.receiving.receiver import Receiver
 from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.shm.kernel._kernel import Message, count_attempts, restore_topics
@@ -72,6 +73,7 @@ class Dispatcher:
         self._seats = seats
         self._put = put
         self._wake = wake
+        assert isinstance(receiver.member, Member)  # see Consumer.run
         self.returns = Returns(receiver.member, receiver.max_reconsume_times, self._settled)
         self._tracks: dict[Queue, Track] = {}
         self._busy: set[Track] = set()  # of which something is in hand

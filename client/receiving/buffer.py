@@ -43,6 +43,8 @@ class Queue:
         "lease",
         "next_offset",
         "ownership",
+        "parked",
+        "paused",
         "progress",
         "pull_sent_at",
         "pulling",
@@ -87,6 +89,33 @@ class Queue:
         self.chunks: set[Chunk] = set()
         self.store_hosts: set[str] = set()
         self.dropped = False
+        self.paused = False  # by the user: nothing of it is read or handed out
+        self.parked: list[Chunk] = []  # taken out of the line while it is; used by who polls
+
+    def pause(self) -> None:
+        """Hand out nothing more of what is buffered until `unpause`; none of it is lost."""
+        self.paused = True
+        for chunk in self.chunks:
+            chunk.hold()
+
+    def unpause(self) -> None:
+        """Who polls sees to the rest; see `take_back`."""
+        self.paused = False
+
+    def take_back(self) -> list[Chunk]:
+        """What goes back into the line, in front; nothing while it is paused. Under the lock."""
+        if self.paused:
+            return []
+        parked, self.parked = self.parked, []
+        for chunk in self.chunks:
+            chunk.let_go()
+        return parked
+
+    @property
+    def position(self) -> int:
+        """The queue offset behind what was handed out, and what was passed over behind that."""
+        last = [chunk.last_out + 1 for chunk in self.chunks if chunk.position]
+        return max(self.progress.done, self.progress.delivered, *last)
 
     def subscribe(self, expression: str) -> None:
         """`expression`: tags and SQL92, as protocol/tags.py joins them."""
@@ -99,11 +128,11 @@ class Queue:
         self.pulling = False
         self.retry_at = 0.0
         for chunk in self.chunks:
-            if chunk.position and chunk.stop:
-                last = chunk.messages[chunk.position - 1].queue_offset
-                self.progress.delivered = max(self.progress.delivered, last + 1)
-            chunk.stop = 0
+            if chunk.position and (chunk.stop or chunk.held):
+                self.progress.delivered = max(self.progress.delivered, chunk.last_out + 1)
+            chunk.stop = chunk.held = 0
         self.chunks.clear()
+        self.parked.clear()
         self.buffered_bytes = 0
 
     def move(self, queue_offset: int) -> None:
@@ -119,7 +148,7 @@ class Queue:
 class Chunk:
     """The messages of one answer; bytes until they are needed."""
 
-    __slots__ = ("end", "frame", "messages", "position", "queue", "size", "start", "stop")
+    __slots__ = ("end", "frame", "held", "messages", "position", "queue", "size", "start", "stop")
 
     def __init__(
         self,
@@ -137,7 +166,21 @@ class Chunk:
         self.size = 0 if frame is None else len(frame)
         self.messages = messages or []
         self.position = 0  # the next message to go out
-        self.stop = count  # where they end; 0 once the queue is lost
+        self.stop = count  # where they end; 0 once the queue is lost, and while it is paused
+        self.held = 0  # what `stop` was before the pause
+
+    @property
+    def last_out(self) -> int:
+        """The queue offset of the last message that has gone out."""
+        return self.messages[self.position - 1].queue_offset
+
+    def hold(self) -> None:
+        if self.stop:
+            self.held, self.stop = self.stop, 0
+
+    def let_go(self) -> None:
+        if self.held:
+            self.stop, self.held = self.held, 0
 
     def arrange(self) -> None:
         """Its messages are known: which will be delivered, and from where. Under the lock."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from cometmq.client.receiving.buffer import OVER, Lease, Queue
 from cometmq.client.receiving.progress import Progress
 from cometmq.protocol.commands import BrokerEndpoints, QueueKey, QueueOffset, Subscription
+from cometmq.protocol.errors import NotOwner
 from cometmq.protocol.tags import joined, split
 from cometmq.shm.kernel._kernel import Message, runs, stretches
 
+QueueId = tuple[str, str, int]  # broker, topic, number
 HAND_OVER_S: Final = 1.0  # what was handed out of a lost queue may be acknowledged for so long
 
 
@@ -38,7 +40,7 @@ class OwnedQueues:
         self._leaving = 0  # calls that await the last acknowledgements of lost queues
         self._ever_acknowledged = False
         self._tags: dict[str, str] = {}  # by subscribed topic, with the SQL92 joined to them
-        self._queues: dict[tuple[str, str, int], Queue] = {}
+        self._queues: dict[QueueId, Queue] = {}
         self._by_key: dict[tuple[str, int], list[Queue]] = {}
         self._closed = False
 
@@ -73,7 +75,7 @@ class OwnedQueues:
 
     # --- ownership ---
 
-    def assignment(self) -> list[tuple[str, str, int]]:
+    def assignment(self) -> list[QueueId]:
         """(broker, topic, queue id) of each."""
         with self.lock:
             return sorted(self._queues)
@@ -153,6 +155,29 @@ class OwnedQueues:
                 queue.move(queue_offset)
                 queue.committed = queue_offset
         self._on_change(queues)
+
+    def set_paused(self, keys: Iterable[QueueId], paused: bool) -> None:
+        """Hand out nothing more of these, or go on with them. Raises NotOwner, and changes none."""
+        with self.lock:
+            queues = [self._owned_queue(key) for key in keys]
+            for queue in queues:
+                if paused:
+                    queue.pause()
+                else:
+                    queue.unpause()
+        self._on_change(queues)
+
+    def position_of(self, key: QueueId) -> int:
+        """The queue offset of the message that is handed out next. Raises NotOwner."""
+        with self.lock:
+            return self._owned_queue(key).position
+
+    def _owned_queue(self, key: QueueId) -> Queue:
+        queue = self._queues.get(key)
+        if queue is None or queue.dropped:
+            broker, topic, queue_id = key
+            raise NotOwner(f"queue {queue_id} of {topic} on broker {broker} is not this consumer's")
+        return queue
 
     def close(self) -> None:
         """Nothing more will be acknowledged that anybody waits for."""

@@ -147,10 +147,16 @@ class Puller:
                 self._troubles.forget(queue)
                 if self._mapped is not None:
                     self._mapped.drop(queue)
+            elif queue.paused:
+                self._queues.add(queue)
+                if self._mapped is not None:
+                    self._mapped.drop(queue)
             else:
                 self._queues.add(queue)
+                with self._lock:  # what came before a pause goes out first
+                    self.ready.extendleft(reversed(queue.take_back()))
                 if not queue.pulling:
-                    self.pull(queue)
+                    self._pull_if_room(queue)
         now = time.monotonic()
         if now >= self._check_at:
             self._check(now)
@@ -197,7 +203,9 @@ class Puller:
 
     def pull(self, queue: Queue) -> None:
         """Go on with the queue."""
-        queue.hungry = False
+        queue.hungry = queue.paused
+        if queue.paused:
+            return
         if self._mapped is not None and self._mapped.takes(queue):
             return
         readers = queue.endpoints().readers
@@ -277,6 +285,8 @@ class Puller:
                 queue.buffered_bytes += chunk.size
                 if chunk.messages:
                     chunk.arrange()
+                if queue.paused:
+                    chunk.hold()
             self.ready.append(chunk)
         elif answer.status in _NOTHING and end > start:  # looked through: none of it is ours
             queue.next_offset = end
@@ -341,25 +351,28 @@ class Puller:
 
     def open(self, chunk: Chunk) -> None:
         """Decode it, if it has not been."""
-        frame, chunk.frame = chunk.frame, None
-        if frame is None or not chunk.stop:
+        if chunk.frame is None or not chunk.stop:
             return
+        frame, chunk.frame = chunk.frame, None
         queue = chunk.queue
         try:
             messages = decode(frame.buffer, queue.selection.tags, filter=queue.selection.filter)
         except RecordDamaged as damage:
             messages = salvage(frame.buffer, queue, damage)
         with self._lock:
-            if not chunk.stop:
+            if not chunk.stop and not chunk.held:
                 return  # lost meanwhile
-            chunk.messages, chunk.stop = messages, len(messages)
+            chunk.messages = messages
+            chunk.stop, chunk.held = (0, len(messages)) if chunk.held else (len(messages), 0)
             chunk.arrange()
 
     def taken(self, chunk: Chunk) -> None:
-        """Everything of it has gone out."""
+        """Everything of it has gone out; or its queue is paused, and `begin` has it back later."""
         queue = chunk.queue
         with self._lock:
-            if chunk in queue.chunks:
+            if chunk.held:
+                queue.parked.append(chunk)
+            elif chunk in queue.chunks:
                 queue.chunks.discard(chunk)
                 queue.buffered_bytes -= chunk.size
                 queue.progress.delivered = max(queue.progress.delivered, chunk.end)

@@ -10,15 +10,19 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from cometmq.client.forked import Forked
 from cometmq.client.questions import Position
+from cometmq.client.receiving.kept import Kept, KeptByBroker, KeptByUser, KeptInFile
 from cometmq.client.receiving.member import Member
 from cometmq.client.receiving.owned import OwnedQueues
 from cometmq.client.receiving.pulling import Puller
 from cometmq.client.receiving.stream import Stream
+from cometmq.client.receiving.unshared import Unshared
 from cometmq.client.routes import Routes
+from cometmq.protocol.errors import ArgumentIllegal
 
 _receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()
 
@@ -29,9 +33,10 @@ class Receiver:
     def __init__(
         self,
         name_server: str | Iterable[str],
-        group: str,
+        group: str | None,
         *,
         member: str | None,
+        broadcast: bool | str | Path,
         start: Position,
         auto_commit_s: float,
         pull_bytes: int,
@@ -41,7 +46,13 @@ class Receiver:
         spin_us: float,
         max_reconsume_times: int | None = None,
     ) -> None:
+        kept = None  # looked at before anything is opened that would have to be closed
+        if broadcast:
+            if group is None:
+                raise ArgumentIllegal("broadcast needs a group: its progress is kept by that name")
+            kept = KeptInFile(group, member, None if broadcast is True else Path(broadcast))
         lock: Any = threading.Lock()
+        self._swap = threading.Lock()
         self.routes = Routes(name_server)
         self.puller = Puller(
             lock,
@@ -56,19 +67,53 @@ class Receiver:
         )
         self.stream = Stream(self.puller)
         self.owned = OwnedQueues(lock, self.puller.note)
-        self.member = Member(
-            group,
-            member or "",
-            self.routes,
-            self.owned,
-            self.stream,
-            start=start,
-            auto_commit_s=auto_commit_s,
-            transport=transport,
-        )
         self.max_reconsume_times = max_reconsume_times
+        self._start = start
+        self._auto_commit_s = auto_commit_s
+        self._transport = transport
+        self.member: Member | Unshared
+        if kept is not None:
+            self.member = self._unshared(kept, kept.member, group)
+        elif group is None:
+            self.member = self._unshared(KeptByUser(), member or "", None)
+        else:
+            self.member = Member(
+                group,
+                member or "",
+                self.routes,
+                self.owned,
+                self.stream,
+                start=start,
+                auto_commit_s=auto_commit_s,
+                transport=transport,
+            )
         self._closed = False
         _receivers.add(self)
+
+    def _unshared(self, kept: Kept, name: str, group: str | None) -> Unshared:
+        return Unshared(
+            kept,
+            name,
+            group,
+            self.routes,
+            self.owned,
+            start=self._start,
+            auto_commit_s=self._auto_commit_s,
+            transport=self._transport,
+        )
+
+    def without_sharing(self) -> Unshared:
+        """Its queues are those that it is told. Raises ArgumentIllegal once it has subscribed."""
+        with self._swap:
+            if isinstance(self.member, Member):
+                if self.owned.topics:
+                    raise ArgumentIllegal(
+                        f"it subscribes to {self.owned.topics[0]} as a member of its group: "
+                        "a consumer either subscribes or is assigned"
+                    )
+                kept = KeptByBroker(self.routes, self.member.group)
+                self.member = self._unshared(kept, self.member.name, self.member.group)
+            return self.member
 
     def check_open(self) -> None:
         self._check_fork()

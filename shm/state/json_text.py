@@ -5,6 +5,7 @@ The types decide how `dumps` writes a value:
     Struct              keys sorted, one a line         a Java object
     dict, str keys      one a line, in their order      Map<String, ...>
     dict, int keys      {0:5,1:7 newline }              Map<Integer, ...>
+    dict, Struct keys   {{"a":1}:5 newline }            Map<MessageQueue, ...>
     list                one item a line                 List
     tuple               [1,2] on one line               Java array, Set
 """
@@ -165,11 +166,19 @@ def _write_map(parts: list[str], members: dict[object, object], depth: int) -> N
             lead = line + _string(key)
         elif isinstance(key, int) and not isinstance(key, bool):
             lead = _scalar(key)
+        elif isinstance(key, msgspec.Struct):
+            lead = _bean(key, depth + 1)
         else:
             raise TypeError(f"a {type(key).__name__} cannot be a key")
         parts.append(("," if index else "") + lead + ":")
         _write(parts, value, depth + 1)
     parts.append("\n" + "\t" * depth + "}" if members else "}")
+
+
+def _bean(bean: msgspec.Struct, depth: int) -> str:
+    parts: list[str] = []
+    _write_bean(parts, bean, depth)
+    return "".join(parts)
 
 
 def _write_list(parts: list[str], items: list[object], depth: int) -> None:

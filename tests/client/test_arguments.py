@@ -191,7 +191,9 @@ def test_many_that_are_no_sequence(broker: Handle, bodies: Any) -> None:
 
 CONSUMED: list[tuple[dict[str, Any], type[CometError]]] = [
     ({"group": ["g"]}, NameIllegal),
-    ({"group": None}, NameIllegal),
+    ({"group": ""}, NameIllegal),
+    ({"group": None, "broadcast": True}, ArgumentIllegal),
+    ({"broadcast": 5}, ArgumentIllegal),
     ({"topic": ["t"]}, NameIllegal),
     ({"topic": 5}, NameIllegal),
     ({"tags": ["a"]}, SubscriptionIllegal),

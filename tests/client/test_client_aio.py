@@ -77,8 +77,8 @@ def test_options_are_the_keyword_arguments(
 
 SENDING = "close connected flush send send_async send_many send_oneway wait_for_broker"
 RECEIVING = (
-    "ack assignment close commit connected group member poll run seek subscribe "
-    "unsubscribe wait_for_broker"
+    "ack assign assignment close commit connected group member pause "
+    "poll position resume run seek subscribe unsubscribe wait_for_broker"
 )
 
 

@@ -38,3 +38,15 @@ def hand_back(path: Path, count: int) -> None:
             continue
         number = there.value
         back.advance(number)
+
+
+def broadcast_until_killed(name_server: str, topic: str, folder: str, line: Connection) -> None:
+    """Read the first queue by tens, commit each, and report where the next begins."""
+    with Consumer(name_server, "g", broadcast=folder, member="child") as consumer:
+        consumer.assign(topic)
+        first = next(queue for queue in consumer.assignment if queue[2] == 0)
+        consumer.assign([first])
+        while True:
+            consumer.ack(consumer.poll(10, 60))
+            consumer.commit()
+            line.send(consumer.position(first))
