@@ -6,11 +6,13 @@ How far they are dealt with is the group's progress in that topic: what lies bef
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 from cometmq.client.administration.brokers import Brokers
 from cometmq.client.arguments import checked
 from cometmq.client.sending.producer import Producer
+from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.commands import (
     BrokerRoute,
     CommitOffsets,
@@ -22,7 +24,7 @@ from cometmq.protocol.commands import (
     QueueKey,
     QueueOffset,
 )
-from cometmq.protocol.errors import CometError, MessageNotFound, TopicNotExist
+from cometmq.protocol.errors import BodyIllegal, CometError, MessageNotFound, TopicNotExist
 from cometmq.protocol.names import DLQ_PREFIX, RESERVED_PROPERTIES, UNKEPT_PROPERTIES, check_group
 from cometmq.shm.kernel._kernel import Message, decode
 
@@ -164,24 +166,28 @@ def _send_again(
     producer: Producer, letters: Iterable[DeadLetter], topic: str | None
 ) -> list[Resent]:
     """All of them at once, then their answers."""
-    sent = [
-        (
-            letter,
-            producer.send_async(
-                topic or letter.topic,
-                letter.message.body,
-                tags=letter.message.tags,
-                keys=letter.message.keys,
-                properties=_own_properties(letter.message),
-                flag=letter.message.flag,
-            ),
-        )
-        for letter in letters
-    ]
-    resent = []
-    for letter, future in sent:
+    sent: list[tuple[DeadLetter, Future[Receipt] | BodyIllegal]] = []
+    for letter in letters:
+        message = letter.message
         try:
-            resent.append(Resent(letter, future.result().msg_id, None))
+            future = producer.send_async(
+                topic or letter.topic,
+                message.body,
+                tags=message.tags,
+                keys=message.keys,
+                properties=_own_properties(message),
+                flag=message.flag,
+            )
+        except BodyIllegal as error:  # compressed, so that it cannot be read: it stays
+            sent.append((letter, error))
+        else:
+            sent.append((letter, future))
+    resent = []
+    for letter, outcome in sent:
+        try:
+            if isinstance(outcome, BodyIllegal):
+                raise outcome
+            resent.append(Resent(letter, outcome.result().msg_id, None))
         except CometError as error:
             resent.append(Resent(letter, "", error))
     return resent

@@ -45,7 +45,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "attempts": letter.attempts,
         "keys": message.keys or "",
         "tags": message.tags or "",
-        "bytes": len(message.body),
+        "bytes": len(message.stored_body),
         "stored_ms": message.store_timestamp_ms,
         "broker": letter.broker,
         "queue_offset": message.queue_offset,

@@ -83,6 +83,15 @@ def test_asyncio(broker: Broker, lines: list[bytes]) -> None:
     assert asyncio.run(both()) == [b"".join(lines), *lines[:20]]
 
 
+def test_a_compressed_body_may_be_delayed(broker: Broker) -> None:
+    with broker.producer(compress="zlib") as producer:
+        producer.send("delayed", bytes(9_000), delay_level=1)
+    with broker.consumer("g-delayed", "delayed") as consumer:
+        [message] = drain(consumer, 1)
+    assert message.sys_flag & 1
+    assert message.body == bytes(9_000)
+
+
 def test_what_compression_makes_no_smaller_goes_as_it_is(broker: Broker) -> None:
     noise = bytes(range(1, 256))
     with broker.producer(compress="zlib", compress_over=1) as producer:

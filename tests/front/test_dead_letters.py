@@ -12,8 +12,16 @@ from family import RunningBroker
 from shared_data import data_path
 
 from cometmq.client import Admin, Consumer, Message, Producer
-from cometmq.protocol.commands import GiveBackMessages, GivenBack, MessagesGivenBack
-from cometmq.protocol.errors import MessageNotFound
+from cometmq.protocol.commands import (
+    GiveBackMessages,
+    GivenBack,
+    MessagesGivenBack,
+    Section,
+    SendMessages,
+)
+from cometmq.protocol.errors import BodyIllegal, MessageNotFound
+from cometmq.shm.kernel._kernel import BatchEncoder
+from cometmq.shm.kernel.layout import SYS_COMPRESSED
 
 VARIABLE = "COMETMQ_NAME_SERVER"
 WAIT_S = 60
@@ -26,11 +34,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 
 
 def bury(broker: RunningBroker, group: str, topic: str, count: int) -> list[Message]:
-    """Send log lines, have the group take them and give them all up."""
+    """Send log lines, and have the group give them up."""
     lines = data_path("loghub", "Zookeeper.log").read_bytes().splitlines()[:count]
     with Producer(broker.ready.name_server) as producer:
         for number, line in enumerate(lines):
             producer.send(topic, line, keys=f"k{number}", tags="t", properties={"own": "yes"})
+    return give_up(broker, group, topic, count)
+
+
+def give_up(broker: RunningBroker, group: str, topic: str, count: int) -> list[Message]:
+    """Have the group take what there is, and give it all up."""
     found = take(broker, group, topic, count)
     given = [
         GivenBack(m.topic, m.queue_id, m.queue_offset, m.physical_offset, delay_level=-1)
@@ -93,6 +106,25 @@ def test_purged(broker: RunningBroker) -> None:
         assert admin.purge_dead_letters("purged") == 3
         assert admin.dead_letters("purged") == []
         assert admin.purge_dead_letters("purged") == 0
+
+
+def test_one_that_cannot_be_read_is_told_of_and_stays(broker: RunningBroker) -> None:
+    broker.create_topic("torn", 1)
+    encoder = BatchEncoder(size_max=1 << 16, count_max=10)
+    encoder.add(b"no frame at all", None, None, None, 0)
+    section = Section("torn", 0, 1, SYS_COMPRESSED)
+    broker.commitlog.ask(SendMessages([section], 0), [encoder.take()])
+    broker.send("torn", 0, [b"plain"])
+    torn, plain = give_up(broker, "unread", "torn", 2)
+    with Admin(broker.ready.name_server) as admin:
+        first, second = admin.resend_dead_letters("unread", topic="elsewhere")
+        assert isinstance(first.error, BodyIllegal)
+        assert (first.letter.message.stored_body, second.error) == (torn.stored_body, None)
+        assert len(admin.dead_letters("unread")) == 2
+    (again,) = take(broker, "reader", "elsewhere", 1)
+    assert again.body == plain.body
+    rows = json_of("group", "dlq", "list", "unread", **{VARIABLE: broker.ready.name_server})
+    assert [row["bytes"] for row in rows] == [15, 5]
 
 
 def test_a_group_without_any(broker: RunningBroker) -> None:
