@@ -6,7 +6,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from inside import is_ending
+from inside import is_ending, queues_of
 from still import stop_here
 
 from cometmq.client import Consumer, Message
@@ -29,9 +29,9 @@ def stop_in_the_sixth(name_server: str, group: str, topic: str, line: Connection
 
         def look() -> None:
             tick = threading.Event()
-            while not consumer.assignment:
+            while not (owned := queues_of(consumer)):
                 tick.wait(0.01)
-            while consumer.assignment:
+            while not owned[0].dropped:  # it may come back at once, under another epoch
                 tick.wait(0.01)
             line.send(("lost", None))
             consumer.close()

@@ -8,6 +8,7 @@ import psutil
 from family import RunningBroker
 
 from cometmq import Broker, Consumer, Producer
+from cometmq.client.receiving.buffer import Queue
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import Counter
 
@@ -26,6 +27,11 @@ def commits_by_line(consumer: Consumer) -> bool:
     """Whether it has a line to each coordinator that it commits to."""
     places = consumer._member._places.values()
     return bool(places) and all(each._channel._shortcut.line is not None for each in places)
+
+
+def queues_of(consumer: Consumer) -> list[Queue]:
+    """What it owns now."""
+    return consumer._receiver.owned.find(None, None)
 
 
 def is_ending(consumer: Consumer) -> bool:
