@@ -111,19 +111,12 @@ def test_a_member_that_is_killed(broker: Broker) -> None:
     """What it had not done is done by the other; nothing is left out."""
     fill(broker, "killed", queues=4)
     done: set[int] = set()
-    child_kind = handler_child.handle_until_killed
-    with (
-        child_of(child_kind, broker, "g", "killed") as (first, line),
-        child_of(child_kind, broker, "g", "killed") as (_, other),
-    ):
-        done.add(heard(line)[1])
-        first.kill()
-        first.join()
-        try:
-            while line.poll():
-                done.add(line.recv()[1])
-        except EOFError:
-            pass
-        while len(done) < COUNT:
-            done.add(heard(other)[1])
+    with child_of(handler_child.hang_after_ten, broker, "g", "killed") as (first, line):
+        for _ in range(10):
+            done.add(heard(line)[1])
+        with child_of(handler_child.handle_all, broker, "g", "killed") as (_, other):
+            first.kill()
+            first.join()
+            while len(done) < COUNT:
+                done.add(heard(other)[1])
     assert done == set(range(COUNT))

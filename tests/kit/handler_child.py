@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from multiprocessing.connection import Connection
-from typing import Any
 
 from inside import is_ending, queues_of
 from still import stop_here
@@ -67,13 +66,25 @@ def wait_for_ctrl_c(name_server: str, group: str, topic: str, line: Connection) 
             line.send(("interrupted", None))
 
 
-def handle_until_killed(name_server: str, group: str, topic: str, line: Connection) -> None:
-    """Says what is done, after its handler is."""
+def hang_after_ten(name_server: str, group: str, topic: str, line: Connection) -> None:
+    """Says what is done; the eleventh and whatever comes then is never done."""
+    handle_all(name_server, group, topic, line, 10)
+
+
+def handle_all(
+    name_server: str, group: str, topic: str, line: Connection, count: int = 1_000_000
+) -> None:
+    """Says what is done."""
     lock = threading.Lock()
 
-    def handle(message: Message) -> Any:
+    def handle(message: Message) -> None:
+        nonlocal count
         with lock:
-            line.send(("done", int(message.body)))
+            count -= 1
+            if count >= 0:
+                line.send(("done", int(message.body)))
+                return
+        threading.Event().wait()
 
     with Consumer(name_server, group, topic, auto_commit_ms=50) as consumer:
         consumer.run(handle, concurrency=2)
