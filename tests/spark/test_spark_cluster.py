@@ -20,7 +20,7 @@ from family import RunningBroker, is_readable
 from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.protocol.wire.channel import Channel
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUEUES = 4
 COUNT = 3_000  # messages in each queue
