@@ -11,8 +11,9 @@ QUEUE_IDS = range(1 << 16)  # of which RocketMQ's tools make topics
 
 
 def due_ms(store_timestamp_ms: int, level: int, levels_ms: tuple[int, ...]) -> int:
-    """When a message is due that was stored at that level (from 1), in ms since 1970."""
-    return store_timestamp_ms + levels_ms[level - 1]
+    """When a message is due that was stored at that level (from 1), in ms since 1970. A level that
+    the table has no longer waits as its last one does."""
+    return store_timestamp_ms + levels_ms[min(level, len(levels_ms)) - 1]
 
 
 def destination(properties: Mapping[str, str]) -> tuple[str, int]:

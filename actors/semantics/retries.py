@@ -6,6 +6,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from cometmq.actors.books.retries import retry_of, retry_properties
@@ -13,7 +14,6 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Request
 from cometmq.protocol.commands import (
-    GIVEN_BACK_MAX,
     Cover,
     GivenBack,
     MessagesGivenBack,
@@ -21,9 +21,9 @@ from cometmq.protocol.commands import (
     StoreRetries,
 )
 from cometmq.protocol.errors import (
-    ArgumentIllegal,
     CometError,
     MessageNotFound,
+    MessageTooLarge,
     NotConfirmed,
     OffsetIllegal,
 )
@@ -68,14 +68,9 @@ class Retries:
         self._bytes_max = min(
             READ_BYTES_MAX, family.settings.mapped_file_size_commit_log_bytes // 4
         )
-        self._retries = 0
-        self._dead = 0
+        self._stored = 0  # copies, dead letters among them
 
     def on_store_retries(self, command: StoreRetries, request: Request) -> None:
-        if len(command.messages) > GIVEN_BACK_MAX:
-            raise ArgumentIllegal(
-                f"{len(command.messages)} messages given back at once, at most {GIVEN_BACK_MAX}"
-            )
         if self._is_early(command):
             self._early.append((command, request))
             self._await_dispatched()
@@ -106,24 +101,29 @@ class Retries:
 
     def _store_all(self, command: StoreRetries) -> list[int]:
         """The code of each."""
-        codes = [0] * len(command.messages)
-        batch = _Batch(self._bytes_max)
+        storing = _Storing(command, [0] * len(command.messages), _Batch(self._bytes_max))
         for index, found in self._read(command.messages):
             if isinstance(found, CometError):
-                codes[index] = found.code
-                continue
-            try:
-                self._add(batch, command, index, found)
-            except BatchFull:
-                self._append(batch, codes)
-                self._add(batch, command, index, found)
-            except RecordTooLarge as error:
-                log.error("message %s cannot be given back: %s", found.offset_msg_id, error)
-                codes[index] = ArgumentIllegal.code
-        self._append(batch, codes)
-        return codes
+                storing.codes[index] = found.code
+            else:
+                self._take(storing, index, found)
+        self._append(storing)
+        return storing.codes
 
-    def _add(self, batch: _Batch, command: StoreRetries, index: int, message: Message) -> None:
+    def _take(self, storing: _Storing, index: int, message: Message) -> None:
+        """Into the batch, which is stored first if it is full."""
+        try:
+            try:
+                self._add(storing, index, message)
+            except BatchFull:
+                self._append(storing)
+                self._add(storing, index, message)
+        except RecordTooLarge as error:
+            log.error("message %s cannot be given back: %s", message.offset_msg_id, error)
+            storing.codes[index] = MessageTooLarge.code
+
+    def _add(self, storing: _Storing, index: int, message: Message) -> None:
+        command, batch = storing.command, storing.batch
         entry = command.messages[index]
         retry = retry_of(command, entry, message.reconsume_times, self._levels_ms)
         is_dead = retry.level == 0
@@ -142,29 +142,39 @@ class Retries:
             sys_flag=message.sys_flag,
             prepared_offset=0,
         )
-        batch.indexes.append(index)
-        self._dead += is_dead
-        self._retries += not is_dead
+        batch.messages[index] = message
 
-    def _append(self, batch: _Batch, codes: list[int]) -> None:
-        """Have them stored, all or none of them; their codes."""
-        if not batch.indexes:
+    def _append(self, storing: _Storing) -> None:
+        """Have the batch stored, all or none of it, and note what became of it."""
+        messages, records = storing.batch.take()
+        if not messages:
             return
+        error = storing.refusal or self._store_records(records)
+        if isinstance(error, MessageTooLarge) and len(messages) > 1:
+            for index, message in messages.items():  # the others have no part in that
+                self._take(storing, index, message)
+                self._append(storing)
+            return
+        if error is None:
+            self._stored += len(messages)
+            return
+        log.warning("%d messages are not given back: %s", len(messages), error)
+        for index in messages:
+            storing.codes[index] = error.code
+        if not isinstance(error, MessageTooLarge):
+            storing.refusal = error  # it would be the same for what follows, and take as long
+
+    def _store_records(self, records: InnerRecords) -> CometError | None:
+        """Why they are not stored, or not known to be as safe as they should."""
         try:
-            answer, _ = self._commitlog.ask(
-                *batch.records.take(Cover.POLICY), timeout_s=STORE_TIMEOUT_S
-            )
-            assert isinstance(answer, RecordsAppended)
-            code = NotConfirmed.code if answer.code else 0
+            answer, _ = self._commitlog.ask(*records.take(Cover.POLICY), timeout_s=STORE_TIMEOUT_S)
         except CometError as error:
-            log.warning("%d messages are not given back: %s", len(batch.indexes), error)
-            code = error.code
-        for index in batch.indexes:
-            codes[index] = code
-        batch.begin()
+            return error
+        assert isinstance(answer, RecordsAppended)
+        return NotConfirmed(answer.text) if answer.code else None
 
     def statistics(self) -> dict[str, int | float | str]:
-        return {"retries": self._retries, "dead_letters": self._dead}
+        return {"given_back": self._stored}
 
     # --- the messages ---
 
@@ -228,8 +238,21 @@ class _Batch:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self.begin()
+        self.records = InnerRecords(size_max=bytes_max)
+        self.messages: dict[int, Message] = {}  # that they are copies of, by place in the command
 
-    def begin(self) -> None:
-        self.records = InnerRecords(size_max=self._bytes_max)
-        self.indexes: list[int] = []  # of what was given back
+    def take(self) -> tuple[dict[int, Message], InnerRecords]:
+        """What is in it; it is empty then."""
+        taken = self.messages, self.records
+        self.messages, self.records = {}, InnerRecords(size_max=self._bytes_max)
+        return taken
+
+
+@dataclass
+class _Storing:
+    """A command that is being carried out."""
+
+    command: StoreRetries
+    codes: list[int]
+    batch: _Batch
+    refusal: CometError | None = None  # of the log, which takes nothing for now

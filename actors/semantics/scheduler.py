@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, DelayLevel, now_ms
 from cometmq.actors.semantics.retries import Retries
-from cometmq.protocol.errors import CometError
+from cometmq.conf.delay_levels import LEVELS_MAX
+from cometmq.protocol.errors import CometError, StoreDamaged
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel
@@ -24,6 +25,8 @@ from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.tables import DelayOffsetTable
 
 log = logging.getLogger(__name__)
+
+LOOK_S: Final = 60.0  # a timer runs by another clock than what is due: that one may have been set
 
 
 class SchedulerActor(ServiceActor):
@@ -74,8 +77,11 @@ class SchedulerActor(ServiceActor):
         self._file = ConfigFile(
             self._family.store / CONFIG_DIR / "delayOffset.json", DelayOffsetTable
         )
-        self._shown = self._file.load() or DelayOffsetTable()
-        for level in range(1, len(self._family.settings.delay_levels_ms) + 1):
+        self._shown = self._load_offsets()
+        # Also those that the table had before: what waits there is not lost.
+        used = [queue_id + 1 for topic, queue_id in self._table.queues() if topic == DELAY_TOPIC]
+        count = max(len(self._family.settings.delay_levels_ms), *used, 1)
+        for level in range(1, min(count, LEVELS_MAX) + 1):
             each = DelayLevel(self._family, self._commitlog, self._store, level)
             each.begin = min(self._shown.offset_table.get(level, 0), self._end_of(each))
             self._levels.append(each)
@@ -83,6 +89,14 @@ class SchedulerActor(ServiceActor):
         self.every(self._family.settings.flush_delay_offset_interval_ms / 1000, self._write_offsets)
         for each in self._levels:
             self._go_on(each)
+
+    def _load_offsets(self) -> DelayOffsetTable:
+        """It is for RocketMQ: levels that the log knows do without it."""
+        try:
+            return self._file.load() or DelayOffsetTable()
+        except (StoreDamaged, OSError) as error:
+            log.error("%s; what RocketMQ has delivered of delayed messages comes again", error)
+            return DelayOffsetTable()
 
     # --- levels ---
 
@@ -102,7 +116,7 @@ class SchedulerActor(ServiceActor):
         elif wait_s == 0:
             self.call_soon(partial(self._go_on, level))
         else:
-            self.after(wait_s, partial(self._go_on, level))
+            self.after(min(wait_s, LOOK_S), partial(self._go_on, level))
 
     def _sleep(self, level: DelayLevel) -> None:
         """Until something more is stored at that level."""

@@ -35,6 +35,7 @@ from cometmq.protocol.errors import (
     BadRequest,
     FlushDiskTimeout,
     MessageIllegal,
+    MessageTooLarge,
     ServiceNotAvailable,
 )
 from cometmq.protocol.frames import failed
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 
 STORED = SendMessages, AppendRecords  # what the desk takes
 DELAYED_BYTES_MAX = 1_024  # beside a client's element, in the encoder
+DELAYED_ROOM = 512  # that a record may have more of, with the longest name of a topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,14 @@ class Desk:
                 raise BatchIllegal(f"{count} elements, {section.count} announced")
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
-        places = self.append_records([QueueKey(DELAY_TOPIC, level - 1)], encoder.take(), count)
+        payload = encoder.take()
+        # Nothing may wait there that does not fit into a segment under the name of its topic.
+        if len(payload) + DELAYED_ROOM > self._log.segment_bytes:
+            raise MessageTooLarge(
+                f"a batch of {len(payload)} bytes that waits: its segment has "
+                f"{self._log.segment_bytes}"
+            )
+        places = self.append_records([QueueKey(DELAY_TOPIC, level - 1)], payload, count)
         first = memoryview(places).cast("q")
         return SectionResult(0, first[0], first[1])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cometmq.protocol.commands.root import Answer, Command, On, Part, by_clients, by_family, read
 from cometmq.protocol.integers import Int32, Int64
 
-GIVEN_BACK_MAX = 4_096  # messages in one command
+GIVEN_BACK_MAX: Final = 4_096  # messages in one command
 
 
 class GivenBack(Part, frozen=True):

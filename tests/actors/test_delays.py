@@ -33,6 +33,7 @@ from cometmq.protocol.errors import (
     ConfigError,
     MessageIllegal,
     MessageNotFound,
+    MessageTooLarge,
     NameIllegal,
     OffsetIllegal,
 )
@@ -267,6 +268,74 @@ def test_what_cannot_be_given_back(broker: RunningBroker) -> None:
         give_back(broker, "liar", *[wrong] * 4097)
     with pytest.raises(NameIllegal):
         give_back(broker, "no group", wrong)
+
+
+def test_one_that_cannot_be_stored_again_hinders_no_other(tmp_path: Path) -> None:
+    """A copy has more properties than its message: there may be no room for these."""
+    settings = {"messageDelayLevel": LEVELS}
+    with (
+        RunningBroker(tmp_path / "store", settings) as broker,
+        Producer(name_server(broker)) as producer,
+        Consumer(name_server(broker), "full", "full") as consumer,
+    ):
+        for number in range(3):
+            filled = {"a": "x" * 32_650} if number == 1 else {}
+            producer.send("full", b"%d" % number, queue_id=0, properties=filled)
+        messages = take(consumer, 3)
+        codes = give_back(broker, "full", *[back(each, delay_level=-1) for each in messages])
+        assert codes == [0, MessageTooLarge.code, 0]
+        assert [each.body for each in broker.read_queue("%DLQ%full", 0, 2)] == [b"0", b"2"]
+
+
+def test_a_record_too_large_for_the_log_hinders_no_other(tmp_path: Path) -> None:
+    """Such a copy fits into no segment, and the log refuses all that come with it."""
+    segment = 16_384
+    settings = {
+        "messageDelayLevel": LEVELS,
+        "mappedFileSizeCommitLog": segment,
+        "maxMessageSize": segment,
+    }
+    group = "g" * 100  # its name is in the copies
+    with (
+        RunningBroker(tmp_path / "store", settings) as broker,
+        Producer(name_server(broker)) as producer,
+        Consumer(name_server(broker), group, "t") as consumer,
+    ):
+        for number in range(3):
+            body = b"x" * (segment - 220 if number == 1 else 10)
+            producer.send("t", body, queue_id=0)
+        messages = take(consumer, 3)
+        codes = give_back(broker, group, *[back(each, delay_level=-1) for each in messages])
+        assert codes == [0, MessageTooLarge.code, 0]
+
+
+# --- odd states ---
+
+
+def test_without_its_file_the_log_knows_how_far_it_has_come(tmp_path: Path) -> None:
+    """delayOffset.json is for RocketMQ; damaged, it keeps nobody from starting."""
+    store = tmp_path / "store"
+    settings = {"messageDelayLevel": LEVELS}
+    with RunningBroker(store, settings) as broker, Producer(name_server(broker)) as producer:
+        producer.send("t", b"before", queue_id=0, delay_level=1)
+        broker.read_queue("t", 0, 1)
+    for path in (store / "config").glob("delayOffset.json*"):
+        path.write_bytes(b"{ not json")
+    with RunningBroker(store, settings) as broker, Producer(name_server(broker)) as producer:
+        producer.send("t", b"after", queue_id=0, delay_level=1)
+        assert [m.body for m in broker.read_queue("t", 0, 2)] == [b"before", b"after"]
+
+
+def test_levels_that_the_table_has_no_longer(tmp_path: Path) -> None:
+    """What waits there is delivered as at its last level."""
+    store = tmp_path / "store"
+    with (
+        RunningBroker(store, {"messageDelayLevel": "1s 1h 1h"}) as broker,
+        Producer(name_server(broker)) as producer,
+    ):
+        producer.send("t", b"x", queue_id=0, delay_level=3)
+    with RunningBroker(store, {"messageDelayLevel": "1s"}) as broker:
+        assert [m.body for m in broker.read_queue("t", 0, 1)] == [b"x"]
 
 
 # --- what RocketMQ left behind ---

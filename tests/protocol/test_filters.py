@@ -141,3 +141,17 @@ def test_tags_and_sql_become_one_text_and_two_again() -> None:
     for _ in range(100):
         sql = "".join(rng.choices("ab \n'=", k=rng.randrange(10)))
         assert split(joined("a || b", sql)) == ("a || b", sql), "seed 92"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_a_comment_ends_with_its_line(end: str) -> None:
+    """Whichever sign ends the line, as RocketMQ has it."""
+    whole = compile_filter("a = 7 AND b = 9")
+    assert compile_filter(f"a = 7 -- and so on{end}AND b = 9") == whole
+    assert compile_filter("a = 7 -- AND b = 9") != whole
+
+
+@pytest.mark.parametrize("name", ["\u017fize", "\u212aelvin", "größe"])
+def test_names_are_of_ascii_letters(name: str) -> None:
+    with pytest.raises(FilterIllegal):
+        compile_filter(f"{name} = 7")
