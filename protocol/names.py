@@ -52,14 +52,15 @@ _STAGING: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")  # they become names of files
 _LEGAL: Final = re.compile(rf"[{re.escape(NAME_CHARACTERS)}]+\Z")
 
 
-# What asks for a delivery that there is none of yet: the message would be delivered at once.
+_NO_TIMERS: Final = "there are no timers yet, only the levels of delay_level"
+# What asks for a delivery that no property gets: the message would be delivered at once.
 UNKEPT_PROPERTIES: Final = {
-    "DELAY": "delayed messages",
-    "TIMER_DELIVER_MS": "delayed messages",
-    "TIMER_DELAY_MS": "delayed messages",
-    "TIMER_DELAY_SEC": "delayed messages",
-    "TIMER_DEL_UNIQKEY": "delayed messages",
-    "TRAN_MSG": "transactions",
+    "DELAY": "the argument delay_level has a message wait",
+    "TIMER_DELIVER_MS": _NO_TIMERS,
+    "TIMER_DELAY_MS": _NO_TIMERS,
+    "TIMER_DELAY_SEC": _NO_TIMERS,
+    "TIMER_DEL_UNIQKEY": _NO_TIMERS,
+    "TRAN_MSG": "there are no transactions yet",
 }
 _NOT_PLAIN: Final = RESERVED_PROPERTIES | UNKEPT_PROPERTIES.keys()
 
@@ -79,8 +80,8 @@ def check_properties(properties: Mapping[str, str]) -> None:
 def unkept(name: str, value: str) -> str:
     """What the sender of a message with such a property is told; the writer says it, too."""
     return (
-        f"property {name} = {value!r:.80}: there are no {UNKEPT_PROPERTIES[name]} yet, and the "
-        "message would be delivered at once; send it without, when it is due"
+        f"property {name} = {value!r:.80}: {UNKEPT_PROPERTIES[name]}; with the property alone it "
+        "would be delivered at once"
     )
 
 

@@ -260,8 +260,8 @@ cdef class RowEncoder:
                                  "keys and tags have columns of their own")
             if is_unkept(name, name_bytes):
                 raise RowIllegal(
-                    row, "properties", f"{decode_text(name, name_bytes)}: there are no delayed "
-                    "messages and no transactions yet, and it would be delivered at once; leave "
+                    row, "properties", f"{decode_text(name, name_bytes)}: rows are sent for "
+                    "now, without timers and transactions, and it would be delivered at once; leave "
                     "that property out")
             if values.has(at):
                 value = values.text(at, &count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 import time
@@ -20,6 +21,7 @@ from shared_data import data_path
 import cometmq.client.handling.dispatcher as dispatching
 from cometmq import Broker, Reject, Retry
 from cometmq.client import Admin, AsyncConsumer, Consumer, Message
+from cometmq.client.handling.options import Handling
 from cometmq.protocol import errors
 from cometmq.protocol.commands import GiveBackMessages
 from cometmq.protocol.wire.channel import Channel
@@ -491,3 +493,11 @@ def test_a_broker_that_is_started_again(tmp_path: Path) -> None:
                 assert committed(second, "t") == {0: 100}
                 consumer.close()
     assert Counter(tries.values()) == {1: 90, 3: 10}
+
+
+def test_the_defaults_of_both_twins_are_the_same() -> None:
+    """Those of threads stand where a reader of `Consumer.run` looks, those of tasks in Handling."""
+    parameters = inspect.signature(Consumer.run).parameters
+    told = {name: each.default for name, each in parameters.items()}
+    del told["self"], told["handler"]
+    assert told == Handling._field_defaults

@@ -445,7 +445,7 @@ def test_schemas_that_are_refused(spark: SparkSession, schema: str, text: str) -
         (["body", "if(id = 7, map('WAIT', 'false'), map('a', 'b')) properties"],
          "row 7, column properties: WAIT = 'false': that name is reserved"),
         (["body", "if(id = 7, map('DELAY', '3'), map('a', 'b')) properties"],
-         "row 7, column properties: DELAY: there are no delayed messages .* at once"),
+         "row 7, column properties: DELAY: rows are sent for now.* at once"),
         (["body", "if(id = 7, 'a || b', 'a') tags"],
          "row 7, column tags: 'a .. b': a message has one tag"),
         (["body", "if(id = 7, map('', 'x'), map('a', 'b')) properties"],
