@@ -53,7 +53,7 @@ def files_of(folder: Path) -> set[str]:
 
 
 def test_the_wheel_has_what_is_run(wheel: Path) -> None:
-    """No debug information, and of sources that are no Python those that `cometmq bench` builds."""
+    """No debug information, and beside Python what `cometmq bench` builds, and the grammar."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (kernel,) = [name for name in names if name.endswith(".so")]
@@ -62,6 +62,7 @@ def test_the_wheel_has_what_is_run(wheel: Path) -> None:
     other = {name for name in names if not name.endswith(packaged) and ".dist-info/" not in name}
     assert {re.sub(r"/\w+\.java$", "/*.java", name) for name in other} == {
         "cometmq/bench/control.c", "cometmq/bench/peers/java/*.java",
+        "cometmq/protocol/filters/grammar.lark",
     }  # fmt: skip
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {
         "cometmq", "pyspark_cometmq",

@@ -46,6 +46,7 @@ class Settings:
     consumer_session_timeout_ms: int = 30_000
     max_topics: int = 200_000
     max_groups: int = 200_000
+    enable_property_filter: bool = True
 
 
 class FakeLedger:

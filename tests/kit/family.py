@@ -79,7 +79,7 @@ _numbers = itertools.count()
 START_TIMEOUT_S = 90
 RECOVER_TIMEOUT_S = 60
 CHILDREN = ("namesrv", "commitlog", "allocator", "dispatcher", "flush", "cleaner", "coordinator")
-CHILDREN += ("reader-0",)
+CHILDREN += ("scheduler", "reader-0")
 
 _decode_answer = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 

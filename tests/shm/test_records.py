@@ -29,6 +29,7 @@ from cometmq.shm.os.files import segment_name
 from cometmq.shm.reading.column_reader import ColumnReader
 from cometmq.shm.reading.mapped_reader import MappedReader
 from cometmq.shm.reading.positions import ScannedPositions, file_sizes
+from cometmq.shm.reading.selection import Selection
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 
 pytestmark = pytest.mark.timeout(120)
@@ -94,7 +95,7 @@ def by_mapping(store: Path) -> dict[int, bytes]:
     )  # fmt: skip
     found, offset = {}, 0
     while offset < COUNT:
-        answer = reader.messages("t", 0, offset, 32, 1 << 20, None)
+        answer = reader.messages("t", 0, offset, 32, 1 << 20, Selection(None, None))
         found.update({message.queue_offset: message.body for message in answer.messages})
         assert answer.next_queue_offset > offset
         offset = answer.next_queue_offset
@@ -280,7 +281,7 @@ def test_a_batch_that_asks_for_later(name: str, tmp_path: Path) -> None:
     ):  # fmt: skip
         batch = element(b"first", b"") + element(b"second", properties)
         with pytest.raises(
-            MessageIllegal, match=rf"element 1: property {name} = '3': there are no"
+            MessageIllegal, match=rf"element 1: property {name} = '3': {UNKEPT_PROPERTIES[name]}"
         ):
             log.append_batch(queue, batch, 2)
         with pytest.raises(MessageIllegal, match=name):
