@@ -24,12 +24,11 @@ def counted(tmp_path_factory: pytest.TempPathFactory, full: bool) -> tuple[Path,
     """A store with one queue of 100-byte bodies and four properties, and how many."""
     store = tmp_path_factory.mktemp("filters") / "store"
     count = 300_000 if full else 20_000
-    with Broker(store) as broker, broker.producer() as producer:
+    with Broker(store) as broker, broker.producer(linger_ms=5) as producer:
         for number in range(count):
             properties = {"amount": str(number % EACH), "region": "eu"}
             tag = "other" if number % EACH else "wanted"
-            producer.send_oneway("t", b"x" * 100, tags=tag, properties=properties, queue_id=0)
-        producer.flush()
+            producer.send("t", b"x" * 100, tags=tag, properties=properties, queue_id=0)
     return store, count
 
 
