@@ -34,7 +34,7 @@ def session(
     for key, value in {PUSHDOWN: "true", LOCAL_SOCKETS: "true", **(conf or {})}.items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
-    # Before the JVM, so that few workers write to one which has gone, and complain with a traceback.
+    # Before the JVM: a worker that writes to one which has gone complains with a traceback.
     atexit.register(_stop, made)
     register(made)
     return made
