@@ -23,7 +23,7 @@ from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.positions import LivePositions
-from cometmq.shm.reading.store_reader import StoreReader
+from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +112,14 @@ class Family:
         self.wait_recovered()
         return LedgerLog(self.store_reader())
 
-    def store_reader(self) -> StoreReader:
+    def store_reader(self, limits: ReadLimits | None = None) -> StoreReader:
         """Of this store, as far as it is dispatched."""
         return StoreReader(
             self.store,
             segment_bytes=self.settings.mapped_file_size_commit_log_bytes,
             queue_segment_bytes=self.settings.mapped_file_size_consume_queue_bytes,
             positions=LivePositions(self.control, self.queue_table()),
+            limits=limits,
         )
 
     @property

@@ -17,9 +17,10 @@ from cometmq.actors.writer.admission import Admission
 from cometmq.actors.writer.answers import Answers
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.derived import SNAPSHOT_LOOK_S
-from cometmq.actors.writer.desk import STORED, Desk, host_bytes
+from cometmq.actors.writer.desk import NOTHING_FOUND, STORED, Desk, Found, host_bytes
 from cometmq.actors.writer.ends import Ends
 from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
+from cometmq.actors.writer.repeats import Repeats, is_repeat
 from cometmq.actors.writer.segments import SegmentWait
 from cometmq.actors.writer.staging import Staging
 from cometmq.conf import FlushDiskType
@@ -112,6 +113,7 @@ class CommitLogActor(ServiceActor):
         self._ends.add(self._cursors)  # the one before us may not have told of all
         self._cursors.on_new = self._ends.add
         self._desk = self._make_desk()
+        self._repeats = Repeats(self._family, self._desk, store=self._store_once, after=self.after)
         with closing(self._family.store_reader()) as reader:
             self._desk.derived.load(last_marks(reader))
         self._staging = Staging(
@@ -168,7 +170,10 @@ class CommitLogActor(ServiceActor):
         group: list[Request] = []
         for request in requests:
             if isinstance(request.command, STORED):
-                group.append(request)
+                if is_repeat(request.command):
+                    self.carry_out(request, self._repeats.take, request)
+                else:
+                    group.append(request)
             else:
                 self._store_all(group)
                 group = []
@@ -195,11 +200,18 @@ class CommitLogActor(ServiceActor):
                 if not _is_oneway(request.command):  # whoever was answered before ignores it
                     request.fail(NotConfirmed(f"{error}: the messages may be stored"))
 
-    def _store_group(self, group: list[Request]) -> None:
+    def _store_once(self, request: Request, found: Found) -> None:
+        """What comes again, but for what is there."""
+        try:
+            self._store_group([request], found)
+        except Exception as caught:
+            request.fail(explained(caught, "a send that came again failed"))
+
+    def _store_group(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
         before = self._log.physical_offset
         began = time.monotonic()
         self._admission.begin_group(began, self._answers.since)
-        stored = [self._desk.store(request) for request in group]
+        stored = [self._desk.store(request, found) for request in group]
         self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
         cover = 0
@@ -226,6 +238,7 @@ class CommitLogActor(ServiceActor):
     def on_doorbell(self) -> None:
         self._answers.release()
         self._ends.place_new()
+        self._repeats.go_on()
 
     # --- other commands ---
 
@@ -315,6 +328,7 @@ class CommitLogActor(ServiceActor):
             "queues": len(self._cursors),
             "topics": self._cursors.topic_count,
             "waiting_for_flush": len(self._answers),
+            "repeats_found": self._repeats.found,
             "syncs": self._family.control.read(Counter.SYNCS).value,
             "staged_bytes": self._staging.files.size,
             "derivers": len(self._desk.derived.book),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
 
 from cometmq.actors.books.derivers import Derivers
 from cometmq.actors.books.fences import Fences
@@ -33,9 +36,11 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.derived import MARK_BYTES_MAX, snapshot_bytes_max
 from cometmq.protocol.errors import (
     BadRequest,
+    CometError,
     FlushDiskTimeout,
     MessageIllegal,
     MessageTooLarge,
+    Overtaken,
     ServiceNotAvailable,
 )
 from cometmq.protocol.frames import failed
@@ -46,6 +51,7 @@ from cometmq.shm.kernel._kernel import (
     OwnedCell,
     ReadCell,
     RecordTooLarge,
+    element_start,
 )
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.commit_log import CommitLog, refusal
@@ -55,6 +61,18 @@ log = logging.getLogger(__name__)
 STORED = SendMessages, AppendRecords  # what the desk takes
 DELAYED_BYTES_MAX = 1_024  # beside a client's element, in the encoder
 DELAYED_ROOM = 512  # that a record may have more of, with the longest name of a topic
+
+
+class Earlier(NamedTuple):
+    """What there is of a batch that its producer sends again."""
+
+    count: int  # of its first messages
+    queue_offset: int = -1
+    physical_offset: int = -1
+
+
+Found = Mapping[int, Earlier | CometError]  # by the index of a section; see Repeats
+NOTHING_FOUND: Final[Found] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +135,15 @@ class Desk:
 
     # --- commands ---
 
-    def store(self, request: Request) -> Stored:
+    def store(self, request: Request, found: Found = NOTHING_FOUND) -> Stored:
+        """Append what a command brings, but for what is `found` to be there (Repeats)."""
         command = request.command
         if isinstance(command, SendMessages):
-            return self._store_batches(request, command)
+            return self._store_batches(request, command, found)
         assert isinstance(command, AppendRecords)
         return self._store_records(request, command)
 
-    def _store_batches(self, request: Request, command: SendMessages) -> Stored:
+    def _store_batches(self, request: Request, command: SendMessages, found: Found) -> Stored:
         """Append the sections of one command."""
         results = []
         wait = False
@@ -134,21 +153,28 @@ class Desk:
             )
             results = [SectionResult(error.code, text=str(error)) for _ in command.sections]
         else:
-            for section, frame in zip(command.sections, request.payload, strict=True):
-                result = self._append_guarded(section, frame.buffer, command)
+            for index, section in enumerate(command.sections):
+                batch = request.payload[index].buffer
+                result = self._append_guarded(section, batch, command, found.get(index))
                 wait = wait or (section.wait and result.code == 0)
                 results.append(result)
         answer = SendResult(results, self._log.last_store_timestamp, self._store_host)
         return Stored(answer, self._answers.policy if wait else 0)
 
     def _append_guarded(
-        self, section: Section, batch: memoryview, command: SendMessages
+        self,
+        section: Section,
+        batch: memoryview,
+        command: SendMessages,
+        found: Earlier | CometError | None,
     ) -> SectionResult:
         """Store one section, or say why not. A section has no part in what another one fails of:
         the kernel checks a batch before it writes, and counts it in one step when it is written.
         """
         try:
-            return self._append(section, batch, command)
+            if found is None:
+                return self._append(section, batch, command)
+            return self._append_rest(section, batch, command, found)
         except Exception as caught:
             what = "a batch for queue %d of %s failed"
             error = explained(caught, what, section.queue_id, section.topic)
@@ -171,12 +197,48 @@ class Desk:
         )
         return SectionResult(0, self._log.appender.batch_queue_offset, at)
 
+    def _append_rest(
+        self,
+        section: Section,
+        batch: memoryview,
+        command: SendMessages,
+        found: Earlier | CometError,
+    ) -> SectionResult:
+        """Store what an earlier attempt has not."""
+        if isinstance(found, CometError):
+            raise found
+        if not found.count:
+            return self._append(section, batch, command)
+        head = SectionResult(0, found.queue_offset, found.physical_offset)
+        if found.count == section.count:
+            return head
+        rest = msgspec.structs.replace(section, count=section.count - found.count)
+        stored = self._append(rest, batch[element_start(batch, found.count) :], command)
+        return msgspec.structs.replace(
+            head, head=found.count, rest_queue_offset=stored.queue_offset
+        )
+
+    def place_of(self, section: Section) -> QueueKey:
+        """The queue of the log that its messages go to."""
+        if section.delay_level > 0:
+            return QueueKey(DELAY_TOPIC, self._level_of(section) - 1)
+        return QueueKey(section.topic, section.queue_id)
+
+    def _level_of(self, section: Section) -> int:
+        return min(section.delay_level, len(self._delay_levels_ms))
+
+    def fence_off(self, command: SendMessages) -> None:
+        """No earlier attempt of these sections is stored from now on."""
+        for section in command.sections:
+            with suppress(Overtaken):  # said when it is stored
+                self._fences.let_pass(command.sender, section)
+
     def _append_delayed(
         self, section: Section, batch: memoryview, command: SendMessages
     ) -> SectionResult:
         """Store it where RocketMQ has what waits: in the queue of its delay level, with the queue
         that it is meant for as properties. The scheduler process copies it there."""
-        level = min(section.delay_level, len(self._delay_levels_ms))
+        level = self._level_of(section)
         encoder = InnerEncoder(size_max=len(batch) * 2 + DELAYED_BYTES_MAX * max(section.count, 0))
         more = f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2DELAY\1{level}\2"
         try:
@@ -249,6 +311,11 @@ class Desk:
         # Either all of them, or one mark with others' messages behind it.
         self.own_records += count if own == len(queues) else own
         return places
+
+    @property
+    def physical_offset(self) -> int:
+        """Where the next record goes."""
+        return self._log.physical_offset
 
     @property
     def waiting_bytes(self) -> int:

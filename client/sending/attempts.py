@@ -63,6 +63,8 @@ def begin_attempt(lane: Lane, batch: Batch) -> None:
     batch.attempts += 1
     batch.number = next(lane.numbers)
     batch.fence = lane.unsure > 0
+    if batch.unconfirmed:
+        batch.repeats_ms = int((time.monotonic() - batch.since) * 1000)
 
 
 def send_command(
@@ -80,6 +82,7 @@ def send_command(
                 batch.number,
                 batch.fence,
                 batch.delay_level,
+                batch.repeats_ms,
             )
             for batch in batches
         ],

@@ -124,7 +124,8 @@ class Delivery:
 
     def _line_up(self, batch: Batch, lane: Lane) -> None:
         batch.broker, batch.queue_id = lane.broker, lane.queue_id
-        batch.deadline = monotonic() + self.policy.timeout_s
+        batch.since = monotonic()
+        batch.deadline = batch.since + self.policy.timeout_s
         batch.limit = batch.deadline + GRACE_S
         lane.waiting.append(batch)
         self.window.sent_off(batch)
@@ -243,7 +244,9 @@ class Delivery:
         if not self.may_try_again(batch, error):
             return False
         lane.paused = True
-        other = self.topics[batch.topic].elsewhere(lane.broker) if batch.free else None
+        other = None
+        if batch.free and not batch.unconfirmed:  # else it could be stored here and there
+            other = self.topics[batch.topic].elsewhere(lane.broker)
         if other is not None:
             batch.broker, batch.queue_id = other.broker, other.queue_id
             other.waiting.append(batch)

@@ -60,7 +60,9 @@ class Batch:
         "on_settled",
         "queue_id",
         "remembered",
+        "repeats_ms",
         "result",
+        "since",
         "store_host",
         "store_timestamp_ms",
         "sys_flag",
@@ -87,12 +89,14 @@ class Batch:
         self.free = False  # any queue of the topic will do
         self.lane: Any = None  # else: the Lane that it is meant for; lanes know batches
         self.due = 0.0  # when it must leave at the latest; time.monotonic()
+        self.since = 0.0  # when it was closed, before its first attempt
         self.deadline = 0.0  # when its time is up
         self.limit = math.inf  # when whoever waits for it goes, should nobody have settled it
         self.attempts = 0
         self.number = 0  # of the last attempt; see Lane
         self.fence = False  # earlier attempts of that queue are not to be stored any more
         self.unconfirmed = False  # an attempt was never answered: it may be stored
+        self.repeats_ms = -1  # since then, where an attempt may be stored: the broker looks for it
         self.remembered = False  # flush() has to raise its error
         self.body = b""
         self.count = 0
@@ -216,7 +220,10 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     @property
     def queue_offset(self) -> int:
         """Where the message stands in its queue."""
-        return int(self._batch.answer().queue_offset) + self._index
+        result: SectionResult = self._batch.answer()
+        if result.head and self._index >= result.head:
+            return result.rest_queue_offset + self._index - result.head
+        return result.queue_offset + self._index
 
     @property
     def broker(self) -> str:

@@ -210,7 +210,8 @@ class Sender:
     def _deliver(self, lanes: TopicLanes, lane: Lane, batch: Batch) -> None:
         """Try until it is stored, or raise why not."""
         delivery = self.delivery
-        batch.deadline = time.monotonic() + self._timeout_s
+        batch.since = time.monotonic()
+        batch.deadline = batch.since + self._timeout_s
         while True:
             begin_attempt(lane, batch)
             batch.broker, batch.queue_id = lane.broker, lane.queue_id
@@ -230,7 +231,7 @@ class Sender:
                 delivery.recovery.look_up({batch.topic: error})
                 if lane.endpoint != endpoint:
                     self.routes.retire(endpoint)
-                if batch.free:
+                if batch.free and not batch.unconfirmed:  # else it could be stored here and there
                     lane = lanes.elsewhere(lane.broker) or lane
 
     def _attempt(self, lane: Lane, endpoint: str, batch: Batch) -> None:

@@ -31,6 +31,9 @@ class Section(Part, frozen=True):
     fence: Annotated[bool, Since("0.2.0")] = False
     # How long they wait before they can be consumed: messageDelayLevel, 0: not at all.
     delay_level: Annotated[Int32, Since("0.2.0")] = 0
+    # It was sent before and not answered, the first time so many ms ago; -1: never. What is stored
+    # of it already is not stored again. Such a section has a fence, and its messages UNIQ_KEYs.
+    repeats_ms: Annotated[Int64, Since("0.2.0")] = -1
 
 
 class SendMessages(Command, frozen=True, tag=10):
@@ -55,6 +58,11 @@ class SectionResult(Part, frozen=True):
     queue_offset: Int64 = -1  # of the first message; the others follow
     physical_offset: Int64 = -1  # of the first message
     text: str = ""
+    # Where a whole broker was killed while it stored them: the first `head` messages lie as said
+    # above, and those behind them, which a repeat has stored, from `rest_queue_offset` on. 0: all
+    # lie as said above.
+    head: Annotated[Int32, Since("0.2.0")] = 0
+    rest_queue_offset: Annotated[Int64, Since("0.2.0")] = -1
 
 
 class SendResult(Answer, frozen=True, tag=11):

@@ -957,6 +957,9 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
 def unique_id(batch: Buffer, index: int) -> str:
     """The UNIQ_KEY of the message of that index in a batch body, or "" if it has none."""
 
+def element_start(batch: Buffer, index: int) -> int:
+    """Where the message of that index begins in a batch body. Raises IndexError."""
+
 @final
 class Message:
     """A message as a consumer sees it: a view on a record. Decoded when asked for.

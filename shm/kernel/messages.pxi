@@ -239,28 +239,48 @@ def encode_properties(str tags=None, str keys=None, dict properties=None):
     return b"".join(parts)
 
 
-def unique_id(const uint8_t[::1] batch not None, Py_ssize_t index):
-    """The UNIQ_KEY of the message of that index in a batch body, or "" if it has none."""
-    cdef Py_ssize_t at = 0, count = batch.shape[0], body_bytes, properties_bytes
-    cdef const uint8_t *value = NULL
-    cdef Py_ssize_t value_bytes = 0
+cdef struct Element:
+    Py_ssize_t start
+    Py_ssize_t properties
+    Py_ssize_t properties_bytes
+
+
+cdef Element element_at(const uint8_t[::1] batch, Py_ssize_t index):
+    """The message of that index in a batch body. Raises IndexError."""
+    cdef Element found
+    cdef Py_ssize_t at = 0, count = batch.shape[0], body_bytes
     while at + BATCH_ELEMENT_BYTES + 2 <= count:
+        found.start = at
         body_bytes = <int32_t>load_be32(&batch[at + BATCH_ELEMENT_BODY_LENGTH])
         if body_bytes < 0 or at + BATCH_ELEMENT_BYTES + body_bytes + 2 > count:
             break
         at += BATCH_ELEMENT_BYTES + body_bytes
-        properties_bytes = <int16_t>load_be16(&batch[at])
-        at += 2
-        if properties_bytes < 0 or at + properties_bytes > count:
+        found.properties_bytes = <int16_t>load_be16(&batch[at])
+        found.properties = at = at + 2
+        if found.properties_bytes < 0 or at + found.properties_bytes > count:
             break
         if index == 0:
-            if properties_bytes and find_property(
-                    &batch[at], properties_bytes, b"UNIQ_KEY", 8, &value, &value_bytes):
-                return decode_text(value, value_bytes)
-            return ""
+            return found
         index -= 1
-        at += properties_bytes
+        at += found.properties_bytes
     raise IndexError("no such message in the batch")
+
+
+def unique_id(const uint8_t[::1] batch not None, Py_ssize_t index):
+    """The UNIQ_KEY of the message of that index in a batch body, or "" if it has none."""
+    cdef Element element = element_at(batch, index)
+    cdef const uint8_t *value = NULL
+    cdef Py_ssize_t value_bytes = 0
+    if element.properties_bytes and find_property(
+            &batch[element.properties], element.properties_bytes, b"UNIQ_KEY", 8, &value,
+            &value_bytes):
+        return decode_text(value, value_bytes)
+    return ""
+
+
+def element_start(const uint8_t[::1] batch not None, Py_ssize_t index):
+    """Where the message of that index begins in a batch body. Raises IndexError."""
+    return element_at(batch, index).start
 
 
 cdef class Holder:

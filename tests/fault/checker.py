@@ -41,7 +41,7 @@ class Kind(StrEnum):
     HOLE = "a queue offset without a message"
     REFUSED_APPEARS = "refused, and in the log or delivered"
     FOREIGN = "in the log or delivered, and never sent"
-    DOUBLED = "stored twice, and not by a retry"
+    DOUBLED = "stored twice"
     SKIPPED = "a member passed over messages that nobody else of its group got"
     REDELIVERED = "delivered twice although nothing happened"
     COMMITTED_AGAIN = "delivered again although committed"

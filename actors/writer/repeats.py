@@ -1,0 +1,230 @@
+"""Send once (idempotence): what a producer sends again, as no answer came, is looked for first.
+
+Nothing is kept of what was sent: the log itself tells. The messages of a batch have ids that their
+producer made (UNIQ_KEY), the same in each attempt, and they lie one after the other in their queue.
+So a restart, a kill or a power cut changes nothing here.
+
+    stored already        found here, and answered with where it lies
+    still on its way      its fence is known before the search begins (Fences): it comes too late
+    never came            stored now
+    partly stored         by a broker that was killed meanwhile: the rest is stored now
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Final
+
+from cometmq.actors.runtime.dispatched import Dispatched
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.service import Request, Timer
+from cometmq.actors.writer.desk import Desk, Earlier, Found
+from cometmq.protocol.commands import Section, SendMessages
+from cometmq.protocol.errors import CometError, NotConfirmed, SystemBusy
+from cometmq.shm.kernel._kernel import Message, decode, unique_id
+from cometmq.shm.reading.store_reader import ReadLimits
+
+PAGE_COUNT: Final = 2_048  # messages looked at at a time
+PAGE_BYTES: Final = 1 << 20
+SLICE_S: Final = 0.005  # then whoever else sends is heard
+LOOKED_AT_MAX: Final = 1_000_000  # messages, for one batch
+CLOCK_MS: Final = 1_000  # what a clock may be wrong by
+WAIT_S: Final = 5.0  # for the dispatcher, then the producer comes again
+HELD_MAX: Final = 1_024  # commands
+HELD_BYTES_MAX: Final = 64 << 20
+_LIMITS: Final = ReadLimits(
+    hot_bytes=PAGE_BYTES, hot_count=PAGE_COUNT, cold_bytes=PAGE_BYTES, cold_count=PAGE_COUNT
+)
+
+
+NOTHING: Final = Earlier(0)
+
+
+@dataclass(slots=True)
+class _Held:
+    request: Request
+    size: int
+    end: int  # physical offset up to which the queues have to be dispatched
+    until: float  # time.monotonic()
+    search: Generator[None, None, Found]
+
+
+def is_repeat(command: object) -> bool:
+    """Whether any of it was sent before."""
+    return isinstance(command, SendMessages) and any(
+        section.repeats_ms >= 0 for section in command.sections
+    )
+
+
+class Repeats:
+    """Holds sends that come again, until it is known what is stored of them.
+
+    It looks where their queues are dispatched as far as the log went when they came: what its
+    producer sent before lies below. The put lock's holder searches in slices, and takes other
+    sends between them.
+
+    Args:
+        store: stores a command, but for what was found.
+        after: sets a timer of the actor.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        desk: Desk,
+        *,
+        store: Callable[[Request, Found], None],
+        after: Callable[[float, Callable[[], None]], Timer],
+    ) -> None:
+        self._reader = family.store_reader(_LIMITS)
+        self._dispatched = Dispatched(family)
+        self._desk = desk
+        self._store = store
+        self._after = after
+        self._held: deque[_Held] = deque()
+        self._bytes = 0
+        self._alarm: Timer | None = None
+        self.found = 0  # batches that were there already
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, request: Request) -> None:
+        """Store it once; the answer comes later. Raises SystemBusy."""
+        command = request.command
+        assert isinstance(command, SendMessages)
+        size = sum(len(frame.buffer) for frame in request.payload)
+        if len(self._held) >= HELD_MAX or self._bytes + size > HELD_BYTES_MAX:
+            raise SystemBusy(
+                f"{len(self._held)} sends of {self._bytes} bytes that come again wait for the "
+                "dispatcher: try again"
+            )
+        self._desk.fence_off(command)
+        self._bytes += size
+        self._held.append(
+            _Held(
+                request,
+                size,
+                self._desk.physical_offset,
+                time.monotonic() + WAIT_S,
+                self._look_for(request),
+            )
+        )
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Search as far as the queues are dispatched, and for a slice of time."""
+        stop = time.monotonic() + SLICE_S
+        while self._held:
+            held = self._held[0]
+            found: Found | None
+            if self._is_ahead(held.end):
+                left_s = held.until - time.monotonic()
+                if left_s > 0:
+                    self._set_alarm(left_s)
+                    return
+                found = self._too_late(held.request)
+            else:
+                found = _as_far_as(held.search, stop)
+                if found is None:
+                    self._set_alarm(0.0)
+                    return
+            self._held.popleft()
+            self._bytes -= held.size
+            self._store(held.request, found)
+
+    def _is_ahead(self, end: int) -> bool:
+        """Whether the dispatcher has yet to come there; then it rings."""
+        if self._dispatched.value >= end:
+            return False
+        self._dispatched.arm()
+        return self._dispatched.value < end
+
+    def _too_late(self, request: Request) -> Found:
+        command = request.command
+        assert isinstance(command, SendMessages)
+        error = SystemBusy(f"the dispatcher is behind, at {self._dispatched.value}: try again")
+        return dict.fromkeys(range(len(command.sections)), error)
+
+    def _set_alarm(self, delay_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._after(delay_s, self.go_on)
+
+    # --- the search ---
+
+    def _look_for(self, request: Request) -> Generator[None, None, Found]:
+        """What is stored of each section that comes again. Steps are short."""
+        command = request.command
+        assert isinstance(command, SendMessages)
+        found: dict[int, Earlier | CometError] = {}
+        for index, (section, frame) in enumerate(
+            zip(command.sections, request.payload, strict=False)
+        ):
+            if section.repeats_ms < 0:
+                continue
+            try:
+                found[index] = yield from self._find(section, frame.buffer)
+            except Exception as caught:
+                what = "a batch for queue %d of %s could not be looked for"
+                found[index] = explained(caught, what, section.queue_id, section.topic)
+        return found
+
+    def _find(self, section: Section, batch: memoryview) -> Generator[None, None, Earlier]:
+        try:
+            first = unique_id(batch, 0)
+            unique_id(batch, section.count - 1)
+        except (IndexError, ValueError):
+            return NOTHING  # whoever stores it says what is wrong
+        if not first:
+            raise NotConfirmed("messages without UNIQ_KEY cannot be looked for: send them anew")
+        place = self._desk.place_of(section)
+        since_ms = int(time.time() * 1000) - min(section.repeats_ms, 1 << 50) - CLOCK_MS
+        queue = place.topic, place.queue_id
+        at = self._reader.offset_by_time(*queue, since_ms)
+        stop = at + LOOKED_AT_MAX
+        while at < stop:
+            page = self._reader.get_message(*queue, at, PAGE_COUNT, max_bytes=PAGE_BYTES)
+            for message in decode(page.payload or b"", check_crc=False):
+                if message.msg_id == first:
+                    return self._extent(queue, message, section, batch)
+            if page.next_queue_offset <= at:
+                return NOTHING
+            at = page.next_queue_offset
+            yield
+        raise NotConfirmed(
+            f"{LOOKED_AT_MAX} messages of queue {place.queue_id} of {place.topic} were looked at, "
+            "and the batch that comes again was not among them; it may be stored"
+        )
+
+    def _extent(
+        self, queue: tuple[str, int], first: Message, section: Section, batch: memoryview
+    ) -> Earlier:
+        """How much of the batch lies there: its messages stand one after the other."""
+        low, high = 1, section.count  # it is between
+        while low < high:
+            count = high if low == 1 else (low + high + 1) // 2
+            at = first.queue_offset + count - 1
+            page = self._reader.get_message(*queue, at, 1)
+            messages = decode(page.payload or b"", check_crc=False)
+            if messages and messages[0].msg_id == unique_id(batch, count - 1):
+                low = count
+            else:
+                high = count - 1
+        self.found += 1
+        return Earlier(low, first.queue_offset, first.physical_offset)
+
+
+def _as_far_as(search: Generator[None, None, Found], stop: float) -> Found | None:
+    """What it found; None when the time is up before its end."""
+    try:
+        while time.monotonic() < stop:
+            next(search)
+    except StopIteration as end:
+        found: Found = end.value
+        return found
+    return None
