@@ -15,9 +15,10 @@ from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.writer.admission import Admission
 from cometmq.actors.writer.answers import Answers
+from cometmq.actors.writer.batches import NOTHING_FOUND, Found, host_bytes
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.derived import SNAPSHOT_LOOK_S
-from cometmq.actors.writer.desk import NOTHING_FOUND, STORED, Desk, Found, host_bytes
+from cometmq.actors.writer.desk import STORED, Desk
 from cometmq.actors.writer.ends import Ends
 from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
 from cometmq.actors.writer.repeats import Repeats, is_repeat
@@ -113,7 +114,13 @@ class CommitLogActor(ServiceActor):
         self._ends.add(self._cursors)  # the one before us may not have told of all
         self._cursors.on_new = self._ends.add
         self._desk = self._make_desk()
-        self._repeats = Repeats(self._family, self._desk, store=self._store_once, after=self.after)
+        self._repeats = Repeats(
+            self._family,
+            self._desk.batches,
+            lambda: self._log.physical_offset,
+            store=self._store_all,
+            after=self.after,
+        )
         with closing(self._family.store_reader()) as reader:
             self._desk.derived.load(last_marks(reader))
         self._staging = Staging(
@@ -186,28 +193,21 @@ class CommitLogActor(ServiceActor):
     def on_append_records(self, _command: AppendRecords, request: Request) -> None:
         self._store_all([request])
 
-    def _store_all(self, group: list[Request]) -> None:
+    def _store_all(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
         """Append whatever was sent, publish it once, answer, and then wake who waits for it.
 
         In this order: the answer is on its way before a woken dispatcher takes the processor. And
         the put lock's holder sleeps in the sync: what is sent meanwhile becomes the next group.
         """
         try:
-            self._store_group(group)
+            self._store_group(group, found)
         except Exception as caught:
             error = explained(caught, "a group of %d sends failed", len(group))
             for request in group:
                 if not _is_oneway(request.command):  # whoever was answered before ignores it
                     request.fail(NotConfirmed(f"{error}: the messages may be stored"))
 
-    def _store_once(self, request: Request, found: Found) -> None:
-        """What comes again, but for what is there."""
-        try:
-            self._store_group([request], found)
-        except Exception as caught:
-            request.fail(explained(caught, "a send that came again failed"))
-
-    def _store_group(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
+    def _store_group(self, group: list[Request], found: Found) -> None:
         before = self._log.physical_offset
         began = time.monotonic()
         self._admission.begin_group(began, self._answers.since)

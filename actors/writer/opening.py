@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.writer.desk import host_bytes
+from cometmq.actors.writer.batches import host_bytes
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import ListTopics, TopicList
 from cometmq.protocol.topics import TopicMirror, fetch_topics

@@ -22,7 +22,7 @@ from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Request, Timer
-from cometmq.actors.writer.desk import Desk, Earlier, Found
+from cometmq.actors.writer.batches import Batches, Earlier, Found
 from cometmq.protocol.commands import Section, SendMessages
 from cometmq.protocol.errors import CometError, NotConfirmed, SystemBusy
 from cometmq.shm.kernel._kernel import Message, decode, unique_id
@@ -68,21 +68,24 @@ class Repeats:
     sends between them.
 
     Args:
-        store: stores a command, but for what was found.
+        log_end: where the next record goes.
+        store: stores commands, but for what was found.
         after: sets a timer of the actor.
     """
 
     def __init__(
         self,
         family: Family,
-        desk: Desk,
+        batches: Batches,
+        log_end: Callable[[], int],
         *,
-        store: Callable[[Request, Found], None],
+        store: Callable[[list[Request], Found], None],
         after: Callable[[float, Callable[[], None]], Timer],
     ) -> None:
         self._reader = family.store_reader(_LIMITS)
         self._dispatched = Dispatched(family)
-        self._desk = desk
+        self._batches = batches
+        self._log_end = log_end
         self._store = store
         self._after = after
         self._held: deque[_Held] = deque()
@@ -103,13 +106,13 @@ class Repeats:
                 f"{len(self._held)} sends of {self._bytes} bytes that come again wait for the "
                 "dispatcher: try again"
             )
-        self._desk.fence_off(command)
+        self._batches.fence_off(command)
         self._bytes += size
         self._held.append(
             _Held(
                 request,
                 size,
-                self._desk.physical_offset,
+                self._log_end(),
                 time.monotonic() + WAIT_S,
                 self._look_for(request),
             )
@@ -135,7 +138,7 @@ class Repeats:
                     return
             self._held.popleft()
             self._bytes -= held.size
-            self._store(held.request, found)
+            self._store([held.request], found)
 
     def _is_ahead(self, end: int) -> bool:
         """Whether the dispatcher has yet to come there; then it rings."""
@@ -180,9 +183,9 @@ class Repeats:
             unique_id(batch, section.count - 1)
         except (IndexError, ValueError):
             return NOTHING  # whoever stores it says what is wrong
-        if not first:
-            raise NotConfirmed("messages without UNIQ_KEY cannot be looked for: send them anew")
-        place = self._desk.place_of(section)
+        if not first:  # as a replay of records that an application has appended
+            return NOTHING
+        place = self._batches.place_of(section)
         since_ms = int(time.time() * 1000) - min(section.repeats_ms, 1 << 50) - CLOCK_MS
         queue = place.topic, place.queue_id
         at = self._reader.offset_by_time(*queue, since_ms)

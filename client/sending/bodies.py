@@ -16,9 +16,9 @@ from cometmq.protocol.names import check_writable_topic
 class BodySender:
     """Carries batch bodies to queues of topics. One thread uses it.
 
-    What Producer says of order, and of what may be stored twice, holds here too: a queue gets one
-    body at a time, one that must be sent again is not overtaken, and what was never answered is
-    sent again.
+    What Producer says of order holds here too: a queue gets one body at a time, and one that must
+    be sent again is not overtaken. What was never answered is sent again, and stored once if its
+    messages have a UNIQ_KEY.
 
     Args:
         timeout_s: for one body, retries included.

@@ -38,10 +38,10 @@ class Producer:
     sent again is not overtaken. Without key or queue, messages are spread over the queues, in
     turn, and have no order among each other.
 
-    **What may be stored twice.** When the connection breaks or an answer is lost, nobody knows
-    whether the batch was stored, and it is sent again: the whole batch then stands twice in the
-    queue, one behind the other, with the same `msg_id` in both copies. So it is after a broker
-    restart in mid-stream. A refusal (SystemBusy, DiskFull, ...) is tried again without that risk.
+    **Once.** When the connection breaks or an answer is lost, the batch is sent again to the same
+    queue, and the broker looks there for what it has stored of it already: no message stands in a
+    queue twice, also after kills of the broker. You may see a message twice that you send twice:
+    after NotConfirmed, say.
 
     **What may be lost.** Nothing that was acknowledged. A message whose `send` raised NotConfirmed
     may be stored or not. Messages in open batches are lost when the process dies.

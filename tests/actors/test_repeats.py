@@ -14,7 +14,7 @@ from family import RunningBroker, encode_batch
 from still import stopped
 
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
-from cometmq.protocol.errors import MessageIllegal, NotConfirmed, Overtaken, SystemBusy
+from cometmq.protocol.errors import MessageIllegal, Overtaken, SystemBusy
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.kernel._kernel import BatchEncoder, element_start, unique_id
@@ -227,8 +227,9 @@ def test_what_is_wrong_with_a_repeat(
     assert len(broker.read_queue(topic, 0)) == (1 if code == 0 else 0)
 
 
-def test_messages_without_ids_cannot_be_looked_for(broker: RunningBroker, topic: str) -> None:
+def test_messages_without_ids_are_stored_again(broker: RunningBroker, topic: str) -> None:
     encoder = BatchEncoder(unique_keys=False)
     encoder.add(b"a")
-    answer = Sender(broker, topic).repeat(encoder.take(), 1)
-    assert (answer.code, "UNIQ_KEY" in answer.text) == (NotConfirmed.code, True)
+    batch = encoder.take()
+    sender = Sender(broker, topic)
+    assert [sender.repeat(batch, 1).queue_offset for _ in range(2)] == [0, 1]

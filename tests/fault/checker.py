@@ -269,9 +269,7 @@ class _Checker:
             if len(places) > 1:
                 self.verdict.counts["duplicates"] += len(places) - 1
                 self.verdict.duplicate_ns += [send.invoked_ns] * (len(places) - 1)
-                ids = {each.msg_id for each in places}
-                if len(ids) > 1 or "" in ids or len({each[:2] for each in places}) > 1:
-                    self.verdict.add(Kind.DOUBLED, f"{places}")
+                self.verdict.add(Kind.DOUBLED, f"{places}")
             elif send.msg_id and places[0].msg_id != send.msg_id:
                 self.verdict.add(Kind.CHANGED, f"{send}: its id is {places[0].msg_id}")
 

@@ -235,14 +235,11 @@ def test_a_copy_with_another_id(good: Good, victim: Op) -> None:
     only(Kind.DOUBLED, replace(good, stored=[*good.stored, copy]), 1)
 
 
-def test_a_copy_by_a_retry_is_counted_and_no_more(good: Good, victim: Op) -> None:
-    before = good.check().counts["duplicates"]
+def test_a_copy_by_a_retry(good: Good, victim: Op) -> None:
+    assert good.check().counts["duplicates"] == 0
     ends = [o.offset for o in good.stored if (o.topic, o.queue) == (victim.topic, victim.queue)]
     copy = Stored(victim.topic, victim.queue, max(ends) + 1, victim.value, victim.msg_id)
-    planted = replace(good, stored=[*good.stored, copy], rules=Rules())
-    verdict = planted.check()
-    assert not verdict.findings, verdict
-    assert verdict.counts["duplicates"] == before + 1
+    only(Kind.DOUBLED, replace(good, stored=[*good.stored, copy]), 1)
 
 
 def test_nobody_got_one(good: Good, victim: Op) -> None:

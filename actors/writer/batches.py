@@ -1,0 +1,223 @@
+"""Batches of clients: each section of a command is stored whole, or refused with a reason."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from cometmq.actors.books.fences import Fences
+from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.service import Payload, Request
+from cometmq.actors.writer.cursors import Cursors
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.commands import (
+    Command,
+    QueueKey,
+    Section,
+    SectionResult,
+    SendMessages,
+    SendResult,
+)
+from cometmq.protocol.errors import BadRequest, CometError, MessageTooLarge, Overtaken
+from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.shm.kernel._kernel import (
+    BatchIllegal,
+    InnerEncoder,
+    RecordTooLarge,
+    element_start,
+)
+from cometmq.shm.log.commit_log import CommitLog, refusal
+
+DELAYED_BYTES_MAX: Final = 1_024  # beside a client's element, in the encoder
+DELAYED_ROOM: Final = 512  # that a record may have more of, with the longest name of a topic
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What came of one command of a group."""
+
+    answer: Command
+    cover: int = 0  # what it waits for, see Cover
+    payload: Payload = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What there is of a batch that its producer sends again."""
+
+    messages: int  # so many of its first ones
+    queue_offset: int = -1
+    physical_offset: int = -1
+
+
+Found = Mapping[int, Earlier | CometError]  # by the index of a section; see Repeats
+NOTHING_FOUND: Final[Found] = {}
+
+
+class Batches:
+    """Stores what clients send. Part of the desk.
+
+    Args:
+        check_admitted: raises why nothing is stored now.
+        append_records: lays down records of ours.
+        cover: that the answers wait for.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        commit_log: CommitLog,
+        cursors: Cursors,
+        *,
+        check_admitted: Callable[[], None],
+        append_records: Callable[[Sequence[QueueKey], bytes, int], bytes],
+        cover: int,
+    ) -> None:
+        self._log = commit_log
+        self._cursors = cursors
+        self._check_admitted = check_admitted
+        self._append_records = append_records
+        self._cover = cover
+        self._store_host = settings.advertised_address
+        self._delay_levels_ms = settings.delay_levels_ms
+        self._fences = Fences()
+
+    def store(self, request: Request, command: SendMessages, found: Found) -> Stored:
+        """Append the sections of one command, but for what is `found` to be there."""
+        results = []
+        wait = False
+        if len(command.sections) != len(request.payload):
+            error = BadRequest(
+                f"{len(command.sections)} sections, {len(request.payload)} payload frames"
+            )
+            results = [SectionResult(error.code, text=str(error)) for _ in command.sections]
+        else:
+            for index, section in enumerate(command.sections):
+                batch = request.payload[index].buffer
+                result = self._append_guarded(section, batch, command, found.get(index))
+                wait = wait or (section.wait and result.code == 0)
+                results.append(result)
+        answer = SendResult(results, self._log.last_store_timestamp, self._store_host)
+        return Stored(answer, self._cover if wait else 0)
+
+    def _append_guarded(
+        self,
+        section: Section,
+        batch: memoryview,
+        command: SendMessages,
+        found: Earlier | CometError | None,
+    ) -> SectionResult:
+        """Store one section, or say why not. A section has no part in what another one fails of:
+        the kernel checks a batch before it writes, and counts it in one step when it is written.
+        """
+        try:
+            if found is None:
+                return self._append(section, batch, command)
+            return self._append_rest(section, batch, command, found)
+        except Exception as caught:
+            what = "a batch for queue %d of %s failed"
+            error = explained(caught, what, section.queue_id, section.topic)
+            return SectionResult(error.code, text=str(error))
+
+    def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
+        if section.fence or self._fences:
+            self._fences.let_pass(command.sender, section)
+        self._check_admitted()
+        queue = self._cursors.writable(section.topic, section.queue_id)
+        if section.delay_level > 0:
+            return self._append_delayed(section, batch, command)
+        at = self._log.append_batch(
+            queue,
+            batch,
+            section.count,
+            sys_flag=section.sys_flag,
+            born_timestamp_ms=command.born_timestamp_ms,
+            born_host=host_bytes(command.born_host),
+        )
+        return SectionResult(0, self._log.appender.batch_queue_offset, at)
+
+    def _append_rest(
+        self,
+        section: Section,
+        batch: memoryview,
+        command: SendMessages,
+        found: Earlier | CometError,
+    ) -> SectionResult:
+        """Store what an earlier attempt has not."""
+        if isinstance(found, CometError):
+            raise found
+        if not found.messages:
+            return self._append(section, batch, command)
+        head = SectionResult(0, found.queue_offset, found.physical_offset)
+        if found.messages == section.count:
+            return head
+        rest = msgspec.structs.replace(section, count=section.count - found.messages)
+        stored = self._append(rest, batch[element_start(batch, found.messages) :], command)
+        return msgspec.structs.replace(
+            head, head=found.messages, rest_queue_offset=stored.queue_offset
+        )
+
+    def place_of(self, section: Section) -> QueueKey:
+        """The queue of the log that its messages go to."""
+        if section.delay_level > 0:
+            return QueueKey(DELAY_TOPIC, self._level_of(section) - 1)
+        return QueueKey(section.topic, section.queue_id)
+
+    def _level_of(self, section: Section) -> int:
+        return min(section.delay_level, len(self._delay_levels_ms))
+
+    def fence_off(self, command: SendMessages) -> None:
+        """No earlier attempt of these sections is stored from now on."""
+        for section in command.sections:
+            with suppress(Overtaken):  # said when it is stored
+                self._fences.let_pass(command.sender, section)
+
+    def _append_delayed(
+        self, section: Section, batch: memoryview, command: SendMessages
+    ) -> SectionResult:
+        """Store it where RocketMQ has what waits: in the queue of its delay level, with the queue
+        that it is meant for as properties. The scheduler process copies it there."""
+        level = self._level_of(section)
+        encoder = InnerEncoder(size_max=len(batch) * 2 + DELAYED_BYTES_MAX * max(section.count, 0))
+        more = f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2DELAY\1{level}\2"
+        try:
+            _, count = encoder.add_batch(
+                0,
+                batch,
+                sys_flag=section.sys_flag,
+                born_timestamp=command.born_timestamp_ms,
+                born_host=host_bytes(command.born_host),
+                more=more.encode(),
+            )
+            if count != section.count:
+                raise BatchIllegal(f"{count} elements, {section.count} announced")
+        except (RecordTooLarge, BatchIllegal) as error:
+            raise refusal(error) from None
+        payload = encoder.take()
+        # Nothing may wait there that does not fit into a segment under the name of its topic.
+        if len(payload) + DELAYED_ROOM > self._log.segment_bytes:
+            raise MessageTooLarge(
+                f"a batch of {len(payload)} bytes that waits: its segment has "
+                f"{self._log.segment_bytes}"
+            )
+        places = self._append_records([QueueKey(DELAY_TOPIC, level - 1)], payload, count)
+        first = memoryview(places).cast("q")
+        return SectionResult(0, first[0], first[1])
+
+
+@lru_cache(maxsize=4096)
+def host_bytes(host: str) -> bytes:
+    """RocketMQ's form of "ip:port", IPv6 in brackets; an unknown host is 0.0.0.0:0."""
+    if not host:
+        return bytes(8)
+    address, _, port = host.rpartition(":")
+    try:
+        return ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4, "big")
+    except (ValueError, OverflowError):
+        raise BadRequest(f"{host[:80]!r} is not an address and a port") from None
