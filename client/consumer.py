@@ -44,8 +44,7 @@ class Consumer:
     this one began.
 
     **What may come twice.** Messages that were not acknowledged, or whose acknowledgement was not
-    committed yet, when the process died or the queue went to another member. A message that was
-    stored twice comes twice; see `Producer`. Before a queue goes to another member, messages that
+    committed yet, when the process died or the queue went to another member. Before a queue goes to another member, messages that
     were already handed out may be acknowledged for up to a second; later than that is too late, and
     the other member gets them as well.
 
