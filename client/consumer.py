@@ -44,9 +44,9 @@ class Consumer:
     this one began.
 
     **What may come twice.** Messages that were not acknowledged, or whose acknowledgement was not
-    committed yet, when the process died or the queue went to another member. Before a queue goes to another member, messages that
-    were already handed out may be acknowledged for up to a second; later than that is too late, and
-    the other member gets them as well.
+    committed yet, when the process died or the queue went to another member. Before a queue goes to
+    another member, messages that were already handed out may be acknowledged for up to a second;
+    later than that is too late, and the other member gets them as well.
 
     **What may be left out.** A record that is damaged on the broker's disk: it is reported in the
     log with its place. Messages that expired before they were read: likewise.
