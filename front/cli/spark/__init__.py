@@ -12,23 +12,10 @@ import click
 from cometmq.cli.options import LazyGroup
 
 _HERE: Final = "cometmq.cli.spark"
-# What needs something that brokers do not have yet: no command, but a name that says so.
-LATER: Final = {
-    "dlq": "dead letters are shown and sent again by `cometmq group dlq`",
-}
-
-
-class _JobGroup(LazyGroup):
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in LATER:
-            raise click.UsageError(f"{args[0]} is not there yet: {LATER[args[0]]}", ctx)
-        return super().resolve_command(ctx, args)
 
 
 @click.group(
-    cls=_JobGroup,
+    cls=LazyGroup,
     entries={
         "audit": (f"{_HERE}.audit", "audit", "Compare log and queues of a store, both ways."),
         "archive": (
@@ -43,6 +30,7 @@ class _JobGroup(LazyGroup):
             "lag",
             "What consumer groups are behind: messages, bytes, time.",
         ),
+        "dlq": (f"{_HERE}.letters", "dlq", "Count the dead letters of groups, and export them."),
         "ingest": (
             f"{_HERE}.tables",
             "ingest",

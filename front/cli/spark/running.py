@@ -85,8 +85,13 @@ def session_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def source_options(function: Callable[..., None]) -> Callable[..., None]:
+    return click.option("-t", "--topic", "topics", multiple=True, help="Repeatable; else all.")(
+        store_options(function)
+    )
+
+
+def store_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("-t", "--topic", "topics", multiple=True, help="Repeatable; else all."),
         click.option("--name-server", metavar="HOST:PORT", help="Read from running brokers."),
         click.option("--store", type=click.Path(path_type=Path), help="Read a store's files."),
     ):
@@ -96,11 +101,16 @@ def source_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def source_of(store: Path | None, name_server: str | None, topics: Sequence[str]) -> dict[str, str]:
     """Options of the source `cometmq`."""
+    what = {"subscribe": ",".join(topics)} if topics else {"subscribePattern": ".*"}
+    return where_of(store, name_server) | what
+
+
+def where_of(store: Path | None, name_server: str | None) -> dict[str, str]:
+    """The same, without topics."""
     if (store is None) == (name_server is None):
         raise click.UsageError("say what to read: --store DIR or --name-server HOST:PORT")
     where = {"store": str(store)} if store is not None else {"namesrv": str(name_server)}
-    what = {"subscribe": ",".join(topics)} if topics else {"subscribePattern": ".*"}
-    return {**where, **what, "isolation": "dispatched"}
+    return {**where, "isolation": "dispatched"}
 
 
 def session_of(master: str, driver_memory: str, conf: Sequence[str]) -> SparkSession:
