@@ -317,6 +317,7 @@ class CommitLogActor(ServiceActor):
                 self._family.wait_for(Counter.FLUSHED, self._answers.flushed_end, 1)
             self._answers.release()
         self._staging.close()
+        self._repeats.close()
         with self._log.gate:  # who has asked, and been let in, comes to its end
             self._phase.advance(Phase.STOPPED)
             self._log.close()

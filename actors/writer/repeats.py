@@ -24,7 +24,7 @@ from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Request, Timer
 from cometmq.actors.writer.batches import Batches, Earlier, Found
 from cometmq.protocol.commands import Section, SendMessages
-from cometmq.protocol.errors import CometError, NotConfirmed, SystemBusy
+from cometmq.protocol.errors import CometError, NotConfirmed, ShuttingDown, SystemBusy
 from cometmq.shm.kernel._kernel import Message, decode, unique_id
 from cometmq.shm.reading.store_reader import ReadLimits
 
@@ -118,6 +118,12 @@ class Repeats:
             )
         )
         self.go_on()
+
+    def close(self) -> None:
+        """Nothing is stored any more: those that wait are told so."""
+        while self._held:
+            self._held.popleft().request.fail(ShuttingDown("the broker is shutting down"))
+        self._reader.close()
 
     def go_on(self) -> None:
         """Search as far as the queues are dispatched, and for a slice of time."""
