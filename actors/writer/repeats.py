@@ -31,8 +31,8 @@ from cometmq.shm.reading.store_reader import ReadLimits
 PAGE_COUNT: Final = 2_048  # messages looked at at a time
 PAGE_BYTES: Final = 1 << 20
 SLICE_S: Final = 0.005  # then whoever else sends is heard
-LOOKED_AT_MAX: Final = 1_000_000  # messages, for one batch
-CLOCK_MS: Final = 1_000  # what a clock may be wrong by
+LOOKED_AT_MAX: Final = 4_000_000  # messages, for one batch
+LATE_MS: Final = 30_000  # what a clock may be wrong by, or a command late
 WAIT_S: Final = 5.0  # for the dispatcher, then the producer comes again
 HELD_MAX: Final = 1_024  # commands
 HELD_BYTES_MAX: Final = 64 << 20
@@ -192,9 +192,8 @@ class Repeats:
         if not first:  # as a replay of records that an application has appended
             return NOTHING
         place = self._batches.place_of(section)
-        since_ms = int(time.time() * 1000) - min(section.repeats_ms, 1 << 50) - CLOCK_MS
         queue = place.topic, place.queue_id
-        at = self._reader.offset_by_time(*queue, since_ms)
+        at = self._begin(queue, section)
         stop = at + LOOKED_AT_MAX
         while at < stop:
             page = self._reader.get_message(*queue, at, PAGE_COUNT, max_bytes=PAGE_BYTES)
@@ -209,6 +208,16 @@ class Repeats:
             f"{LOOKED_AT_MAX} messages of queue {place.queue_id} of {place.topic} were looked at, "
             "and the batch that comes again was not among them; it may be stored"
         )
+
+    def _begin(self, queue: tuple[str, int], section: Section) -> int:
+        """Where the batch may begin: behind what its producer knows to be there, which no clock
+        has to do with; or, where that is nothing or long ago, among what is as old as it may be."""
+        reach = self._reader.positions.queue_range(*queue)
+        end = 0 if reach is None else reach.max_queue_offset
+        if 0 <= section.after <= end and end - section.after < LOOKED_AT_MAX:
+            return section.after
+        age_ms = min(section.repeats_ms, 1 << 50) + LATE_MS
+        return self._reader.offset_by_time(*queue, int(time.time() * 1000) - age_ms)
 
     def _extent(
         self, queue: tuple[str, int], first: Message, section: Section, batch: memoryview

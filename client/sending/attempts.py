@@ -64,7 +64,8 @@ def begin_attempt(lane: Lane, batch: Batch) -> None:
     batch.number = next(lane.numbers)
     batch.fence = lane.unsure > 0
     if batch.unconfirmed:
-        batch.repeats_ms = int((time.monotonic() - batch.since) * 1000)
+        batch.repeats_ms = int((batch.deadline - batch.since) * 1000)
+        batch.after = -1 if batch.delay_level else lane.end
 
 
 def send_command(
@@ -83,6 +84,7 @@ def send_command(
                 batch.fence,
                 batch.delay_level,
                 batch.repeats_ms,
+                batch.after,
             )
             for batch in batches
         ],

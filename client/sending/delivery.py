@@ -220,9 +220,9 @@ class Delivery:
                 if lane.flight is not flight or lane.sent is not batch:
                     continue  # its time was up, or it was sent again elsewhere
                 lane.sent = lane.flight = None
-                if outcome[1] is None:
-                    lane.failures, lane.error = 0, None
-                elif self._try_again(lane, batch, outcome[1]):
+                if outcome[0] is not None:
+                    lane.has_stored(batch, outcome[0])
+                elif outcome[1] is not None and self._try_again(lane, batch, outcome[1]):
                     failed.append(lane)
                     continue
                 if outcome[1] is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cometmq.client.routes import MASTER
 from cometmq.client.sending.receipt import Batch
-from cometmq.protocol.commands import TopicRoute
+from cometmq.protocol.commands import SectionResult, TopicRoute
 from cometmq.protocol.errors import ArgumentIllegal, CometError, NoPermission
 from cometmq.protocol.perm import WRITE
 from cometmq.shm.kernel import _kernel
@@ -24,6 +24,7 @@ class Lane:
 
     __slots__ = (
         "broker",
+        "end",
         "endpoint",
         "error",
         "failures",
@@ -58,6 +59,7 @@ class Lane:
         # that the broker has not seen yet: the next one fences it off (Section).
         self.numbers = itertools.count(1)
         self.unsure = 0
+        self.end = -1  # one past the last message that the broker has told to be there
 
     @property
     def idle(self) -> bool:
@@ -66,6 +68,15 @@ class Lane:
     def is_unsure_of(self, number: int) -> None:
         """What became of that attempt is not known."""
         self.unsure = max(self.unsure, number)
+
+    def has_stored(self, batch: Batch, result: SectionResult) -> None:
+        """A batch of it was answered."""
+        self.failures, self.error = 0, None
+        if not batch.delay_level:
+            first, count = result.queue_offset, batch.count
+            if result.head:
+                first, count = result.rest_queue_offset, count - result.head
+            self.end = first + count
 
     def has_heard_fence(self, number: int) -> None:
         """The broker has answered that attempt: it stores nothing earlier any more."""

@@ -40,6 +40,7 @@ class Batch:
 
     __slots__ = (
         "_event",
+        "after",
         "alarm",
         "attempts",
         "body",
@@ -96,7 +97,8 @@ class Batch:
         self.number = 0  # of the last attempt; see Lane
         self.fence = False  # earlier attempts of that queue are not to be stored any more
         self.unconfirmed = False  # an attempt was never answered: it may be stored
-        self.repeats_ms = -1  # since then, where an attempt may be stored: the broker looks for it
+        self.repeats_ms = -1  # all of its time, where an attempt may be stored: it is looked for,
+        self.after = -1  # from there on, if that is known
         self.remembered = False  # flush() has to raise its error
         self.body = b""
         self.count = 0

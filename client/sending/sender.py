@@ -253,7 +253,10 @@ class Sender:
             delivery.presences.heard(lane.broker, error)
             if batch.fence:
                 lane.has_heard_fence(batch.number)
-        if error is not None:
+            if result is not None:
+                lane.has_stored(batch, result)
+        if result is None:
+            assert error is not None
             raise error
         assert isinstance(answer, SendResult)
         batch.settle(result, None, answer.store_timestamp_ms, answer.store_host)

@@ -31,9 +31,12 @@ class Section(Part, frozen=True):
     fence: Annotated[bool, Since("0.2.0")] = False
     # How long they wait before they can be consumed: messageDelayLevel, 0: not at all.
     delay_level: Annotated[Int32, Since("0.2.0")] = 0
-    # It was sent before and not answered, the first time so many ms ago; -1: never. What is stored
-    # of it already is not stored again. Such a section has a fence, and its messages UNIQ_KEYs.
+    # It was sent before and not answered, and its sender has tried for so many ms at most when it
+    # gives up; -1: never. What is stored of it already is not stored again. Such a section has a
+    # fence, and its messages UNIQ_KEYs.
     repeats_ms: Annotated[Int64, Since("0.2.0")] = -1
+    # One past the last message of this sender in the queue that it knows of; -1: it knows none.
+    after: Annotated[Int64, Since("0.2.0")] = -1
 
 
 class SendMessages(Command, frozen=True, tag=10):
