@@ -16,8 +16,10 @@ from cometmq.client.aio import AsyncConsumer, AsyncProducer
 from cometmq.client.consumer import Consumer
 from cometmq.client.handling.outcomes import Reject, Retry
 from cometmq.client.receiving.subscription import ActorSubscription, subscribe_actor
+from cometmq.client.sending.pending import PendingTransaction
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Receipt, Receipts
+from cometmq.client.sending.transaction import AsyncTransaction, Transaction
 from cometmq.shm.kernel._kernel import Message
 
 __all__ = [
@@ -25,12 +27,15 @@ __all__ = [
     "Admin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncTransaction",
     "Consumer",
     "Message",
+    "PendingTransaction",
     "Producer",
     "Receipt",
     "Receipts",
     "Reject",
     "Retry",
+    "Transaction",
     "subscribe_actor",
 ]

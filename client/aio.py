@@ -7,6 +7,7 @@ in the event loop's own thread: it watches their descriptors.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -17,12 +18,19 @@ from cometmq.client.arguments import check
 from cometmq.client.consumer import POLL_S, Consumer
 from cometmq.client.handling.async_run import AsyncRun
 from cometmq.client.handling.options import Handler, Handling, RunOptions
-from cometmq.client.options import ConsumerOptions, OnewayOptions, ProducerOptions, SendOptions
+from cometmq.client.options import (
+    ConsumerOptions,
+    OnewayOptions,
+    ProducerOptions,
+    SendOptions,
+    TransactionOptions,
+)
 from cometmq.client.questions import Position
 from cometmq.client.receiving.owned import QueueId
 from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
+from cometmq.client.sending.transaction import AsyncTransaction, LoopChecker
 from cometmq.protocol.errors import again
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.shm.kernel._kernel import Message
@@ -49,6 +57,10 @@ class AsyncProducer:
     ) -> None:
         self._wait_s = options.pop("wait_for_broker", 0)
         check("wait_for_broker", self._wait_s, float)
+        checker = options.get("checker")
+        self._loop = LoopChecker(checker)
+        if inspect.iscoroutinefunction(checker):
+            options["checker"] = self._loop.check
         self._producer = Producer(name_server, **options)
         self._sender = self._producer._sender
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -108,6 +120,12 @@ class AsyncProducer:
         await self._prepare(topic)
         self._producer.send_oneway(topic, body, **options)
 
+    def transaction(
+        self, topic: str, body: Body, **options: Unpack[TransactionOptions]
+    ) -> AsyncTransaction:
+        """See `Producer.transaction`; for `async with`."""
+        return AsyncTransaction(self._producer._transactions, self._start, topic, body, options)
+
     @property
     def connected(self) -> bool:
         """See `Producer.connected`."""
@@ -138,6 +156,7 @@ class AsyncProducer:
         await asyncio.shield(self.close())
 
     async def _begin(self) -> None:
+        self._loop.begin()
         if self._wait_s:
             await self._elsewhere("broker", self._producer.wait_for_broker, self._wait_s)
             self._wait_s = 0

@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from cometmq.client.questions import Position
 from cometmq.client.sending.outgoing import Keys
+from cometmq.client.sending.pending import Checker
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -28,6 +29,8 @@ class ProducerOptions(TypedDict, total=False):
     compress_level: int | None
     transport: str
     wait_for_broker: float
+    name: str | None
+    checker: Checker | None
 
 
 class OnewayOptions(TypedDict, total=False):
@@ -40,6 +43,17 @@ class OnewayOptions(TypedDict, total=False):
     queue_id: int | None
     flag: int
     delay_level: int
+
+
+class TransactionOptions(TypedDict, total=False):
+    """Of `Producer.transaction` and `Transaction.send`."""
+
+    tags: str | None
+    keys: Keys
+    properties: Mapping[str, str] | None
+    sharding_key: str | None
+    queue_id: int | None
+    flag: int
 
 
 class SendOptions(OnewayOptions, total=False):

@@ -34,7 +34,6 @@ _OPEN: Final = (
 _PLAIN: Final = "there is no TLS yet: everything travels as it is"
 _ALONE: Final = "there are no replicas yet: an acknowledged message is on this machine alone"
 _NO_DELAY: Final = "messages wait by delay levels only yet: one with a timer is refused"
-_NO_TRANSACTION: Final = "there are no transactions yet: sending a part of one is refused"
 _OWN_QUEUE: Final = "there are no light queues yet: a message is in the queue of its topic alone"
 _TOLD: Final = "name servers are not looked up: namesrvAddr has to name them"
 
@@ -72,11 +71,6 @@ PROMISES: Final[Mapping[str, Promise]] = {
         False,
         ("timerWheelEnable", _NO_DELAY, _OFF),
         ("timerMaxDelaySec", _NO_DELAY, _ANY_VALUE),
-        (
-            "transactionTimeOut transactionCheckMax transactionCheckInterval",
-            _NO_TRANSACTION,
-            _ANY_VALUE,
-        ),
         ("enableLmq enableMultiDispatch", _OWN_QUEUE, _OFF),
         ("enableCompaction", "topics are not compacted: a message stays until it expires", _OFF),
         ("slaveReadEnable enableSlaveActingMaster enableRemoteEscape", _ALONE, _OFF),
@@ -204,8 +198,8 @@ _KEYS: Final = """
     timerProgressLogIntervalMs timerPutMessageThreadNum timerRollWindowSlot timerSkipUnknownError
     timerStopDequeue timerStopEnqueue timerWarmEnable timerWheelEnable tls.enable tls.server.mode
     tlsTestModeEnable topicQueueLockNum totalReplicas traceOn traceTopicEnable
-    transactionCheckInterval transactionCheckMax transactionMetricFlushInterval
-    transactionOpBatchInterval transactionOpMsgMaxSize transactionTimeOut transferMsgByHeap
+    transactionMetricFlushInterval transactionOpBatchInterval transactionOpMsgMaxSize
+    transferMsgByHeap
     transientStorePoolEnable transientStorePoolSize travelCqFileNumWhenGetMessage
     updateNameServerAddrPeriod useABSLock useEpollNativeSelector usePIDColdCtrStrategy
     userCacheExpiredSecond userCacheMaxNum userCacheRefreshSecond useReentrantLockWhenPutMessage

@@ -562,6 +562,27 @@ class DelaySettings:
         "store after a crash delivers again what was delivered since; this one does not.",
     )
 
+    transaction_timeout_ms: int = option(
+        6_000,
+        key="transactionTimeOut",
+        at_least=1,
+        help="How old a message of a transaction without an end is when its producers are asked "
+        "first. No local transaction should take longer.",
+    )
+    transaction_check_interval_ms: int = option(
+        30_000,
+        key="transactionCheckInterval",
+        at_least=1,
+        help="The pause between two rounds of such questions.",
+    )
+    transaction_check_max: int = option(
+        15,
+        key="transactionCheckMax",
+        at_least=1,
+        help="After so many questions a message goes to TRANS_CHECK_MAX_TIME_TOPIC, and its "
+        "transaction is over. Rounds in which no producer was there count too.",
+    )
+
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
         """How long each level waits; level 1 is the first."""

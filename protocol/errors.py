@@ -22,6 +22,9 @@ CometError
 │   │   └── SubscriptionsDiffer  from those of other members, in a group that refuses it
 │   ├── OffsetIllegal
 │   ├── MessageNotFound
+│   ├── TransactionUnknown     no half message of that group lies there
+│   ├── TransactionFinished    it has ended otherwise
+│   ├── TransactionIncomplete  one of its messages failed
 │   ├── Overtaken              a later message of the same producer came to that queue before
 │   ├── NotOwner               the queue belongs to another member of the group now
 │   └── BadRequest             a frame or command that cannot be understood
@@ -221,6 +224,25 @@ class Overtaken(Refused):
 
     code = 9013
     retriable = True
+
+
+class TransactionUnknown(Refused):
+    """No half message of that transaction lies there; the text says what was asked for and what is
+    there."""
+
+    code = 9090
+
+
+class TransactionFinished(Refused):
+    """The transaction has ended already, in another way; the text names both."""
+
+    code = 9091
+
+
+class TransactionIncomplete(Refused):
+    """A message of the transaction failed: it can only be rolled back; the block's end does it."""
+
+    code = 9092
 
 
 class BadRequest(Refused):

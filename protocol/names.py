@@ -25,14 +25,18 @@ STORED_TOPIC_CHARACTERS: Final = NAME_CHARACTERS + "+"
 HIDDEN_TOPICS: Final = frozenset({LEDGER_TOPIC, DERIVED_TOPIC})
 
 DELAY_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+# Of transactions: half messages; which of them have ended; and those that nobody ended.
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 
 # Topics that the broker itself writes; RocketMQ refuses them to clients.
 SYSTEM_TOPICS: Final = HIDDEN_TOPICS | frozenset(
     {
         DELAY_TOPIC,
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
+        HALF_TOPIC,
+        OP_TOPIC,
+        GIVEN_UP_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
     }
@@ -60,7 +64,7 @@ UNKEPT_PROPERTIES: Final = {
     "TIMER_DELAY_MS": _NO_TIMERS,
     "TIMER_DELAY_SEC": _NO_TIMERS,
     "TIMER_DEL_UNIQKEY": _NO_TIMERS,
-    "TRAN_MSG": "there are no transactions yet",
+    "TRAN_MSG": "Producer.transaction sends messages of transactions",
 }
 _NOT_PLAIN: Final = RESERVED_PROPERTIES | UNKEPT_PROPERTIES.keys()
 

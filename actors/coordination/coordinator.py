@@ -19,6 +19,7 @@ from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored, Topics, TopicSettings, template_queues
+from cometmq.actors.coordination.transactions import Transactions
 from cometmq.actors.coordination.views import Views
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family
@@ -81,7 +82,7 @@ class CoordinatorActor(ServiceActor):
 
     role: ClassVar[str] = "coordinator"
     part_types: ClassVar[tuple[type, ...]] = (
-        Topics, Members, Groups, Progress, Moves, Views, Relay, Retries, Holds,
+        Topics, Members, Groups, Progress, Moves, Views, Relay, Retries, Holds, Transactions,
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +119,7 @@ class CoordinatorActor(ServiceActor):
         self._retries = Retries(
             self, self._books, self._members, scheduler_endpoint, self._topics.make
         )
+        self._transactions = Transactions(self, scheduler_endpoint, self._topics.make)
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         super().__init__(bind=bind, limits=limits)
         self._go_on = partial(
@@ -142,7 +144,7 @@ class CoordinatorActor(ServiceActor):
     def parts(self) -> Sequence[object]:
         return (
             self._topics, self._members, self._groups, self._progress, self._moves, self._views,
-            self._relay, self._retries, self._holds,
+            self._relay, self._retries, self._holds, self._transactions,
         )  # fmt: skip
 
     @classmethod
@@ -189,6 +191,7 @@ class CoordinatorActor(ServiceActor):
             self._announcing.close()
         self._relay.close()
         self._retries.close()
+        self._transactions.close()
 
     def settle(self) -> None:
         self._finish_round()

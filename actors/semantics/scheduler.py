@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Final
 
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.service import ServiceActor
+from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.semantics.checks import Checks
 from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, DelayLevel, now_ms
 from cometmq.actors.semantics.retries import Retries
+from cometmq.actors.semantics.transactions import Transactions
 from cometmq.conf.delay_levels import LEVELS_MAX
 from cometmq.protocol.errors import CometError, StoreDamaged
 from cometmq.protocol.names import DELAY_TOPIC
@@ -30,7 +32,8 @@ LOOK_S: Final = 60.0  # a timer runs by another clock than what is due: that one
 
 
 class SchedulerActor(ServiceActor):
-    """Copies delayed messages to their topics when they are due, and stores retries.
+    """Copies delayed messages to their topics when they are due, stores retries, and ends
+    transactions.
 
     Writes, alone: config/delayOffset.json, which is for RocketMQ; the log knows by itself how far
     it has come. The copies are stored by the commitlog process.
@@ -41,7 +44,7 @@ class SchedulerActor(ServiceActor):
     """
 
     role = "scheduler"
-    part_types: ClassVar[tuple[type, ...]] = (Retries,)
+    part_types: ClassVar[tuple[type, ...]] = (Retries, Transactions, Checks)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         self._family = family
@@ -56,6 +59,16 @@ class SchedulerActor(ServiceActor):
             lambda: self._dispatched.value,
             lambda: self.call_soon(self.on_doorbell),
         )
+        self._transactions = Transactions(
+            family,
+            self._commitlog,
+            self._store,
+            lambda: self._dispatched.value,
+            lambda: self.call_soon(self.on_doorbell),
+            self.call_soon,
+            self.after,
+        )
+        self._checks = Checks(family, self._transactions, self.call_soon, self.after)
         super().__init__(bind=bind)
         self._dispatched = Dispatched(family)
         self._queues = control.sleep_on(Counter.QUEUES, family.doorbell)
@@ -67,7 +80,7 @@ class SchedulerActor(ServiceActor):
         self._undispatched: set[DelayLevel] = set()
 
     def parts(self) -> Sequence[object]:
-        return (self._retries,)
+        return (self._retries, self._transactions, self._checks)
 
     # --- start ---
 
@@ -89,6 +102,8 @@ class SchedulerActor(ServiceActor):
         self.every(self._family.settings.flush_delay_offset_interval_ms / 1000, self._write_offsets)
         for each in self._levels:
             self._go_on(each)
+        self._transactions.begin()
+        self.every(self._checks.interval_s, self._checks.begin_round)
 
     def _load_offsets(self) -> DelayOffsetTable:
         """It is for RocketMQ: levels that the log knows do without it."""
@@ -135,9 +150,10 @@ class SchedulerActor(ServiceActor):
             self._stripes[stripe].arm()
         if self._unplaced:
             self._queues.arm()
-        if self._undispatched or self._retries.waits:
+        if self._undispatched or self._retries.waits or self._transactions.waits:
             self._dispatched.arm()
         self._retries.go_on()
+        self._transactions.go_on()
         for level in [*self._watch.news(len(self._levels)), *self._dispatched_now()]:
             self._go_on(level)
 
@@ -157,6 +173,12 @@ class SchedulerActor(ServiceActor):
     def _end_of(self, level: DelayLevel) -> int:
         reach = self._table.range_of(DELAY_TOPIC, level.queue_id)
         return reach.max_queue_offset if reach else 0
+
+    # --- transactions ---
+
+    def on_requests(self, requests: list[Request]) -> None:
+        super().on_requests(requests)
+        self._transactions.finish_round()
 
     # --- for RocketMQ ---
 
@@ -183,11 +205,15 @@ class SchedulerActor(ServiceActor):
 
     def on_stop(self) -> None:
         super().on_stop()
+        self._transactions.close()
         self._commitlog.close()
 
     def statistics(self) -> dict[str, Any]:
-        return {"delivered_later": sum(each.delivered for each in self._levels)} | (
-            self._retries.statistics()
+        return (
+            {"delivered_later": sum(each.delivered for each in self._levels)}
+            | self._retries.statistics()
+            | self._transactions.statistics()
+            | self._checks.statistics()
         )
 
 

@@ -24,8 +24,14 @@ from cometmq.protocol.commands import (
     SendMessages,
     SendResult,
 )
-from cometmq.protocol.errors import BadRequest, CometError, MessageTooLarge, Overtaken
-from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.protocol.errors import (
+    BadRequest,
+    CometError,
+    MessageIllegal,
+    MessageTooLarge,
+    Overtaken,
+)
+from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, check_group
 from cometmq.shm.kernel._kernel import (
     BatchIllegal,
     InnerEncoder,
@@ -130,8 +136,8 @@ class Batches:
             self._fences.let_pass(command.sender, section)
         self._check_admitted()
         queue = self._cursors.writable(section.topic, section.queue_id)
-        if section.delay_level > 0:
-            return self._append_delayed(section, batch, command)
+        if section.delay_level > 0 or section.producer_group:
+            return self._append_elsewhere(section, batch, command)
         at = self._log.append_batch(
             queue,
             batch,
@@ -165,6 +171,8 @@ class Batches:
 
     def place_of(self, section: Section) -> QueueKey:
         """The queue of the log that its messages go to."""
+        if section.producer_group:
+            return QueueKey(HALF_TOPIC, 0)
         if section.delay_level > 0:
             return QueueKey(DELAY_TOPIC, self._level_of(section) - 1)
         return QueueKey(section.topic, section.queue_id)
@@ -178,14 +186,14 @@ class Batches:
             with suppress(Overtaken):  # said when it is stored
                 self._fences.let_pass(command.sender, section)
 
-    def _append_delayed(
+    def _append_elsewhere(
         self, section: Section, batch: memoryview, command: SendMessages
     ) -> SectionResult:
-        """Store it where RocketMQ has what waits: in the queue of its delay level, with the queue
-        that it is meant for as properties. The scheduler process copies it there."""
-        level = self._level_of(section)
+        """Store it where RocketMQ has what waits: in the queue of its delay level, or with the
+        half messages, with the queue that it is meant for as properties. The scheduler process
+        copies it there."""
+        more = self._properties_of(section)
         encoder = InnerEncoder(size_max=len(batch) * 2 + DELAYED_BYTES_MAX * max(section.count, 0))
-        more = f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2DELAY\1{level}\2"
         try:
             _, count = encoder.add_batch(
                 0,
@@ -194,6 +202,7 @@ class Batches:
                 born_timestamp=command.born_timestamp_ms,
                 born_host=host_bytes(command.born_host),
                 more=more.encode(),
+                half=bool(section.producer_group),
             )
             if count != section.count:
                 raise BatchIllegal(f"{count} elements, {section.count} announced")
@@ -206,9 +215,23 @@ class Batches:
                 f"a batch of {len(payload)} bytes that waits: its segment has "
                 f"{self._log.segment_bytes}"
             )
-        places = self._append_records([QueueKey(DELAY_TOPIC, level - 1)], payload, count)
-        first = memoryview(places).cast("q")
-        return SectionResult(0, first[0], first[1])
+        places = self._append_records([self.place_of(section)], payload, count)
+        numbers = memoryview(places).cast("q")
+        each = numbers[1::2].tolist() if section.producer_group else []
+        return SectionResult(0, numbers[0], numbers[1], physical_offsets=each)
+
+    def _properties_of(self, section: Section) -> str:
+        """What its messages have there beside their own."""
+        real = f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2"
+        if not section.producer_group:
+            return f"{real}DELAY\1{self._level_of(section)}\2"
+        check_group(section.producer_group)
+        if section.delay_level > 0:
+            raise MessageIllegal(
+                f"delay level {section.delay_level} for a message of a transaction: it would be "
+                "delivered when it is committed"
+            )
+        return f"{real}TRAN_MSG\1true\2PGROUP\1{section.producer_group}\2"
 
 
 @lru_cache(maxsize=4096)

@@ -69,11 +69,19 @@ class Accumulator:
         wait: bool,
         delay_level: int = 0,
         sys_flag: int | None = 0,
+        producer_group: str = "",
         linger_s: float = 0.0,
     ) -> Batch:
         """A new batch, which leaves when it is full or has lingered."""
         encoder = self._encoders.pop() if self._encoders else self.new_encoder()
-        batch = Batch(topic, encoder, wait=wait, delay_level=delay_level, sys_flag=sys_flag)
+        batch = Batch(
+            topic,
+            encoder,
+            wait=wait,
+            delay_level=delay_level,
+            sys_flag=sys_flag,
+            producer_group=producer_group,
+        )
         self._window.opened(batch)
         now = time.monotonic()
         batch.limit = now + linger_s + self._timeout_s + GRACE_S
@@ -129,10 +137,11 @@ class Accumulator:
         batch = lanes.free if lane is None else lane.open
         if batch is not None:
             assert batch.encoder is not None
-            if (batch.wait, batch.delay_level, batch.sys_flag) == (
+            if (batch.wait, batch.delay_level, batch.sys_flag, batch.producer_group) == (
                 message.wait,
                 message.delay_level,
                 message.sys_flag,
+                message.producer_group,
             ):
                 with contextlib.suppress(BatchFull):
                     return batch, message.add_to(batch.encoder)
@@ -144,6 +153,7 @@ class Accumulator:
             wait=message.wait,
             delay_level=message.delay_level,
             sys_flag=message.sys_flag,
+            producer_group=message.producer_group,
             linger_s=self.linger_s,
         )
         assert batch.encoder is not None
@@ -163,7 +173,7 @@ class Accumulator:
     def remember(self, batch: Batch, *, may_be_quick: bool) -> None:
         """`flush` has to raise its error; more messages may come into it the quick way."""
         batch.remembered = True
-        quick = may_be_quick and batch.free and batch.wait and not batch.delay_level
+        quick = may_be_quick and batch.free and batch.wait and not batch.waits
         if quick and batch.encoder is not None:
             self.quick[batch.topic] = (batch, batch.encoder)
 

@@ -65,7 +65,7 @@ def begin_attempt(lane: Lane, batch: Batch) -> None:
     batch.fence = lane.unsure > 0
     if batch.unconfirmed:
         batch.repeats_ms = int((batch.deadline - batch.since) * 1000)
-        batch.after = -1 if batch.delay_level else lane.end
+        batch.after = -1 if batch.waits else lane.end
 
 
 def send_command(
@@ -85,6 +85,7 @@ def send_command(
                 batch.delay_level,
                 batch.repeats_ms,
                 batch.after,
+                batch.producer_group,
             )
             for batch in batches
         ],
@@ -149,6 +150,8 @@ class RetryPolicy:
 
     def allows(self, batch: Batch, error: CometError) -> bool:
         """Whether there may be another attempt after this error."""
+        if batch.producer_group and batch.unconfirmed:
+            return False  # a half message is not to be there twice under one name
         return (
             error.retriable
             and time.monotonic() < batch.deadline

@@ -72,7 +72,7 @@ class Lane:
     def has_stored(self, batch: Batch, result: SectionResult) -> None:
         """A batch of it was answered."""
         self.failures, self.error = 0, None
-        if not batch.delay_level:
+        if not batch.waits:
             first, count = result.queue_offset, batch.count
             if result.head:
                 first, count = result.rest_queue_offset, count - result.head
@@ -141,6 +141,14 @@ class TopicLanes:
         lane = lanes[self._turn % count]
         self._turn = (self._turn + 1) % count
         return lane
+
+    def next_of(self, broker: str) -> Lane | None:
+        """The queue of that broker whose turn it is; None: the topic has none there."""
+        lanes = [lane for lane in self.writable() if lane.broker == broker]
+        if not lanes:
+            return None
+        self._turn += 1
+        return next((lane for lane in lanes if lane.idle), lanes[self._turn % len(lanes)])
 
     def next_idle(self) -> Lane | None:
         """The next queue in turn that has nothing to do; None also where none may be written."""

@@ -26,6 +26,7 @@ class Target(msgspec.Struct, gc=False):
     topic: str
     sharding_key: str | None
     queue_id: int | None
+    broker: str | None = None  # that alone
 
 
 class Outgoing(msgspec.Struct, gc=False):
@@ -39,6 +40,7 @@ class Outgoing(msgspec.Struct, gc=False):
     wait: bool
     delay_level: int = 0
     sys_flag: int | None = None  # of the batch it goes into; None: see `Sender.prepare`
+    producer_group: str = ""  # it is part of a transaction
 
     def add_to(self, encoder: _kernel.BatchEncoder) -> int:
         return encoder.add(self.body, self.tags, self.keys, self.properties, self.flag)

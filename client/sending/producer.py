@@ -7,15 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from cometmq.client.arguments import checked
+from cometmq.client.options import TransactionOptions
 from cometmq.client.sending.accumulator import Batching
 from cometmq.client.sending.callbacks import Callback, Callbacks, Sent
 from cometmq.client.sending.compressing import compression
 from cometmq.client.sending.outgoing import Body, Keys, compose
+from cometmq.client.sending.pending import Checker
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
 from cometmq.client.sending.sender import Sender
+from cometmq.client.sending.transaction import Transaction, Transactions
 from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.errors import ArgumentIllegal, CometError
 from cometmq.shm.kernel import _kernel
@@ -74,6 +77,11 @@ class Producer:
             that cannot be had is an error, NotLocal. "zmq": ZeroMQ for all.
         wait_for_broker: seconds to wait, here, for a broker that is not there yet; then
             NotReachable. 0: nobody is asked before the first message.
+        name: of a group of producers that do the same; transactions want one.
+        checker: says of a PendingTransaction of that name whether it is to be committed (True) or
+            rolled back (False); None: it is not decided yet. The broker asks it, by any live
+            producer of the name, when the end of a transaction is missing. It is called by a
+            thread of its own.
     """
 
     @checked
@@ -93,17 +101,19 @@ class Producer:
         compress_level: int | None = None,
         transport: str = "auto",
         wait_for_broker: float = 0,
+        name: str | None = None,
+        checker: Checker | None = None,
     ) -> None:
         if timeout_s <= 0 or linger_ms < 0:
             raise ArgumentIllegal(f"timeout_s={timeout_s}, linger_ms={linger_ms}: above 0")
-        for name, value in (
+        for argument, value in (
             ("batch_bytes", batch_bytes),
             ("batch_count", batch_count),
             ("max_in_flight_bytes", max_in_flight_bytes),
             ("max_message_bytes", max_message_bytes),
         ):
             if value < 1:
-                raise ArgumentIllegal(f"{name}={value}: at least 1")
+                raise ArgumentIllegal(f"{argument}={value}: at least 1")
         self._sender = Sender(
             name_server,
             transport=transport,
@@ -115,7 +125,8 @@ class Producer:
             compression=compression(compress, compress_over, compress_level),
         )
         self._callbacks = callbacks = Callbacks()
-        close = partial(self._sender.close, callbacks.close)
+        self._transactions = Transactions(name, checker, self._sender, timeout_s)
+        self._close = close = partial(_close, self._transactions, self._sender, callbacks)
         self._unclosed = Unclosed(self, "a producer", close)
         if self._sender.may_be_quick and type(self).send is Producer.send:
             # What most calls do, in one native one.
@@ -273,6 +284,34 @@ class Producer:
         )
         self._sender.send_oneway(target, message)
 
+    # --- transactions ---
+
+    def transaction(
+        self, topic: str, body: Body, **options: Unpack[TransactionOptions]
+    ) -> Transaction:
+        """Messages that are seen if a block of yours comes to a good end, and otherwise never.
+
+            with producer.transaction("orders", body, keys="o-42") as tx:
+                tx.send("invoices", other)  # as many as there are, first
+                db.execute("insert into done values (?)", (tx.id,))
+                db.commit()  # last
+
+        At the block's begin the message is stored, where nobody sees it. The block's end commits:
+        all its messages are stored where they are meant for, or, after an exception, none. When
+        this process dies in between, the broker asks the checker of a producer of the same name.
+        docs/transactions.md has a whole example.
+
+        Args:
+            topic, body, options: of the first message, as of `send`; there is no `delay_level`.
+
+        Raises:
+            ArgumentIllegal from a producer without a name. At the block's begin what `send` raises.
+            At its end NotConfirmed when the broker does not say that it is committed, and will ask
+            the checker; TransactionFinished when it has ended otherwise meanwhile, because a
+            checker said so or nobody was there.
+        """
+        return Transaction(self._transactions, topic, body, options)
+
     # --- the end ---
 
     def flush(self) -> None:
@@ -285,7 +324,7 @@ class Producer:
     def close(self) -> None:
         """Flush and close all connections; raises what `flush` raises. May be called twice."""
         self._unclosed.is_closed()
-        self._sender.close(self._callbacks.close)
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -303,3 +342,9 @@ class Producer:
             self.close()
         except CometError as late:  # the first exception is the one to be seen
             log.warning("messages were not confirmed when the producer closed: %s", late)
+
+
+def _close(transactions: Transactions, sender: Sender, callbacks: Callbacks) -> None:
+    """What a producer has open; without the producer, which may be gone."""
+    transactions.close()
+    sender.close(callbacks.close)

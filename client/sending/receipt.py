@@ -59,6 +59,7 @@ class Batch:
         "limit",
         "number",
         "on_settled",
+        "producer_group",
         "queue_id",
         "remembered",
         "repeats_ms",
@@ -81,11 +82,13 @@ class Batch:
         wait: bool,
         delay_level: int = 0,
         sys_flag: int | None = 0,
+        producer_group: str = "",
     ) -> None:
         self.topic = topic
         self.encoder = encoder
         self.wait = wait
         self.delay_level = delay_level
+        self.producer_group = producer_group  # they are half messages of its transactions
         self.sys_flag = sys_flag or 0  # of all its messages: how their bodies are compressed
         self.free = False  # any queue of the topic will do
         self.lane: Any = None  # else: the Lane that it is meant for; lanes know batches
@@ -114,6 +117,11 @@ class Batch:
         self.waiters: list[tuple[asyncio.Future[Receipt], Receipt]] | None = None
         self.alarm: asyncio.TimerHandle | None = None  # for the waiters
         self._event: threading.Event | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether its messages are stored elsewhere than in the queue that they are meant for."""
+        return bool(self.delay_level or self.producer_group)
 
     def settle(
         self,

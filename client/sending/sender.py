@@ -201,6 +201,7 @@ class Sender:
             wait=message.wait,
             delay_level=message.delay_level,
             sys_flag=message.sys_flag,
+            producer_group=message.producer_group,
         )
         batch.count = 1
         batch.body = encoder.take()
@@ -383,11 +384,20 @@ class Sender:
 
 def _lane_for(lanes: TopicLanes, target: Target) -> Lane | None:
     """The queue that the message is meant for; None = any."""
+    lane = None
     if target.sharding_key is not None:
-        return lanes.for_key(target.sharding_key)
-    if target.queue_id is not None:
-        return lanes.for_queue(target.queue_id)
-    return None
+        lane = lanes.for_key(target.sharding_key)
+    elif target.queue_id is not None:
+        lane = lanes.for_queue(target.queue_id)
+    if target.broker is None:
+        return lane
+    lane = lane or lanes.next_of(target.broker)
+    if lane is None or lane.broker != target.broker:
+        raise ArgumentIllegal(
+            f"the transaction is on broker {target.broker}; topic {target.topic} has no such queue "
+            "there"
+        )
+    return lane
 
 
 def _with_note(error: CometError, batches: list[Batch]) -> CometError:

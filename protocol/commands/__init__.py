@@ -23,6 +23,7 @@ from cometmq.protocol.commands.reading import *
 from cometmq.protocol.commands.root import *
 from cometmq.protocol.commands.sending import *
 from cometmq.protocol.commands.topics import *
+from cometmq.protocol.commands.transactions import *
 
 PROTOCOL_VERSION: Final = 1
 

@@ -37,6 +37,9 @@ class Section(Part, frozen=True):
     repeats_ms: Annotated[Int64, Since("0.2.0")] = -1
     # One past the last message of this sender in the queue that it knows of; -1: it knows none.
     after: Annotated[Int64, Since("0.2.0")] = -1
+    # They are half messages of transactions of that group of producers; the result tells where
+    # those lie. "": they are none.
+    producer_group: Annotated[str, Since("0.2.0")] = ""
 
 
 class SendMessages(Command, frozen=True, tag=10):
@@ -66,6 +69,8 @@ class SectionResult(Part, frozen=True):
     # lie as said above.
     head: Annotated[Int32, Since("0.2.0")] = 0
     rest_queue_offset: Annotated[Int64, Since("0.2.0")] = -1
+    # Of each message, where they are half messages.
+    physical_offsets: Annotated[list[Int64], Since("0.2.0")] = []
 
 
 class SendResult(Answer, frozen=True, tag=11):

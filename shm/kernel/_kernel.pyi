@@ -268,11 +268,13 @@ class InnerEncoder:
         born_timestamp: int = 0,
         born_host: bytes = b"",
         more: bytes = b"",
+        half: bool = False,
     ) -> tuple[int, int]:
         """(where the next element begins, how many were added). Raises BatchIllegal.
 
         Args:
             more: properties, as they shall stand behind those of each element.
+            half: of transactions: each names its own, or begins one under its UNIQ_KEY.
         """
     def add_stored(
         self,

@@ -449,7 +449,8 @@ def kills_at_points(options: Options) -> Iterator[Tally]:
     """In rounds of their own where old segments go."""
     wanted = [
         point for point in POINTS.values()
-        if point.when != "derived" and (options.wants(point.role) or options.wants(point.name))
+        if point.when not in ("derived", "transactions")
+        and (options.wants(point.role) or options.wants(point.name))
     ]  # fmt: skip
     for retention in (False, True):
         points = [point for point in wanted if (point.when == "clean") == retention]

@@ -40,7 +40,7 @@ _ARMED: Final = struct.Struct("<II")  # number of the point, 0 = none; passes le
 _HIT: Final = struct.Struct("<II")  # number of the point, process
 
 Own = Callable[[ControlFile, Counter], OwnedCell]
-When = Literal["load", "restart", "start", "clean", "cold start", "derived"]
+When = Literal["load", "restart", "start", "clean", "cold start", "derived", "transactions"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Point:
         target: "module:function", "module:Class.method", "os.name" or "Counter.NAME".
         moment: just before or just after the call.
         when: what leads there: the usual load; a restart of that role; a start of the broker after
-            a bad end; deleting old segments; a deriver at work (test_derived.py).
+            a bad end; deleting old segments; a deriver at work (test_derived.py); transactions
+            (test_transactions.py).
         nth_max: the pass is drawn from 1 to this.
         sync_only: it is passed under SYNC_FLUSH only.
     """
@@ -85,6 +86,7 @@ _COMMITLOG = "cometmq.actors.writer.commitlog:"
 _OPENING = "cometmq.actors.writer.opening:"
 _BOOKS = "cometmq.actors.coordination.books:"
 _DERIVED = "cometmq.actors.writer.derived:DerivedWrites."
+_TRANSACTIONS = "cometmq.actors.semantics.transaction_log:TransactionLog."
 _LEDGER = "cometmq.actors.coordination.ledger:Ledger."
 _SNAPSHOTS = "cometmq.actors.coordination.snapshots:"
 _RETIRED = "cometmq.shm.log.retired:RetiredSegments."
@@ -181,6 +183,25 @@ POINTS: Final[Mapping[str, Point]] = {
         "derived.answer", "commitlog", "cometmq.actors.runtime.service:Request.reply", "derived"
     ),
     **_both("derived.loaded", "commitlog", _DERIVED + "load", "restart", 1),
+    # Transactions: an end or a check is written, and answered; a scheduler begins.
+    **_both("transactions.write", "scheduler", _TRANSACTIONS + "write", "transactions", 5),
+    **_both(
+        "transactions.ended",
+        "scheduler",
+        "cometmq.actors.semantics.transactions:Transactions._write",
+        "transactions",
+        5,
+    ),
+    **_both(
+        "transactions.checked",
+        "scheduler",
+        "cometmq.actors.semantics.checks:Checks._carry_out",
+        "transactions",
+        1,
+    ),
+    **_both("transactions.laid", "commitlog", _DERIVED + "_lay", "transactions", 5),
+    **_both("transactions.life", "scheduler", _TRANSACTIONS + "_take_life", "transactions", 1),
+    **_both("transactions.offsets", "scheduler", _TRANSACTIONS + "tell_offsets", "transactions", 2),
     # Old segments go.
     **_both("clean.min_offset", "cleaner", "Counter.MIN_OFFSET", "clean", 1),
     **_both("clean.rename", "cleaner", _RETIRED + "take_in", "clean", 1),

@@ -25,7 +25,8 @@ PAGE = ROOT / "docs/reference.md"
 # As a reader meets them.
 NAMES = (
     "Broker", "Producer", "Receipt", "Consumer", "Message", "Admin", "AsyncProducer",
-    "AsyncConsumer", "Retry", "Reject", "Appender", "subscribe_actor",
+    "AsyncConsumer", "Transaction", "PendingTransaction", "Retry", "Reject", "Appender",
+    "subscribe_actor",
 )  # fmt: skip
 HIDDEN = {"self", "cls"}
 
@@ -63,7 +64,11 @@ def names() -> Iterator[str]:
 def class_page(name: str, declared: Any, node: ast.ClassDef) -> Iterator[str]:
     public = [each for each in members(node) if not each.name.startswith("_")]
     (made,) = [each for each in members(node) if each.name == "__init__"] or [None]
-    if made is not None and name not in ("Appender", "Receipt"):  # those are not made by users
+    if made is not None and name not in (
+        "Appender",
+        "Receipt",
+        "Transaction",
+    ):  # those are not made by users
         yield f"```python\n{signature(made, name)}\n```\n"
     yield text(inspect.getdoc(declared))
     fields = list(field_rows(node))

@@ -30,13 +30,14 @@ from cometmq.protocol.commands import (
     sending,
     tag_of,
     topics,
+    transactions,
 )
 from cometmq.protocol.errors import BY_CODE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/protocol.md"
 FAMILIES = (
     general, sending, reading, consuming, groups, group_administration, topics, administration,
-    inner,
+    transactions, inner,
 )  # fmt: skip
 
 HEAD = f"""\

@@ -1,0 +1,198 @@
+"""Transactions: which half messages have ended, and when a producer is asked. Pure: no I/O.
+
+A half message is a record of RMQ_SYS_TRANS_HALF_TOPIC, known by its queue offset there. That it
+has ended says a record of RMQ_SYS_TRANS_OP_HALF_TOPIC, the *op*. When its producer is asked, a copy
+of it is stored behind all others (RocketMQ keeps the count of checks so), and the copy goes on in
+its stead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum, IntEnum
+from typing import Final, NamedTuple
+
+KEPT: Final = 1 << 20  # halves before the first pending one whose end is remembered
+SPAN_MAX: Final = 1 << 26  # from the first that is remembered to the last
+TIMES: Final = "TRANSACTION_CHECK_TIMES"
+FIRST: Final = "TRAN_PREPARED_QUEUE_OFFSET"  # of a copy: the queue offset of the first of all
+IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+ENDS: Final = "COMETMQ_ENDS"  # of an op: how each of its halves has ended; RocketMQ keeps none
+_DIGITS_MAX: Final = 18
+
+
+class Outcome(IntEnum):
+    """What has become of a half message."""
+
+    PENDING = 0
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    COPIED = 3  # and the copy goes on
+    GIVEN_UP = 4  # nobody has ended it
+    ENDED = 5  # nobody remembers how
+
+
+WORDS: Final = {
+    Outcome.COMMITTED: "is committed",
+    Outcome.ROLLED_BACK: "is rolled back",
+    Outcome.GIVEN_UP: "was given up after too many checks",
+    Outcome.ENDED: "has ended, and how is not remembered",
+}
+_LETTERS: Final = {
+    Outcome.COMMITTED: "c",
+    Outcome.ROLLED_BACK: "r",
+    Outcome.COPIED: "m",
+    Outcome.GIVEN_UP: "g",
+}
+_OUTCOMES: Final = {letter: outcome for outcome, letter in _LETTERS.items()}
+
+Ended = tuple[int, Outcome]  # queue offset of a half, and how it has ended
+
+
+class Halves:
+    """What has become of each half message, a byte each, from some queue offset on.
+
+    Args:
+        begin: the queue offset of the first.
+    """
+
+    def __init__(self, begin: int = 0) -> None:
+        self.low = begin  # below that nothing is pending
+        self.copies: dict[int, int] = {}  # by the first of all, the copy that is pending
+        self._base = begin
+        self._outcomes = bytearray()
+
+    def find(self, queue_offset: int) -> Outcome:
+        index = queue_offset - self._base
+        if index < 0:
+            return Outcome.ENDED
+        return Outcome(self._outcomes[index]) if index < len(self._outcomes) else Outcome.PENDING
+
+    def take(self, ended: Iterable[Ended]) -> None:
+        """Note how halves have ended; what comes later about one of them counts."""
+        for queue_offset, outcome in ended:
+            index = queue_offset - self._base
+            if not 0 <= index < SPAN_MAX:
+                continue
+            if index >= len(self._outcomes):
+                self._outcomes.extend(bytes(index + 1 - len(self._outcomes)))
+            self._outcomes[index] = outcome
+        self._go_on()
+
+    def pending(self, begin: int, end: int) -> int:
+        """The queue offset of the first that is pending from `begin` on; `end` if there is none."""
+        index = max(begin, self.low) - self._base
+        found = self._outcomes.find(0, index)
+        at = self._base + (found if found >= 0 else max(index, len(self._outcomes)))
+        return min(at, end)
+
+    def _go_on(self) -> None:
+        index = self.low - self._base
+        found = self._outcomes.find(0, index)
+        self.low = self._base + (found if found >= 0 else max(index, len(self._outcomes)))
+        excess = self.low - self._base - 2 * KEPT
+        if excess > 0:
+            del self._outcomes[: excess + KEPT]
+            self._base += excess + KEPT
+
+
+class OpQueue:
+    """From which queue offset on ops are needed: an op whose halves all lie below the first pending
+    one is not."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.low = begin
+        self._needed: deque[tuple[int, int]] = deque()  # (an op, the last of its halves)
+
+    def take(self, queue_offset: int, ended: Sequence[Ended], halves: Halves) -> None:
+        """An op that is stored now."""
+        self._needed.append((queue_offset, max((each[0] for each in ended), default=-1)))
+        while self._needed and self._needed[0][1] < halves.low:
+            self.low = self._needed.popleft()[0] + 1
+
+
+# --- ops ---
+
+
+def op_of(ended: Sequence[Ended]) -> tuple[bytes, bytes]:
+    """Body and properties of the op that says so."""
+    body = "".join(f"{queue_offset}," for queue_offset, _ in ended)
+    letters = "".join(_LETTERS[outcome] for _, outcome in ended)
+    return body.encode(), f"TAGS\1d\2WAIT\1true\2{ENDS}\1{letters}\2".encode()
+
+
+def read_op(body: bytes, properties: Mapping[str, str]) -> Iterator[Ended]:
+    """What an op says; nothing, where it says what cannot be."""
+    if properties.get("TAGS") != "d":
+        return
+    letters = properties.get(ENDS, "")
+    for index, digits in enumerate(body.split(b",")):
+        if digits.isdigit() and len(digits) <= _DIGITS_MAX:
+            letter = letters[index] if index < len(letters) else ""
+            yield int(digits), _OUTCOMES.get(letter, Outcome.ENDED)
+
+
+# --- checks ---
+
+
+class Rules(NamedTuple):
+    """How old a half is when it is asked for, how often, and when nobody is asked any more."""
+
+    timeout_ms: int
+    check_max: int
+    reserved_ms: int
+    interval_ms: int
+
+
+class Verdict(Enum):
+    """What a round of checks does with a half."""
+
+    WAIT = "wait"
+    CHECK = "check"
+    RENEW = "renew"  # it is not to be asked for yet, but later ones wait for it: store it anew
+    GIVE_UP = "give up"
+
+
+def check_times(properties: Mapping[str, str]) -> int:
+    """How often it was asked for."""
+    return _number(properties.get(TIMES, "")) or 0
+
+
+def first_of(properties: Mapping[str, str], queue_offset: int) -> int:
+    """The queue offset of the half that this one is a copy of, or its own."""
+    found = _number(properties.get(FIRST, ""))
+    return queue_offset if found is None else min(found, queue_offset)
+
+
+def judge(
+    properties: Mapping[str, str], born_ms: int, stored_ms: int, now_ms: int, rules: Rules
+) -> Verdict:
+    """What becomes of a half that is pending. The time of its birth is its producer's word, and
+    counts for copies alone: those have been old enough once."""
+    times = check_times(properties)
+    is_copy = times > 0 or FIRST in properties
+    age_ms = now_ms - (min(born_ms, stored_ms) if is_copy else stored_ms)
+    immunity_s = _number(properties.get(IMMUNITY, ""))
+    immune_ms = rules.timeout_ms if immunity_s is None else immunity_s * 1000
+    if age_ms >= rules.reserved_ms or times >= rules.check_max:
+        return Verdict.GIVE_UP
+    if age_ms < immune_ms:
+        long_here = now_ms - stored_ms >= max(rules.timeout_ms, rules.interval_ms)
+        return Verdict.RENEW if long_here else Verdict.WAIT
+    return Verdict.CHECK
+
+
+def copy_properties(raw: bytes, first: int, times: int) -> bytes:
+    """Of the copy that goes on, as they stand in its record."""
+    new = {FIRST.encode(): b"%d" % first}
+    if times:
+        new[TIMES.encode()] = b"%d" % times
+    pairs = (pair.partition(b"\1") for pair in raw.split(b"\2"))
+    kept = {name: value for name, separator, value in pairs if separator and name and value}
+    return b"".join(b"%b\1%b\2" % pair for pair in (kept | new).items())
+
+
+def _number(text: str) -> int | None:
+    usable = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+    return int(text) if usable else None

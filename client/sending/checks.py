@@ -1,0 +1,168 @@
+"""Checks: the broker asks what has become of transactions, and the user's checker answers.
+
+A thread of its own waits at every broker, and calls the checker. While that one works no more
+questions are taken: they go to another producer of the group, if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cometmq.client.routes import Routes
+from cometmq.client.sending.pending import Checker, PendingTransaction
+from cometmq.protocol.commands import (
+    AwaitChecks,
+    EndTransactions,
+    TransactionCheck,
+    TransactionChecks,
+    TransactionEnd,
+    TransactionsEnded,
+)
+from cometmq.protocol.errors import CometError, from_code
+from cometmq.protocol.retry import pause_s
+from cometmq.protocol.wire.channel import Pending
+from cometmq.protocol.wire.steady import Steady
+from cometmq.shm.kernel._kernel import Message, decode
+
+log = logging.getLogger(__name__)
+
+WAIT_MS: Final = 10_000
+LOOK_S: Final = 10.0  # for brokers that are new
+ASK_S: Final = 3.0
+CLOSE_S: Final = 5.0  # for a checker that works
+
+
+class Checks:
+    """Answers for one group.
+
+    Args:
+        is_open: whether a transaction is still at work in this process: then nobody is asked.
+    """
+
+    def __init__(
+        self, group: str, routes: Routes, checker: Checker, is_open: Callable[[str], bool]
+    ) -> None:
+        self._group = group
+        self._routes = routes
+        self._checker = checker
+        self._is_open = is_open
+        self._answers: queue.SimpleQueue[tuple[str, Pending] | None] = queue.SimpleQueue()
+        self._polls: dict[str, float] = {}  # by endpoint: when it is asked next; inf: it is asked
+        self._failures: dict[str, int] = {}
+        self._looked_at = -LOOK_S
+        self._closed = False
+        self._thread = Steady(f"cometmq checks {group}", self._turn)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._answers.put(None)
+        if not self._thread.join(CLOSE_S):
+            log.error("the checker of %s works on and on; it is not waited for", self._group)
+
+    # --- the thread ---
+
+    def _turn(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_S:
+            self._look()
+        for endpoint, due in list(self._polls.items()):
+            if due <= now:
+                self._poll(endpoint)
+        next_at = min((self._looked_at + LOOK_S, *self._polls.values()))
+        try:
+            item = self._answers.get(timeout=max(0.0, next_at - time.monotonic()))
+        except queue.Empty:
+            return not self._closed
+        if item is not None and not self._closed:
+            self._heard(*item)
+        return not self._closed
+
+    def _look(self) -> None:
+        self._looked_at = time.monotonic()
+        try:
+            masters = self._routes.masters(ASK_S)
+        except CometError as error:
+            log.debug("no brokers to wait for checks of: %s", error)
+            return
+        endpoints = {each.coordinator for each in masters}
+        for gone in self._polls.keys() - endpoints:
+            del self._polls[gone]
+        for endpoint in endpoints - self._polls.keys():
+            self._polls[endpoint] = 0.0
+
+    def _poll(self, endpoint: str) -> None:
+        self._polls[endpoint] = float("inf")
+
+        def heard(pending: Pending) -> None:
+            self._answers.put((endpoint, pending))
+
+        try:
+            channel = self._routes.channel(endpoint, "a coordinator")
+            channel.request(AwaitChecks(self._group, WAIT_MS), on_done=heard)
+        except CometError as error:
+            self._again(endpoint, error)
+
+    def _heard(self, endpoint: str, pending: Pending) -> None:
+        if endpoint not in self._polls:
+            return
+        try:
+            answer, payload = pending.result()
+            if isinstance(answer, TransactionChecks) and answer.checks:
+                records = [bytes(frame.buffer) for frame in payload]
+                self._answer(endpoint, list(zip(answer.checks, records, strict=True)))
+        except (CometError, ValueError) as error:
+            self._again(endpoint, error)
+        else:
+            self._failures.pop(endpoint, None)
+            self._polls[endpoint] = 0.0
+
+    def _again(self, endpoint: str, error: Exception) -> None:
+        failures = self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
+        log.debug("no checks from %s: %s", endpoint, error)
+        self._polls[endpoint] = time.monotonic() + pause_s(failures)
+
+    # --- the checker ---
+
+    def _answer(self, endpoint: str, checks: list[tuple[TransactionCheck, bytes]]) -> None:
+        """Ask the checker for each, and end what it has decided."""
+        for check, record in checks:
+            if self._closed:
+                return
+            commit = self._decide(check, record)
+            if commit is None:
+                continue
+            end = TransactionEnd(check.transaction_id, commit, check.parts)
+            try:
+                answer = self._routes.ask(
+                    endpoint, EndTransactions(self._group, [end]), TransactionsEnded, ASK_S
+                )
+                if answer.codes[0]:
+                    raise from_code(answer.codes[0], answer.texts[0])
+            except CometError as error:  # if it is still pending, it is asked for again
+                log.warning("transaction %s is not ended: %s", check.transaction_id, error)
+
+    def _decide(self, check: TransactionCheck, record: bytes) -> bool | None:
+        if not check.parts or self._is_open(check.transaction_id):
+            return None
+        try:
+            (message,) = decode(record)
+            assert isinstance(message, Message)
+            pending = PendingTransaction(
+                check.transaction_id, check.parts[0].topic, check.times, len(check.parts), message
+            )
+            decided = self._checker(pending)
+        except Exception:
+            log.exception("the checker of %s fails for transaction %s; it is asked again later",
+                          self._group, check.transaction_id)  # fmt: skip
+            return None
+        if decided is not None and not isinstance(decided, bool):
+            log.error("the checker of %s says %.80r of transaction %s: True is commit, False roll "
+                      "back, None not decided yet; it is asked again later",
+                      self._group, decided, check.transaction_id)  # fmt: skip
+            return None
+        return decided
