@@ -562,7 +562,7 @@ class DelaySettings:
         "store after a crash delivers again what was delivered since; this one does not.",
     )
 
-    transaction_timeout_ms: int = option(
+    transaction_time_out_ms: int = option(
         6_000,
         key="transactionTimeOut",
         at_least=1,

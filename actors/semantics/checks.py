@@ -85,7 +85,7 @@ class Checks:
         self._call_soon = call_soon
         self._after = after
         self._rules = Rules(
-            settings.transaction_timeout_ms,
+            settings.transaction_time_out_ms,
             settings.transaction_check_max,
             settings.file_reserved_time_hours * HOUR_MS,
             settings.transaction_check_interval_ms,
