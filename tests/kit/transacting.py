@@ -50,7 +50,8 @@ class Decisions:
 
 
 class Transacting:
-    """As long as it is there, threads begin and end transactions of one or two messages."""
+    """As long as it is there, threads begin and end transactions of one or two messages; some
+    ends are lost."""
 
     def __init__(self, broker: RunningBroker, decisions: Decisions) -> None:
         self._decisions = decisions
@@ -71,6 +72,8 @@ class Transacting:
                 self._over.wait(0.01)
 
     def _one(self, number: int) -> None:
+        if number % 14 == 0:
+            return self._lose(number)
         with self._producer.transaction(TOPIC, b"%d" % number) as tx:
             if number % 2:
                 tx.send(TOPIC, b"more of %d" % number)
@@ -78,6 +81,13 @@ class Transacting:
             if not commits:
                 raise KeyError
         self._decisions.confirmed.add(tx.id)
+        return None
+
+    def _lose(self, number: int) -> None:
+        """A transaction whose end never comes; the checker says what becomes of it."""
+        tx = self._producer.transaction(TOPIC, b"%d" % number).__enter__()
+        self._decisions.decide(tx.id, number % 3 > 0)
+        self._producer._transactions.open.discard(tx.id)  # as if its process had died
 
     def __enter__(self) -> Transacting:
         return self
