@@ -44,6 +44,9 @@ from cometmq.protocol.errors import (
     TooManyTopics,
     TopicExists,
     TopicNotExist,
+    TransactionFinished,
+    TransactionIncomplete,
+    TransactionUnknown,
     UnknownCommand,
     UnsupportedVersion,
 )
@@ -89,6 +92,9 @@ __all__ = [
     "TooManyTopics",
     "TopicExists",
     "TopicNotExist",
+    "TransactionFinished",
+    "TransactionIncomplete",
+    "TransactionUnknown",
     "UnknownCommand",
     "UnsupportedVersion",
 ]
