@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -20,11 +21,12 @@ from cometmq.client.handling.options import Handler, Handling, RunOptions
 from cometmq.client.options import ConsumerOptions, OnewayOptions, ProducerOptions, SendOptions
 from cometmq.client.questions import Position
 from cometmq.client.receiving.owned import QueueId
-from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose
+from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose, recalling
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
 from cometmq.protocol.errors import again
 from cometmq.protocol.tags import ALL_TAGS
+from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel._kernel import Message
 
 COMPRESS_BYTES: Final = 65_536  # of a body that is not compressed in the event loop's thread
@@ -65,12 +67,15 @@ class AsyncProducer:
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         wait: bool = True,
     ) -> Receipt:
         """See `Producer.send`. The receipt is confirmed."""
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
-        )
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            deliver_at, deliver_after,
+        )  # fmt: skip
         return await (await self._start(target, message))
 
     async def send_async(
@@ -85,6 +90,8 @@ class AsyncProducer:
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         wait: bool = True,
     ) -> asyncio.Future[Receipt]:
         """Send without waiting for the answer: the future gets it.
@@ -92,8 +99,9 @@ class AsyncProducer:
         Waits only for room (`max_in_flight_bytes`) and for the route of a new topic.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
-        )
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            deliver_at, deliver_after,
+        )  # fmt: skip
         return await self._start(target, message)
 
     async def send_many(
@@ -107,6 +115,11 @@ class AsyncProducer:
         """See `Producer.send_oneway`."""
         await self._prepare(topic)
         self._producer.send_oneway(topic, body, **options)
+
+    async def recall(self, message: Receipt | str) -> Receipt:
+        """See `Producer.recall`."""
+        handle = message.recall_handle if isinstance(message, Receipt) else message
+        return await (await self._start(*recalling(Handle.parse(handle))))
 
     @property
     def connected(self) -> bool:

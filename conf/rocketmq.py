@@ -33,7 +33,6 @@ _OPEN: Final = (
 )
 _PLAIN: Final = "there is no TLS yet: everything travels as it is"
 _ALONE: Final = "there are no replicas yet: an acknowledged message is on this machine alone"
-_NO_DELAY: Final = "messages wait by delay levels only yet: one with a timer is refused"
 _NO_TRANSACTION: Final = "there are no transactions yet: sending a part of one is refused"
 _OWN_QUEUE: Final = "there are no light queues yet: a message is in the queue of its topic alone"
 _TOLD: Final = "name servers are not looked up: namesrvAddr has to name them"
@@ -70,8 +69,6 @@ PROMISES: Final[Mapping[str, Promise]] = {
     ),
     **_promises(
         False,
-        ("timerWheelEnable", _NO_DELAY, _OFF),
-        ("timerMaxDelaySec", _NO_DELAY, _ANY_VALUE),
         (
             "transactionTimeOut transactionCheckMax transactionCheckInterval",
             _NO_TRANSACTION,
@@ -84,7 +81,6 @@ PROMISES: Final[Mapping[str, Promise]] = {
         ("traceTopicEnable", "messages are not traced yet", _OFF),
         ("metricsExporterType", "nothing is exported yet: see cometmq stat", ("", "0", "disable")),
         ("defaultMessageRequestMode", "consumers pull; there is no POP yet", ("", "pull")),
-        ("recallMessageEnable", "a message that was sent cannot be recalled", _OFF),
         ("rejectPullConsumerEnable", "no consumer is turned away", _OFF),
         ("disableConsumeIfConsumerReadSlowly", "a consumer that is behind is not stopped", _OFF),
         ("messageStorePlugIn", "no plug-in is run", ("",)),
@@ -154,7 +150,7 @@ _KEYS: Final = """
     loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums
     loadBalanceThreadPoolQueueCapacity lockInStrictMode logicalDiskSpaceCleanForciblyThreshold
     logicQueueForceSwapMapInterval logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
-    mappedFileSizeConsumeQueueExt mappedFileSizeTimerLog mappedFileSwapEnable
+    mappedFileSizeConsumeQueueExt mappedFileSwapEnable
     mapperFileSizeBatchConsumeQueue maxAsyncPutMessageRequests maxBatchDeleteFilesNum
     maxChecksumRange maxConsumeQueueScan maxErrorRateOfBloomFilter maxHaTransferByteInSecond
     maxLmqConsumeQueueNum maxMsgsNumBatch maxOffsetMapSize maxPopPollingSize

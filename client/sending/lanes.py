@@ -161,6 +161,13 @@ class TopicLanes:
         count = 1 + max(lane.queue_id for lane in self.lanes)
         raise ArgumentIllegal(f"queue {queue_id} of topic {self.topic}: it has 0 to {count - 1}")
 
+    def of_broker(self, broker: str) -> Lane:
+        """A queue of that broker. Raises ArgumentIllegal."""
+        for lane in self.writable():
+            if lane.broker == broker:
+                return lane
+        raise ArgumentIllegal(f"broker {broker} has no queue of topic {self.topic} to be written")
+
     def elsewhere(self, broker: str) -> Lane | None:
         """A queue of another broker, for a batch that any queue will do for."""
         others = [lane for lane in self.lanes if lane.broker != broker and not lane.failures]

@@ -387,6 +387,8 @@ def _lane_for(lanes: TopicLanes, target: Target) -> Lane | None:
         return lanes.for_key(target.sharding_key)
     if target.queue_id is not None:
         return lanes.for_queue(target.queue_id)
+    if target.broker:
+        return lanes.of_broker(target.broker)
     return None
 
 

@@ -19,7 +19,7 @@ from cometmq.protocol.commands import QueueParts
 from cometmq.protocol.errors import MessageNotFound
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, queue_folder
 from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, Filter, Message, TailView
+from cometmq.shm.kernel._kernel import FileMap, Filter, LogView, Message, TailView
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
@@ -359,6 +359,16 @@ class StoreReader:
             return None
         self._log.set(start, memory)
         return memory
+
+    @property
+    def log(self) -> LogView:
+        """The log as far as it is mapped."""
+        return self._log
+
+    def map_at(self, physical_offset: int) -> bool:
+        """Map the segment of that place; False if it is mapped already, or gone."""
+        start = physical_offset - physical_offset % self._segment_bytes
+        return self._segments.mapped(start) is None and self._map(start) is not None
 
     def let_go_of_deleted(self) -> None:
         """Unmap what the store no longer has: its space comes back only then."""
