@@ -55,9 +55,11 @@ class _Held:
 
 def is_repeat(command: object) -> bool:
     """Whether any of it was sent before."""
-    return isinstance(command, SendMessages) and any(
-        section.repeats_ms >= 0 for section in command.sections
-    )
+    if isinstance(command, SendMessages):
+        for section in command.sections:
+            if section.repeats_ms >= 0:
+                return True
+    return False
 
 
 class Repeats:
