@@ -297,7 +297,7 @@ class CodecMissing(BodyIllegal):
 class TooLate(Refused):
     """What was to be recalled is delivered, or so near to it that nothing can hold it up."""
 
-    code = 9040
+    code = 9060
 
 
 class ConfigError(CometError):

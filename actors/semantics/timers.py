@@ -223,7 +223,7 @@ class Timers:
         """Add copies of what is due; the number after them, and how many wait on."""
         recalled = self._recalled_now(wheel)
         queues: dict[bytes, int] = {}
-        at, rolls = wheel.next, 0
+        at, rolls, mapped = wheel.next, 0, -1
         while True:
             try:
                 reason, at, detail = wheel.fill(
@@ -238,11 +238,21 @@ class Timers:
                     self._roll(records, self._store.record_at(detail))
                     rolls += 1
                     at += 1
-                elif not self._store.map_at(detail):
+                elif detail == mapped or not self._map(detail):
                     log.warning("the timer at physical offset %d is gone: not delivered", detail)
                     at += 1
+                else:
+                    mapped = detail
             except BatchFull:
                 return at, rolls
+
+    def _map(self, place: int) -> bool:
+        """Have the segment of a record mapped; False if it is gone."""
+        try:
+            self._store.record_at(place)
+        except MessageNotFound:
+            return False
+        return True
 
     def _recalled_now(self, wheel: TimerWheel) -> set[bytes]:
         """What is not delivered of this second."""

@@ -19,7 +19,7 @@ from cometmq.protocol.commands import QueueParts
 from cometmq.protocol.errors import MessageNotFound
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, queue_folder
 from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, Filter, LogView, Message, TailView
+from cometmq.shm.kernel._kernel import FileMap, Filter, Message, TailView
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
@@ -103,7 +103,7 @@ class StoreReader:
         self._segment_bytes = segment_bytes
         self._queue_segment_bytes = queue_segment_bytes
         self._memory_bytes = memory_of("MemTotal") * self.limits.memory_ratio // 100
-        self._log = _kernel.LogView(segment_bytes)
+        self._log = self.log = _kernel.LogView(segment_bytes)  # as far as it is mapped
         # (topic, queue id, queue offset) of what was not delivered because it does not hold.
         self.damaged: set[tuple[str, int, int]] = set()
         self._segments = LogMaps(store, segment_bytes)
@@ -359,16 +359,6 @@ class StoreReader:
             return None
         self._log.set(start, memory)
         return memory
-
-    @property
-    def log(self) -> LogView:
-        """The log as far as it is mapped."""
-        return self._log
-
-    def map_at(self, physical_offset: int) -> bool:
-        """Map the segment of that place; False if it is mapped already, or gone."""
-        start = physical_offset - physical_offset % self._segment_bytes
-        return self._segments.mapped(start) is None and self._map(start) is not None
 
     def let_go_of_deleted(self) -> None:
         """Unmap what the store no longer has: its space comes back only then."""
