@@ -7,9 +7,10 @@ from cometmq.client.administration.messages import MessageAdmin
 from cometmq.client.administration.retention import RetentionAdmin
 from cometmq.client.administration.topics import TopicAdmin
 from cometmq.client.dead_letters import DeadLetterAdmin
+from cometmq.client.scheduled import ScheduledAdmin
 
 
-class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, MessageAdmin, RetentionAdmin):
+class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, MessageAdmin, RetentionAdmin, ScheduledAdmin):
     """Topics, groups, offsets and single messages, on all brokers of a name server.
 
         with Admin("127.0.0.1:9876") as admin:

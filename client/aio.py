@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -27,12 +28,13 @@ from cometmq.client.options import (
 )
 from cometmq.client.questions import Position
 from cometmq.client.receiving.owned import QueueId
-from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose
+from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose, recalling
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
 from cometmq.client.sending.transaction import AsyncTransaction, LoopChecker
 from cometmq.protocol.errors import again
 from cometmq.protocol.tags import ALL_TAGS
+from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel._kernel import Message
 
 COMPRESS_BYTES: Final = 65_536  # of a body that is not compressed in the event loop's thread
@@ -77,12 +79,15 @@ class AsyncProducer:
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         wait: bool = True,
     ) -> Receipt:
         """See `Producer.send`. The receipt is confirmed."""
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
-        )
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            deliver_at, deliver_after,
+        )  # fmt: skip
         return await (await self._start(target, message))
 
     async def send_async(
@@ -97,6 +102,8 @@ class AsyncProducer:
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         wait: bool = True,
     ) -> asyncio.Future[Receipt]:
         """Send without waiting for the answer: the future gets it.
@@ -104,8 +111,9 @@ class AsyncProducer:
         Waits only for room (`max_in_flight_bytes`) and for the route of a new topic.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
-        )
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            deliver_at, deliver_after,
+        )  # fmt: skip
         return await self._start(target, message)
 
     async def send_many(
@@ -125,6 +133,11 @@ class AsyncProducer:
     ) -> AsyncTransaction:
         """See `Producer.transaction`; for `async with`."""
         return AsyncTransaction(self._producer._transactions, self._start, topic, body, options)
+
+    async def recall(self, message: Receipt | str) -> Receipt:
+        """See `Producer.recall`."""
+        handle = message.recall_handle if isinstance(message, Receipt) else message
+        return await (await self._start(*recalling(Handle.parse(handle))))
 
     @property
     def connected(self) -> bool:

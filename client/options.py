@@ -6,6 +6,7 @@ They are declared by `Producer`, its methods and `Consumer`; a test compares the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypedDict
 
@@ -43,6 +44,8 @@ class OnewayOptions(TypedDict, total=False):
     queue_id: int | None
     flag: int
     delay_level: int
+    deliver_at: datetime | None
+    deliver_after: timedelta | float | None
 
 
 class TransactionOptions(TypedDict, total=False):

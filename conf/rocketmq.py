@@ -33,7 +33,6 @@ _OPEN: Final = (
 )
 _PLAIN: Final = "there is no TLS yet: everything travels as it is"
 _ALONE: Final = "there are no replicas yet: an acknowledged message is on this machine alone"
-_NO_DELAY: Final = "messages wait by delay levels only yet: one with a timer is refused"
 _OWN_QUEUE: Final = "there are no light queues yet: a message is in the queue of its topic alone"
 _TOLD: Final = "name servers are not looked up: namesrvAddr has to name them"
 
@@ -69,8 +68,6 @@ PROMISES: Final[Mapping[str, Promise]] = {
     ),
     **_promises(
         False,
-        ("timerWheelEnable", _NO_DELAY, _OFF),
-        ("timerMaxDelaySec", _NO_DELAY, _ANY_VALUE),
         ("enableLmq enableMultiDispatch", _OWN_QUEUE, _OFF),
         ("enableCompaction", "topics are not compacted: a message stays until it expires", _OFF),
         ("slaveReadEnable enableSlaveActingMaster enableRemoteEscape", _ALONE, _OFF),
@@ -78,7 +75,6 @@ PROMISES: Final[Mapping[str, Promise]] = {
         ("traceTopicEnable", "messages are not traced yet", _OFF),
         ("metricsExporterType", "nothing is exported yet: see cometmq stat", ("", "0", "disable")),
         ("defaultMessageRequestMode", "consumers pull; there is no POP yet", ("", "pull")),
-        ("recallMessageEnable", "a message that was sent cannot be recalled", _OFF),
         ("rejectPullConsumerEnable", "no consumer is turned away", _OFF),
         ("disableConsumeIfConsumerReadSlowly", "a consumer that is behind is not stopped", _OFF),
         ("messageStorePlugIn", "no plug-in is run", ("",)),
@@ -148,7 +144,7 @@ _KEYS: Final = """
     loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums
     loadBalanceThreadPoolQueueCapacity lockInStrictMode logicalDiskSpaceCleanForciblyThreshold
     logicQueueForceSwapMapInterval logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
-    mappedFileSizeConsumeQueueExt mappedFileSizeTimerLog mappedFileSwapEnable
+    mappedFileSizeConsumeQueueExt mappedFileSwapEnable
     mapperFileSizeBatchConsumeQueue maxAsyncPutMessageRequests maxBatchDeleteFilesNum
     maxChecksumRange maxConsumeQueueScan maxErrorRateOfBloomFilter maxHaTransferByteInSecond
     maxLmqConsumeQueueNum maxMsgsNumBatch maxOffsetMapSize maxPopPollingSize

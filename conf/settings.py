@@ -561,6 +561,13 @@ class DelaySettings:
         help="The pause between two writes of delayOffset.json. A RocketMQ broker that opens the "
         "store after a crash delivers again what was delivered since; this one does not.",
     )
+    mapped_file_size_timer_log_bytes: int = option(
+        104_857_600,
+        key="mappedFileSizeTimerLog",
+        at_least=1_024,
+        help="The size of the files in timerlog/, which say when messages with a time of their own "
+        "are due; made with the first such message, and taken from the disk as they fill.",
+    )
 
     transaction_time_out_ms: int = option(
         6_000,

@@ -316,6 +316,12 @@ class CodecMissing(BodyIllegal):
     code = 9033
 
 
+class TooLate(Refused):
+    """What was to be recalled is delivered, or so near to it that nothing can hold it up."""
+
+    code = 9060
+
+
 class ConfigError(CometError):
     """A setting that cannot be used: wrong type, out of range, at odds with another one.
 

@@ -29,6 +29,7 @@ DELAY_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 
 # Topics that the broker itself writes; RocketMQ refuses them to clients.
 SYSTEM_TOPICS: Final = HIDDEN_TOPICS | frozenset(
@@ -37,6 +38,7 @@ SYSTEM_TOPICS: Final = HIDDEN_TOPICS | frozenset(
         HALF_TOPIC,
         OP_TOPIC,
         GIVEN_UP_TOPIC,
+        TIMER_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
     }
@@ -56,14 +58,14 @@ _STAGING: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")  # they become names of files
 _LEGAL: Final = re.compile(rf"[{re.escape(NAME_CHARACTERS)}]+\Z")
 
 
-_NO_TIMERS: Final = "there are no timers yet, only the levels of delay_level"
+_TIMED: Final = "the arguments deliver_at and deliver_after have a message wait"
 # What asks for a delivery that no property gets: the message would be delivered at once.
 UNKEPT_PROPERTIES: Final = {
     "DELAY": "the argument delay_level has a message wait",
-    "TIMER_DELIVER_MS": _NO_TIMERS,
-    "TIMER_DELAY_MS": _NO_TIMERS,
-    "TIMER_DELAY_SEC": _NO_TIMERS,
-    "TIMER_DEL_UNIQKEY": _NO_TIMERS,
+    "TIMER_DELIVER_MS": _TIMED,
+    "TIMER_DELAY_MS": _TIMED,
+    "TIMER_DELAY_SEC": _TIMED,
+    "TIMER_DEL_UNIQKEY": "Producer.recall takes a message back",
     "TRAN_MSG": "Producer.transaction sends messages of transactions",
 }
 _NOT_PLAIN: Final = RESERVED_PROPERTIES | UNKEPT_PROPERTIES.keys()

@@ -42,8 +42,11 @@ class DelayLevel:
         level: from 1.
     """
 
+    topic = DELAY_TOPIC
+
     def __init__(self, family: Family, commitlog: Channel, store: StoreReader, level: int) -> None:
         self.level = level
+        self.name = f"delay level {level}"
         self.queue_id = level - 1
         self._levels_ms = family.settings.delay_levels_ms
         self._bytes_max = min(BYTES_MAX, family.settings.mapped_file_size_commit_log_bytes // 4)

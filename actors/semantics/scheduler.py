@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Final
 
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.loop import Timer
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.semantics.checks import Checks
 from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, DelayLevel, now_ms
 from cometmq.actors.semantics.retries import Retries
+from cometmq.actors.semantics.timers import Timers
 from cometmq.actors.semantics.transactions import Transactions
 from cometmq.conf.delay_levels import LEVELS_MAX
 from cometmq.protocol.errors import CometError, StoreDamaged
@@ -30,13 +32,16 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 60.0  # a timer runs by another clock than what is due: that one may have been set
 
+Waiting = DelayLevel | Timers
+
 
 class SchedulerActor(ServiceActor):
     """Copies delayed messages to their topics when they are due, stores retries, and ends
     transactions.
 
-    Writes, alone: config/delayOffset.json, which is for RocketMQ; the log knows by itself how far
-    it has come. The copies are stored by the commitlog process.
+    Writes, alone: config/delayOffset.json, config/timercheck, timerwheel and timerlog/, which are
+    for RocketMQ or made of the log; that knows by itself how far it has come. The copies are
+    stored by the commitlog process.
     Wakes on: a timer for the first that is due; the stripes of the levels' queues (or `queues`,
     for a level that never had a message); `dispatched`, while something was stored that may not be
     read yet; commands of the coordinator.
@@ -69,6 +74,8 @@ class SchedulerActor(ServiceActor):
             self.after,
         )
         self._checks = Checks(family, self._transactions, self.call_soon, self.after)
+        self._timed = Timers(family, self._commitlog, self._store, lambda: self._dispatched.value)
+        self._timed_alarm: Timer | None = None
         super().__init__(bind=bind)
         self._dispatched = Dispatched(family)
         self._queues = control.sleep_on(Counter.QUEUES, family.doorbell)
@@ -76,8 +83,8 @@ class SchedulerActor(ServiceActor):
         self._watch = self._table.watch(self._stripes)
         self._levels: list[DelayLevel] = []
         # Levels whose queue is not in the table yet; that have something which is not dispatched.
-        self._unplaced: set[DelayLevel] = set()
-        self._undispatched: set[DelayLevel] = set()
+        self._unplaced: set[Waiting] = set()
+        self._undispatched: set[Waiting] = set()
 
     def parts(self) -> Sequence[object]:
         return (self._retries, self._transactions, self._checks)
@@ -104,6 +111,7 @@ class SchedulerActor(ServiceActor):
             self._go_on(each)
         self._transactions.begin()
         self.every(self._checks.interval_s, self._checks.begin_round)
+        self._go_on_with_timers()
 
     def _load_offsets(self) -> DelayOffsetTable:
         """It is for RocketMQ: levels that the log knows do without it."""
@@ -120,10 +128,7 @@ class SchedulerActor(ServiceActor):
         try:
             wait_s = level.deliver()
         except CometError as error:
-            level.failures += 1
-            wait_s = pause_s(level.failures)
-            say = log.warning if level.failures == 1 else log.debug
-            say("delay level %d goes on in %.1f s: %s", level.level, wait_s, error)
+            wait_s = self._pause(level, error)
         else:
             level.failures = 0
         if wait_s is None:
@@ -133,8 +138,35 @@ class SchedulerActor(ServiceActor):
         else:
             self.after(min(wait_s, LOOK_S), partial(self._go_on, level))
 
-    def _sleep(self, level: DelayLevel) -> None:
-        """Until something more is stored at that level."""
+    def _pause(self, level: Waiting, error: Exception) -> float:
+        level.failures += 1
+        wait_s = pause_s(level.failures)
+        say = log.warning if level.failures == 1 else log.debug
+        say("%s: goes on in %.1f s: %s", level.name, wait_s, error)
+        return wait_s
+
+    def _go_on_with_timers(self) -> None:
+        """One step; then when the next is due, or something more is stored."""
+        timers = self._timed
+        if self._timed_alarm is not None:
+            self._timed_alarm.cancel()
+            self._timed_alarm = None
+        try:
+            wait_s = timers.step()
+        except (CometError, OSError) as error:
+            wait_s = self._pause(timers, error)
+            self._timed_alarm = self.after(wait_s, self._go_on_with_timers)
+            return
+        timers.failures = 0
+        if wait_s == 0:
+            self.call_soon(self._go_on_with_timers)
+            return
+        if wait_s is not None:
+            self._timed_alarm = self.after(min(wait_s, LOOK_S), self._go_on_with_timers)
+        self._sleep(timers)
+
+    def _sleep(self, level: Waiting) -> None:
+        """Until something more is stored there."""
         slot = self._slot_of(level)
         if slot is None:
             self._unplaced.add(level)
@@ -150,14 +182,23 @@ class SchedulerActor(ServiceActor):
             self._stripes[stripe].arm()
         if self._unplaced:
             self._queues.arm()
-        if self._undispatched or self._retries.waits or self._transactions.waits:
+        if (
+            self._undispatched
+            or self._retries.waits
+            or self._transactions.waits
+            or self._timed.waits
+        ):
             self._dispatched.arm()
         self._retries.go_on()
         self._transactions.go_on()
-        for level in [*self._watch.news(len(self._levels)), *self._dispatched_now()]:
-            self._go_on(level)
+        news: list[Waiting] = [*self._watch.news(len(self._levels) + 1), *self._dispatched_now()]
+        for each in news:
+            if isinstance(each, DelayLevel):
+                self._go_on(each)
+        if self._timed in news or self._timed.waits:
+            self._go_on_with_timers()
 
-    def _dispatched_now(self) -> list[DelayLevel]:
+    def _dispatched_now(self) -> list[Waiting]:
         """Of those that wait for the dispatcher, the ones that it has come to. A queue is in the
         table a moment before its first message is in the queue: what it waits for then is another
         counter."""
@@ -167,11 +208,11 @@ class SchedulerActor(ServiceActor):
         self._undispatched.difference_update(shown)
         return placed + shown
 
-    def _slot_of(self, level: DelayLevel) -> int | None:
-        return self._table.slot_of(DELAY_TOPIC, level.queue_id)
+    def _slot_of(self, level: Waiting) -> int | None:
+        return self._table.slot_of(level.topic, level.queue_id)
 
-    def _end_of(self, level: DelayLevel) -> int:
-        reach = self._table.range_of(DELAY_TOPIC, level.queue_id)
+    def _end_of(self, level: Waiting) -> int:
+        reach = self._table.range_of(level.topic, level.queue_id)
         return reach.max_queue_offset if reach else 0
 
     # --- transactions ---
@@ -183,7 +224,8 @@ class SchedulerActor(ServiceActor):
     # --- for RocketMQ ---
 
     def _write_offsets(self) -> None:
-        """delayOffset.json, if anything was delivered since."""
+        """delayOffset.json, if anything was delivered since; timercheck."""
+        self._timed.keep()
         offsets = self._shown.offset_table | {
             each.level: each.offset for each in self._levels if each.offset
         }
@@ -202,15 +244,21 @@ class SchedulerActor(ServiceActor):
 
     def settle(self) -> None:
         self._write_offsets()
+        self._timed.keep(at_end=True)
 
     def on_stop(self) -> None:
         super().on_stop()
         self._transactions.close()
+        self._timed.close()
         self._commitlog.close()
 
     def statistics(self) -> dict[str, Any]:
         return (
-            {"delivered_later": sum(each.delivered for each in self._levels)}
+            {
+                "delivered_later": sum(each.delivered for each in self._levels),
+                "timers_pending": self._timed.pending,
+                "timers_delivered": self._timed.delivered,
+            }
             | self._retries.statistics()
             | self._transactions.statistics()
             | self._checks.statistics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from typing import Final
 import msgspec
 
 from cometmq.actors.books.fences import Fences
+from cometmq.actors.books.timers import RECALL_MARGIN_MS
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Payload, Request
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (
+    TIMED,
     Command,
     QueueKey,
     Section,
@@ -30,8 +33,10 @@ from cometmq.protocol.errors import (
     MessageIllegal,
     MessageTooLarge,
     Overtaken,
+    TooLate,
 )
-from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, check_group
+from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, TIMER_TOPIC, check_group
+from cometmq.protocol.timed import LATEST_MS
 from cometmq.shm.kernel._kernel import (
     BatchIllegal,
     InnerEncoder,
@@ -138,6 +143,8 @@ class Batches:
         queue = self._cursors.writable(section.topic, section.queue_id)
         if section.delay_level > 0 or section.producer_group:
             return self._append_elsewhere(section, batch, command)
+        if section.delay_level == TIMED:
+            return self._append_timed(section, batch, command)
         at = self._log.append_batch(
             queue,
             batch,
@@ -175,6 +182,8 @@ class Batches:
             return QueueKey(HALF_TOPIC, 0)
         if section.delay_level > 0:
             return QueueKey(DELAY_TOPIC, self._level_of(section) - 1)
+        if section.delay_level == TIMED:
+            return QueueKey(TIMER_TOPIC, 0)
         return QueueKey(section.topic, section.queue_id)
 
     def _level_of(self, section: Section) -> int:
@@ -208,7 +217,38 @@ class Batches:
                 raise BatchIllegal(f"{count} elements, {section.count} announced")
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
-        payload = encoder.take()
+        return self._append_waiting(section, encoder)
+
+    def _append_timed(
+        self, section: Section, batch: memoryview, command: SendMessages
+    ) -> SectionResult:
+        """Store it in the topic of timers, as RocketMQ does: each element says when it is due."""
+        now = int(time.time() * 1000)
+        encoder = InnerEncoder(size_max=len(batch) * 2 + DELAYED_BYTES_MAX * max(section.count, 0))
+        more = f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2"
+        try:
+            count, earliest = encoder.add_timed(
+                0,
+                batch,
+                now,
+                LATEST_MS,
+                sys_flag=section.sys_flag,
+                born_timestamp=command.born_timestamp_ms,
+                born_host=host_bytes(command.born_host),
+                more=more.encode(),
+            )
+            if count != section.count:
+                raise BatchIllegal(f"{count} elements, {section.count} announced")
+        except (RecordTooLarge, BatchIllegal) as error:
+            raise refusal(error) from None
+        if 0 <= earliest < now + RECALL_MARGIN_MS:
+            raise TooLate(f"the message was due at {earliest} ms, and it is {now}")
+        stored = self._append_waiting(section, encoder)
+        return msgspec.structs.replace(stored, timed_ms=now)
+
+    def _append_waiting(self, section: Section, encoder: InnerEncoder) -> SectionResult:
+        """Store what waits, which is not where its topic is."""
+        count, payload = encoder.count, encoder.take()
         # Nothing may wait there that does not fit into a segment under the name of its topic.
         if len(payload) + DELAYED_ROOM > self._log.segment_bytes:
             raise MessageTooLarge(
@@ -226,7 +266,7 @@ class Batches:
         if not section.producer_group:
             return f"{real}DELAY\1{self._level_of(section)}\2"
         check_group(section.producer_group)
-        if section.delay_level > 0:
+        if section.delay_level:
             raise MessageIllegal(
                 f"delay level {section.delay_level} for a message of a transaction: it would be "
                 "delivered when it is committed"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 
 from cometmq.client.arguments import check
+from cometmq.protocol.commands import TIMED
 from cometmq.protocol.errors import ArgumentIllegal, MessageIllegal, MessageTooLarge
 from cometmq.protocol.names import check_properties, check_tag, check_topic
+from cometmq.protocol.timed import RECALL_TAG, Handle, timing
 from cometmq.shm.kernel import _kernel
 
 Body = bytes | bytearray | memoryview
@@ -38,7 +41,7 @@ class Outgoing(msgspec.Struct, gc=False):
     properties: dict[str, str] | None
     flag: int
     wait: bool
-    delay_level: int = 0
+    delay_level: int = 0  # TIMED: a property says when
     sys_flag: int | None = None  # of the batch it goes into; None: see `Sender.prepare`
     producer_group: str = ""  # it is part of a transaction
 
@@ -64,6 +67,8 @@ def compose(
     flag: int,
     wait: bool,
     delay_level: int = 0,
+    deliver_at: datetime | None = None,
+    deliver_after: timedelta | float | None = None,
 ) -> tuple[Target, Outgoing]:
     """What the arguments of a `send` mean. Raises ArgumentIllegal, NameIllegal, MessageIllegal."""
     if topic.__class__ is not str:
@@ -94,10 +99,26 @@ def compose(
     if delay_level.__class__ is not int or not 0 <= delay_level <= 0x7FFFFFFF:
         check("delay_level", delay_level, int)
         raise ArgumentIllegal(f"delay_level={delay_level}: 0, or a level of messageDelayLevel")
+    if deliver_at is not None or deliver_after is not None:
+        if delay_level:
+            raise ArgumentIllegal(f"delay_level={delay_level}, and a time to deliver it as well")
+        name, value = timing(deliver_at, deliver_after)
+        properties = {**(properties or {}), name: value}
+        delay_level = TIMED
     return (
         Target(topic, sharding_key, queue_id),
         Outgoing(body, tags, keys, properties, flag, wait, delay_level),
     )
+
+
+def recalling(handle: Handle) -> tuple[Target, Outgoing]:
+    """What takes back a message that waits: RocketMQ's delete record, beside it in the wheel."""
+    properties = {
+        "TIMER_DEL_UNIQKEY": f"{handle.topic}+{handle.msg_id}",
+        "TIMER_DELIVER_MS": str(handle.due_ms),
+    }
+    target = Target(handle.topic, None, None, handle.broker)
+    return target, Outgoing(b"0", RECALL_TAG, None, properties, 0, True, TIMED)
 
 
 def check_body(body: Body, bytes_max: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -14,13 +15,14 @@ from cometmq.client.options import TransactionOptions
 from cometmq.client.sending.accumulator import Batching
 from cometmq.client.sending.callbacks import Callback, Callbacks, Sent
 from cometmq.client.sending.compressing import compression
-from cometmq.client.sending.outgoing import Body, Keys, compose
+from cometmq.client.sending.outgoing import Body, Keys, compose, recalling
 from cometmq.client.sending.pending import Checker
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
 from cometmq.client.sending.sender import Sender
 from cometmq.client.sending.transaction import Transaction, Transactions
 from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.errors import ArgumentIllegal, CometError
+from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel import _kernel
 
 log = logging.getLogger(__name__)
@@ -166,6 +168,8 @@ class Producer:
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         wait: bool = True,
     ) -> Receipt:
         """Send one message.
@@ -182,6 +186,9 @@ class Producer:
             delay_level: how long it waits before it can be consumed, by the broker's
                 `messageDelayLevel`: 1 is 1 s, 2 is 5 s, 3 is 10 s, ... 18 is 2 h; above that the
                 last one; 0: not at all. The receipt tells where it waits.
+            deliver_at: when it is delivered, to the millisecond: an aware datetime, as far ahead as
+                you like. What has passed is delivered at once. See `recall`.
+            deliver_after: the same from now on, by the broker's clock: a timedelta or seconds.
             wait: False = do not wait for disk or slaves, even if the broker is set to.
 
         Returns:
@@ -191,8 +198,9 @@ class Producer:
             See the class. With `linger_ms` only what can be told without the broker.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
-        )
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            deliver_at, deliver_after,
+        )  # fmt: skip
         if not self._sender.lingers:
             return self._sender.send_now(target, message)
         return Receipt(*self._sender.gather(target, message, remember=True))
@@ -209,6 +217,8 @@ class Producer:
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         wait: bool = True,
     ) -> Receipts:
         """Send many messages alike and wait until all are stored.
@@ -223,8 +233,9 @@ class Producer:
             messages are stored; which ones they are is not told.
         """
         target, message = compose(
-            topic, b"", tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
-        )
+            topic, b"", tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            deliver_at, deliver_after,
+        )  # fmt: skip
         return self._sender.send_all(target, message, bodies)
 
     def send_async(
@@ -239,6 +250,8 @@ class Producer:
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         wait: bool = True,
         callback: Callback | None = None,
     ) -> Future[Receipt]:
@@ -256,8 +269,9 @@ class Producer:
             batch.on_settled.append(lambda _: future.settle(receipt))
 
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level
-        )
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            deliver_at, deliver_after,
+        )  # fmt: skip
         self._sender.gather(target, message, watch)
         return future
 
@@ -273,6 +287,8 @@ class Producer:
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
     ) -> None:
         """Send and forget: the broker does not answer, nothing is tried again.
 
@@ -280,9 +296,25 @@ class Producer:
         may overtake messages that linger. Raises only what can be told without the broker.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, False, delay_level
-        )
+            topic, body, tags, keys, properties, sharding_key, queue_id, flag, False, delay_level,
+            deliver_at, deliver_after,
+        )  # fmt: skip
         self._sender.send_oneway(target, message)
+
+    def recall(self, message: Receipt | str) -> Receipt:
+        """Take back a message that was sent with a time: it is not delivered.
+
+        Args:
+            message: its receipt, or the receipt's `recall_handle`.
+
+        Returns:
+            The receipt of what is stored for that.
+
+        Raises:
+            TooLate when it is delivered, or about to be; ArgumentIllegal when it had no time.
+        """
+        handle = message.recall_handle if isinstance(message, Receipt) else message
+        return self._sender.send_now(*recalling(Handle.parse(handle)))
 
     # --- transactions ---
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 import msgspec
 
-from cometmq.protocol.commands import SectionResult
+from cometmq.protocol.commands import TIMED, SectionResult
 from cometmq.protocol.errors import (
+    ArgumentIllegal,
     CometError,
     NotConfirmed,
     again,
 )
+from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel import _kernel
 
 if TYPE_CHECKING:
@@ -149,6 +151,8 @@ class Batch:
         Ids end in a clock and a counter. When the last one is `count - 1` after the first, nothing
         else can stand between.
         """
+        if self.delay_level == TIMED:
+            return  # each may have a time of its own
         if self.count > 1 or len(self.body) > SMALL_BYTES:
             first = _kernel.unique_id(self.body, 0)
             if _id_after(first, self.count - 1) == _kernel.unique_id(self.body, self.count - 1):
@@ -251,6 +255,32 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         """The broker's clock when it stored the message."""
         self._batch.answer()
         return int(self._batch.store_timestamp_ms)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it is delivered, in ms since 1970; None: it was sent without a time, or from when
+        its `deliver_after` counts is not known, since it was stored by an attempt whose answer was
+        lost."""
+        batch: Batch = self._batch
+        answer = batch.answer()
+        if batch.delay_level != TIMED:
+            return None
+        first, second = (_kernel.element_due_ms(batch.body, self._index, now) for now in (0, 1))
+        if first != second and not answer.timed_ms:
+            return None
+        return _kernel.element_due_ms(batch.body, self._index, answer.timed_ms)
+
+    @property
+    def recall_handle(self) -> str:
+        """What `Producer.recall` takes, to be kept: RocketMQ's text. Raises ArgumentIllegal for a
+        message without a time."""
+        due_ms = self.due_ms
+        if due_ms is None:
+            raise ArgumentIllegal(
+                f"{self.msg_id} was sent without deliver_at or deliver_after, or its time is not "
+                "known; Admin.scheduled lists what waits"
+            )
+        return str(Handle(self.topic, self.broker, due_ms, self.msg_id))
 
     @property
     def done(self) -> bool:

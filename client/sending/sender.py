@@ -394,8 +394,7 @@ def _lane_for(lanes: TopicLanes, target: Target) -> Lane | None:
     lane = lane or lanes.next_of(target.broker)
     if lane is None or lane.broker != target.broker:
         raise ArgumentIllegal(
-            f"the transaction is on broker {target.broker}; topic {target.topic} has no such queue "
-            "there"
+            f"broker {target.broker}, where the rest is, has no such queue of topic {target.topic}"
         )
     return lane
 

@@ -26,6 +26,11 @@ _HERE: Final = "cometmq.cli.messages"
             "query",
             "Print the messages of a topic that have a key, oldest first.",
         ),
+        "scheduled": (
+            "cometmq.cli.scheduled",
+            "scheduled",
+            "List the messages that wait for a time of their own.",
+        ),
     },
 )
 def msg() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from cometmq.protocol.commands.root import (
     Answer,
@@ -14,6 +14,8 @@ from cometmq.protocol.commands.root import (
     publish,
 )
 from cometmq.protocol.integers import Int32, Int64
+
+TIMED: Final = -1  # in place of a delay level
 
 
 class Section(Part, frozen=True):
@@ -29,7 +31,8 @@ class Section(Part, frozen=True):
     # come later are not stored.
     number: Annotated[Int64, Since("0.2.0")] = 0
     fence: Annotated[bool, Since("0.2.0")] = False
-    # How long they wait before they can be consumed: messageDelayLevel, 0: not at all.
+    # How long they wait before they can be consumed: messageDelayLevel, 0: not at all, -1: each
+    # says it by its property TIMER_DELIVER_MS or TIMER_DELAY_MS.
     delay_level: Annotated[Int32, Since("0.2.0")] = 0
     # It was sent before and not answered, and its sender has tried for so many ms at most when it
     # gives up; -1: never. What is stored of it already is not stored again. Such a section has a
@@ -71,6 +74,8 @@ class SectionResult(Part, frozen=True):
     rest_queue_offset: Annotated[Int64, Since("0.2.0")] = -1
     # Of each message, where they are half messages.
     physical_offsets: Annotated[list[Int64], Since("0.2.0")] = []
+    # The time from which TIMER_DELAY_MS counts; 0: not known, of a repeat.
+    timed_ms: Annotated[Int64, Since("0.2.0")] = 0
 
 
 class SendResult(Answer, frozen=True, tag=11):

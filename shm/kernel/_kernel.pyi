@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final, Self, final, overload
 
 Buffer = bytes | bytearray | memoryview
@@ -276,6 +277,25 @@ class InnerEncoder:
             more: properties, as they shall stand behind those of each element.
             half: of transactions: each names its own, or begins one under its UNIQ_KEY.
         """
+    def add_timed(
+        self,
+        queue: int,
+        batch: Buffer,
+        now: int,
+        latest: int,
+        *,
+        sys_flag: int = 0,
+        born_timestamp: int = 0,
+        born_host: bytes = b"",
+        more: bytes = b"",
+    ) -> tuple[int, int]:
+        """(how many were added, the earliest time of those that recall another; -1: none does).
+        Raises BatchIllegal, RecordTooLarge.
+
+        Args:
+            now: what a delay counts from, in ms.
+            latest: time that is accepted.
+        """
     def add_stored(
         self,
         queue: int,
@@ -289,6 +309,73 @@ class InnerEncoder:
         """Add a copy of a record as it lies in the log; its index. Raises RecordDamaged."""
     def take(self) -> bytes:
         """The payload; the encoder is empty again."""
+
+# --- the timer wheel ---
+
+TIMERS_DONE: Final[int]
+TIMERS_NO_ROOM: Final[int]
+TIMERS_OCCUPIED: Final[int]
+TIMERS_UNMAPPED: Final[int]
+TIMERS_NEW_QUEUE: Final[int]
+TIMERS_ROLL: Final[int]
+
+def element_due_ms(batch: Buffer, index: int, now: int) -> int:
+    """When an element of a client's batch body is due; -1: it does not say."""
+
+def due_ms_of(stored: Buffer) -> int:
+    """When a record of the wheel's topic is due; -1: it does not say. Raises RecordDamaged."""
+
+@final
+class TimerWheel:
+    """What waits, by the second in which it is due. One thread uses it."""
+
+    end: int  # of the timer log
+    pending: int  # messages
+    second: int  # that is being delivered
+    at_due: int
+    at_place: int
+    last_place: int
+    read_place: int
+    next: int
+    passed: list[tuple[int, int, int]]
+    def __init__(
+        self,
+        slots: Any,
+        units: LogView,
+        end: int,
+        at_due: int,
+        at_place: int,
+        passed: list[tuple[int, int, int]],
+    ) -> None: ...
+    def put(
+        self, records: Buffer, window_ms: int, frontier: int
+    ) -> tuple[int, int, list[int], list[int]]:
+        """(a TIMERS_ reason, queue offset of the first that was not taken, physical offsets of
+        what is overdue, and of what does not say when it is due)."""
+    def load(self, log_max: int) -> None:
+        """Chain what waits, from `end` on."""
+    def turn_back(self, now: int) -> None: ...
+    def drop_before(self, start: int) -> None: ...
+    def over(self) -> list[int]:
+        """Segments of the timer log in which nothing waits."""
+    def turn(self, now: int) -> bool:
+        """Whether something is due."""
+    def take_recalls(self) -> list[int]: ...
+    def fill(
+        self,
+        encoder: InnerEncoder,
+        log: LogView,
+        queues: dict[bytes, int],
+        recalled: set[bytes],
+        now: int,
+        count_max: int,
+        begin: int,
+    ) -> tuple[int, int, Any]:
+        """(a TIMERS_ reason, number that is next, a physical offset or the key of a queue)."""
+    def place_of(self, number: int) -> tuple[int, int]: ...
+    def advance(self, number: int) -> None: ...
+    def next_due(self, horizon: int) -> int: ...
+    def relink(self) -> None: ...
 
 @final
 class InnerBatch:
@@ -1019,6 +1106,8 @@ class QuickSend:
         flag: int = 0,
         wait: bool = True,
         delay_level: int = 0,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
     ) -> Any: ...
 
 def decode(

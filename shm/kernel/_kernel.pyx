@@ -18,6 +18,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.errno cimport errno
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport qsort
 from libc.string cimport memchr, memcmp, memcpy, memset
 from posix.mman cimport (
     MADV_DONTNEED, MAP_FAILED, MAP_SHARED, MS_SYNC, PROT_READ, PROT_WRITE, madvise, mlock, mmap,
@@ -83,6 +84,8 @@ include "packets.pxi"
 include "ends.pxi"
 include "append.pxi"
 include "inner.pxi"
+include "timed.pxi"
+include "timers.pxi"
 include "spans.pxi"
 include "columns.pxi"
 include "rows.pxi"

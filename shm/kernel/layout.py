@@ -6,7 +6,7 @@ The native kernel takes its positions and sizes from here as well:
 
 A test compares the printed file with these declarations. All integers are big-endian and there is
 no padding, as RocketMQ writes them; source of the numbers: RocketMQ's MessageExtEncoder,
-MessageDecoder, ConsumeQueue, IndexFile and StoreCheckpoint.
+MessageDecoder, ConsumeQueue, IndexFile, StoreCheckpoint, TimerWheel and TimerLog.
 """
 
 from __future__ import annotations
@@ -180,6 +180,48 @@ INDEX_ENTRY: Final = Layout(
 )
 assert INDEX_ENTRY.size == 20
 
+# The timer wheel (RocketMQ TimerWheel, TimerLog): for each second a slot, with a chain of units.
+TIMER_SLOT: Final = Layout(
+    "TIMER_SLOT",
+    {
+        "second": "i64",  # since 1970; of another one: the slot is empty
+        "first": "i64",  # position in the timer log
+        "last": "i64",
+        "count": "i32",
+        "magic": "i32",  # 0
+    },
+)
+assert TIMER_SLOT.size == 32
+
+TIMER_UNIT: Final = Layout(
+    "TIMER_UNIT",
+    {
+        "size": "i32",
+        "previous": "i64",  # position of the one before in its slot; -1 = none
+        "magic": "i32",
+        "base_ms": "i64",
+        "after_ms": "i32",  # the slot's time, less base_ms
+        "physical_offset": "i64",
+        "record_size": "i32",
+        "topic_hash": "i32",
+        "zero": "i64",
+    },
+)
+assert TIMER_UNIT.size == 52
+
+TIMER_CHECK: Final = Layout(
+    "TIMER_CHECK",
+    {
+        "last_read_ms": "i64",
+        "log_end": "i64",
+        "queue_offset": "i64",
+        "master_queue_offset": "i64",
+        "state_version": "i64",
+        "version_ms": "i64",
+        "version_counter": "i64",
+    },
+)
+
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB  # the topic's length takes two bytes
 MAGIC_BLANK: Final = 0xCBD43194
@@ -195,6 +237,12 @@ SYS_STORE_HOST_V6: Final = 0x20
 SYS_INNER_BATCH: Final = 0x80
 SYS_COMPRESSION_SHIFT: Final = 8
 SYS_COMPRESSION_MASK: Final = 0x700
+
+TIMER_WHEEL_SLOTS: Final = 1_209_600
+TIMER_DEFAULT: Final = 1  # magic of a unit
+TIMER_ROLL: Final = 2
+TIMER_DELETE: Final = 4
+TIMER_MAGIC_MASK: Final = 0xF
 
 PROPERTIES_MAX_BYTES: Final = 32767
 # The appended-CRC property: name, 0x01, ten digits, 0x02.
@@ -212,6 +260,9 @@ LAYOUTS: Final = (
     CHECKPOINT,
     INDEX_HEADER,
     INDEX_ENTRY,
+    TIMER_SLOT,
+    TIMER_UNIT,
+    TIMER_CHECK,
 )
 _NUMBERS: Final = {
     name: value

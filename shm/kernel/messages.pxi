@@ -185,14 +185,16 @@ cdef class QuickSend:
         self._open, self._receipt, self._slow = open, receipt, slow
 
     def send(self, topic, body, *, tags=None, keys=None, properties=None, sharding_key=None,
-             queue_id=None, flag=0, wait=True, delay_level=0):
+             queue_id=None, flag=0, wait=True, delay_level=0, deliver_at=None,
+             deliver_after=None):
         """See Producer.send."""
         cdef tuple entry
         cdef BatchEncoder encoder
         cdef bytes text
         cdef Py_ssize_t index
         if (PyBytes_CheckExact(body) and PyBytes_GET_SIZE(body) and type(topic) is str
-                and wait is True and flag == 0 and delay_level == 0 and properties is None and sharding_key is None
+                and wait is True and flag == 0 and delay_level == 0 and deliver_at is None
+                and deliver_after is None and properties is None and sharding_key is None
                 and queue_id is None and (tags is None or type(tags) is str)
                 and (keys is None or type(keys) is str)):
             found = self._open.get(topic)
@@ -210,7 +212,8 @@ cdef class QuickSend:
                         pass  # the other way knows what to do
         return self._slow(
             topic, body, tags=tags, keys=keys, properties=properties, sharding_key=sharding_key,
-            queue_id=queue_id, flag=flag, wait=wait, delay_level=delay_level)
+            queue_id=queue_id, flag=flag, wait=wait, delay_level=delay_level,
+            deliver_at=deliver_at, deliver_after=deliver_after)
 
 
 cdef bytes property_text(str name, str value):

@@ -103,7 +103,7 @@ class StoreReader:
         self._segment_bytes = segment_bytes
         self._queue_segment_bytes = queue_segment_bytes
         self._memory_bytes = memory_of("MemTotal") * self.limits.memory_ratio // 100
-        self._log = _kernel.LogView(segment_bytes)
+        self._log = self.log = _kernel.LogView(segment_bytes)  # as far as it is mapped
         # (topic, queue id, queue offset) of what was not delivered because it does not hold.
         self.damaged: set[tuple[str, int, int]] = set()
         self._segments = LogMaps(store, segment_bytes)

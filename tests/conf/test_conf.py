@@ -42,6 +42,7 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "brokerRole": "ASYNC_MASTER",
     "mappedFileSizeCommitLog": 1_073_741_824,
     "mappedFileSizeConsumeQueue": 6_000_000,
+    "mappedFileSizeTimerLog": 104_857_600,
     "maxMessageSize": 4_194_304,
     "maxHashSlotNum": 5_000_000,
     "maxIndexNum": 20_000_000,

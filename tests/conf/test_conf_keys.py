@@ -105,7 +105,6 @@ def test_what_only_looks_safe_is_refused(pair: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("pair", "told"),
     [
-        ("timerWheelEnable=true", "messages wait by delay levels only yet"),
         ("enableLmq=true", "no light queues yet"),
         ("fetchNamesrvAddrByAddressServer=true", "namesrvAddr has to name them"),
     ],

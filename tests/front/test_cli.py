@@ -36,7 +36,7 @@ fileReservedTime = 48
 brokerRole = ASYNC_MASTER
 flushDiskType = ASYNC_FLUSH
 sendMessageThreadPoolNums = 16
-timerWheelEnable = true
+traceTopicEnable = true
 flushDisk = SYNC
 """
 
@@ -167,8 +167,7 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "brokerName\tbroker-a\tbroker-a\tbroker.conf, line 3\n" in said.out
     assert "fileReservedTime\t48\t2d\tbroker.conf, line 6\n" in said.out
     assert said.err.splitlines() == [
-        "Warning: broker.conf, line 10: timerWheelEnable = true: messages wait by delay "
-        "levels only yet: one with a timer is refused",
+        "Warning: broker.conf, line 10: traceTopicEnable = true: messages are not traced yet",
         "Warning: broker.conf, line 9: sendMessageThreadPoolNums: RocketMQ key, "
         "not used by CometMQ",
         'Warning: broker.conf, line 11: unknown key "flushDisk", ignored; '

@@ -1,0 +1,79 @@
+"""Timers: how far they are delivered, and what a timer may say. Pure: no I/O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cometmq.protocol.errors import StoreDamaged
+
+RECALL_MARGIN_MS: Final = 100  # so long before a message is due, it is as good as delivered
+WINDOW_MS: Final = 172_800_000  # RocketMQ timerRollWindowSlot, in seconds
+BACK_MS: Final = 2_000  # a clock that goes back by less is waited for
+PASSED_MAX: Final = 8
+PLACE_MAX: Final = (1 << 63) - 1
+
+
+class TimersState(msgspec.Struct, frozen=True, array_like=True):
+    """What is delivered: of the records before the queue offset `frontier`, those that are due
+    before `at_due`, or then and not behind the physical offset `at_place`; of those behind, none.
+
+    `passed` has (due, place, end): when the clock was set back, that much was delivered of what
+    lies before that end.
+    """
+
+    at_due: int = 0
+    at_place: int = -1
+    frontier: int = 0
+    passed: list[tuple[int, int, int]] = []
+
+    def pack(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def unpack(cls, note: bytes) -> TimersState:
+        """Raises StoreDamaged."""
+        try:
+            return msgspec.msgpack.decode(note, type=cls)
+        except msgspec.DecodeError as error:
+            raise StoreDamaged(
+                f"the log does not tell how far timers are delivered: {error}"
+            ) from None
+
+    def joined(self, read_ms: int, queue_offset: int) -> TimersState:
+        """With what RocketMQ's timercheck says, if that is of later."""
+        if read_ms <= self.at_due:
+            return self
+        passed = [each for each in self.passed if each[0] > read_ms]
+        return TimersState(read_ms, PLACE_MAX, max(self.frontier, queue_offset), passed)
+
+
+def window_ms(reserved_hours: int) -> int:
+    """What waits longer is stored anew meanwhile, well before the log is deleted where it lies."""
+    return min(WINDOW_MS, reserved_hours * 3_600_000 // 2)
+
+
+def rolled(raw_properties: bytes) -> bytes:
+    """The properties of a record that is stored anew; they count how often."""
+    kept = [
+        each
+        for each in raw_properties.split(b"\2")
+        if each and not each.startswith((b"TIMER_ROLL_TIMES\1", b"__CRC32#\1"))
+    ]
+    times = next(
+        (
+            each.partition(b"\1")[2]
+            for each in raw_properties.split(b"\2")
+            if each.startswith(b"TIMER_ROLL_TIMES\1")
+        ),
+        b"0",
+    )
+    count = int(times) + 1 if times.isdigit() and len(times) < 10 else 1
+    return b"\2".join([*kept, b"TIMER_ROLL_TIMES\1%d" % count]) + b"\2"
+
+
+def recalled_keys(properties: dict[str, str]) -> list[bytes]:
+    """What a record recalls: a unique key, or topic+unique key."""
+    named = properties.get("TIMER_DEL_UNIQKEY", "")
+    return [named.encode()] if named else []

@@ -1,0 +1,390 @@
+"""Timers: messages with a time of their own wait in RocketMQ's wheel, and are copied when due.
+
+What is kept is the topic of timers: a record is stored there first, and put into the wheel when it
+is dispatched. A derived write has the copies and how far the wheel is delivered, both or neither.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from cometmq.actors.books.delays import destination
+from cometmq.actors.books.timers import (
+    BACK_MS,
+    PASSED_MAX,
+    TimersState,
+    recalled_keys,
+    rolled,
+    window_ms,
+)
+from cometmq.actors.runtime.deriver import Deriver
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, WRITE_TIMEOUT_S, now_ms
+from cometmq.protocol.commands import Cover, Position
+from cometmq.protocol.errors import CometError, MessageNotFound
+from cometmq.protocol.names import TIMER_TOPIC
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.derived.timer_files import TimerCheck, TimerFiles, read_check, write_check
+from cometmq.shm.kernel._kernel import (
+    TIMERS_DONE,
+    TIMERS_NEW_QUEUE,
+    TIMERS_NO_ROOM,
+    TIMERS_OCCUPIED,
+    TIMERS_ROLL,
+    BatchFull,
+    Message,
+    RecordTooLarge,
+    TimerWheel,
+    due_ms_of,
+)
+from cometmq.shm.live.control import Counter
+from cometmq.shm.reading.store_reader import StoreReader
+
+log = logging.getLogger(__name__)
+
+DELIVERED_MAX: Final = 2_048  # messages of one write
+READS_MAX: Final = 64  # batches that are put into the wheel before anything else is heard
+HORIZON_S: Final = 60  # how far the wheel is searched for what is due next
+
+
+class Timers:
+    """How far timers are delivered, and when it goes on.
+
+    Args:
+        dispatched: how far the dispatcher has come.
+    """
+
+    topic = TIMER_TOPIC
+    queue_id = 0
+    name = "timers"
+
+    def __init__(
+        self, family: Family, commitlog: Channel, store: StoreReader, dispatched: Callable[[], int]
+    ) -> None:
+        self.seen = 0  # queue offset: what comes next from the topic of timers
+        self.failures = 0  # in a row
+        self.delivered = 0  # messages, by this process
+        self.waits = False  # for the dispatcher
+        self._family = family
+        self._settings = family.settings
+        self._store = store
+        self._dispatched = dispatched
+        self._wrote = family.control.read(Counter.WROTE)
+        self._flushed = family.control.read(Counter.FLUSHED)
+        self._window_ms = window_ms(self._settings.file_reserved_time_hours)
+        self._bytes_max = min(BYTES_MAX, self._settings.mapped_file_size_commit_log_bytes // 4)
+        self._deriver = Deriver(commitlog, "timers", timeout_s=WRITE_TIMEOUT_S)
+        self._number = 0  # of the last write
+        self._unsure: Callable[[], None] | None = None  # what is to be done if that was stored
+        self._files: TimerFiles | None = None
+        self._wheel: TimerWheel | None = None
+        self._frontier = 0
+        self._late: list[int] = []  # physical offsets: overdue when they were read
+        self._recalled: tuple[int, set[bytes]] = (-1, set())  # of the second
+        self._due_by: tuple[int, int] | None = None  # (time, end of the log by then)
+        self._targets: dict[bytes, tuple[str, int] | None] = {}
+        self._check: tuple[TimerCheck, int] | None = None  # once the log is flushed up to there
+
+    @property
+    def pending(self) -> int:
+        return 0 if self._wheel is None else self._wheel.pending
+
+    def step(self) -> float | None:
+        """Put what is new into the wheel, deliver what is due, a write's worth; in how many seconds
+        it goes on, None: when the dispatcher has come further. Raises what appending raises."""
+        self.waits = False
+        if self._store.positions.queue_range(TIMER_TOPIC, 0) is None:
+            return float(HORIZON_S)
+        wheel = self._wheel or self._open()
+        if self._unsure is not None:
+            self._make_sure()
+        now = now_ms()
+        if now + BACK_MS < wheel.at_due and not self._turn_back(wheel, now):
+            return float(HORIZON_S)
+        if self._late:
+            return self._deliver_late(wheel, now)
+        if self._read(wheel):
+            return 0.0
+        return self._deliver_due(wheel, now)
+
+    # --- the start ---
+
+    def _open(self) -> TimerWheel:
+        position = self._deriver.position()
+        self._number = position.number
+        state = TimersState.unpack(self._deriver.note) if position.number else TimersState()
+        check = read_check(self._family.store)
+        if check is not None:
+            state = state.joined(check.read_ms, check.queue_offset)
+        segment_bytes = self._settings.mapped_file_size_timer_log_bytes
+        self._files = self._files or TimerFiles(self._family.store, segment_bytes)
+        log_max = self._store.positions.log_range()[1]
+        wheel = self._files.wheel(state.at_due, state.at_place, state.passed, log_max)
+        after = self._read_up_to(wheel, check)
+        if after is None:
+            log.warning("the timer log is made anew, of all of %s", TIMER_TOPIC)
+            del wheel  # it looks at the files
+            self._files.clear()
+            wheel = self._files.wheel(state.at_due, state.at_place, state.passed, log_max)
+            after = 0
+        reach = self._store.positions.queue_range(TIMER_TOPIC, 0)
+        low, high = reach if reach else (0, 0)
+        self.seen, self._frontier = min(max(after, low), high), state.frontier
+        self._wheel = wheel
+        return wheel
+
+    def _read_up_to(self, wheel: TimerWheel, check: TimerCheck | None) -> int | None:
+        """The queue offset behind what is in the timer log; None: nobody knows."""
+        after = 0
+        if wheel.last_place >= 0:
+            try:
+                record = self._store.record_at(wheel.last_place)
+            except MessageNotFound:
+                if wheel.last_place >= self._store.positions.log_range()[0]:
+                    return None
+            else:
+                if record.topic != TIMER_TOPIC:
+                    return None
+                after = record.queue_offset + 1
+        if check is not None and wheel.end >= check.log_end:
+            return max(after, check.queue_offset)
+        return after
+
+    # --- into the wheel ---
+
+    def _read(self, wheel: TimerWheel) -> bool:
+        """Whether there is more, or something to be delivered first."""
+        assert self._files is not None
+        for _ in range(READS_MAX):
+            result = self._store.get_message(
+                TIMER_TOPIC, 0, self.seen, COUNT_MAX, max_bytes=self._bytes_max
+            )
+            if result.payload is None:
+                if result.next_queue_offset <= self.seen:
+                    return False
+                log.warning("messages %d to %d of %s are gone: they are not delivered",
+                            self.seen, result.next_queue_offset - 1, TIMER_TOPIC)  # fmt: skip
+                self.seen = result.next_queue_offset
+                continue
+            reason, after, self._late, odd = wheel.put(
+                result.payload, self._window_ms, self._frontier
+            )
+            if reason == TIMERS_DONE:
+                after = max(after, result.next_queue_offset)
+            self.seen = after
+            for place in odd:
+                log.error("the record at %d is never delivered: TIMER_OUT_MS is no time", place)
+            if reason == TIMERS_NO_ROOM:
+                self._files.add(wheel.end)
+            if self._late:
+                return True
+            if reason == TIMERS_OCCUPIED:
+                return False
+        return True
+
+    # --- out of the wheel ---
+
+    def _deliver_due(self, wheel: TimerWheel, now: int) -> float | None:
+        if self._due_by is None:
+            if not wheel.turn(now):
+                self._drop_over(wheel)
+                return max(wheel.next_due(HORIZON_S) - now_ms(), 1) / 1000
+            self._due_by = now, self._wrote.value
+        now, end = self._due_by
+        if self._dispatched() < end:  # what recalls one of them may be there
+            self.waits = True
+            return None
+        if not wheel.turn(now):
+            self._due_by = None
+            return 0.0
+        records = InnerRecords(size_max=2 * self._bytes_max)
+        after, rolls = self._fill(wheel, records, now)
+        if not records.encoder.count:
+            wheel.advance(after)
+            return 0.0
+        due, place = wheel.place_of(after)
+        state = TimersState(due, place, self.seen, wheel.passed)
+        count = records.encoder.count - rolls
+        self._write(records, state, partial(self._delivered_to, after, count))
+        if rolls:
+            self._due_by = None  # they are read before anything that is due later
+        return 0.0
+
+    def _delivered_to(self, number: int, count: int) -> None:
+        assert self._wheel is not None
+        self._wheel.advance(number)
+        self.delivered += count
+
+    def _fill(self, wheel: TimerWheel, records: InnerRecords, now: int) -> tuple[int, int]:
+        """Add copies of what is due; the number after them, and how many wait on."""
+        recalled = self._recalled_now(wheel)
+        queues: dict[bytes, int] = {}
+        at, rolls, mapped = wheel.next, 0, -1
+        while True:
+            try:
+                reason, at, detail = wheel.fill(
+                    records.encoder, self._store.log, queues, recalled, now, DELIVERED_MAX, at
+                )
+                if reason == TIMERS_DONE:
+                    return at, rolls
+                if reason == TIMERS_NEW_QUEUE:
+                    queue = self._target(detail)
+                    queues[detail] = -1 if queue is None else records.queue(*queue)
+                elif reason == TIMERS_ROLL:
+                    self._roll(records, self._store.record_at(detail))
+                    rolls += 1
+                    at += 1
+                elif detail == mapped or not self._map(detail):
+                    log.warning("the timer at physical offset %d is gone: not delivered", detail)
+                    at += 1
+                else:
+                    mapped = detail
+            except BatchFull:
+                return at, rolls
+
+    def _map(self, place: int) -> bool:
+        """Have the segment of a record mapped; False if it is gone."""
+        try:
+            self._store.record_at(place)
+        except MessageNotFound:
+            return False
+        return True
+
+    def _recalled_now(self, wheel: TimerWheel) -> set[bytes]:
+        """What is not delivered of this second."""
+        if self._recalled[0] != wheel.second:
+            self._recalled = wheel.second, set()
+        keys = self._recalled[1]
+        for place in wheel.take_recalls():
+            try:
+                keys.update(recalled_keys(self._store.record_at(place).properties))
+            except MessageNotFound:
+                log.warning("the record at %d recalls another, and is gone", place)
+        return keys
+
+    def _target(self, key: bytes) -> tuple[str, int] | None:
+        """The queue that a message is meant for; None: there can be none."""
+        if key not in self._targets:
+            if len(self._targets) >= 65_536:
+                self._targets.clear()
+            topic, _, queue = key.decode(errors="replace").partition("\1")
+            try:
+                self._targets[key] = destination({"REAL_TOPIC": topic, "REAL_QID": queue})
+            except CometError as error:
+                log.error("timers are not delivered: %s", error)
+                self._targets[key] = None
+        return self._targets[key]
+
+    def _roll(self, records: InnerRecords, message: Message) -> None:
+        """Store one anew that waits for longer than the wheel lets it, or the log is kept."""
+        records.encoder.add_stored(
+            records.queue(TIMER_TOPIC, 0), message.record, rolled(message.raw_properties)
+        )
+
+    def _deliver_late(self, wheel: TimerWheel, now: int) -> float:
+        """What was overdue when it was read. Its second has passed."""
+        records = InnerRecords(size_max=4 * self._bytes_max)
+        rolls, wait_ms = 0, 0
+        for place in self._late:
+            try:
+                message = self._store.record_at(place)
+                due = due_ms_of(message.record)
+                if due > wheel.at_due:
+                    self._roll(records, message)
+                    rolls += 1
+                    continue
+                wait_ms = max(wait_ms, due - now)
+                queue = self._target(
+                    f"{message.properties.get('REAL_TOPIC', '')}\1"
+                    f"{message.properties.get('REAL_QID', '')}".encode()
+                )
+                if queue is not None:
+                    records.encoder.add_stored(records.queue(*queue), message.record)
+            except (MessageNotFound, RecordTooLarge) as error:
+                log.error("the timer at physical offset %d is not delivered: %s", place, error)
+        if wait_ms > 0:
+            return wait_ms / 1000
+        state = TimersState(wheel.at_due, wheel.at_place, self.seen, wheel.passed)
+        self._write(records, state, partial(self._delivered_late, records.encoder.count - rolls))
+        return 0.0
+
+    def _delivered_late(self, count: int) -> None:
+        self._late = []
+        self.delivered += count
+
+    def _turn_back(self, wheel: TimerWheel, now: int) -> bool:
+        """The clock was set back: what is sent from now on counts by the new one."""
+        if len(wheel.passed) >= PASSED_MAX or self._late:
+            return False
+        log.warning("the clock was set back by %d s; timers go by it", (wheel.at_due - now) // 1000)
+        wheel.turn_back(now)
+        self._due_by = None
+        state = TimersState(wheel.at_due, wheel.at_place, self.seen, wheel.passed)
+        self._write(InnerRecords(), state, lambda: None)
+        return True
+
+    # --- writes ---
+
+    def _write(self, records: InnerRecords, state: TimersState, stored: Callable[[], None]) -> None:
+        """
+        Args:
+            stored: what follows of it.
+        """
+
+        def follow() -> None:
+            self._number += 1
+            self._frontier = state.frontier
+            stored()
+
+        self._unsure = follow
+        after = Position(0, self._number + 1)
+        self._deriver.write(records, after, note=state.pack(), cover=Cover.WRITTEN)
+        self._unsure = None
+        follow()
+
+    def _make_sure(self) -> None:
+        """Whether the last write was stored is in the log."""
+        position = self._deriver.position()
+        follow, self._unsure = self._unsure, None
+        if position.number > self._number and follow is not None:
+            follow()
+
+    # --- files ---
+
+    def _drop_over(self, wheel: TimerWheel) -> None:
+        assert self._files is not None
+        for start in wheel.over():
+            self._files.drop(start)
+            wheel.drop_before(start)
+
+    def keep(self, *, at_end: bool = False) -> None:
+        """Write timercheck, which is for RocketMQ; what it says is then on the disk."""
+        wheel, files = self._wheel, self._files
+        if wheel is None or files is None:
+            return
+        try:
+            if at_end:
+                wheel.relink()
+                files.sync()
+            if self._check is not None and self._flushed.value >= self._check[1]:
+                write_check(self._family.store, self._check[0], now_ms())
+                self._check = None
+            if self._late or self._unsure is not None:
+                return
+            here = TimerCheck(wheel.second * 1000, wheel.end, self.seen)
+            if at_end and self._dispatched() >= self._wrote.value:
+                write_check(self._family.store, here, now_ms())
+            elif self._check is None:
+                self._check = here, self._wrote.value
+        except OSError as error:
+            log.warning("timercheck is not written: %s", error)
+
+    def close(self) -> None:
+        self._wheel = None
+        if self._files is not None:
+            self._files.close()
+            self._files = None

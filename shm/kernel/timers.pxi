@@ -1,0 +1,491 @@
+# --- the timer wheel: a slot for each second, and a log of the units that chain off it ---------------
+#
+# RocketMQ's files. Its units have the second; ours have the millisecond within it, which RocketMQ
+# passes over: a unit of the time t is due at t + 1, and one of a whole second when that is over.
+
+TIMERS_DONE = 0
+TIMERS_NO_ROOM = 1  # the timer log wants a segment more, at `end`
+TIMERS_OCCUPIED = 2  # a slot still has what is due two weeks earlier
+TIMERS_UNMAPPED = 3  # a segment of the log has to be mapped
+TIMERS_NEW_QUEUE = 4  # a queue has no number yet
+TIMERS_ROLL = 5  # it waits longer than the wheel lets it
+
+cdef enum:
+    TM_DONE = 0
+    TM_NO_ROOM = 1
+    TM_OCCUPIED = 2
+    TM_UNMAPPED = 3
+    TM_NEW_QUEUE = 4
+    TM_ROLL = 5
+    TIMER_BLANK_BYTES = 16  # i32 size, i64 0, u32 magic: behind the last unit of a segment
+
+cdef int64_t PLACE_MAX = 0x7FFFFFFFFFFFFFFF
+
+
+cdef struct Due:
+    int64_t due
+    int64_t physical_offset
+    int64_t position  # of its unit
+    int32_t size
+    int32_t magic
+
+
+cdef int compare_due(const void *left, const void *right) noexcept nogil:
+    cdef const Due *a = <const Due *>left
+    cdef const Due *b = <const Due *>right
+    return is_behind(a.due, a.physical_offset, b.due, b.physical_offset) - is_behind(
+        b.due, b.physical_offset, a.due, a.physical_offset)
+
+
+cdef inline bint is_behind(int64_t due, int64_t place, int64_t at_due, int64_t at_place) noexcept nogil:
+    return due > at_due or (due == at_due and place > at_place)
+
+
+cdef inline bint is_recall(int32_t magic) noexcept nogil:
+    return magic & TIMER_DELETE and not magic & TIMER_ROLL
+
+
+cdef inline int64_t unit_time(int64_t due) noexcept nogil:
+    """What stands in a unit; never 0 ms, which is RocketMQ's."""
+    cdef int64_t time = max(due - 1, 0)
+    return time if time % 1000 else time + 1
+
+
+cdef inline int64_t unit_due(int64_t time) noexcept nogil:
+    return time + 1 if time % 1000 else time + 1000
+
+
+@cython.final
+cdef class TimerWheel:
+    """What waits, by the second in which it is due. One thread uses it.
+
+    `at_due` and `at_place` say how far it has been delivered: whatever is due before, or then and
+    not behind that physical offset.
+
+    Args:
+        slots: memory of the wheel's file.
+        units: the timer log's segments, mapped to be written.
+    """
+
+    cdef uint8_t[::1] _slots
+    cdef LogView _units
+    cdef int64_t _slot_count
+    cdef Due *_due  # of the second, in order
+    cdef Py_ssize_t _count, _next, _capacity
+    cdef int64_t _seen  # the unit of this second that was taken last, -1: none
+    cdef list _recalls
+    cdef readonly list passed  # (due, place, end): below that end it was delivered so far once
+    cdef dict _latest  # segment of the timer log -> time of its latest unit
+    cdef readonly int64_t end  # of the timer log
+    cdef readonly int64_t pending  # messages
+    cdef readonly int64_t second  # that is being delivered
+    cdef readonly int64_t at_due, at_place
+    cdef readonly int64_t last_place  # physical offset in the last unit; -1: there is none
+    cdef readonly int64_t read_place  # of the last record that was put or passed over
+
+    def __init__(self, uint8_t[::1] slots not None, LogView units not None, int64_t end,
+                 int64_t at_due, int64_t at_place, list passed not None):
+        if slots.shape[0] % TIMER_SLOT_BYTES or not slots.shape[0]:
+            raise ValueError(f"{slots.shape[0]} bytes are not slots")
+        self._slots, self._units, self.end = slots, units, end
+        self._slot_count = slots.shape[0] // TIMER_SLOT_BYTES
+        self._recalls, self._latest = [], {}
+        self._seen = self.last_place = self.read_place = -1
+        self.passed = list(passed)
+        self.at_due, self.at_place = at_due, at_place
+        self.second = max(at_due - 1, 0) // 1000
+
+    def __dealloc__(self):
+        PyMem_Free(self._due)
+
+    cdef inline uint8_t *_slot(self, int64_t second) noexcept:
+        return &self._slots[second % self._slot_count * TIMER_SLOT_BYTES]
+
+    cdef inline uint8_t *_unit(self, int64_t position) noexcept:
+        """NULL where there is none."""
+        if not 0 <= position < self.end:
+            return NULL
+        return <uint8_t *>self._units.at(position)
+
+    cdef inline int64_t _last_of(self, int64_t second) noexcept:
+        cdef uint8_t *slot = self._slot(second)
+        if second <= 0 or <int64_t>load_be64(slot) != second:
+            return -1
+        return <int64_t>load_be64(slot + TIMER_SLOT_LAST)
+
+    # --- putting ---
+
+    cdef bint _is_occupied(self, int64_t second) noexcept:
+        cdef int64_t there = <int64_t>load_be64(self._slot(second))
+        return there != second and there >= self.second and there > 0
+
+    cdef int _link(self, int64_t second, int64_t position, int32_t magic) except -1:
+        """Make a unit the last one of its slot."""
+        cdef uint8_t *slot = self._slot(second)
+        cdef int64_t last = self._last_of(second), start
+        cdef int32_t count = 0 if last < 0 else <int32_t>load_be32(slot + TIMER_SLOT_COUNT)
+        store_be64(self._unit(position) + TIMER_UNIT_PREVIOUS, <uint64_t>last)
+        if last < 0:
+            store_be64(slot + TIMER_SLOT_FIRST, <uint64_t>position)
+        store_be64(slot + TIMER_SLOT_LAST, <uint64_t>position)
+        store_be32(slot + TIMER_SLOT_COUNT,
+                   <uint32_t>(count - 1 if magic & TIMER_DELETE else count + 1))
+        store_be32(slot + TIMER_SLOT_MAGIC, 0)
+        store_be64(slot, <uint64_t>second)
+        start = position - position % self._units.segment_bytes
+        if second > <int64_t>self._latest.get(start, -1):
+            self._latest[start] = second
+        return 0
+
+    cdef int _put(self, int64_t due, int32_t magic, Record *record, int64_t place) except -1:
+        cdef int64_t time = unit_time(due), rest
+        cdef uint8_t *unit
+        cdef const uint8_t *topic = NULL
+        cdef Py_ssize_t topic_bytes = 0
+        if self._is_occupied(time // 1000):
+            return TM_OCCUPIED
+        rest = self._units.segment_bytes - self.end % self._units.segment_bytes
+        unit = <uint8_t *>self._units.at(self.end)
+        if unit != NULL and TIMER_UNIT_BYTES + TIMER_BLANK_BYTES > rest:
+            store_be32(unit, <uint32_t>rest)
+            store_be64(unit + 4, 0)
+            store_be32(unit + 12, <uint32_t>MAGIC_BLANK)
+            self.end += rest
+            unit = <uint8_t *>self._units.at(self.end)
+        if unit == NULL:
+            return TM_NO_ROOM
+        find_property(record.properties, record.properties_length, b"REAL_TOPIC", 10, &topic,
+                      &topic_bytes)
+        store_be64(unit + TIMER_UNIT_PREVIOUS, <uint64_t>-1)
+        store_be32(unit + TIMER_UNIT_MAGIC, <uint32_t>magic)
+        store_be64(unit + TIMER_UNIT_BASE_MS, <uint64_t>(time // 1000 * 1000))
+        store_be32(unit + TIMER_UNIT_AFTER_MS, <uint32_t>(time % 1000))
+        store_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET, <uint64_t>place)
+        store_be32(unit + TIMER_UNIT_RECORD_SIZE, <uint32_t>record.total_size)
+        store_be32(unit + TIMER_UNIT_TOPIC_HASH, <uint32_t>hash_utf8(topic, topic_bytes))
+        store_be64(unit + TIMER_UNIT_ZERO, 0)
+        store_be32(unit, TIMER_UNIT_BYTES)
+        self.end += TIMER_UNIT_BYTES
+        self.last_place = place
+        self.pending += not is_recall(magic)
+        self._link(time // 1000, self.end - TIMER_UNIT_BYTES, magic)
+        return TM_DONE
+
+    def put(self, const uint8_t[::1] records not None, int64_t window_ms, int64_t frontier):
+        """Take records of the wheel's topic, as a queue's reader hands them out.
+
+        Args:
+            window_ms: what waits longer is stored anew meanwhile.
+            frontier: queue offset; of those before it, what is due before `at_due` was delivered.
+
+        Returns (reason, queue offset of the first that was not taken, physical offsets of those
+        that are overdue, and of those that do not say when they are due).
+        """
+        cdef int64_t at = 0, due
+        cdef int32_t magic
+        cdef int why
+        cdef Record record
+        cdef list late = [], odd = []
+        record.queue_offset = -1
+        while at < records.shape[0]:
+            why = parse_record(&records[at], records.shape[0] - at, False, &record)
+            if why != REC_OK:
+                raise RecordDamaged(REASONS[why], at)
+            due = place_in_wheel(&record, window_ms, &magic)
+            if due < 0:
+                odd.append(record.physical_offset)
+            elif self._is_over(due, magic, record.physical_offset):
+                if record.queue_offset >= frontier and not is_recall(magic):
+                    late.append(record.physical_offset)
+            else:
+                why = self._put(due, magic, &record, record.physical_offset)
+                if why != TM_DONE:
+                    return why, record.queue_offset, late, odd
+            self.read_place = max(self.read_place, record.physical_offset)
+            at += record.total_size
+        return TM_DONE, record.queue_offset + 1, late, odd
+
+    cdef bint _is_over(self, int64_t due, int32_t magic, int64_t place) except -1:
+        """Not so what recalls others in a second that has not passed."""
+        cdef int64_t time = unit_time(due)
+        if is_recall(magic) and time // 1000 >= self.second:
+            return False
+        return self._is_delivered(unit_due(time), place)
+
+    cdef bint _is_delivered(self, int64_t due, int64_t place) except -1:
+        if not is_behind(due, place, self.at_due, self.at_place):
+            return True
+        for at_due, at_place, end in self.passed:
+            if place < <int64_t>end and not is_behind(due, place, at_due, at_place):
+                return True
+        return False
+
+    def turn_back(self, int64_t now):
+        """The clock was set back: what is put from here on is due by the new time."""
+        self.passed.append((self.at_due, self.at_place, max(self.read_place, self.last_place) + 1))
+        self._next_second(max(now - 1, 0) // 1000)
+        self.at_due, self.at_place = now, PLACE_MAX
+
+    # --- a start ---
+
+    def load(self, int64_t log_max):
+        """Chain what still waits, from `end` on, as the timer log has it; `end` is where it ends
+        then, or where something stands that is no unit of a record below `log_max`."""
+        cdef int64_t time, place, rest
+        cdef int32_t magic, size
+        cdef uint8_t *unit
+        while True:
+            unit = <uint8_t *>self._units.at(self.end)
+            if unit == NULL:
+                break
+            rest = self._units.segment_bytes - self.end % self._units.segment_bytes
+            if rest < TIMER_BLANK_BYTES:
+                break
+            size = <int32_t>load_be32(unit)
+            if size == rest and load_be32(unit + 12) == <uint32_t>MAGIC_BLANK:
+                self.end += rest
+                continue
+            magic = <int32_t>load_be32(unit + TIMER_UNIT_MAGIC)
+            if (size != TIMER_UNIT_BYTES or rest < TIMER_UNIT_BYTES
+                    or not 0 < magic <= TIMER_MAGIC_MASK):
+                break
+            place = <int64_t>load_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET)
+            time = (<int64_t>load_be64(unit + TIMER_UNIT_BASE_MS)
+                    + <int32_t>load_be32(unit + TIMER_UNIT_AFTER_MS))
+            if not self.last_place < place < log_max or time <= 0 or time > PLACE_MAX // 2:
+                break
+            self.end += TIMER_UNIT_BYTES
+            self.last_place = place
+            if self._is_over(unit_due(time), magic, place):
+                continue
+            if self._is_occupied(time // 1000):
+                break
+            self.pending += not is_recall(magic)
+            self._link(time // 1000, self.end - TIMER_UNIT_BYTES, magic)
+    cdef int _next_second(self, int64_t second) except -1:
+        self.second = second
+        self._seen = -1
+        self._count = self._next = 0
+        self._recalls.clear()
+        if self.at_due < second * 1000:
+            self.at_due, self.at_place = second * 1000, PLACE_MAX
+            if self.passed:
+                self.passed = [each for each in self.passed if each[0] > self.at_due]
+        return 0
+
+    def drop_before(self, int64_t start):
+        """A segment of the timer log is gone."""
+        self._latest.pop(start, None)
+
+    def over(self):
+        """Segments of the timer log in which nothing waits."""
+        here = self.end - self.end % self._units.segment_bytes
+        return sorted(start for start in self._units.starts
+                      if start < here and self._latest.get(start, -1) < self.second)
+
+    # --- what is due ---
+
+    def turn(self, int64_t now):
+        """Go on through the seconds, to one in which something is due and not delivered; whether
+        there is one."""
+        cdef int64_t last
+        while True:
+            last = self._last_of(self.second)
+            if last != self._seen:
+                self._gather(last)
+            if self._next < self._count:
+                return self._due[self._next].due <= now
+            if (self.second + 1) * 1000 > now:
+                return False
+            if now // 1000 - self.second > self._slot_count:
+                self._next_second(min(self._nearest(), now // 1000))
+            else:
+                self._next_second(self.second + 1)
+
+    cdef int64_t _nearest(self) noexcept:
+        """The first second behind this one in which something waits."""
+        cdef int64_t i, second, found = PLACE_MAX
+        for i in range(self._slot_count):
+            second = <int64_t>load_be64(&self._slots[i * TIMER_SLOT_BYTES])
+            if self.second < second < found:
+                found = second
+        return found
+
+    cdef int _gather(self, int64_t last) except -1:
+        """Take the units of this second that came since."""
+        cdef int64_t position = last, due, place
+        cdef int32_t magic
+        cdef const uint8_t *unit
+        while position >= 0 and position != self._seen:
+            unit = self._unit(position)
+            if unit == NULL:
+                break
+            magic = <int32_t>load_be32(unit + TIMER_UNIT_MAGIC)
+            place = <int64_t>load_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET)
+            due = unit_due(<int64_t>load_be64(unit + TIMER_UNIT_BASE_MS)
+                           + <int32_t>load_be32(unit + TIMER_UNIT_AFTER_MS))
+            if is_recall(magic):
+                self._recalls.append(place)
+            elif not self._is_delivered(due, place):
+                self._add_due(due, place, position, magic,
+                              <int32_t>load_be32(unit + TIMER_UNIT_RECORD_SIZE))
+            position = <int64_t>load_be64(unit + TIMER_UNIT_PREVIOUS)
+        self._seen = last
+        qsort(self._due + self._next, self._count - self._next, sizeof(Due), compare_due)
+        return 0
+
+    cdef int _add_due(self, int64_t due, int64_t place, int64_t position, int32_t magic,
+                      int32_t size) except -1:
+        cdef Due *grown
+        cdef Py_ssize_t wanted
+        if self._count == self._capacity:
+            wanted = max(2 * self._capacity, 64)
+            grown = <Due *>PyMem_Realloc(self._due, wanted * sizeof(Due))
+            if grown == NULL:
+                raise MemoryError
+            self._due, self._capacity = grown, wanted
+        self._due[self._count] = Due(due, place, position, size, magic)
+        self._count += 1
+        return 0
+
+    def take_recalls(self):
+        """Physical offsets of records that recall others of this second, each once."""
+        taken, self._recalls = self._recalls, []
+        return taken
+
+    def fill(self, InnerEncoder encoder not None, LogView log not None, dict queues not None,
+             set recalled not None, int64_t now, Py_ssize_t count_max, Py_ssize_t begin):
+        """Add copies of what is due, from number `begin` on, until enough are in the encoder.
+
+        Args:
+            queues: b"topic\\x01queue id" -> the encoder's number; -1: there can be no such queue.
+            recalled: b"unique key" and b"topic+unique key" of what is not delivered.
+
+        Returns (reason, number that is next, a physical offset or the key of a queue).
+        """
+        cdef Py_ssize_t at = begin
+        cdef const uint8_t *stored
+        cdef Record record
+        cdef bytes key
+        while at < self._count and self._due[at].due <= now and encoder.count < count_max:
+            stored = log.at(self._due[at].physical_offset)
+            if stored == NULL:
+                return TM_UNMAPPED, at, self._due[at].physical_offset
+            if not is_timed(stored, log.segment_bytes, &self._due[at], &record):
+                return TM_UNMAPPED, at, self._due[at].physical_offset
+            if self._due[at].magic & TIMER_ROLL:
+                return TM_ROLL, at, self._due[at].physical_offset
+            key = queue_key(&record)
+            number = queues.get(key)
+            if number is None:
+                return TM_NEW_QUEUE, at, key
+            if number >= 0 and not (recalled and is_recalled(&record, recalled)):
+                try:
+                    record.properties_length = without_crc_property(
+                        record.properties, record.properties_length)
+                    record.store_host_length = 0  # it is stored here
+                    encoder._add(number, &record)
+                except BatchFull:
+                    break
+            at += 1
+        return TM_DONE, at, None
+
+    @property
+    def next(self):
+        """The number of the first that is not delivered."""
+        return self._next
+
+    def place_of(self, Py_ssize_t number):
+        """(due, physical offset) of the one before that number; how far it is delivered then."""
+        if not self._next < number <= self._count:
+            raise ValueError(f"number {number} of {self._next} to {self._count}")
+        return self._due[number - 1].due, self._due[number - 1].physical_offset
+
+    def advance(self, Py_ssize_t number):
+        """They are delivered up to that number."""
+        place = self.place_of(number)
+        self.pending -= number - self._next
+        self._next = number
+        self.at_due, self.at_place = place
+
+    def next_due(self, int64_t horizon):
+        """Not before that time anything is due, in ms; looks no further than `horizon` seconds."""
+        cdef int64_t second
+        if self._next < self._count:
+            return self._due[self._next].due
+        for second in range(self.second, self.second + horizon):
+            if self._last_of(second) != (self._seen if second == self.second else -1):
+                return second * 1000 + 1
+        return (self.second + horizon) * 1000
+
+    def relink(self):
+        """Chain of this second only what still waits, for another one who goes on with it."""
+        cdef Py_ssize_t i
+        cdef int64_t previous = -1
+        cdef uint8_t *slot = self._slot(self.second)
+        if self._last_of(self.second) < 0 or self._last_of(self.second) != self._seen:
+            return
+        for i in range(self._next, self._count):
+            store_be64(self._unit(self._due[i].position) + TIMER_UNIT_PREVIOUS, <uint64_t>previous)
+            previous = self._due[i].position
+            if i == self._next:
+                store_be64(slot + TIMER_SLOT_FIRST, <uint64_t>previous)
+        store_be64(slot + TIMER_SLOT_LAST, <uint64_t>previous)
+        store_be32(slot + TIMER_SLOT_COUNT, <uint32_t>(self._count - self._next))
+        if previous < 0:
+            store_be64(slot, 0)
+        self._seen = previous
+
+
+cdef int64_t place_in_wheel(Record *record, int64_t window_ms, int32_t *magic) noexcept nogil:
+    """When the wheel has a record come up, and as what; -1: it does not say when it is due.
+
+    What waits longer than the window comes up before, to be stored anew. That depends on the record
+    alone, so that it is the same whenever the wheel is made.
+    """
+    cdef int64_t due = due_of(record), excess
+    cdef const uint8_t *value = NULL
+    cdef Py_ssize_t count = 0
+    magic[0] = TIMER_DEFAULT
+    if find_property(record.properties, record.properties_length, b"TIMER_DEL_UNIQKEY", 17, &value,
+                     &count):
+        magic[0] |= TIMER_DELETE
+    excess = due - record.store_timestamp - window_ms
+    if due < 0 or excess < 0:
+        return due
+    magic[0] |= TIMER_ROLL
+    return record.store_timestamp + (window_ms // 2 if excess < window_ms // 3 else window_ms)
+
+
+cdef bint is_timed(
+    const uint8_t *stored, int64_t segment_bytes, const Due *due, Record *record
+) noexcept nogil:
+    """Whether a unit's record is there, and one of the wheel."""
+    cdef int64_t rest = segment_bytes - due.physical_offset % segment_bytes
+    if due.size > rest or parse_record(stored, rest, False, record) != REC_OK:
+        return False
+    return (record.physical_offset == due.physical_offset and record.total_size == due.size
+            and record.topic_length == 19
+            and memcmp(record.topic, b"rmq_sys_wheel_timer", 19) == 0)
+
+
+cdef bytes queue_key(Record *record):
+    cdef const uint8_t *topic = NULL
+    cdef const uint8_t *queue = NULL
+    cdef Py_ssize_t topic_bytes = 0, queue_bytes = 0
+    find_property(record.properties, record.properties_length, b"REAL_TOPIC", 10, &topic,
+                  &topic_bytes)
+    find_property(record.properties, record.properties_length, b"REAL_QID", 8, &queue, &queue_bytes)
+    return topic[:topic_bytes] + b"\x01" + queue[:queue_bytes]
+
+
+cdef bint is_recalled(Record *record, set recalled):
+    """RocketMQ has had two forms of what a recall names."""
+    cdef const uint8_t *topic = NULL
+    cdef const uint8_t *key = NULL
+    cdef Py_ssize_t topic_bytes = 0, key_bytes = 0
+    find_property(record.properties, record.properties_length, b"UNIQ_KEY", 8, &key, &key_bytes)
+    find_property(record.properties, record.properties_length, b"REAL_TOPIC", 10, &topic,
+                  &topic_bytes)
+    return (key[:key_bytes] in recalled
+            or topic[:topic_bytes] + b"+" + key[:key_bytes] in recalled)
