@@ -324,8 +324,14 @@ class Timers:
         wheel.turn_back(now)
         self._due_by = None
         state = TimersState(wheel.at_due, wheel.at_place, self.seen, wheel.passed)
-        self._write(InnerRecords(), state, lambda: None)
+        self._write(InnerRecords(), state, partial(self._turned_back, wheel))
         return True
+
+    def _turned_back(self, wheel: TimerWheel) -> None:
+        """timercheck is behind again: who starts would take a later one for RocketMQ's."""
+        here = TimerCheck(wheel.second * 1000, wheel.end, self.seen)
+        write_check(self._family.store, here, now_ms())
+        self._check = None
 
     # --- writes ---
 

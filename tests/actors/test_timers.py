@@ -19,6 +19,7 @@ from cometmq.client import Admin, AsyncProducer, Consumer, Producer
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal, TooLate
 from cometmq.protocol.names import TIMER_TOPIC
+from cometmq.shm.derived.timer_files import read_check, write_check
 from cometmq.shm.kernel._kernel import Message
 
 WAIT_S = 60
@@ -329,3 +330,24 @@ def wait_pending(broker: RunningBroker) -> None:
     while broker.statistics("scheduler")["timers_pending"] not in (2, 11):
         assert time.monotonic() < deadline, broker.statistics("scheduler")
         time.sleep(0.05)
+
+
+def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
+    """The wheel has come to tomorrow; what is sent today is delivered today, in time and once."""
+    store = tmp_path / "store"
+    with RunningBroker(store, {}) as broker, Producer(name_server(broker)) as producer:
+        producer.send("back", b"first", queue_id=0, deliver_after=0.1)
+        broker.read_queue("back", 0, 1)
+    check = read_check(store)
+    assert check is not None
+    now_ms = time.time_ns() // 1_000_000
+    write_check(store, check._replace(read_ms=now_ms + 86_400_000), now_ms)
+    with RunningBroker(store, {}) as broker, Producer(name_server(broker)) as producer:
+        for i in range(10):
+            producer.send("back", b"%d" % i, queue_id=0, deliver_after=0.5 + i / 10)
+        broker.kill("scheduler")
+        found = broker.read_queue("back", 0, 11)
+        assert "the clock was set back by" in broker.log
+    assert sorted(m.body for m in found) == sorted([b"first", *(b"%d" % i for i in range(10))])
+    for message in found:
+        assert message.store_timestamp_ms >= due_of(message)

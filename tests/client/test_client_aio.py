@@ -75,7 +75,9 @@ def test_options_are_the_keyword_arguments(
     }
 
 
-SENDING = "close connected flush send send_async send_many send_oneway transaction wait_for_broker"
+SENDING = (
+    "close connected flush recall send send_async send_many send_oneway transaction wait_for_broker"
+)
 RECEIVING = (
     "ack assign assignment close commit connected group member pause "
     "poll position resume run seek subscribe unsubscribe wait_for_broker"
