@@ -102,6 +102,7 @@ class Checks:
 
     def begin_round(self) -> None:
         """Look at all that is pending now. One that goes on still goes on."""
+        self._transactions.begin_if_needed()
         if self._round is not None or not self._log.is_ready:
             return
         self._outbox.clear()  # what nobody has taken is asked anew

@@ -109,7 +109,7 @@ class SchedulerActor(ServiceActor):
         self.every(self._family.settings.flush_delay_offset_interval_ms / 1000, self._write_offsets)
         for each in self._levels:
             self._go_on(each)
-        self._transactions.begin()
+        self._transactions.begin_if_needed()
         self.every(self._checks.interval_s, self._checks.begin_round)
         self._go_on_with_timers()
 

@@ -78,6 +78,7 @@ class Transactions:
         )
         self._asks: deque[_Ask] = deque()
         self._is_due = False  # `_end_all` is called soon
+        self._has_begun = False
         self._loading: Iterator[int] | None = None
         self._dispatched_to = 0  # what loading waits for
         self._failures = 0
@@ -89,7 +90,13 @@ class Transactions:
 
     # --- the beginning, and whenever nobody knows what has become of a write ---
 
+    def begin_if_needed(self) -> None:
+        """A store that has no half message is not written to."""
+        if not self._has_begun and self.log.range_of(HALF_TOPIC)[1]:
+            self.begin()
+
     def begin(self) -> None:
+        self._has_begun = True
         self._loading = self.log.load()
         self._load()
 
@@ -143,6 +150,8 @@ class Transactions:
                 f"{count} ends of up to {parts} messages, at most {ENDS_MAX} of {PARTS_MAX}"
             )
         self._asks.append(_Ask(command, request))
+        if not self._has_begun:
+            self.begin()
 
     def finish_round(self) -> None:
         """All ends that have come are written together."""
