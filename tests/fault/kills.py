@@ -31,7 +31,7 @@ from typing import Final
 
 import psutil
 import reference
-from family import CHILDREN, EndedEarly, RunningBroker, pull
+from family import CHILDREN, RECOVER_TIMEOUT_S, EndedEarly, RunningBroker, pull
 from fault.campaigns import Options, Tally, campaign, commit_under_test, today
 from fault.checker import Rules, Verdict, add_store_findings, check, stored_in
 from fault.history import Op, read_histories
@@ -41,7 +41,7 @@ from ports import free_ports
 
 from cometmq.client import Admin
 from cometmq.protocol.commands import DeleteSegments, GetQueueRange, PullMessages, QueueRange
-from cometmq.protocol.errors import CometError, NotConfirmed
+from cometmq.protocol.errors import CometError, NotConfirmed, ServiceNotAvailable
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
 from cometmq.shm.tools.verify import verify_store
@@ -332,7 +332,15 @@ class Rig:
 
     def clean(self) -> None:
         self.age_segments()
-        self.broker.ask("cleaner", DeleteSegments())
+        deadline = time.monotonic() + RECOVER_TIMEOUT_S
+        while True:
+            try:
+                self.broker.ask("cleaner", DeleteSegments())
+            except ServiceNotAvailable:  # one that has just started, and has not heard of holds
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            else:
+                return
 
     def _spare(self, role: str, count: int = 1) -> None:
         """Wait until the supervisor will take so many more deaths of this role for bad luck."""

@@ -695,7 +695,7 @@ def test_commands_that_only_plan(clean: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["dlq"], 2, "cometmq group dlq"),
+        (["dlq"], 2, "say what to read"),
         (["stats"], 2, "say what to read"),
         (["replay", "--archive", "x"], 2, "say where to"),
         (["replay", "--archive", "x", "--to-topic", "t"], 2, "needs the archived"),
@@ -722,7 +722,6 @@ def test_help_needs_no_spark(tmp_path: Path) -> None:
     for command in ((), ("audit",), ("archive",), ("lag",)):
         done = cli_process.run("spark", *command, "--help", **hidden)
         assert done.returncode == 0, done.stderr
-        assert b"dlq" not in done.stdout
     store = golden.unpack("damaged-base", tmp_path)
     done = cli_process.run("spark", "audit", "--store", str(store), **hidden)
     assert done.returncode == 3
