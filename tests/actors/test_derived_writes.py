@@ -332,10 +332,12 @@ def test_a_start_reads_from_the_last_snapshot_on(tmp_path: Path) -> None:
     with RunningBroker(store) as broker:
         with Channel(broker.address("commitlog")) as line:
             marks = [derivation(f"d{at % 3}", at // 3, at // 3 + 1) for at in range(count)]
-            asked = [line.request(*InnerRecords().take(derived=each)) for each in marks]
-            for each in asked:
-                assert line.wait(each, WAIT_S)
-                each.result()
+            for begin in range(0, count, 200):  # who does not read loses answers
+                some = marks[begin : begin + 200]
+                asked = [line.request(*InnerRecords().take(derived=each)) for each in some]
+                for each in asked:
+                    assert line.wait(each, WAIT_S)
+                    each.result()
         broker.kill_all()
     bodies = [each.body for each in reference.records(store) if each.topic == DERIVED_TOPIC]
     snapshots = [at for at, body in enumerate(bodies) if isinstance(read_mark(body), Snapshot)]
