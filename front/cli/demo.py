@@ -150,7 +150,7 @@ class Outcome:
                 f"next message was acknowledged {self.back_after_s:.2f} s later"
             )
         lost = sum(line.lost or 0 for line in self.lines)
-        hint(f"lost: {lost}. A message that was sent again after the kill may come twice.")
+        hint(f"lost: {lost}. What was sent again after the kill is stored once.")
 
 
 # --- the consumers --------------------------------------------------------------------------------
