@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import sys
 from collections.abc import Generator
@@ -24,6 +25,9 @@ settings.load_profile("ours")
 # of a time limit sets its own.
 for _asks in (Channel.ask, Brokers.__init__, Producer.__init__):
     inspect.unwrap(_asks).__kwdefaults__["timeout_s"] = 30.0
+
+# Spark's JVMs live for seconds here, and its second compiler takes as much as all that they do.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # A shell that starts us in the background has Ctrl-C ignored, and our children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import staging_child as child
-from dying import DIED, Line, traced
+from dying import DIED, Line, some_of, traced
 from family import RunningBroker, encode_batch
 
 from cometmq.client.sending.staging import SinkLine, StageWriter
@@ -75,7 +75,7 @@ def check(writer: child.Writer, *, others: bool = True) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick")
-def test_killed_at_every_line(before: Path, tmp_path: Path) -> None:
+def test_killed_at_any_line(before: Path, tmp_path: Path) -> None:
     """Staging, closing, deciding, appending, recording: the driver asks again, and it is there."""
     store = tmp_path / "store"
     shutil.copytree(before, store)
@@ -84,7 +84,7 @@ def test_killed_at_every_line(before: Path, tmp_path: Path) -> None:
     check(writer)
     writer.close()
     assert len(passed) > 150
-    for place, (line, count) in enumerate(passed.items()):
+    for place, (line, count) in some_of(enumerate(passed.items()), 50):
         nth = count if place % 2 else 1  # the first time that it is passed, or the last
         shutil.rmtree(store)
         shutil.copytree(before, store)
@@ -134,7 +134,7 @@ def finish_killed_at_each_line(half: Path, store: Path) -> None:
     lines: set[Line] = set()
     with traced(lines.add, child.WATCHED):
         child.again(store)
-    for line in sorted(lines):
+    for line in some_of(sorted(lines), 40):
         shutil.rmtree(store)
         shutil.copytree(half, store)
         assert child.die_at(store, line, 1, child.again) == DIED
@@ -157,7 +157,7 @@ def test_killed_by_a_power_cut(before: Path, tmp_path: Path) -> None:
     shutil.copytree(before, store)
     passed = child.lines_of_an_epoch(store)
     shorter = 0
-    for seed, (line, count) in enumerate(passed.items()):
+    for seed, (line, count) in some_of(enumerate(passed.items()), 70):
         nth = 1 if seed % 4 < 2 else count
         shutil.rmtree(store)
         shutil.copytree(before, store)
@@ -169,7 +169,8 @@ def test_killed_by_a_power_cut(before: Path, tmp_path: Path) -> None:
         writer = child.again(store)
         check(writer, others=False)
         writer.close()
-    assert shorter > 8
+    print(f"{shorter} logs were shorter")
+    assert shorter > 4
 
 
 @pytest.mark.usefixtures("quick")

@@ -162,7 +162,7 @@ def test_the_copier_is_killed_at_every_line(copiers: Copiers, tmp_path: Path) ->
 def test_the_commitlog_process_is_killed_at_every_point(sync: bool, tmp_path: Path) -> None:
     names = ("derived.", "append.wrote", "takeover.zero", "roll.")
     points = [point for point in POINTS.values() if point.name.startswith(names)]
-    points = [point for point in points if point.role == "commitlog"] * 2
+    points = [point for point in points if point.role == "commitlog"]
     chance = random.Random(SEED + sync)
     chance.shuffle(points)
     settings = {**SETTINGS, "flushDiskType": "SYNC_FLUSH" if sync else "ASYNC_FLUSH"}

@@ -24,7 +24,7 @@ from cometmq.shm.live.control import Counter
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 SEED = 20
-KILLS_EACH = 5  # in either flush mode
+KILLS_EACH = 3  # in either flush mode
 
 
 def judged(outcome: Outcome) -> Outcome:

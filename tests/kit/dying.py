@@ -1,18 +1,35 @@
-"""Dying at any line of a piece of code: which lines it passes, and a child that ends at one."""
+"""Dying at any line of a piece of code: which lines it passes, and a child that ends at one.
+
+A test that dies at each line takes minutes: it takes some of them, others in every run. With
+COMETMQ_ALL_LINES in the environment it takes all, with COMETMQ_SEED those of an earlier run.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 DIED = 77  # exit status
 
 Line = tuple[str, int]  # file, number
+
+
+def some_of(lines: Iterable[T], count: int) -> list[T]:
+    """So many of them, in their order; the seed is printed."""
+    found = list(lines)
+    if "COMETMQ_ALL_LINES" in os.environ or len(found) <= count:
+        return found
+    seed = int(os.environ.get("COMETMQ_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"{count} of {len(found)} lines: COMETMQ_SEED={seed}")
+    return [found[at] for at in sorted(random.Random(seed).sample(range(len(found)), count))]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import cli_process
 import pytest
 import reference
 from allocator_child import SEGMENT, begin_run, die_at, get_ready, lines_of_it
-from dying import DIED
+from dying import DIED, some_of
 from family import SMALL, RunningBroker, Sent
 
 from cometmq.actors.keepers import hot_window
@@ -103,7 +103,7 @@ def test_killed_at_any_line(store: Path, tmp_path: Path) -> None:
 
     lines = lines_of_it(copy())
     assert len(lines) > 100
-    for place, (line, passes) in enumerate(sorted(lines.items())):
+    for place, (line, passes) in some_of(enumerate(sorted(lines.items())), 50):
         nth = passes if place % 2 else 1  # the first time that it is passed, or the last
         there = copy()
         assert die_at(there, line, nth) == DIED, (line, nth)
