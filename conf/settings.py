@@ -592,8 +592,8 @@ class DelaySettings:
     store_reply_message_enable: bool = option(
         True,
         key="storeReplyMessageEnable",
-        help="Replies to requests are stored as well, in the topic <brokerClusterName>_REPLY_TOPIC. "
-        "Off: they only go to their requesters.",
+        help="Replies to requests are stored, too, in the topic <brokerClusterName>_REPLY_TOPIC; "
+        "off: they only go to their requesters.",
     )
 
     @property

@@ -1,8 +1,9 @@
-"""Requests and replies: RocketMQ's properties and topic, and the name by which a requester is known.
+"""Requests and replies: RocketMQ's properties and topic, and the names of requesters.
 
 A request is a message that names its requester; whoever consumes it sends the reply to the
-coordinator of the broker that it lies at, where the requester waits. The requester's name is derived
-from a secret: those who read the request can answer it, and cannot fetch what others answer.
+coordinator of the broker that it lies at, where the requester waits. The requester's name is
+derived from a secret: those who read the request can answer it, and cannot fetch what others
+answer.
 Source: RocketMQ RequestResponseFuture, MessageUtil, ReplyMessageProcessor.
 """
 

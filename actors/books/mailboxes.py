@@ -1,7 +1,7 @@
 """Mailboxes: replies on their way to requesters. Each is kept until its requester says it has come.
 
-Memory is bounded by how many there are, of a connection and in all, and by the bytes of what lies in
-them.
+Memory is bounded by how many there are, of a connection and in all, and by the bytes of what lies
+in them.
 """
 
 from __future__ import annotations

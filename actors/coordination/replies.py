@@ -7,6 +7,7 @@ reply, or why it has not. Stored they are beside that, in RocketMQ's topic.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Final, Protocol
 
 from cometmq.actors.books.mailboxes import Letter, Mailbox, Mailboxes
 from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.protocol.commands import (
     REPLY_WAIT_MS_MAX,
     AwaitReplies,
@@ -32,7 +33,6 @@ from cometmq.protocol.errors import (
     CometError,
     MessageIllegal,
     MessageTooLarge,
-    NotConfirmed,
     RequesterGone,
     SystemBusy,
     from_code,
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.5  # for requesters that are gone, and polls that have waited for long enough
 RETURN_S: Final = 5.0  # after a start: for requesters that waited at the process before
 STORE_S: Final = 10.0
-STORING_MAX: Final = 64  # commands that the commitlog process has not answered
+STORING_MAX: Final = 64  # writes that the commitlog process has not answered
 
 MakeTopic = Callable[[str, int], None]
 
@@ -93,7 +93,8 @@ class RepliesPart:
         self._polls: dict[str, tuple[Request, float]] = {}  # by requester: until when it is held
         self._fresh: set[str] = set()  # requesters for whom something has come in this round
         self._unstored: list[Letter] = []  # of this round
-        self._storing = 0
+        self._numbers = itertools.count()
+        self._writes: dict[int, Timer] = {}  # that the commitlog process has not answered
         self._began = time.monotonic()
         self._commitlog = Channel(commitlog_endpoint, "the commitlog process")
 
@@ -148,7 +149,7 @@ class RepliesPart:
         self._check_topic(command.topic)
         letter = self._letter_of(command, request)
         stores = self._settings.store_reply_message_enable
-        if stores and self._storing + len(self._unstored) // 64 >= STORING_MAX:
+        if stores and len(self._writes) >= STORING_MAX:
             raise SystemBusy(f"{STORING_MAX} writes of replies wait for the commitlog process")
         try:
             kept = self._boxes.put(command.requester, letter)
@@ -243,32 +244,34 @@ class RepliesPart:
                 break
         else:
             now, later = letters, []
-        self._storing += 1
+        number = next(self._numbers)
         pending = self._commitlog.request(
             *records.take(),
-            on_done=lambda done: self._actor.call_soon(partial(self._is_stored, now, done)),
+            on_done=lambda done: self._actor.call_soon(partial(self._is_stored, number, now, done)),
         )
-        self._actor.after(STORE_S, partial(self._give_up, now, pending))
+        give_up = partial(self._give_up, number, now, pending)
+        self._writes[number] = self._actor.after(STORE_S, give_up)
         return later
 
-    def _is_stored(self, letters: list[Letter], done: Pending) -> None:
+    def _is_stored(self, number: int, letters: list[Letter], done: Pending) -> None:
+        timer = self._writes.pop(number, None)
+        if timer is None:
+            return  # too late
+        timer.cancel()
         error = done.error
         if error is None and isinstance(done.answer, RecordsAppended) and done.answer.code:
             error = from_code(done.answer.code, done.answer.text)
-        self._settle(letters, error)
-
-    def _give_up(self, letters: list[Letter], pending: Pending) -> None:
-        if not pending.done:
-            self._commitlog.forget(pending)
-            self._settle(letters, NotConfirmed(f"a reply is not stored within {STORE_S:g} s"))
-
-    def _settle(self, letters: list[Letter], error: CometError | None) -> None:
-        self._storing -= 1
         for letter in letters:
             if error is None:
                 letter.is_stored = True
                 _conclude(letter)
             else:
+                _fail(letter, error)
+
+    def _give_up(self, number: int, letters: list[Letter], pending: Pending) -> None:
+        if self._writes.pop(number, None) is not None:
+            error = self._commitlog.give_up(pending, "AppendRecords", STORE_S)
+            for letter in letters:
                 _fail(letter, error)
 
     def _check_topic(self, topic: str) -> None:

@@ -1,7 +1,7 @@
 """Requests and replies: how an answer comes to whoever has sent a request.
 
-A requester waits at the coordinators of all brokers that its requests go to. A reply goes to the one
-whose broker the request lies at.
+A requester waits at the coordinators of all brokers that its requests go to. A reply goes to the
+one whose broker the request lies at.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ REPLY_WAIT_MS_MAX: Final = 30_000
 class AwaitReplies(Command, frozen=True, tag=160):
     """Requester to coordinator: what has been replied to me? -> Replies
 
-    At once when there is something, when `mailbox` is not the one that is kept for this requester, or
-    when there was none; else after at most `wait_ms`. A requester that does not say it again within
-    some seconds, or whose process has ended, is gone. Of several that wait under one secret the last
-    is answered.
+    At once when there is something, or when `mailbox` is not the one that is kept for this
+    requester; else after at most `wait_ms`. A requester that does not say it again within some
+    seconds, or whose process has ended, is gone. Of several that wait under one secret the last one
+    waits on.
 
     Raises SystemBusy when there are too many requesters.
     """
@@ -43,7 +43,7 @@ class ReplyHead(Part, frozen=True):
 
 
 class Replies(Answer, frozen=True, tag=161):
-    """A payload frame for each: its body. They come again until the requester says that they came."""
+    """A payload frame for each: its body. They come until the requester says that they came."""
 
     mailbox: Int64
     first: Int64  # the number of the first; the others follow without a gap
@@ -53,8 +53,8 @@ class Replies(Answer, frozen=True, tag=161):
 class SendReply(Command, frozen=True, tag=162):
     """Consumer to coordinator: the reply to a request. One payload frame: the body. -> Done
 
-    Done says that the requester has it, and, with storeReplyMessageEnable, that it is stored in the
-    topic as well. Raises RequesterGone; SystemBusy when too much waits for requesters.
+    Done says that the requester has it, and, with storeReplyMessageEnable, that it is stored in
+    the topic as well. Raises RequesterGone; SystemBusy when too much waits for requesters.
     """
 
     access = by_clients(publish("topic"), later=True)
