@@ -57,7 +57,7 @@ class Mailbox:
     """Of one requester."""
 
     __slots__ = (
-        "bytes", "heard_at", "ids", "letters", "number", "process", "sender", "sent", "waits",
+        "size", "heard_at", "ids", "letters", "number", "process", "sender", "sent", "waits",
     )  # fmt: skip
 
     def __init__(self, sender: bytes) -> None:
@@ -65,7 +65,7 @@ class Mailbox:
         self.letters: dict[int, Letter] = {}  # by number, in order
         self.ids: dict[str, Letter] = {}  # the same, by correlation id
         self.sent = 0  # the number of the last that was put in
-        self.bytes = 0
+        self.size = 0
         self.sender = sender
         self.process = ""
         self.waits = False  # its AwaitReplies is held
@@ -100,7 +100,8 @@ class Mailboxes:
         return len(self._boxes)
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
+        """Bytes of all that lies in them."""
         return self._bytes
 
     def get(self, requester: str) -> Mailbox | None:
@@ -139,9 +140,9 @@ class Mailboxes:
         there = box.ids.get(letter.correlation_id)
         if there is not None:
             return there
-        if len(box.letters) >= LETTERS_MAX or box.bytes + letter.size > BYTES_OF_REQUESTER_MAX:
+        if len(box.letters) >= LETTERS_MAX or box.size + letter.size > BYTES_OF_REQUESTER_MAX:
             raise SystemBusy(
-                f"{len(box.letters)} replies of {box.bytes} bytes wait for requester {requester}"
+                f"{len(box.letters)} replies of {box.size} bytes wait for requester {requester}"
             )
         if self._bytes + letter.size > BYTES_MAX:
             raise SystemBusy(f"replies of {self._bytes} bytes wait for their requesters already")
@@ -170,7 +171,7 @@ class Mailboxes:
         if box is None:
             return []
         self._forget_sender(box)
-        self._bytes -= box.bytes
+        self._bytes -= box.size
         return list(box.letters.values())
 
     def silent(self, now: float) -> Iterator[str]:
@@ -183,7 +184,7 @@ class Mailboxes:
         return list(self._boxes.items())
 
     def _add(self, box: Mailbox, size: int) -> None:
-        box.bytes += size
+        box.size += size
         self._bytes += size
 
     def _forget_sender(self, box: Mailbox) -> None:

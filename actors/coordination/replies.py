@@ -281,7 +281,7 @@ class RepliesPart:
             )
 
     def statistics(self) -> dict[str, int | float | str]:
-        return {"requesters": len(self._boxes), "reply_bytes": self._boxes.bytes}
+        return {"requesters": len(self._boxes), "reply_bytes": self._boxes.size}
 
 
 def _gone(requester: str, why: str) -> RequesterGone:

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -34,6 +34,7 @@ from cometmq.protocol.errors import (
     RequestTimeout,
     again,
 )
+from cometmq.protocol.frames import Frame
 from cometmq.protocol.replies import (
     ARRIVE_TIME,
     CLUSTER,
@@ -46,7 +47,7 @@ from cometmq.protocol.replies import (
     requester_of,
 )
 from cometmq.protocol.retry import pause_s
-from cometmq.protocol.wire.channel import Payload, Pending
+from cometmq.protocol.wire.channel import Pending
 from cometmq.shm.os.processes import own_process
 
 if TYPE_CHECKING:
@@ -314,7 +315,9 @@ class Requests:
         for asking, reply in news:
             asking.settle(reply, None)
 
-    def _take(self, post: _Post, answer: Replies, payload: Payload) -> list[tuple[Asking, Reply]]:
+    def _take(
+        self, post: _Post, answer: Replies, payload: Sequence[Frame]
+    ) -> list[tuple[Asking, Reply]]:
         """What is news of it."""
         news: list[tuple[Asking, Reply]] = []
         arrived = str(time.time_ns() // 1_000_000)
