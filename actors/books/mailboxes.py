@@ -57,7 +57,15 @@ class Mailbox:
     """Of one requester."""
 
     __slots__ = (
-        "size", "heard_at", "ids", "letters", "number", "process", "sender", "sent", "waits",
+        "heard_at",
+        "ids",
+        "letters",
+        "number",
+        "process",
+        "sender",
+        "sent",
+        "size",
+        "waits",
     )  # fmt: skip
 
     def __init__(self, sender: bytes) -> None:

@@ -54,7 +54,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailboxes, "LETTERS_MAX", 2)
     boxes.put("a", letter(1))
     boxes.put("a", letter(2))
-    with pytest.raises(SystemBusy, match="2 replies of .* wait for requester a"):
+    with pytest.raises(SystemBusy, match=r"2 replies of .* wait for requester a"):
         boxes.put("a", letter(3))
     monkeypatch.setattr(mailboxes, "BYTES_OF_REQUESTER_MAX", 1_000)
     with pytest.raises(SystemBusy, match="requester b"):
