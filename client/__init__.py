@@ -19,6 +19,7 @@ from cometmq.client.receiving.subscription import ActorSubscription, subscribe_a
 from cometmq.client.sending.pending import PendingTransaction
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Receipt, Receipts
+from cometmq.client.sending.requests import Reply
 from cometmq.client.sending.transaction import AsyncTransaction, Transaction
 from cometmq.shm.kernel._kernel import Message
 
@@ -35,6 +36,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Reject",
+    "Reply",
     "Retry",
     "Transaction",
     "subscribe_actor",

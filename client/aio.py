@@ -31,6 +31,7 @@ from cometmq.client.receiving.owned import QueueId
 from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose, recalling
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
+from cometmq.client.sending.requests import Reply
 from cometmq.client.sending.transaction import AsyncTransaction, LoopChecker
 from cometmq.protocol.errors import again
 from cometmq.protocol.tags import ALL_TAGS
@@ -139,6 +140,23 @@ class AsyncProducer:
         handle = message.recall_handle if isinstance(message, Receipt) else message
         return await (await self._start(*recalling(Handle.parse(handle))))
 
+    async def request(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        timeout_s: float = 3.0,
+        **options: Unpack[TransactionOptions],
+    ) -> Reply:
+        """See `Producer.request`. A task that is cancelled waits no longer."""
+        requests = self._producer._requests
+        return await requests.ask_in_loop(topic, body, timeout_s, options, self._prepare_request)
+
+    @property
+    def late_replies(self) -> int:
+        """See `Producer.late_replies`."""
+        return self._producer.late_replies
+
     @property
     def connected(self) -> bool:
         """See `Producer.connected`."""
@@ -182,6 +200,12 @@ class AsyncProducer:
             await self._elsewhere(f"learn {topic}", sender.learn, topic)
         while not sender.has_room:
             await self._elsewhere("room", sender.wait_for_room)
+
+    async def _prepare_request(self, topic: str) -> None:
+        await self._prepare(topic)
+        requests = self._producer._requests
+        if not requests.is_open(topic):
+            await self._elsewhere(f"replies {topic}", requests.open, topic)
 
     async def _elsewhere(self, what: str, call: Callable[..., object], *arguments: Any) -> None:
         """Run it in a thread, once for all who want it now; they go on in the order they came."""
@@ -281,6 +305,7 @@ class AsyncConsumer:
         self._wait_s = options.pop("wait_for_broker", 0)
         check("wait_for_broker", self._wait_s, float)
         self._consumer = Consumer(name_server, group, **options)
+        self._consumer._receiver.replier.is_async = True
         self._stream = self._consumer._receiver.stream
         self._first = None if topic is None else (topic, tags, sql)
         self._running: AsyncRun | None = None

@@ -185,7 +185,7 @@ _KEYS: Final = """
     statefulAuthenticationCacheMaxNum statefulAuthorizationCacheExpiredSecond
     statefulAuthorizationCacheMaxNum statRocksDBCQIntervalSec storeCheckpoint
     storePathBrokerIdentity storePathConsumeQueue storePathDLedgerCommitLog storePathEpochFile
-    storePathIndex storeReplyMessageEnable storeType subscriptionExpiredTimeout
+    storePathIndex storeType subscriptionExpiredTimeout
     syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod syncControllerMetadataPeriod
     syncFromLastFile syncMasterFlushOffsetWhenStartup timerCheckMetricsWhen
     timerColdDataCheckIntervalMs timerCongestNumEachSlot timerEnableCheckMetrics

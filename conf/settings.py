@@ -589,6 +589,12 @@ class DelaySettings:
         help="After so many questions a message goes to TRANS_CHECK_MAX_TIME_TOPIC, and its "
         "transaction is over. Rounds in which no producer was there count too.",
     )
+    store_reply_message_enable: bool = option(
+        True,
+        key="storeReplyMessageEnable",
+        help="Replies to requests are stored, too, in the topic <brokerClusterName>_REPLY_TOPIC; "
+        "off: they only go to their requesters.",
+    )
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:

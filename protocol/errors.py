@@ -25,6 +25,7 @@ CometError
 │   ├── TransactionUnknown     no half message of that group lies there
 │   ├── TransactionFinished    it has ended otherwise
 │   ├── TransactionIncomplete  one of its messages failed
+│   ├── RequesterGone          nobody waits for that reply any more
 │   ├── Overtaken              a later message of the same producer came to that queue before
 │   ├── NotOwner               the queue belongs to another member of the group now
 │   └── BadRequest             a frame or command that cannot be understood
@@ -32,6 +33,7 @@ CometError
 │       └── UnsupportedVersion
 ├── NotConfirmed               the broker may have taken it: an answer did not come in time
 │   └── FlushDiskTimeout       it is stored, but not yet on the disk
+├── RequestTimeout             no reply came within the request's time
 ├── NotReachable               nobody answers at that address
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
 ├── NotLocal                   transport="local", and the broker has no line for this process
@@ -245,6 +247,15 @@ class TransactionIncomplete(Refused):
     code = 9092
 
 
+class RequesterGone(Refused):
+    """Nobody waits for that reply any more: the requester was closed, has ended or does not answer.
+
+    The text names the request.
+    """
+
+    code = 9110
+
+
 class BadRequest(Refused):
     """A frame that is truncated, oversized or not a command."""
 
@@ -274,6 +285,13 @@ class FlushDiskTimeout(NotConfirmed):
     """SYNC_FLUSH: stored and visible, but the disk did not confirm within syncFlushTimeout."""
 
     code = 10  # RocketMQ FLUSH_DISK_TIMEOUT
+
+
+class RequestTimeout(CometError, TimeoutError):
+    """No reply came in time. The text names the request and the time, and whether it is known to be
+    stored. It may be answered yet: that reply is counted, and dropped."""
+
+    code = 9111
 
 
 class NotReachable(CometError):

@@ -17,6 +17,7 @@ from cometmq.actors.coordination.members import Members, MemberSettings
 from cometmq.actors.coordination.moves import Moves
 from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
+from cometmq.actors.coordination.replies import RepliesPart, ReplySettings
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored, Topics, TopicSettings, template_queues
 from cometmq.actors.coordination.transactions import Transactions
@@ -39,7 +40,7 @@ CONFIRM_TIMEOUT_S: Final = 2.5  # below the 3 s that a client waits, so that it 
 LOOKS: Final = 8  # for silent members, in a session's time
 
 
-class CoordinatorSettings(MemberSettings, TopicSettings, Protocol):
+class CoordinatorSettings(MemberSettings, TopicSettings, ReplySettings, Protocol):
     """What the coordinator needs of the broker's settings."""
 
     @property
@@ -83,6 +84,7 @@ class CoordinatorActor(ServiceActor):
     role: ClassVar[str] = "coordinator"
     part_types: ClassVar[tuple[type, ...]] = (
         Topics, Members, Groups, Progress, Moves, Views, Relay, Retries, Holds, Transactions,
+        RepliesPart,
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +122,7 @@ class CoordinatorActor(ServiceActor):
             self, self._books, self._members, scheduler_endpoint, self._topics.make
         )
         self._transactions = Transactions(self, scheduler_endpoint, self._topics.make)
+        self._replies = RepliesPart(self, settings, commitlog_endpoint, self._topics.make)
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         super().__init__(bind=bind, limits=limits)
         self._go_on = partial(
@@ -145,6 +148,7 @@ class CoordinatorActor(ServiceActor):
         return (
             self._topics, self._members, self._groups, self._progress, self._moves, self._views,
             self._relay, self._retries, self._holds, self._transactions,
+            self._replies,
         )  # fmt: skip
 
     @classmethod
@@ -178,6 +182,7 @@ class CoordinatorActor(ServiceActor):
         self._announcing.start()
         self._members.begin()
         self._holds.begin()
+        self._replies.begin()
         self.every(self._settings.flush_consumer_offset_interval_ms / 1000, self._flush)
         self.every(self._settings.consumer_session_timeout_ms / 1000 / LOOKS, self._expire)
         self._finish_round()
@@ -192,6 +197,7 @@ class CoordinatorActor(ServiceActor):
         self._relay.close()
         self._retries.close()
         self._transactions.close()
+        self._replies.close()
 
     def settle(self) -> None:
         self._finish_round()
@@ -201,10 +207,16 @@ class CoordinatorActor(ServiceActor):
         finally:
             self._announcing.end()
             self._members.end(error)
+            self._replies.end(error)
         self._books.note_life()
 
     def statistics(self) -> dict[str, int | float | str]:
-        return self._books.statistics() | self._members.statistics() | self._announcing.statistics()
+        return (
+            self._books.statistics()
+            | self._members.statistics()
+            | self._announcing.statistics()
+            | self._replies.statistics()
+        )
 
     def on_get_line(self, command: GetLine, _request: Request) -> Command:
         return self.line_for(command)
@@ -220,6 +232,7 @@ class CoordinatorActor(ServiceActor):
         self._topics.finish_round()
         self._members.finish_round()
         self._progress.finish_round()
+        self._replies.finish_round()
         self._books.send()
         self._members.tell()
 

@@ -10,7 +10,7 @@ from cometmq.client.receiving.progress import Progress
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.tags import split
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel._kernel import Message, set_source
 from cometmq.shm.reading.selection import selection_of
 
 
@@ -51,6 +51,7 @@ class Queue:
         "queue_id",
         "retry_at",
         "selection",
+        "source",
         "sql",
         "store_hosts",
         "tags",
@@ -72,6 +73,7 @@ class Queue:
         self.broker = broker
         self.topic = topic
         self.queue_id = queue_id
+        self.source: object = None  # where replies to its messages go
         self.subscribe(expression)
         self.progress = Progress(queue_offset)
         self.committed = queue_offset  # what the coordinator has
@@ -187,4 +189,5 @@ class Chunk:
         queue, messages = self.queue, self.messages
         queue.progress.arrived(self.start, self.end, messages)
         if messages:
+            set_source(messages, queue.source)
             queue.store_hosts.add(messages[0].store_host)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cometmq.client.forked import Forked
 from cometmq.client.questions import Position
+from cometmq.client.receiving.buffer import Queue
 from cometmq.client.receiving.kept import Kept, KeptByBroker, KeptByUser, KeptInFile
 from cometmq.client.receiving.member import Member
 from cometmq.client.receiving.owned import OwnedQueues
 from cometmq.client.receiving.pulling import Puller
+from cometmq.client.receiving.replying import Replier
 from cometmq.client.receiving.stream import Stream
 from cometmq.client.receiving.unshared import Unshared
 from cometmq.client.routes import Routes
@@ -54,6 +56,7 @@ class Receiver:
         lock: Any = threading.Lock()
         self._swap = threading.Lock()
         self.routes = Routes(name_server)
+        self.replier = Replier(self.routes, has_lines=transport != "zmq")
         self.puller = Puller(
             lock,
             pull_bytes=pull_bytes,
@@ -66,7 +69,7 @@ class Receiver:
             is_steady=lambda broker: self.member.is_steady(broker),
         )
         self.stream = Stream(self.puller)
-        self.owned = OwnedQueues(lock, self.puller.note)
+        self.owned = OwnedQueues(lock, self._changed)
         self.max_reconsume_times = max_reconsume_times
         self._start = start
         self._auto_commit_s = auto_commit_s
@@ -114,6 +117,13 @@ class Receiver:
                 kept = KeptByBroker(self.routes, self.member.group)
                 self.member = self._unshared(kept, self.member.name, self.member.group)
             return self.member
+
+    def _changed(self, queues: Sequence[Queue]) -> None:
+        """These were taken on, moved or dropped."""
+        for queue in queues:
+            if queue.source is None:
+                queue.source = self.replier.source(queue.endpoints)
+        self.puller.note(queues)
 
     def check_open(self) -> None:
         self._check_fork()

@@ -18,6 +18,7 @@ from cometmq.client.sending.compressing import compression
 from cometmq.client.sending.outgoing import Body, Keys, compose, recalling
 from cometmq.client.sending.pending import Checker
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
+from cometmq.client.sending.requests import Reply, Requests
 from cometmq.client.sending.sender import Sender
 from cometmq.client.sending.transaction import Transaction, Transactions
 from cometmq.client.unclosed import Unclosed
@@ -128,7 +129,10 @@ class Producer:
         )
         self._callbacks = callbacks = Callbacks()
         self._transactions = Transactions(name, checker, self._sender, timeout_s)
-        self._close = close = partial(_close, self._transactions, self._sender, callbacks)
+        self._requests = Requests(self._sender)
+        self._close = close = partial(
+            _close, self._requests, self._transactions, self._sender, callbacks
+        )
         self._unclosed = Unclosed(self, "a producer", close)
         if self._sender.may_be_quick and type(self).send is Producer.send:
             # What most calls do, in one native one.
@@ -344,6 +348,38 @@ class Producer:
         """
         return Transaction(self._transactions, topic, body, options)
 
+    # --- requests ---
+
+    def request(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        timeout_s: float = 3.0,
+        **options: Unpack[TransactionOptions],
+    ) -> Reply:
+        """Send a message, and wait for what its consumer replies (`Message.reply`).
+
+            answer = producer.request("prices", b"apples", timeout_s=2).body
+
+        The message is stored as any other; of several groups that consume it the first reply
+        counts. The reply is not fetched later: when this process ends, or the time is up, it is
+        lost. docs/request-reply.md has a whole example.
+
+        Args:
+            topic, body, options: as of `send`; there is no time to deliver it at.
+            timeout_s: for all of it, from now on. A consumer that starts later finds the request.
+
+        Raises:
+            RequestTimeout when no reply has come in time; before, what `send` raises.
+        """
+        return self._requests.ask(topic, body, timeout_s, options)
+
+    @property
+    def late_replies(self) -> int:
+        """How many replies came when nobody waited for them any more; they were dropped."""
+        return self._requests.late
+
     # --- the end ---
 
     def flush(self) -> None:
@@ -376,7 +412,10 @@ class Producer:
             log.warning("messages were not confirmed when the producer closed: %s", late)
 
 
-def _close(transactions: Transactions, sender: Sender, callbacks: Callbacks) -> None:
+def _close(
+    requests: Requests, transactions: Transactions, sender: Sender, callbacks: Callbacks
+) -> None:
     """What a producer has open; without the producer, which may be gone."""
+    requests.close()
     transactions.close()
     sender.close(callbacks.close)

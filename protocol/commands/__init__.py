@@ -20,6 +20,7 @@ from cometmq.protocol.commands.group_administration import *
 from cometmq.protocol.commands.groups import *
 from cometmq.protocol.commands.inner import *
 from cometmq.protocol.commands.reading import *
+from cometmq.protocol.commands.replies import *
 from cometmq.protocol.commands.root import *
 from cometmq.protocol.commands.sending import *
 from cometmq.protocol.commands.topics import *

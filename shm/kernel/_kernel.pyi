@@ -1,7 +1,7 @@
 """Types of the native kernel. Whatever is per message, or must be atomic, is in there."""
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Self, final, overload
 
@@ -1084,6 +1084,26 @@ class Message:
     magic: int
     record: bytes  # the raw record
 
+    def reply(
+        self, body: Buffer, *, properties: Mapping[str, str] | None = None, timeout_s: float = 10.0
+    ) -> Any:
+        """Answer a request (`Producer.request`), in a handler or after a poll.
+
+        It returns when the requester has the reply, and the broker, if it is set to
+        (`storeReplyMessageEnable`), has stored it. Of an asyncio consumer's message it is awaited:
+        `await message.reply(b"done")`.
+
+        Args:
+            body: bytes-like, not empty.
+            properties: text by name.
+            timeout_s: until then it is tried again whatever may pass.
+
+        Raises:
+            RequesterGone when nobody waits for it any more; ArgumentIllegal where the message is no
+            request; MessageIllegal, MessageTooLarge; NotConfirmed, NotReachable, SystemBusy when
+            the time is up: the requester may have it.
+        """
+
 class RecordDamaged(Exception):
     """A record whose bytes contradict themselves; args: (reason, position in the buffer)."""
 
@@ -1178,6 +1198,9 @@ class Tail:
 
 def runs(messages: list[Message]) -> list[tuple[str, int, int, int, int]]:
     """Messages as runs of one queue: (topic, queue_id, first offset, last offset, count) each."""
+
+def set_source(messages: list[Message], source: object) -> None:
+    """What the `reply` of these messages asks."""
 
 def restore_topics(messages: list[Message]) -> None:
     """Have each of these, which lie in a retry topic, name the topic that it was sent to."""

@@ -290,6 +290,7 @@ cdef class Holder:
     """Keeps a buffer alive for the messages that look into it."""
 
     cdef Py_buffer view
+    cdef object source  # knows the way back of requests; None: nobody does
 
     def __cinit__(self, buffer):
         PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
@@ -463,6 +464,13 @@ cdef class Message:
     def record(self):
         return PyBytes_FromStringAndSize(<const char *>self._begin, self._r.total_size)
 
+    def reply(self, body, *, properties=None, timeout_s=10.0):
+        source = self._holder.source
+        if source is None:
+            raise TypeError("a message that a consumer was given can be replied to; this one was "
+                            "read otherwise")
+        return source.reply(self, body, properties=properties, timeout_s=timeout_s)
+
     def __repr__(self):
         return (f"<Message {self.topic}/{self.queue_id} @{self.queue_offset} "
                 f"{self._r.body_length} bytes>")
@@ -539,6 +547,17 @@ def runs(list messages not None):
         found.append((first.stored_topic, first._r.queue_id, first._r.queue_offset,
                       last._r.queue_offset, count))
     return found
+
+
+def set_source(list messages not None, source):
+    """What the `reply` of these messages asks."""
+    cdef Message message
+    cdef Holder last = None
+    for item in messages:
+        message = item
+        if message._holder is not last:  # what was read together has one
+            last = message._holder
+            last.source = source
 
 
 def restore_topics(list messages not None):

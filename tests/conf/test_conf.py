@@ -78,6 +78,7 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "transactionTimeOut": 6_000,
     "transactionCheckInterval": 30_000,
     "transactionCheckMax": 15,
+    "storeReplyMessageEnable": True,
     "longPollingEnable": True,
     "enablePropertyFilter": True,
     "defaultTopicQueueNums": 8,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from family import SMALL, RunningBroker
-from fault.calls import Fault, Outcome, Scenario, Shim
+from fault.calls import Fault, Scenario, Shim
 from fault.disk import Disk, need
 
 from cometmq.actors.launch.orderly_end import SILENCE_S

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference.md"
 # As a reader meets them.
 NAMES = (
-    "Broker", "Producer", "Receipt", "Consumer", "Message", "Admin", "AsyncProducer",
+    "Broker", "Producer", "Receipt", "Reply", "Consumer", "Message", "Admin", "AsyncProducer",
     "AsyncConsumer", "Transaction", "PendingTransaction", "Retry", "Reject", "Appender",
     "subscribe_actor",
 )  # fmt: skip

@@ -27,6 +27,7 @@ from cometmq.protocol.commands import (
     groups,
     inner,
     reading,
+    replies,
     sending,
     tag_of,
     topics,
@@ -36,8 +37,8 @@ from cometmq.protocol.errors import BY_CODE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/protocol.md"
 FAMILIES = (
-    general, sending, reading, consuming, groups, group_administration, topics, administration,
-    transactions, inner,
+    general, sending, reading, consuming, replies, groups, group_administration, topics,
+    administration, transactions, inner,
 )  # fmt: skip
 
 HEAD = f"""\

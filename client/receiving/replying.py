@@ -1,0 +1,172 @@
+"""Replying: what a consumer answers to a request goes to the broker that the request lies at."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from cometmq.client.arguments import check
+from cometmq.client.routes import Routes
+from cometmq.protocol.commands import BrokerEndpoints, GetLine, SendReply
+from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal
+from cometmq.protocol.names import check_properties
+from cometmq.protocol.replies import (
+    CORRELATION_ID,
+    KEPT_PROPERTIES,
+    MSG_TYPE,
+    REPLY,
+    REPLY_TO_CLIENT,
+    TTL,
+    encode_properties,
+    reply_topic,
+)
+from cometmq.protocol.retry import pause_s
+from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.os.processes import boot_id
+
+TIMEOUT_S: Final = 10.0  # as long as RocketMQ's broker waits for the requester
+
+Body = bytes | bytearray | memoryview
+
+
+class Replier:
+    """Of one consumer; `is_async`: of an asyncio one. Threads may share it."""
+
+    def __init__(self, routes: Routes, *, has_lines: bool) -> None:
+        self.is_async = False
+        self._routes = routes
+        self._line_request = GetLine(boot_id()) if has_lines else None
+
+    def source(self, endpoints: Callable[[], BrokerEndpoints]) -> Source:
+        """For messages that lie at that broker."""
+        return Source(self, endpoints)
+
+    def channel(self, endpoints: BrokerEndpoints) -> Channel:
+        name = f"the coordinator of {endpoints.broker}"
+        return self._routes.channel(endpoints.coordinator, name, self._line_request)
+
+
+class Source:
+    """Where messages come from; `Message.reply` asks it."""
+
+    __slots__ = ("_endpoints", "_replier")
+
+    def __init__(self, replier: Replier, endpoints: Callable[[], BrokerEndpoints]) -> None:
+        self._replier = replier
+        self._endpoints = endpoints
+
+    def reply(
+        self,
+        message: Message,
+        body: Body,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Coroutine[Any, Any, None] | None:
+        """See `Message.reply`."""
+        check("timeout_s", timeout_s, float)
+        command = self._command(message, body, properties)
+        if self._replier.is_async:
+            return self._reply_async(command, body, timeout_s)
+        self._reply(command, body, timeout_s)
+        return None
+
+    def _command(
+        self, message: Message, body: Body, properties: Mapping[str, str] | None
+    ) -> SendReply:
+        given = message.properties
+        if CORRELATION_ID not in given or REPLY_TO_CLIENT not in given:
+            raise ArgumentIllegal(
+                f"{message.topic}/{message.queue_id} offset {message.queue_offset} is no request: "
+                "nobody waits for a reply to it"
+            )
+        if not isinstance(body, Body):
+            raise ArgumentIllegal(f"a body is bytes-like, not {type(body).__name__}: encode it")
+        if not len(body):
+            raise MessageIllegal("a reply needs a body of at least one byte")
+        check("properties", properties, Mapping[str, str] | None)
+        own = dict(properties or {})
+        check_properties(own)
+        kept = sorted(KEPT_PROPERTIES.intersection(own))
+        if kept:
+            raise MessageIllegal(f"property {', '.join(kept)}: a reply sets it itself")
+        correlation_id, requester = given[CORRELATION_ID], given[REPLY_TO_CLIENT]
+        own |= {
+            MSG_TYPE: REPLY,
+            CORRELATION_ID: correlation_id,
+            REPLY_TO_CLIENT: requester,
+            TTL: given.get(TTL, ""),
+        }
+        try:
+            encode_properties(own)
+        except ValueError as error:
+            raise MessageIllegal(str(error)) from None
+        topic = reply_topic(self._endpoints().cluster)
+        return SendReply(topic, requester, correlation_id, own)
+
+    def _reply(self, command: SendReply, body: Body, timeout_s: float) -> None:
+        attempts = _Attempts(timeout_s)
+        while True:
+            try:
+                channel = self._replier.channel(self._endpoints())
+                channel.ask(command, [body], timeout_s=attempts.left_s())
+            except CometError as error:
+                time.sleep(attempts.pause_after(error))
+            else:
+                return
+
+    async def _reply_async(self, command: SendReply, body: Body, timeout_s: float) -> None:
+        attempts = _Attempts(timeout_s)
+        while True:
+            try:
+                channel = self._replier.channel(self._endpoints())
+                await _ask(channel, command, body, attempts.left_s())
+            except CometError as error:
+                await asyncio.sleep(attempts.pause_after(error))
+            else:
+                return
+
+
+class _Attempts:
+    """How often, and for how long."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._deadline = time.monotonic() + timeout_s
+        self._failures = 0
+
+    def left_s(self) -> float:
+        return max(0.001, self._deadline - time.monotonic())
+
+    def pause_after(self, error: CometError) -> float:
+        """Until the next attempt; raises the error if there is none."""
+        self._failures += 1
+        pause = pause_s(self._failures)
+        if not error.retriable or time.monotonic() + pause >= self._deadline:
+            raise error
+        return pause
+
+
+async def _ask(channel: Channel, command: SendReply, body: Body, timeout_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not heard.done():
+            heard.set_result(None)
+
+    def on_done(_pending: Pending) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wake)
+
+    pending = channel.request(command, [body], on_done=on_done)
+    try:
+        await asyncio.wait_for(heard, timeout_s)
+    except TimeoutError:
+        raise channel.give_up(pending, type(command).__name__, timeout_s) from None
+    except asyncio.CancelledError:
+        channel.forget(pending)
+        raise
+    pending.result()

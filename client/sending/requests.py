@@ -1,0 +1,384 @@
+"""Requests: messages that somebody replies to, and the replies' way home.
+
+At each broker that requests go to, one command of the requester's is held by the coordinator;
+replies answer it, and the next one says that they have come. Whoever asked is told in the thread
+that receives them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from cometmq.client.arguments import check
+from cometmq.client.routes import Routes
+from cometmq.client.sending.outgoing import Body, Outgoing, Target, compose
+from cometmq.client.sending.receipt import Batch
+from cometmq.client.sending.sender import Sender
+from cometmq.protocol.commands import AwaitReplies, Command, LeaveReplies, Replies
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    MessageIllegal,
+    NotConfirmed,
+    RequestTimeout,
+    again,
+)
+from cometmq.protocol.frames import Frame
+from cometmq.protocol.replies import (
+    ARRIVE_TIME,
+    CLUSTER,
+    CORRELATION_ID,
+    KEPT_PROPERTIES,
+    PUSH_REPLY_TIME,
+    REPLY_TO_CLIENT,
+    TTL,
+    reply_topic,
+    requester_of,
+)
+from cometmq.protocol.retry import pause_s
+from cometmq.protocol.wire.channel import Pending
+from cometmq.shm.os.processes import own_process
+
+if TYPE_CHECKING:
+    from cometmq.client.options import TransactionOptions
+
+log = logging.getLogger(__name__)
+
+WAIT_MS: Final = 10_000
+ASK_S: Final = 3.0
+LEAVE_S: Final = 1.0
+SECRET_BYTES: Final = 24
+TIMEOUT_S_MAX: Final = 86_400.0
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What a handler replied."""
+
+    body: bytes
+    properties: dict[str, str]  # RocketMQ's own as well
+
+    @property
+    def correlation_id(self) -> str:
+        """Of the request that it answers."""
+        return self.properties.get(CORRELATION_ID, "")
+
+
+Settle = Callable[[Reply | None, CometError | None], None]
+
+
+class Asking(msgspec.Struct, gc=False):
+    """A request that waits for its reply."""
+
+    correlation_id: str
+    target: Target
+    message: Outgoing
+    timeout_s: float
+    settle: Settle
+    is_stored: bool = False
+
+    def too_late(self) -> RequestTimeout:
+        stored = "it is stored" if self.is_stored else "nobody has confirmed that it is stored"
+        return RequestTimeout(
+            f"no reply to request {self.correlation_id} in {self.target.topic} within "
+            f"{self.timeout_s:g} s; {stored}"
+        )
+
+
+class _Post:
+    """Where replies come from, at one broker."""
+
+    __slots__ = ("endpoint", "failures", "mailbox", "received", "topic")
+
+    def __init__(self, endpoint: str, topic: str) -> None:
+        self.endpoint = endpoint
+        self.topic = topic
+        self.mailbox = 0
+        self.received = 0
+        self.failures = 0
+
+
+class Requests:
+    """Of one producer. Threads may share it."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.late = 0  # replies that nobody waited for any more
+        self._sender = sender
+        self._routes: Routes = sender.routes
+        self._secret = secrets.token_hex(SECRET_BYTES)
+        self._name = requester_of(self._secret)
+        self._process = own_process()
+        self._asked: dict[str, Asking] = {}  # by correlation id
+        self._opened: dict[str, object] = {}  # topic -> the route for which everything is open
+        self._posts: dict[str, _Post] = {}  # by endpoint
+        self._lock = threading.Lock()  # guards which posts there are
+        self._closed = False
+
+    # --- asking ---
+
+    def compose(
+        self, topic: str, body: Body, timeout_s: float, options: TransactionOptions, settle: Settle
+    ) -> Asking:
+        """Raises what `send` raises of its arguments."""
+        check("timeout_s", timeout_s, float)
+        if not 0 < timeout_s <= TIMEOUT_S_MAX:
+            raise ArgumentIllegal(f"timeout_s={timeout_s}: above 0, at most {TIMEOUT_S_MAX:g}")
+        target, message = compose(
+            topic,
+            body,
+            options.get("tags"),
+            options.get("keys"),
+            options.get("properties"),
+            options.get("sharding_key"),
+            options.get("queue_id"),
+            options.get("flag", 0),
+            True,
+        )
+        given = message.properties or {}
+        kept = sorted(KEPT_PROPERTIES.intersection(given))
+        if kept:
+            raise MessageIllegal(f"property {', '.join(kept)}: a request sets it itself")
+        correlation_id = str(uuid.uuid4())  # of the system's random numbers: nobody guesses it
+        message.properties = {
+            **given,
+            CORRELATION_ID: correlation_id,
+            REPLY_TO_CLIENT: self._name,
+            TTL: str(max(1, round(timeout_s * 1000))),
+        }
+        return Asking(correlation_id, target, message, timeout_s, settle)
+
+    def ask(self, topic: str, body: Body, timeout_s: float, options: TransactionOptions) -> Reply:
+        """See `Producer.request`."""
+        future: Future[Reply] = Future()
+
+        def settle(reply: Reply | None, error: CometError | None) -> None:
+            if reply is not None:
+                future.set_result(reply)
+            elif error is not None:
+                future.set_exception(again(error))
+
+        deadline = time.monotonic() + timeout_s if isinstance(timeout_s, int | float) else 0.0
+        asking = self.compose(topic, body, timeout_s, options, settle)
+        if not self.is_open(topic):
+            self.open(topic)
+        self.begin(asking)
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except RequestTimeout:
+            raise
+        except TimeoutError:
+            raise asking.too_late() from None
+        finally:
+            self.forget(asking)
+
+    def begin(self, asking: Asking) -> None:
+        """Send it. Its `settle` is called once, by the thread that hears of it; or never, once
+        `forget` was called. The topic is open."""
+        route = self._routes.topic(asking.target.topic)
+        assert asking.message.properties is not None
+        asking.message.properties[CLUSTER] = route.brokers[0].endpoints.cluster
+        self._asked[asking.correlation_id] = asking
+        try:
+            self._sender.gather(asking.target, asking.message, partial(self._watch, asking))
+        except BaseException:
+            self.forget(asking)
+            raise
+
+    def forget(self, asking: Asking) -> None:
+        """Nobody waits for it any more."""
+        self._asked.pop(asking.correlation_id, None)
+
+    def _watch(self, asking: Asking, batch: Batch, _index: int) -> None:
+        def sent(batch: Batch) -> None:
+            if batch.error is None:
+                asking.is_stored = True
+            elif self._asked.pop(asking.correlation_id, None) is not None:
+                asking.settle(None, batch.error)
+
+        batch.on_settled.append(sent)
+
+    async def ask_in_loop(
+        self,
+        topic: str,
+        body: Body,
+        timeout_s: float,
+        options: TransactionOptions,
+        prepare: Callable[[str], Awaitable[None]],
+    ) -> Reply:
+        """See `AsyncProducer.request`.
+
+        Args:
+            prepare: does what could block of a topic.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+
+        def resolve(reply: Reply | None, error: CometError | None) -> None:
+            if future.done():
+                return  # cancelled
+            if reply is not None:
+                future.set_result(reply)
+            elif error is not None:
+                future.set_exception(again(error))
+
+        def settle(reply: Reply | None, error: CometError | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(resolve, reply, error)
+
+        asking = self.compose(topic, body, timeout_s, options, settle)
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                await prepare(topic)
+                self.begin(asking)
+                return await future
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise asking.too_late() from None
+        finally:
+            self.forget(asking)
+
+    # --- where replies come from ---
+
+    def is_open(self, topic: str) -> bool:
+        """Whether replies to requests of that topic would be heard; costs no time."""
+        route = self._routes.known(topic)
+        return route is not None and self._opened.get(topic) is route
+
+    def open(self, topic: str) -> None:
+        """Wait for replies at all brokers of that topic. Raises what asking a coordinator raises,
+        once none of them takes us."""
+        self._sender.learn(topic)
+        route = self._routes.topic(topic)
+        refusal: CometError | None = None
+        for broker in {each.endpoints.broker: each.endpoints for each in route.brokers}.values():
+            with self._lock:
+                if self._closed:
+                    raise NotConfirmed("the producer is closed")
+                if broker.coordinator in self._posts:
+                    continue
+            post = _Post(broker.coordinator, reply_topic(broker.cluster))
+            try:
+                answer = self._routes.ask(post.endpoint, self._poll_of(post, 0), Replies, ASK_S)
+            except CometError as error:
+                refusal = error
+                continue
+            post.mailbox = answer.mailbox
+            with self._lock:
+                is_new = self._posts.setdefault(post.endpoint, post) is post
+            if is_new:
+                self._poll(post)
+        if refusal is not None:
+            raise refusal
+        self._opened[topic] = route
+
+    def _poll_of(self, post: _Post, wait_ms: int) -> Command:
+        return AwaitReplies(
+            post.topic, self._secret, self._process, post.mailbox, post.received, wait_ms
+        )
+
+    def _poll(self, post: _Post) -> None:
+        if self._closed:
+            return
+        try:
+            channel = self._routes.channel(post.endpoint, "a coordinator")
+            channel.request(
+                self._poll_of(post, WAIT_MS), on_done=partial(self._heard, post), by_line=False
+            )
+        except CometError as error:
+            self._again(post, error)
+
+    def _heard(self, post: _Post, pending: Pending) -> None:
+        """In the channel's thread."""
+        try:
+            answer, payload = pending.result()
+            if not isinstance(answer, Replies) or len(payload) != len(answer.replies):
+                raise CometError(f"AwaitReplies was answered by {type(answer).__name__}")
+        except CometError as error:
+            self._again(post, error)
+            return
+        post.failures = 0
+        if answer.mailbox != post.mailbox:
+            post.mailbox, post.received = answer.mailbox, 0
+        news = self._take(post, answer, payload)
+        self._poll(post)  # first of all: the others' replies wait for it
+        for asking, reply in news:
+            asking.settle(reply, None)
+
+    def _take(
+        self, post: _Post, answer: Replies, payload: Sequence[Frame]
+    ) -> list[tuple[Asking, Reply]]:
+        """What is news of it."""
+        news: list[tuple[Asking, Reply]] = []
+        arrived = str(time.time_ns() // 1_000_000)
+        for number, (head, frame) in enumerate(
+            zip(answer.replies, payload, strict=True), answer.first
+        ):
+            if number <= post.received:
+                continue  # it came again
+            post.received = number
+            asking = self._asked.pop(head.correlation_id, None)
+            if asking is None:
+                self.late += 1
+                log.debug("a reply to %.255s came too late", head.correlation_id)
+                continue
+            properties = {
+                **head.properties,
+                CORRELATION_ID: head.correlation_id,
+                PUSH_REPLY_TIME: str(head.pushed_ms),
+                ARRIVE_TIME: arrived,
+            }
+            news.append((asking, Reply(bytes(frame.buffer), properties)))
+        return news
+
+    def _again(self, post: _Post, error: CometError) -> None:
+        """Wait there again in a moment, unless the broker has moved."""
+        if self._closed:
+            return
+        post.failures += 1
+        log.debug("no replies from %s: %s", post.endpoint, error)
+        if post.failures > 1 and post.endpoint not in self._serving():
+            with self._lock:
+                self._posts.pop(post.endpoint, None)
+            return
+        timer = threading.Timer(pause_s(post.failures), self._poll, (post,))
+        timer.daemon = True
+        timer.start()
+
+    def _serving(self) -> set[str]:
+        routes = [self._routes.known(topic) for topic in list(self._opened)]
+        return {each.endpoints.coordinator for route in routes if route for each in route.brokers}
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Who waits for a reply hears that none comes; coordinators, that nobody waits."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            posts = list(self._posts.values())
+        while self._asked:
+            try:
+                _, asking = self._asked.popitem()
+            except KeyError:
+                break
+            text = f"the producer was closed before a reply to request {asking.correlation_id} came"
+            asking.settle(None, NotConfirmed(text))
+        for post in posts:
+            try:
+                self._routes.ask(
+                    post.endpoint, LeaveReplies(post.topic, self._secret), Command, LEAVE_S
+                )
+            except CometError as error:
+                log.debug("leaving %s: %s", post.endpoint, error)
