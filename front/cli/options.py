@@ -51,12 +51,22 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.entries and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], list(self.entries))
+            near = self._near(ctx, args[0])
             meant = f'; did you mean "{near[0]}"?' if near else ""
             raise click.UsageError(f'no such command "{args[0]}"{meant}', ctx)
         return super().resolve_command(ctx, args)
+
+    def _near(self, ctx: click.Context, name: str) -> list[str]:
+        """What may have been meant, best first: the same name one group down, or a similar one."""
+        from difflib import get_close_matches
+
+        groups = ((group, self.get_command(ctx, group)) for group in self.entries)
+        inside = [f"{group} {name}" for group, found in groups if name in _entries_of(found)]
+        return inside + get_close_matches(name, list(self.entries))
+
+
+def _entries_of(command: click.Command | None) -> Mapping[str, Entry]:
+    return command.entries if isinstance(command, LazyGroup) else {}
 
 
 output_option = click.option(

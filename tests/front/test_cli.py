@@ -111,9 +111,12 @@ def test_the_help_documents_exit_codes(capsys: pytest.CaptureFixture[str]) -> No
     assert "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nobody" in capsys.readouterr().out
 
 
-def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_here(["brokr"]) == 2
-    assert 'did you mean "broker"?' in capsys.readouterr().err
+@pytest.mark.parametrize(("said", "meant"), [("brokr", "broker"), ("tail", "msg tail")])
+def test_an_unknown_command_names_the_nearest(
+    said: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here([said]) == 2
+    assert f'did you mean "{meant}"?' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
