@@ -15,6 +15,8 @@ from cometmq.client.admin import Admin
 from cometmq.client.aio import AsyncConsumer, AsyncProducer
 from cometmq.client.consumer import Consumer
 from cometmq.client.handling.outcomes import Reject, Retry
+from cometmq.client.popping.aio import AsyncPopConsumer
+from cometmq.client.popping.consumer import PopConsumer
 from cometmq.client.receiving.subscription import ActorSubscription, subscribe_actor
 from cometmq.client.sending.pending import PendingTransaction
 from cometmq.client.sending.producer import Producer
@@ -27,11 +29,13 @@ __all__ = [
     "ActorSubscription",
     "Admin",
     "AsyncConsumer",
+    "AsyncPopConsumer",
     "AsyncProducer",
     "AsyncTransaction",
     "Consumer",
     "Message",
     "PendingTransaction",
+    "PopConsumer",
     "Producer",
     "Receipt",
     "Receipts",

@@ -65,6 +65,17 @@ class SendOptions(OnewayOptions, total=False):
     wait: bool
 
 
+class PopOptions(TypedDict, total=False):
+    """Of `PopConsumer`, but for `name_server`, `group`, `topic` and `tags`."""
+
+    sql: str
+    invisible_s: float
+    start: str
+    max_reconsume_times: int | None
+    timeout_s: float
+    wait_for_broker: float
+
+
 class ConsumerOptions(TypedDict, total=False):
     """Of `Consumer`, but for `name_server`, `group`, `topic` and `tags`."""
 

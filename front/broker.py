@@ -17,8 +17,15 @@ from cometmq.actors.launch.embedded import EmbeddedFailed, EmbeddedReady
 from cometmq.actors.runtime.roles import roles_of
 from cometmq.actors.runtime.service_log import ServiceLog
 from cometmq.children import module_command
-from cometmq.client import AsyncConsumer, AsyncProducer, Consumer, Producer
-from cometmq.client.options import ConsumerOptions, ProducerOptions
+from cometmq.client import (
+    AsyncConsumer,
+    AsyncPopConsumer,
+    AsyncProducer,
+    Consumer,
+    PopConsumer,
+    Producer,
+)
+from cometmq.client.options import ConsumerOptions, PopOptions, ProducerOptions
 from cometmq.conf import BrokerSettings
 from cometmq.conf.profiles import PROFILES
 from cometmq.protocol.errors import ArgumentIllegal, CometError, ShuttingDown, from_code
@@ -162,6 +169,20 @@ class Broker:
         """A Consumer for this broker; options as there."""
         self._check_open()
         return Consumer(self.name_server, group, topic, tags, **options)
+
+    def pop_consumer(
+        self, group: str, topic: str, tags: str = ALL_TAGS, **options: Unpack[PopOptions]
+    ) -> PopConsumer:
+        """A PopConsumer for this broker; options as there."""
+        self._check_open()
+        return PopConsumer(self.name_server, group, topic, tags, **options)
+
+    def async_pop_consumer(
+        self, group: str, topic: str, tags: str = ALL_TAGS, **options: Unpack[PopOptions]
+    ) -> AsyncPopConsumer:
+        """An AsyncPopConsumer for this broker; options as of PopConsumer."""
+        self._check_open()
+        return AsyncPopConsumer(self.name_server, group, topic, tags, **options)
 
     def async_producer(self, **options: Unpack[ProducerOptions]) -> AsyncProducer:
         """An AsyncProducer for this broker; options as of Producer."""

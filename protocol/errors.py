@@ -138,6 +138,13 @@ class GroupInUse(Refused):
     code = 9071
 
 
+class HandleUnknown(Refused):
+    """Nothing is popped under that handle: its time is over, or it never was. The message comes
+    again, or has gone to somebody else."""
+
+    code = 9074
+
+
 class TooManyGroups(Refused):
     """The broker has as many groups as maxGroups allows."""
 

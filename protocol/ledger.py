@@ -143,10 +143,52 @@ class HoldDropped(Change, frozen=True, tag=15, gc=False):
     name: str
 
 
+class MessagesPopped(Change, frozen=True, tag=16, gc=False):
+    """Somebody of the group has the messages [first, end) of the queue, until that time."""
+
+    group: str
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    handle: int
+    until_ms: int  # since 1970
+
+
+class PopsAcked(Change, frozen=True, tag=17, gc=False):
+    """The group is done with the messages [first, end) of the queue, which were popped under that
+    handle; 0: under none."""
+
+    group: str
+    topic: str
+    queue_id: int
+    handle: int
+    first: int
+    end: int
+
+
+class PopExtended(Change, frozen=True, tag=18, gc=False):
+    """What was popped under that handle is its owner's until another time."""
+
+    group: str
+    topic: str
+    queue_id: int
+    handle: int
+    until_ms: int  # since 1970
+
+
+class PopsForgotten(Change, frozen=True, tag=19, gc=False):
+    """Somebody else has set the group's progress in the queue: what was popped counts no more."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
 KINDS: Final = (
     OffsetSet, OffsetsForgotten, TopicPut, TopicRemoved, GroupPut, GroupRemoved,
     MemberJoined, MemberLeft, Subscribed, Unsubscribed, QueueOwned, VersionGiven, TopicAsked,
-    HoldPut, HoldDropped,
+    HoldPut, HoldDropped, MessagesPopped, PopsAcked, PopExtended, PopsForgotten,
 )  # fmt: skip
 AnyChange = Union[KINDS]  # type: ignore[valid-type]  # noqa: UP007
 

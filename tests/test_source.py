@@ -59,6 +59,7 @@ WINGS: dict[str, dict[str, set[str]]] = {
         "sending": set(),
         "receiving": set(),
         "handling": {"receiving"},
+        "popping": {"receiving", "handling"},
     },
 }
 

@@ -12,6 +12,7 @@ from cometmq.actors.coordination.files import (
     HoldsFile,
     MembersFile,
     OffsetsFile,
+    PoppedFile,
     TopicsFile,
 )
 from cometmq.actors.coordination.ledger import Action, Ledger
@@ -19,7 +20,7 @@ from cometmq.actors.coordination.snapshots import Snapshots
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import CometError, NotConfirmed
-from cometmq.protocol.ledger import ENTRY_BYTES_MAX, KINDS, Change
+from cometmq.protocol.ledger import ENTRY_BYTES_MAX, KINDS, Change, OffsetSet, PopsForgotten
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.resuming import resume
 
@@ -27,7 +28,7 @@ CONFIG_DIR: Final = "config"
 
 
 class Books:
-    """Topics, groups, members, offsets and holds; the one way to change them.
+    """Topics, groups, members, offsets, holds, what is popped; the one way to change them.
 
     Args:
         store: must exist.
@@ -43,15 +44,17 @@ class Books:
         self._members_file = MembersFile(config_dir)
         self._offsets_file = OffsetsFile(config_dir)
         self._holds_file = HoldsFile(store)
+        self._popped_file = PoppedFile(config_dir)
         self._files = (
             self._topics_file, self._groups_file, self._members_file, self._offsets_file,
-            self._holds_file,
+            self._holds_file, self._popped_file,
         )  # fmt: skip
         self.topics = self._topics_file.book
         self.groups = self._groups_file.book
         self.members = self._members_file.book
         self.offsets = self._offsets_file.book
         self.holds = self._holds_file.book
+        self.popped = self._popped_file.book
         self.silent_s = self._members_file.silent_s  # since the last coordinator was seen to live
         self._ledger: Ledger
         self.snapshots: Snapshots
@@ -93,8 +96,11 @@ class Books:
             self._actor, self._store, self._ledger, self._files, resumed.mark
         )
         # What takes the places of lost messages would never reach groups that were ahead of them.
-        if ends is not None and self._offsets_file.put_back(ends()):
-            self.snapshots.write_now()
+        if ends is not None:
+            found = ends()
+            moved = self._offsets_file.put_back(found), self._popped_file.put_back(found)
+            if any(moved):
+                self.snapshots.write_now()
         self.topics.begin(template_queues)
 
     # --- changing ---
@@ -115,6 +121,12 @@ class Books:
             on_disk: it is not kept before a power cut cannot take it either.
         """
         self._ledger.add(change, self._books_of[type(change)], on_disk=on_disk)
+
+    def move(self, change: OffsetSet) -> None:
+        """Have a group go on elsewhere: what it has popped of that queue counts no more."""
+        self.change(change)
+        if self.popped.get(change.group, change.topic, change.queue_id) is not None:
+            self.change(PopsForgotten(change.group, change.topic, change.queue_id))
 
     def then(self, action: Action) -> None:
         """Call it with None once all that was changed until now is kept, or with the error."""

@@ -15,6 +15,7 @@ from cometmq.actors.coordination.groups import Groups
 from cometmq.actors.coordination.holds import Holds
 from cometmq.actors.coordination.members import Members, MemberSettings
 from cometmq.actors.coordination.moves import Moves
+from cometmq.actors.coordination.pops import Arrivals, Pops
 from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
 from cometmq.actors.coordination.replies import RepliesPart, ReplySettings
@@ -23,6 +24,7 @@ from cometmq.actors.coordination.topics import Stored, Topics, TopicSettings, te
 from cometmq.actors.coordination.transactions import Transactions
 from cometmq.actors.coordination.views import Views
 from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import Command, GetLine
@@ -71,6 +73,8 @@ class CoordinatorActor(ServiceActor):
             ServiceNotAvailable while that is not known.
         wait_dispatched: until `stored` knows all that is in the log. Raises ServiceNotAvailable
             when that takes too long.
+        arrivals: takes what listens to a doorbell; what rings it when `stored` has more. None:
+            whoever waits for messages waits for the end of its time.
         cleaner_endpoint: where the cleaner takes what clients want of it; empty: nobody does.
         scheduler_endpoint: where the scheduler stores retries; empty: there are none.
         log_begin: the physical offset that the log begins at.
@@ -84,7 +88,7 @@ class CoordinatorActor(ServiceActor):
     role: ClassVar[str] = "coordinator"
     part_types: ClassVar[tuple[type, ...]] = (
         Topics, Members, Groups, Progress, Moves, Views, Relay, Retries, Holds, Transactions,
-        RepliesPart,
+        RepliesPart, Pops,
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +106,7 @@ class CoordinatorActor(ServiceActor):
         queue_ends: Callable[[], Mapping[tuple[str, int], int]] | None = None,
         stored: Stored = lambda _topic: {},
         wait_dispatched: Callable[[], None] = lambda: None,
+        arrivals: Callable[[Callable[[int], None]], Arrivals] | None = None,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
         family_address: str = "",
         bind: Sequence[tuple[str, bool]] = (),
@@ -124,6 +129,8 @@ class CoordinatorActor(ServiceActor):
         self._transactions = Transactions(self, scheduler_endpoint, self._topics.make)
         self._replies = RepliesPart(self, settings, commitlog_endpoint, self._topics.make)
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
+        self._pops = Pops(self, self._books, self._members, self._retries, stored)
+        self._arrivals = arrivals
         super().__init__(bind=bind, limits=limits)
         self._go_on = partial(
             self._books.go_on,
@@ -148,7 +155,7 @@ class CoordinatorActor(ServiceActor):
         return (
             self._topics, self._members, self._groups, self._progress, self._moves, self._views,
             self._relay, self._retries, self._holds, self._transactions,
-            self._replies,
+            self._replies, self._pops,
         )  # fmt: skip
 
     @classmethod
@@ -166,6 +173,7 @@ class CoordinatorActor(ServiceActor):
             queue_ends=family.queue_ends,
             stored=family.stored,
             wait_dispatched=family.wait_dispatched,
+            arrivals=partial(_arrivals, family),
             entry_bytes_max=entry_bytes_max(
                 family.settings.mapped_file_size_commit_log_bytes, family.settings.max_message_size
             ),
@@ -183,6 +191,8 @@ class CoordinatorActor(ServiceActor):
         self._members.begin()
         self._holds.begin()
         self._replies.begin()
+        arrivals = self._arrivals
+        self._pops.begin(None if arrivals is None else arrivals(self.inbox.listen_to_doorbell))
         self.every(self._settings.flush_consumer_offset_interval_ms / 1000, self._flush)
         self.every(self._settings.consumer_session_timeout_ms / 1000 / LOOKS, self._expire)
         self._finish_round()
@@ -208,6 +218,7 @@ class CoordinatorActor(ServiceActor):
             self._announcing.end()
             self._members.end(error)
             self._replies.end(error)
+            self._pops.end(error)
         self._books.note_life()
 
     def statistics(self) -> dict[str, int | float | str]:
@@ -216,6 +227,7 @@ class CoordinatorActor(ServiceActor):
             | self._members.statistics()
             | self._announcing.statistics()
             | self._replies.statistics()
+            | self._pops.statistics()
         )
 
     def on_get_line(self, command: GetLine, _request: Request) -> Command:
@@ -233,12 +245,17 @@ class CoordinatorActor(ServiceActor):
         self._members.finish_round()
         self._progress.finish_round()
         self._replies.finish_round()
+        self._pops.finish_round()
         self._books.send()
         self._members.tell()
 
     def on_readable(self, source: Any) -> None:
         """What has become of an entry of the ledger."""
         self._books.hear()
+        self._finish_round()
+
+    def on_doorbell(self) -> None:
+        """There is more in the queues, and somebody waits for that."""
         self._finish_round()
 
     def _expire(self) -> None:
@@ -248,3 +265,9 @@ class CoordinatorActor(ServiceActor):
     def _flush(self) -> None:
         self._books.snapshots.begin()
         self._books.note_life()
+
+
+def _arrivals(family: Family, listen: Callable[[int], None]) -> Arrivals:
+    """The counter `dispatched`, which this process's doorbell rings for."""
+    listen(family.doorbell_fd)
+    return Dispatched(family)

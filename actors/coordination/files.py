@@ -19,9 +19,10 @@ from cometmq.actors.books.groups import GroupBook
 from cometmq.actors.books.holds import HoldBook
 from cometmq.actors.books.members import MemberBook
 from cometmq.actors.books.offsets import Moved, OffsetBook
+from cometmq.actors.books.popped import Key, Out, PopBook, PoppedQueue, Stretch, table_of
 from cometmq.actors.books.topics import TopicBook
 from cometmq.protocol.errors import StoreDamaged
-from cometmq.protocol.ledger import OffsetSet
+from cometmq.protocol.ledger import OffsetSet, PopsForgotten
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.holds import (
     forget_old_holds,
@@ -30,6 +31,7 @@ from cometmq.shm.state.holds import (
     holds_text,
     load_holds,
 )
+from cometmq.shm.state.json_text import dumps
 from cometmq.shm.state.tables import (
     ConsumerOffsetTable,
     DataVersion,
@@ -217,3 +219,46 @@ def _lost_progress(group: str, moves: list[Moved]) -> str:
         f"group {group}: its progress was put back in {len(moves)} queues, whose last {messages} "
         f"messages were lost with the end before this start: {', '.join(shown)}"
     )
+
+
+# group, topic, queue id, floor, top, acknowledged, what is out: handle, first, end, until
+_PoppedRow = tuple[str, str, int, int, int, list[Stretch], list[tuple[int, int, int, int]]]
+
+
+class PopTable(msgspec.Struct, kw_only=True):
+    """popped.json, which RocketMQ does not have: what queue-less groups have out."""
+
+    queues: list[_PoppedRow] = []
+
+
+class PoppedFile:
+    """popped.json; if it is damaged, what was out comes again."""
+
+    def __init__(self, config_dir: Path) -> None:
+        self.file = ConfigFile(config_dir / "popped.json", PopTable)
+        table = PopTable()
+        try:
+            table = self.file.load() or table
+        except (StoreDamaged, OSError) as error:
+            log.warning("what queue-less groups have out comes again: %s", error)
+        queues: dict[Key, PoppedQueue] = {}
+        for group, topic, queue_id, floor, top, acked, outs in table.queues:
+            queue = queues[group, topic, queue_id] = PoppedQueue(floor, top)
+            queue.acked = acked
+            queue.out = {handle: Out(first, end, until) for handle, first, end, until in outs}
+        self.book = PopBook(queues)
+
+    def put_back(self, ends: Mapping[tuple[str, int], int]) -> bool:
+        """Forget what was popped where the queue has lost its end; whether there was any. From the
+        group's offset on it comes again."""
+        lost = self.book.beyond(ends)
+        for group, topic, queue_id in lost:
+            self.book.apply(PopsForgotten(group, topic, queue_id))
+            log.warning(
+                "group %s: queue %d of %s has lost messages that were popped; what is there and "
+                "was not acknowledged comes again", group, queue_id, topic,
+            )  # fmt: skip
+        return bool(lost)
+
+    def pieces(self) -> Iterator[str]:
+        yield dumps(PopTable(queues=table_of(self.book)))

@@ -113,7 +113,7 @@ class Moves:
             queues = [QueueKey(each.topic, each.queue_id) for each in changes]
             self._members.renew(changes[0].group, queues)
         for change in changes:
-            self._books.change(change)
+            self._books.move(change)
 
 
 def _answer(request: Request, answer: Command, error: CometError | None) -> None:

@@ -123,7 +123,7 @@ class Progress:
             text = "group %s: queue %d of %s goes back from %d to %d, as %s wants"
             whom = member or "an administrator"
             log.warning(text, group, queue_id, topic, before, queue_offset, whom)
-        self._books.change(OffsetSet(group, topic, queue_id, queue_offset))
+        self._books.move(OffsetSet(group, topic, queue_id, queue_offset))
 
 
 def check_place(topics: TopicBook, topic: str, queue_id: int, queue_offset: int) -> None:

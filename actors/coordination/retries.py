@@ -12,6 +12,7 @@ from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import (
     GIVEN_BACK_MAX,
     GiveBackMessages,
+    MessagesGivenBack,
     StoreRetries,
 )
 from cometmq.protocol.configs import RetryPolicyType, SubscriptionGroupConfig
@@ -64,16 +65,43 @@ class Retries:
         self._books.check_room()
         for topic in {entry.topic for entry in command.messages}:
             check_topic(topic)
+        if any(entry.physical_offset < 0 for entry in command.messages):
+            raise ArgumentIllegal("a message given back has a physical offset of 0 or more")
+        self._waiting.add(request)
+        pending = self._ask(
+            command,
+            lambda done: self._actor.call_soon(partial(self._hand_back, request, done)),
+        )
+        self._actor.after(TIMEOUT_S, partial(self._give_up, request, pending))
+
+    def give_back(self, command: GiveBackMessages, settled: Callable[[list[int]], None]) -> None:
+        """The same for the coordinator itself: `settled` gets the codes, in the actor's thread;
+        none when the scheduler has not answered in time, or its error."""
+        waiting = True
+
+        def hear(done: Pending | None) -> None:
+            nonlocal waiting
+            if waiting:
+                waiting = False
+                answer = done.answer if done is not None and done.error is None else None
+                settled(answer.codes if isinstance(answer, MessagesGivenBack) else [])
+
+        def give_up() -> None:
+            if waiting and self._scheduler is not None:
+                self._scheduler.give_up(pending, "StoreRetries", TIMEOUT_S)
+                hear(None)
+
+        pending = self._ask(command, lambda done: self._actor.call_soon(partial(hear, done)))
+        self._actor.after(TIMEOUT_S, give_up)
+
+    def _ask(self, command: GiveBackMessages, on_done: Callable[[Pending], None]) -> Pending:
+        if self._scheduler is None:
+            raise ServiceNotAvailable("no scheduler belongs to this coordinator")
         config = self._members.config_of(command.group)
         if config.retry_queue_nums > 0:
             self._make_topic(RETRY_PREFIX + command.group, config.retry_queue_nums)
         self._make_topic(DLQ_PREFIX + command.group, 1)
-        self._waiting.add(request)
-        pending = self._scheduler.request(
-            _with_config(command, config),
-            on_done=lambda done: self._actor.call_soon(partial(self._hand_back, request, done)),
-        )
-        self._actor.after(TIMEOUT_S, partial(self._give_up, request, pending))
+        return self._scheduler.request(_with_config(command, config), on_done=on_done)
 
     def _hand_back(self, request: Request, done: Pending) -> None:
         if request not in self._waiting:

@@ -14,6 +14,7 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Request
 from cometmq.protocol.commands import (
+    UNKNOWN_PLACE,
     Cover,
     GivenBack,
     MessagesGivenBack,
@@ -210,7 +211,7 @@ class Retries:
             message = found.get(entry.queue_offset)
             if message is None:
                 yield index, MessageNotFound("it is not in the store any more")
-            elif message.physical_offset != entry.physical_offset:
+            elif entry.physical_offset not in (message.physical_offset, UNKNOWN_PLACE):
                 yield index, OffsetIllegal("another message lies there")
             else:
                 yield index, message

@@ -19,6 +19,7 @@ from cometmq.protocol.commands.general import *
 from cometmq.protocol.commands.group_administration import *
 from cometmq.protocol.commands.groups import *
 from cometmq.protocol.commands.inner import *
+from cometmq.protocol.commands.popping import *
 from cometmq.protocol.commands.reading import *
 from cometmq.protocol.commands.replies import *
 from cometmq.protocol.commands.root import *

@@ -10,6 +10,9 @@ from cometmq.protocol.integers import Int32, Int64
 GIVEN_BACK_MAX: Final = 4_096  # messages in one command
 
 
+UNKNOWN_PLACE: Final = -1  # a physical offset that only the coordinator may leave out
+
+
 class GivenBack(Part, frozen=True):
     """A message that was not consumed, and where it lies, as it was delivered."""
 

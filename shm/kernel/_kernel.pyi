@@ -1202,6 +1202,9 @@ def runs(messages: list[Message]) -> list[tuple[str, int, int, int, int]]:
 def set_source(messages: list[Message], source: object) -> None:
     """What the `reply` of these messages asks."""
 
+def source_of(message: Message) -> object:
+    """What `set_source` has said; None: nothing."""
+
 def restore_topics(messages: list[Message]) -> None:
     """Have each of these, which lie in a retry topic, name the topic that it was sent to."""
 

@@ -286,8 +286,10 @@ def element_start(const uint8_t[::1] batch not None, Py_ssize_t index):
     return element_at(batch, index).start
 
 
+@cython.no_gc  # or every message would be the collector's, and that cannot clear a buffer in use
 cdef class Holder:
-    """Keeps a buffer alive for the messages that look into it."""
+    """Keeps a buffer alive for the messages that look into it. What `source` has must not lead back
+    to messages."""
 
     cdef Py_buffer view
     cdef object source  # knows the way back of requests; None: nobody does
@@ -313,6 +315,7 @@ def offset_message_id(bytes store_host not None, int64_t physical_offset):
     return (store_host.hex() + f"{physical_offset:016x}").upper()
 
 
+@cython.no_gc
 @cython.freelist(4096)
 cdef class Message:
     """A message as a consumer sees it: a view on a record. Decoded when asked for.
@@ -558,6 +561,11 @@ def set_source(list messages not None, source):
         if message._holder is not last:  # what was read together has one
             last = message._holder
             last.source = source
+
+
+def source_of(Message message not None):
+    """What `set_source` has said; None: nothing."""
+    return message._holder.source
 
 
 def restore_topics(list messages not None):

@@ -12,7 +12,15 @@ from client_fakes import Handle, fake_broker
 
 import cometmq.client
 from cometmq.client import Admin, AsyncConsumer, AsyncProducer, Consumer, Producer
-from cometmq.client.options import ConsumerOptions, OnewayOptions, ProducerOptions, SendOptions
+from cometmq.client.options import (
+    ConsumerOptions,
+    OnewayOptions,
+    PopOptions,
+    ProducerOptions,
+    SendOptions,
+)
+from cometmq.client.popping.aio import AsyncPopConsumer
+from cometmq.client.popping.consumer import PopConsumer
 from cometmq.protocol import errors
 from cometmq.protocol.commands import SendMessages
 
@@ -61,6 +69,7 @@ def keywords_of(method: Callable[..., Any]) -> dict[str, Any]:
     [
         (ProducerOptions, Producer.__init__, {"self", "name_server"}),
         (ConsumerOptions, Consumer.__init__, {"self", "name_server", "group", "topic", "tags"}),
+        (PopOptions, PopConsumer.__init__, {"self", "name_server", "group", "topic", "tags"}),
         (SendOptions, Producer.send, {"self", "topic", "body"}),
         (SendOptions, Producer.send_many, {"self", "topic", "bodies"}),
         (OnewayOptions, Producer.send_oneway, {"self", "topic", "body"}),
@@ -76,12 +85,14 @@ def test_options_are_the_keyword_arguments(
 
 
 SENDING = (
-    "close connected flush recall send send_async send_many send_oneway transaction wait_for_broker"
+    "close connected flush late_replies recall request send send_async send_many send_oneway "
+    "transaction wait_for_broker"
 )
 RECEIVING = (
     "ack assign assignment close commit connected group member pause "
     "poll position resume run seek subscribe unsubscribe wait_for_broker"
 )
+POPPING = "ack close extend group nack poll reject run"
 
 
 def test_public_classes_show_public_methods(broker: Handle) -> None:
@@ -96,7 +107,9 @@ def test_public_classes_show_public_methods(broker: Handle) -> None:
         assert public(consumer) == RECEIVING.split()
     assert public(AsyncProducer) == SENDING.split()
     assert public(AsyncConsumer) == RECEIVING.split()
-    for kind in (Producer, Consumer, AsyncProducer, AsyncConsumer, Admin):
+    assert public(PopConsumer) == public(AsyncPopConsumer) == POPPING.split()
+    kinds = (Producer, Consumer, AsyncProducer, AsyncConsumer, Admin, PopConsumer, AsyncPopConsumer)
+    for kind in kinds:
         for name in public(kind):
             assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
 

@@ -25,8 +25,8 @@ PAGE = ROOT / "docs/reference.md"
 # As a reader meets them.
 NAMES = (
     "Broker", "Producer", "Receipt", "Reply", "Consumer", "Message", "Admin", "AsyncProducer",
-    "AsyncConsumer", "Transaction", "PendingTransaction", "Retry", "Reject", "Appender",
-    "subscribe_actor",
+    "AsyncConsumer", "PopConsumer", "AsyncPopConsumer", "Transaction", "PendingTransaction",
+    "Retry", "Reject", "Appender", "subscribe_actor",
 )  # fmt: skip
 HIDDEN = {"self", "cls"}
 

@@ -47,6 +47,9 @@ class Settings:
     max_topics: int = 200_000
     max_groups: int = 200_000
     enable_property_filter: bool = True
+    broker_cluster_name: str = "DefaultCluster"
+    max_message_size: int = 4_194_304
+    store_reply_message_enable: bool = False
 
 
 class FakeLedger:

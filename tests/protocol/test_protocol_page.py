@@ -26,6 +26,7 @@ from cometmq.protocol.commands import (
     group_administration,
     groups,
     inner,
+    popping,
     reading,
     replies,
     sending,
@@ -37,7 +38,7 @@ from cometmq.protocol.errors import BY_CODE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/protocol.md"
 FAMILIES = (
-    general, sending, reading, consuming, replies, groups, group_administration, topics,
+    general, sending, reading, consuming, popping, replies, groups, group_administration, topics,
     administration, transactions, inner,
 )  # fmt: skip
 

@@ -173,3 +173,8 @@ def test_a_flipped_bit_in_a_body_is_noticed() -> None:
             continue
         # Fields outside the body carry no checksum, in RocketMQ's format as in ours.
         assert message.stored_body == b"hello"
+
+
+def test_messages_are_not_the_collectors() -> None:
+    """There may be a million; and a buffer that somebody looks into cannot be cleared."""
+    assert not _kernel.Message.__flags__ & 1 << 14  # Py_TPFLAGS_HAVE_GC

@@ -1,0 +1,142 @@
+"""What queue-less groups have out: until when, and what becomes of what nobody acknowledges."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from cometmq.actors.books.popped import Key, PoppedQueue
+from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.retries import Retries
+from cometmq.actors.runtime.service import ServiceActor, Timer
+from cometmq.protocol.commands import GIVEN_BACK_MAX, UNKNOWN_PLACE, GiveBackMessages, GivenBack
+from cometmq.protocol.errors import CometError, MessageNotFound
+from cometmq.protocol.ledger import OffsetSet, PopExtended, PopsAcked
+
+log = logging.getLogger(__name__)
+
+AGAIN_LEVEL: Final = 1  # the delay level of what nobody has acknowledged in time
+AGAIN_S: Final = 5.0  # until what could not be given back is tried again
+LOOK_S: Final = 60.0  # at what is due: a timer runs by another clock
+DUE_MAX: Final = 256  # handles that are dealt with at once
+
+
+class PoppedOut:
+    """All handles, by the end of their time. What has come to it is given back: a copy in the
+    group's retry topic, or among its dead letters, takes its place."""
+
+    def __init__(self, actor: ServiceActor, books: Books, retries: Retries) -> None:
+        self._actor = actor
+        self._books = books
+        self._book = books.popped
+        self._retries = retries
+        self._due: list[tuple[int, Key, int]] = []  # when, whose, handle; a heap
+        self._returning: set[int] = set()  # handles
+        self._alarm: Timer | None = None
+
+    def is_returning(self, handle: int) -> bool:
+        """It is too late to have it for longer."""
+        return handle in self._returning
+
+    def done(self, key: Key, queue: PoppedQueue, handle: int, first: int, end: int) -> None:
+        """The group is done with these."""
+        self._books.change(PopsAcked(*key, handle, first, end))
+        self.keep_floor(key, queue)
+
+    def keep_floor(self, key: Key, queue: PoppedQueue) -> None:
+        """It is the group's offset, too."""
+        if self._books.offsets.get(*key) != queue.floor:
+            self._books.change(OffsetSet(*key, queue.floor))
+
+    def find(self) -> None:
+        """All that is out."""
+        self._due = [
+            (out.until_ms, key, handle)
+            for key, queue in self._book.items()
+            for handle, out in queue.out.items()
+        ]
+        heapq.heapify(self._due)
+        self._set_alarm()
+
+    def push(self, until_ms: int, key: Key, handle: int) -> None:
+        heapq.heappush(self._due, (until_ms, key, handle))
+        if self._due[0][2] == handle:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._due:
+            wait_s = min(LOOK_S, max(0.0, (self._due[0][0] - now_ms()) / 1000))
+            self._alarm = self._actor.after(wait_s, self._return_due)
+
+    def _return_due(self) -> None:
+        """Nobody has said a word of these: they are given back."""
+        self._alarm = None
+        now = now_ms()
+        for _ in range(DUE_MAX):
+            if not self._due or self._due[0][0] > now:
+                break
+            until_ms, key, handle = heapq.heappop(self._due)
+            queue = self._book.get(*key)
+            out = None if queue is None else queue.out.get(handle)
+            if queue is None or out is None or out.until_ms != until_ms:
+                continue  # done with, or has another time, with an entry of its own
+            if handle not in self._returning:
+                self._return(key, handle, queue.left_of(out.first, out.end))
+        self._set_alarm()
+
+    def _return(self, key: Key, handle: int, left: Sequence[tuple[int, int]]) -> None:
+        group, topic, queue_id = key
+        offsets = [offset for first, end in left for offset in range(first, end)][:GIVEN_BACK_MAX]
+        messages = [
+            GivenBack(topic, queue_id, offset, UNKNOWN_PLACE, AGAIN_LEVEL) for offset in offsets
+        ]
+        self._returning.add(handle)
+        try:
+            self._retries.give_back(
+                GiveBackMessages(group, messages), partial(self._returned, key, handle, offsets)
+            )
+        except CometError as error:
+            log.warning("group %s: %d messages are not given back: %s", group, len(offsets), error)
+            self._returned(key, handle, offsets, [])
+
+    def _returned(
+        self, key: Key, handle: int, offsets: Sequence[int], codes: Sequence[int]
+    ) -> None:
+        """A copy of these is kept; the rest is tried again."""
+        self._returning.discard(handle)
+        gone = (0, MessageNotFound.code)
+        queue = self._book.get(*key)
+        if queue is None:
+            return
+        done = [offset for offset, code in zip(offsets, codes, strict=False) if code in gone]
+        for first, end in _stretches(done):
+            self.done(key, queue, handle, first, end)
+        out = queue.out.get(handle)
+        if out is not None:
+            until_ms = now_ms() + round(AGAIN_S * 1000 * (len(done) < len(offsets)))
+            self._books.change(PopExtended(*key, handle, until_ms))
+            self.push(until_ms, key, handle)
+        self._books.send()
+
+
+def _stretches(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Of ascending offsets."""
+    found: list[tuple[int, int]] = []
+    for offset in offsets:
+        if found and found[-1][1] == offset:
+            found[-1] = (found[-1][0], offset + 1)
+        else:
+            found.append((offset, offset + 1))
+    return found
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

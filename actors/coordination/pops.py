@@ -1,0 +1,354 @@
+"""Queue-less groups (POP): who may have which messages, until when, and what is done with.
+
+Consumers read the messages themselves; here only stretches of queues are given out. Each is a
+change of the ledger before it is told. What is not acknowledged in time is stored once more in the
+group's retry topic, with one attempt more, or in the end among its dead letters: then the original
+counts as done with, and so nothing stands in the way of what follows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from secrets import randbits
+from typing import Final, NamedTuple, Protocol
+
+from cometmq.actors.books.group_settings import check_consuming
+from cometmq.actors.books.popped import Key
+from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.members import Members
+from cometmq.actors.coordination.popped_out import PoppedOut, now_ms
+from cometmq.actors.coordination.retries import Retries
+from cometmq.actors.coordination.topics import Stored
+from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.protocol.commands import (
+    INVISIBLE_MS_MAX,
+    INVISIBLE_MS_MIN,
+    POP_ACKS_MAX,
+    POP_COUNT_MAX,
+    POP_WAIT_MS_MAX,
+    AckPopped,
+    ChangeInvisible,
+    Command,
+    Done,
+    PopAck,
+    PopMessages,
+    Popped,
+    PoppedMessages,
+    PopsSettled,
+    StopPopping,
+)
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    GroupInUse,
+    HandleUnknown,
+    OffsetIllegal,
+    SystemBusy,
+)
+from cometmq.protocol.ledger import (
+    Change,
+    MessagesPopped,
+    OffsetSet,
+    PopExtended,
+    PopsAcked,
+    PopsForgotten,
+    TopicAsked,
+)
+from cometmq.protocol.names import RETRY_PREFIX, check_topic
+from cometmq.shm.live.queue_table import QueueRange
+
+log = logging.getLogger(__name__)
+
+SPAN_MAX: Final = 65_536  # of a queue: from the first that is not acknowledged to the last popped
+HANDLES_MAX: Final = 200_000  # of all groups
+HELD_MAX: Final = 16_384  # commands that wait for messages
+RETRY_TURNS: Final = 5  # RocketMQ: in one of so many the retry topic comes first
+
+
+class Arrivals(Protocol):
+    """How far the dispatcher has come; see Dispatched."""
+
+    @property
+    def value(self) -> int: ...
+    def arm(self) -> None: ...
+
+
+class _Held(NamedTuple):
+    """A command that waits for messages."""
+
+    request: Request
+    command: PopMessages
+    until: float  # time.monotonic()
+
+
+class Pops:
+    """See the module.
+
+    Args:
+        stored: see Family.stored.
+    """
+
+    def __init__(
+        self, actor: ServiceActor, books: Books, members: Members, retries: Retries, stored: Stored
+    ) -> None:
+        self._actor = actor
+        self._books = books
+        self._book = books.popped
+        self._members = members
+        self._out = PoppedOut(actor, books, retries)
+        self._stored = stored
+        self._arrivals: Arrivals | None = None
+        self._seen = -1  # of the arrivals, when was last looked
+        self._turns: dict[tuple[str, str], int] = {}
+        self._held: dict[tuple[str, str], deque[_Held]] = {}
+        self._held_count = 0
+        self._answers: list[tuple[Request, Command]] = []  # of this round
+
+    def begin(self, arrivals: Arrivals | None) -> None:
+        """The books are as they were."""
+        self._arrivals = arrivals
+        self._out.find()
+
+    def end(self, error: CometError) -> None:
+        """Whoever waits for messages hears that there will be none."""
+        for held in self._held.values():
+            for each in held:
+                each.request.fail(error)
+        self._held.clear()
+        self._held_count = 0
+
+    # --- commands ---
+
+    def on_pop_messages(self, command: PopMessages, request: Request) -> None:
+        check_topic(command.topic)
+        if not 0 < command.max_count <= POP_COUNT_MAX:
+            raise ArgumentIllegal(f"max_count={command.max_count}: 1 to {POP_COUNT_MAX}")
+        _check_invisible(command.invisible_ms)
+        self._books.check_room()
+        config = self._members.config_of(command.group)
+        check_consuming(config)
+        self._books.topics.config_of(command.topic)  # or it does not exist
+        members = self._members.active(command.group)
+        if members:
+            raise GroupInUse(
+                f"group {command.group} has members that share its queues ({members[0][:140]}): "
+                "end them before it is used without queues"
+            )
+        self._begin(command)
+        popped = self._pop(command)
+        if popped or command.wait_ms <= 0:
+            self._answers.append((request, PoppedMessages(popped)))
+        else:
+            self._hold(command, request)
+
+    def on_ack_popped(self, command: AckPopped, request: Request) -> None:
+        if len(command.acks) > POP_ACKS_MAX:
+            raise ArgumentIllegal(f"{len(command.acks)} acks in one command: {POP_ACKS_MAX}")
+        self._books.check_room()
+        codes = [self._ack(command.group, each) for each in command.acks]
+        self._answers.append((request, PopsSettled(codes)))
+
+    def on_change_invisible(self, command: ChangeInvisible, request: Request) -> None:
+        if len(command.extensions) > POP_ACKS_MAX:
+            raise ArgumentIllegal(f"{len(command.extensions)} in one command: {POP_ACKS_MAX}")
+        for each in command.extensions:
+            _check_invisible(each.invisible_ms)
+        self._books.check_room()
+        codes = []
+        now = now_ms()
+        for each in command.extensions:
+            key = (command.group, each.topic, each.queue_id)
+            queue = self._book.get(*key)
+            if queue is None or each.handle not in queue.out or self._out.is_returning(each.handle):
+                codes.append(HandleUnknown.code)
+                continue
+            until_ms = now + each.invisible_ms
+            self._books.change(PopExtended(*key, each.handle, until_ms))
+            self._out.push(until_ms, key, each.handle)
+            codes.append(0)
+        self._answers.append((request, PopsSettled(codes)))
+
+    # --- popping ---
+
+    def _begin(self, command: PopMessages) -> None:
+        """A group that comes for the first time begins somewhere, in each queue of the topic."""
+        group, topic = command.group, command.topic
+        asked = self._members.subscribed.get(group, ())
+        if topic in asked:
+            return
+        self._books.change(TopicAsked(group, topic))
+        if command.from_latest:
+            stored = self._stored(topic)
+            for queue_id in range(self._books.topics.config_of(topic).read_queue_nums):
+                if self._books.offsets.get(group, topic, queue_id) < 0:
+                    there = stored.get(queue_id)
+                    end = 0 if there is None else there.max_queue_offset
+                    self._books.change(OffsetSet(group, topic, queue_id, end))
+
+    def _pop(self, command: PopMessages) -> list[Popped]:
+        """Give out what there is, of all queues in turn."""
+        group, topic = command.group, command.topic
+        turn = self._turns.get((group, topic), 0)
+        self._turns[group, topic] = turn + 1
+        topics = [topic]
+        retry = RETRY_PREFIX + group
+        if retry in self._books.topics:
+            topics.insert(0 if turn % RETRY_TURNS == 0 else 1, retry)
+        found: list[Popped] = []
+        left = command.max_count
+        for name in topics:
+            queues = sorted(self._stored(name).items())
+            for step in range(len(queues)):
+                queue_id, there = queues[(turn + step) % len(queues)]
+                popped = self._pop_queue((group, name, queue_id), there, left, command.invisible_ms)
+                if popped is not None:
+                    found.append(popped)
+                    left -= popped.count
+                    if not left:
+                        return found
+        return found
+
+    def _pop_queue(
+        self, key: Key, there: QueueRange, most: int, invisible_ms: int
+    ) -> Popped | None:
+        queue = self._book.get(*key)
+        offset = self._books.offsets.get(*key)
+        end = there.max_queue_offset
+        if queue is not None and (queue.floor != max(offset, 0) or queue.top > end):
+            # Somebody has moved the group, or the queue has lost its end.
+            self._change(PopsForgotten(*key))
+            queue = None
+        floor = max(offset, 0) if queue is None else queue.floor
+        begin = floor if queue is None else queue.top
+        first = max(begin, there.min_queue_offset)
+        if queue is None:
+            floor = first
+        elif begin < first:  # they have expired
+            self._change(MessagesPopped(*key, begin, first, 0, 0), PopsAcked(*key, 0, begin, first))
+            self._out.keep_floor(key, queue)
+            floor = queue.floor
+        count = min(most, end - first, floor + SPAN_MAX - first)
+        if count <= 0 or self._book.count >= HANDLES_MAX:
+            return None
+        handle, until_ms = randbits(62) + 1, now_ms() + invisible_ms
+        self._change(MessagesPopped(*key, first, first + count, handle, until_ms))
+        if queue is None and offset != first:
+            self._change(OffsetSet(*key, first))
+        self._out.push(until_ms, key, handle)
+        return Popped(key[1], key[2], first, count, handle, until_ms)
+
+    def _change(self, *changes: Change) -> None:
+        for change in changes:
+            self._books.change(change)
+
+    # --- acknowledging ---
+
+    def _ack(self, group: str, ack: PopAck) -> int:
+        """The code."""
+        key = (group, ack.topic, ack.queue_id)
+        queue = self._book.get(*key)
+        first, end = ack.queue_offset, ack.queue_offset + ack.count
+        if queue is None or ack.handle <= 0:
+            return HandleUnknown.code
+        out = queue.out.get(ack.handle)
+        if out is None:
+            done = ack.count > 0 and end <= queue.top and not queue.left_of(first, end)
+            return 0 if done else HandleUnknown.code
+        if not out.first <= first < end <= out.end:
+            return OffsetIllegal.code
+        self._out.done(key, queue, ack.handle, first, end)
+        return 0
+
+    # --- the end of a round ---
+
+    def finish_round(self) -> None:
+        """What was changed is kept, and then told."""
+        self.look()
+        if self._answers:
+            answers, self._answers = self._answers, []
+            self._books.then(partial(self._answer, answers))
+
+    def _answer(self, answers: Sequence[tuple[Request, Command]], error: CometError | None) -> None:
+        for request, answer in answers:
+            if error is None:
+                request.reply(answer)
+            else:
+                request.fail(error)
+        if error is not None:
+            self._out.find()  # what was taken back may be out again
+
+    # --- waiting for messages ---
+
+    def _hold(self, command: PopMessages, request: Request) -> None:
+        if self._held_count >= HELD_MAX:
+            raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
+        wait_s = min(command.wait_ms, POP_WAIT_MS_MAX) / 1000
+        held = _Held(request, command, time.monotonic() + wait_s)
+        self._held.setdefault((command.group, command.topic), deque()).append(held)
+        self._held_count += 1
+        self._seen = -1
+        self._actor.after(wait_s, self._end_waits)
+
+    def look(self) -> None:
+        """Those that came first have what has come since."""
+        if not self._held or self._arrivals is None:
+            return
+        self._arrivals.arm()
+        value = self._arrivals.value
+        if value == self._seen:
+            return
+        self._seen = value
+        for key, held in list(self._held.items()):
+            while held:
+                try:
+                    popped = self._pop(held[0].command)
+                except CometError as error:
+                    self._take_held(key).request.fail(error)
+                    continue
+                if not popped:
+                    break
+                self._answers.append((self._take_held(key).request, PoppedMessages(popped)))
+
+    def _end_waits(self) -> None:
+        now = time.monotonic()
+        for key, held in list(self._held.items()):
+            self._end_held(key, [each for each in held if each.until <= now])
+
+    def _end_held(self, key: tuple[str, str], over: Sequence[_Held]) -> None:
+        """These wait no longer."""
+        held = self._held[key]
+        for each in over:
+            held.remove(each)
+            self._held_count -= 1
+            each.request.reply(PoppedMessages([]))
+        if not held:
+            del self._held[key]
+
+    def on_stop_popping(self, command: StopPopping, _request: Request) -> Command:
+        name = command.consumer
+        for key, held in list(self._held.items()):
+            if key[0] == command.group:
+                self._end_held(key, [each for each in held if each.command.consumer == name])
+        return Done()
+
+    def _take_held(self, key: tuple[str, str]) -> _Held:
+        held = self._held[key]
+        taken = held.popleft()
+        self._held_count -= 1
+        if not held:
+            del self._held[key]
+        return taken
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {"popped": self._book.count, "held_pops": self._held_count}
+
+
+def _check_invisible(invisible_ms: int) -> None:
+    if not INVISIBLE_MS_MIN <= invisible_ms <= INVISIBLE_MS_MAX:
+        raise ArgumentIllegal(
+            f"invisible for {invisible_ms} ms: {INVISIBLE_MS_MIN} to {INVISIBLE_MS_MAX}"
+        )

@@ -1,0 +1,174 @@
+"""The pop consumer for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, Self, Unpack
+
+from cometmq.client.arguments import check
+from cometmq.client.handling.options import CONCURRENCY_MAX
+from cometmq.client.handling.outcomes import check_handler, verdict_of
+from cometmq.client.handling.work import describe
+from cometmq.client.options import PopOptions
+from cometmq.client.popping.consumer import POLL_S, PopConsumer
+from cometmq.protocol.errors import ArgumentIllegal, CometError
+from cometmq.protocol.tags import ALL_TAGS
+from cometmq.shm.kernel._kernel import Message
+
+log = logging.getLogger(__name__)
+
+AsyncHandler = Callable[[Message], Awaitable[object]]
+
+ACK_S: Final = 0.01  # that an acknowledgement waits for others
+
+
+class _Inner(PopConsumer):
+    _is_async = True
+
+
+class AsyncPopConsumer:
+    """`PopConsumer` for asyncio: same arguments, same names, same guarantees.
+
+        async with AsyncPopConsumer("127.0.0.1:9876", "resize", "images") as consumer:
+            await consumer.run(resize, concurrency=50)
+
+    It connects in `async with`. Whatever asks a broker does so in a thread. What a cancelled
+    `poll` has popped comes again when its time is over.
+    """
+
+    def __init__(
+        self,
+        name_server: str | Iterable[str],
+        group: str,
+        topic: str,
+        tags: str = ALL_TAGS,
+        **options: Unpack[PopOptions],
+    ) -> None:
+        self._arguments = (name_server, group, topic, tags)
+        self._options = options
+        self._made: PopConsumer | None = None
+        self._closed = False
+        self._over: asyncio.Event | None = None  # of a run
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: list[Message] = []  # not acknowledged yet
+        self._acking: asyncio.Task[None] | None = None
+
+    @property
+    def _consumer(self) -> PopConsumer:
+        if self._made is None:
+            raise ArgumentIllegal("use it in `async with`: it connects there")
+        return self._made
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._arguments[1]
+
+    async def poll(self, max_messages: int = 32, timeout_s: float = POLL_S) -> list[Message]:
+        """See `PopConsumer.poll`."""
+        return await asyncio.to_thread(self._consumer.poll, max_messages, timeout_s)
+
+    async def ack(self, *messages: Message) -> None:
+        """See `PopConsumer.ack`."""
+        await asyncio.to_thread(self._consumer.ack, *messages)
+
+    async def nack(self, message: Message, after: timedelta | float | None = None) -> None:
+        """See `PopConsumer.nack`."""
+        await asyncio.to_thread(self._consumer.nack, message, after)
+
+    async def reject(self, message: Message) -> None:
+        """See `PopConsumer.reject`."""
+        await asyncio.to_thread(self._consumer.reject, message)
+
+    async def extend(self, message: Message, invisible_s: float) -> None:
+        """See `PopConsumer.extend`."""
+        await asyncio.to_thread(self._consumer.extend, message, invisible_s)
+
+    async def run(self, handler: AsyncHandler, *, concurrency: int = 20) -> None:
+        """See `PopConsumer.run`: `handler` is awaited in so many tasks, until `close`."""
+        check_handler(handler, is_async=True)
+        check("concurrency", concurrency, int)
+        if not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise ArgumentIllegal(f"concurrency={concurrency}: 1 to {CONCURRENCY_MAX}")
+        if self._over is not None:
+            raise ArgumentIllegal("run() is at work already")
+        self._over = asyncio.Event()
+        try:
+            while not self._closed:
+                await self._turn(handler, concurrency)
+        finally:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if self._acking is not None:
+                await self._acking
+            over, self._over = self._over, None
+            over.set()
+            if self._closed:
+                await asyncio.to_thread(self._consumer.close)
+
+    async def _turn(self, handler: AsyncHandler, concurrency: int) -> None:
+        """Pop as many as there are free tasks."""
+        if len(self._tasks) >= concurrency:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            return
+        for message in await self.poll(concurrency - len(self._tasks)):
+            task = asyncio.create_task(self._handle(handler, message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, handler: AsyncHandler, message: Message) -> None:
+        try:
+            await handler(message)
+        except Exception as error:
+            await self._failed(message, error)
+            return
+        self._done.append(message)
+        if self._acking is None or self._acking.done():
+            self._acking = asyncio.create_task(self._acknowledge())
+
+    async def _acknowledge(self) -> None:
+        await asyncio.sleep(ACK_S)
+        while self._done:
+            messages, self._done = self._done, []
+            try:
+                await self.ack(*messages)
+            except CometError as error:
+                log.warning("some of %d are not acknowledged: %s", len(messages), error)
+
+    async def _failed(self, message: Message, error: Exception) -> None:
+        verdict = verdict_of(error)
+        if verdict == verdict_of(Exception()):
+            log.warning("%s: its handler failed", describe(message), exc_info=error)
+        try:
+            await asyncio.to_thread(self._consumer._give_back, message, verdict)
+        except CometError as refusal:
+            log.warning("%s comes again when its time is over: %s", describe(message), refusal)
+
+    async def close(self) -> None:
+        """See `PopConsumer.close`. In a handler it returns at once; `run` ends when all have."""
+        self._closed = True
+        if self._made is None:
+            return
+        await asyncio.to_thread(self._made._stop_waiting)
+        if self._over is not None:
+            if asyncio.current_task() in self._tasks:
+                return
+            await self._over.wait()
+        await asyncio.to_thread(self._made.close)
+
+    async def __aenter__(self) -> Self:
+        if self._made is None:
+            self._made = await asyncio.to_thread(lambda: _Inner(*self._arguments, **self._options))
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,242 @@
+"""One broker of a pop consumer: pops, reads what it was given, acknowledges."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from cometmq.client.receiving.replying import Replier
+from cometmq.client.routes import Routes
+from cometmq.protocol.commands import (
+    POP_ACKS_MAX,
+    AckPopped,
+    BrokerEndpoints,
+    ChangeInvisible,
+    Command,
+    GetLine,
+    GiveBackMessages,
+    GivenBack,
+    MessagesGivenBack,
+    PopAck,
+    PopExtension,
+    PopMessages,
+    Popped,
+    PoppedMessages,
+    PopsSettled,
+    PullMessages,
+    PullResult,
+    PullStatus,
+    StopPopping,
+)
+from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
+from cometmq.protocol.names import RETRY_PREFIX
+from cometmq.protocol.retry import pause_s
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import Message, decode, restore_topics, set_source
+from cometmq.shm.os.processes import boot_id
+from cometmq.shm.reading.selection import Selection
+
+log = logging.getLogger(__name__)
+
+PULL_BYTES: Final = 4_194_304
+SUSPEND_MS: Final = 1_000  # what was popped may not be shown yet (SYNC_FLUSH)
+ASK_S: Final = 3.0
+
+
+class Wanted(NamedTuple):
+    """What a consumer asks for."""
+
+    group: str
+    topic: str
+    tags: str
+    sql: str
+    selection: Selection
+    invisible_ms: int
+    from_latest: bool
+    consumer: str
+    is_async: bool
+
+
+class Taken:
+    """Neighbours of a queue that this consumer has; what its messages know of where they came
+    from."""
+
+    __slots__ = ("broker", "popped", "reply", "until")
+
+    def __init__(self, broker: PopBroker, popped: Popped) -> None:
+        self.broker = broker
+        self.popped = popped
+        self.reply = broker.replies.reply  # Message.reply asks it
+        now_ms = time.time_ns() // 1_000_000
+        self.until = time.monotonic() + (popped.until_ms - now_ms) / 1000
+
+
+class PopBroker:
+    """See the module. Threads may share it."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        wanted: Wanted,
+        endpoints: Callable[[], BrokerEndpoints],
+        timeout_s: float,
+    ) -> None:
+        self._routes = routes
+        self._wanted = wanted
+        self._endpoints = endpoints
+        self._timeout_s = timeout_s
+        replier = Replier(routes, has_lines=True)
+        replier.is_async = wanted.is_async
+        self.replies = replier.source(endpoints)
+        self.failures = 0
+        self.again_at = 0.0  # time.monotonic(): before it is not asked
+
+    @property
+    def name(self) -> str:
+        return self._endpoints().broker
+
+    def _coordinator(self) -> Channel:
+        endpoints = self._endpoints()
+        name = f"the coordinator of {endpoints.broker}"
+        return self._routes.channel(endpoints.coordinator, name, GetLine(boot_id()))
+
+    def pop(self, count: int, wait_s: float) -> list[Message]:
+        """Messages; each knows what it was Taken with. Raises what the coordinator answers."""
+        wanted = self._wanted
+        command = PopMessages(
+            wanted.group, wanted.topic, count, wanted.invisible_ms, round(wait_s * 1000),
+            wanted.from_latest, wanted.consumer,
+        )  # fmt: skip
+        answer, _ = self._coordinator().ask(command, timeout_s=wait_s + self._timeout_s)
+        assert isinstance(answer, PoppedMessages)
+        self.failures = 0
+        found: list[Message] = []
+        for popped in answer.popped:
+            try:
+                found += self._read(Taken(self, popped))
+            except CometError as error:  # they come again when their time is over
+                log.warning(
+                    "%s/%d from %d on was popped, and cannot be read: %s",
+                    popped.topic, popped.queue_id, popped.queue_offset, error,
+                )  # fmt: skip
+        return found
+
+    def put_off(self, error: CometError) -> None:
+        """Do not ask for a moment."""
+        self.failures += 1
+        self.again_at = time.monotonic() + pause_s(self.failures)
+        level = logging.WARNING if self.failures == 1 else logging.DEBUG
+        log.log(level, "broker %s: %s", self.name, error)
+
+    def _read(self, taken: Taken) -> list[Message]:
+        popped, wanted = taken.popped, self._wanted
+        readers = self._endpoints().readers
+        endpoint = readers[popped.queue_id % len(readers)]
+        channel = self._routes.channel(endpoint, f"the reader at {endpoint}")
+        at, end = popped.queue_offset, popped.queue_offset + popped.count
+        found: list[Message] = []
+        while at < end:
+            answer, payload = channel.ask(
+                PullMessages(
+                    popped.topic, popped.queue_id, at, end - at, PULL_BYTES, SUSPEND_MS,
+                    wanted.tags, sql=wanted.sql,
+                ),
+                timeout_s=self._timeout_s + SUSPEND_MS / 1000,
+            )  # fmt: skip
+            assert isinstance(answer, PullResult)
+            if answer.status == PullStatus.FOUND and payload:
+                tags, chosen = wanted.selection
+                messages = decode(payload[0].buffer, tags, filter=chosen)
+                found += [each for each in messages if each.queue_offset < end]
+            if answer.next_queue_offset <= at:
+                if time.monotonic() > taken.until:
+                    raise NotConfirmed(f"its reader does not show offset {at}")
+                continue
+            at = answer.next_queue_offset
+        if popped.topic.startswith(RETRY_PREFIX):
+            restore_topics(found)
+        set_source(found, taken)
+        self._pass_over(taken, found)
+        return found
+
+    def _pass_over(self, taken: Taken, found: Sequence[Message]) -> None:
+        """What the consumer did not want of it is done with."""
+        popped = taken.popped
+        if len(found) == popped.count:
+            return
+        wanted = {message.queue_offset for message in found}
+        at = range(popped.queue_offset, popped.queue_offset + popped.count)
+        self.ack([(taken, [offset for offset in at if offset not in wanted])])
+
+    # --- what becomes of them ---
+
+    def ack(self, done: Iterable[tuple[Taken, Sequence[int]]]) -> list[int]:
+        """Have these offsets acknowledged; the errors' codes that came back, each once."""
+        acks = [
+            PopAck(taken.popped.topic, taken.popped.queue_id, taken.popped.handle, first, count)
+            for taken, offsets in done
+            for first, count in neighbours(offsets)
+        ]
+        codes: set[int] = set()
+        for at in range(0, len(acks), POP_ACKS_MAX):
+            codes.update(self._settle(AckPopped(self._wanted.group, acks[at : at + POP_ACKS_MAX])))
+        return sorted(codes - {0})
+
+    def extend(self, taken: Taken, invisible_ms: int) -> list[int]:
+        popped = taken.popped
+        extension = PopExtension(popped.topic, popped.queue_id, popped.handle, invisible_ms)
+        codes = self._settle(ChangeInvisible(self._wanted.group, [extension]))
+        taken.until = time.monotonic() + invisible_ms / 1000
+        return [code for code in codes if code]
+
+    def give_back(self, given: list[GivenBack], times_max: int) -> list[int]:
+        command = GiveBackMessages(self._wanted.group, given, times_max)
+        answer = self._ask(command)
+        assert isinstance(answer, MessagesGivenBack)
+        return answer.codes
+
+    def _settle(self, command: AckPopped | ChangeInvisible) -> list[int]:
+        answer = self._ask(command)
+        assert isinstance(answer, PopsSettled)
+        return answer.codes
+
+    def _ask(self, command: Command) -> Command:
+        """Again and again for as long as that may help: each may come twice."""
+        deadline = time.monotonic() + self._timeout_s
+        failures = 0
+        while True:
+            try:
+                answer, _ = self._coordinator().ask(
+                    command, timeout_s=max(0.1, min(ASK_S, deadline - time.monotonic()))
+                )
+            except CometError as error:
+                failures += 1
+                pause = pause_s(failures)
+                may_help = error.retriable or isinstance(error, NotConfirmed | NotReachable)
+                if not may_help or time.monotonic() + pause >= deadline:
+                    raise
+                time.sleep(pause)
+            else:
+                return answer
+
+    def stop(self) -> None:
+        """Nothing that waits here gets messages any more."""
+        try:
+            self._coordinator().ask(
+                StopPopping(self._wanted.group, self._wanted.consumer), timeout_s=1.0
+            )
+        except CometError as error:
+            log.debug("broker %s: %s", self.name, error)
+
+
+def neighbours(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Stretches without a gap: (first offset, count)."""
+    found: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if found and sum(found[-1]) == offset:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((offset, 1))
+    return found

@@ -1,0 +1,356 @@
+"""The pop consumer: the public methods of consuming without queues."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from secrets import token_hex
+from types import TracebackType
+from typing import Final, Self
+
+from cometmq.client.arguments import check, checked
+from cometmq.client.handling.options import CONCURRENCY_MAX, Handler
+from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict, check_handler
+from cometmq.client.handling.work import describe
+from cometmq.client.popping.broker import PopBroker, Taken, Wanted
+from cometmq.client.popping.run import PopRun
+from cometmq.client.routes import Routes, broker_routes
+from cometmq.client.unclosed import Unclosed
+from cometmq.protocol.commands import (
+    INVISIBLE_MS_MAX,
+    INVISIBLE_MS_MIN,
+    POP_COUNT_MAX,
+    BrokerEndpoints,
+    GivenBack,
+)
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    HandleUnknown,
+    NotConfirmed,
+    NotReachable,
+    TopicNotExist,
+    from_code,
+)
+from cometmq.protocol.names import check_group, check_topic
+from cometmq.protocol.positions import named
+from cometmq.protocol.tags import ALL_TAGS, check_expression
+from cometmq.shm.kernel._kernel import Message, source_of
+from cometmq.shm.reading.selection import selection_of
+
+POLL_S: Final = 1.0
+WAIT_S: Final = 5.0  # of one question to a broker
+SHARED_WAIT_S: Final = 0.2  # the same where several brokers are asked in turn
+
+
+class PopConsumer:
+    """Takes messages of a topic one by one, whoever else does: a group without queues.
+
+        with PopConsumer("127.0.0.1:9876", "resize", "images", invisible_s=120) as consumer:
+            for message in consumer.poll(10, timeout_s=5):
+                work(message.body)
+                consumer.ack(message)
+
+    There may be more consumers in the group than the topic has queues, and no message holds up
+    another. What a consumer has popped is invisible to the others for `invisible_s`. Until then it
+    is acknowledged, or extended, or given back; else it comes again, to anyone, with one attempt
+    more (`message.reconsume_times`), and in the end goes to the dead letters (%DLQ%group). There
+    is no order.
+
+    All of that survives a kill of any process: it lies in the broker, not here. Messages come
+    at least once. One thread polls; the other methods are for any.
+
+    Args:
+        name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
+        group: must have no members that share queues (Consumer).
+        topic: whose messages it takes; those of its own that come again, too.
+        tags, sql: as of Consumer; what is left out is acknowledged for the whole group.
+        invisible_s: from 0.1 s to 12 h.
+        start: where a group begins that was never here: "earliest" or "latest".
+        max_reconsume_times: how often a message may come again; None: as the group's configuration
+            says (16). Of those that nobody acknowledges in time, always that.
+        timeout_s: how long `ack` and the others try. `poll` waits for its own time.
+        wait_for_broker: seconds to wait for a broker that is not there yet.
+
+    Raises NameIllegal, NotReachable, TopicNotExist, SubscriptionIllegal, FilterIllegal.
+    """
+
+    @checked
+    def __init__(
+        self,
+        name_server: str | Iterable[str],
+        group: str,
+        topic: str,
+        tags: str = ALL_TAGS,
+        *,
+        sql: str = "",
+        invisible_s: float = 60.0,
+        start: str = "earliest",
+        max_reconsume_times: int | None = None,
+        timeout_s: float = 10.0,
+        wait_for_broker: float = 0,
+    ) -> None:
+        check_group(group)
+        check_topic(topic)
+        check_expression(tags)
+        first = named(start)
+        if first is None:
+            raise ArgumentIllegal(f"start={start!r}: 'earliest' or 'latest'")
+        if max_reconsume_times is not None and not 0 <= max_reconsume_times <= 0x7FFFFFFF:
+            raise ArgumentIllegal(f"max_reconsume_times={max_reconsume_times}: 0 or more")
+        self._wanted = Wanted(
+            group, topic, tags, sql, selection_of(tags, sql), _milliseconds(invisible_s),
+            first == named("latest"), token_hex(8), self._is_async,
+        )  # fmt: skip
+        self._times_max = -1 if max_reconsume_times is None else max_reconsume_times
+        self._timeout_s = timeout_s
+        self._routes = Routes(name_server)
+        self._brokers: dict[str, PopBroker] = {}
+        self._turn = 0
+        self._closed = False
+        self._running: PopRun | None = None
+        try:
+            if wait_for_broker:
+                self._routes.wait_for_broker(wait_for_broker)
+            self._find_brokers()
+        except BaseException:
+            self._routes.close()
+            raise
+        self._unclosed = Unclosed(self, f"the pop consumer of group {group}", self._routes.close)
+
+    _is_async = False  # messages reply by a coroutine
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._wanted.group
+
+    # --- popping ---
+
+    def poll(self, max_messages: int = 32, timeout_s: float = POLL_S) -> list[Message]:
+        """At most so many messages; none if none has come in time.
+
+        Raises NotReachable when no broker answers, and what they refuse: GroupInUse, NoPermission.
+        """
+        check("max_messages", max_messages, int)
+        check("timeout_s", timeout_s, float)
+        if not 0 < max_messages <= POP_COUNT_MAX:
+            raise ArgumentIllegal(f"max_messages={max_messages}: 1 to {POP_COUNT_MAX}")
+        deadline = time.monotonic() + timeout_s
+        while not self._closed:
+            found = self._poll_in_turn(max_messages, deadline)
+            if found or time.monotonic() >= deadline:
+                return found
+        return []
+
+    def _poll_in_turn(self, count: int, deadline: float) -> list[Message]:
+        """Ask each broker once."""
+        brokers = self._find_brokers()
+        self._turn += 1
+        asked = 0
+        trouble: CometError | None = None
+        for step in range(len(brokers)):
+            broker = brokers[(self._turn + step) % len(brokers)]
+            now = time.monotonic()
+            if now < broker.again_at:
+                continue
+            asked += 1
+            most = WAIT_S if len(brokers) == 1 else SHARED_WAIT_S
+            try:
+                messages = broker.pop(count, min(most, max(0.0, deadline - now)))
+            except CometError as error:
+                if not error.retriable and not _is_away(error):
+                    raise
+                broker.put_off(error)
+                trouble = error
+                continue
+            if messages:
+                return messages
+        if not asked:
+            wake = min(broker.again_at for broker in brokers)
+            time.sleep(max(0.0, min(wake, deadline) - time.monotonic()))
+        elif trouble is not None and len(brokers) == asked == 1 and time.monotonic() >= deadline:
+            raise trouble
+        return []
+
+    def _find_brokers(self) -> list[PopBroker]:
+        """Those that serve the topic now."""
+        topic = self._wanted.topic
+        route = self._routes.topic(topic)
+        names = []
+        for each in broker_routes(route):
+            name = each.endpoints.broker
+            names.append(name)
+            if name not in self._brokers:
+                self._brokers[name] = PopBroker(
+                    self._routes, self._wanted, partial(self._endpoints, name), self._timeout_s
+                )
+        if not names:
+            raise NotReachable(f"no broker serves topic {topic}")
+        return [self._brokers[name] for name in names]
+
+    def _endpoints(self, broker: str) -> BrokerEndpoints:
+        for each in broker_routes(self._routes.topic(self._wanted.topic)):
+            if each.endpoints.broker == broker:
+                return each.endpoints
+        raise TopicNotExist(f"broker {broker} does not serve topic {self._wanted.topic} any more")
+
+    # --- what becomes of them ---
+
+    def ack(self, *messages: Message) -> None:
+        """These are done with. Returns once the brokers keep that as safely as a commit.
+
+        Raises HandleUnknown when the time of one of them was over, and it has gone back: it comes
+        again. The others are acknowledged. NotConfirmed, NotReachable: nobody knows, and it may be
+        said again.
+        """
+        self._acknowledge(_by_broker(messages))
+
+    def _acknowledge(self, done: Mapping[PopBroker, Mapping[Taken, Sequence[int]]]) -> None:
+        codes: set[int] = set()
+        for broker, taken in done.items():
+            codes.update(broker.ack(taken.items()))
+        _raise_first(codes, f"group {self.group}")
+
+    def nack(self, message: Message, after: timedelta | float | None = None) -> None:
+        """It could not be handled: have it come again, with one attempt more, `after` so long (a
+        timedelta, or seconds); None: later each time, 10 s, 30 s, 1 min ... 2 h.
+
+        Raises what `ack` raises, MessageNotFound when it has expired.
+        """
+        if isinstance(after, timedelta):
+            after = after.total_seconds()
+        check("after", after, float | None)
+        if after is not None and not 0 <= after <= AFTER_S_MAX:
+            raise ArgumentIllegal(f"after={after!r}: a timedelta, or seconds from 0 on")
+        verdict = Verdict() if after is None else Verdict(after_ms=round(after * 1000))
+        self._give_back(message, verdict)
+
+    def reject(self, message: Message) -> None:
+        """Nobody can handle it: it goes to the dead letters at once. Raises what `nack` raises."""
+        self._give_back(message, DEAD)
+
+    def _give_back(self, message: Message, verdict: Verdict) -> None:
+        taken = taken_of(message)
+        given = GivenBack(
+            message.stored_topic, message.queue_id, message.queue_offset, message.physical_offset,
+            verdict.delay_level, verdict.after_ms,
+        )  # fmt: skip
+        _raise_first(taken.broker.give_back([given], self._times_max), describe(message))
+        self.ack(message)
+
+    def extend(self, message: Message, invisible_s: float) -> None:
+        """Have it for so long from now on; and what was popped beside it, its neighbours in the
+        queue. Raises what `ack` raises."""
+        taken = taken_of(message)
+        _raise_first(taken.broker.extend(taken, _milliseconds(invisible_s)), describe(message))
+
+    # --- handlers ---
+
+    def run(self, handler: Handler, *, concurrency: int = 20, end_timeout_s: float = 30.0) -> None:
+        """Call `handler` with each message, in so many threads, until `close` or Ctrl-C.
+
+        What it returns for is acknowledged, many at a time. An exception is a failed delivery:
+        the message comes again, later each time; `Retry(after=...)` and `Reject()` say more. What
+        takes longer than `invisible_s` comes again meanwhile.
+
+        Args:
+            end_timeout_s: how long the end waits for what runs.
+
+        Raises ArgumentIllegal, and what `poll` raises.
+        """
+        check_handler(handler, is_async=False)
+        if not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise ArgumentIllegal(f"concurrency={concurrency}: 1 to {CONCURRENCY_MAX}")
+        if self._running is not None:
+            raise ArgumentIllegal("run() is at work already")
+        run = self._running = PopRun(_Popping(self), handler, concurrency, end_timeout_s)
+        try:
+            run.work()
+        finally:
+            self._running = None
+            if self._closed:
+                self._routes.close()
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """What runs is finished. What is not acknowledged comes again when its time is over."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unclosed.is_closed()
+        self._stop_waiting()
+        if self._running is not None and not self._running.end():
+            return  # in one of its own threads: `run` closes when it is over
+        self._routes.close()
+
+    def _stop_waiting(self) -> None:
+        """Whoever polls hears that nothing comes."""
+        for broker in list(self._brokers.values()):
+            broker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Popping:
+    """The inside, for a run."""
+
+    def __init__(self, consumer: PopConsumer) -> None:
+        self._consumer = consumer
+        self.poll = consumer.poll
+        self.ack = consumer.ack
+        self.give_back = consumer._give_back
+
+    @property
+    def is_closed(self) -> bool:
+        return self._consumer._closed
+
+
+def taken_of(message: Message) -> Taken:
+    taken = source_of(message)
+    if not isinstance(taken, Taken):
+        raise ArgumentIllegal(f"{describe(message)} was not popped")
+    return taken
+
+
+def _by_broker(messages: Iterable[Message]) -> dict[PopBroker, dict[Taken, list[int]]]:
+    found: dict[PopBroker, dict[Taken, list[int]]] = {}
+    for message in messages:
+        taken = taken_of(message)
+        found.setdefault(taken.broker, {}).setdefault(taken, []).append(message.queue_offset)
+    return found
+
+
+def _raise_first(codes: Iterable[int], what: str) -> None:
+    for code in codes:
+        if code == HandleUnknown.code:
+            raise HandleUnknown(f"{what}: its time is over, it comes again or has come already")
+        if code:
+            raise from_code(code, f"{what}: refused by the broker")
+
+
+def _is_away(error: CometError) -> bool:
+    return isinstance(error, NotConfirmed | NotReachable)
+
+
+def _milliseconds(invisible_s: float) -> int:
+    found = round(invisible_s * 1000) if math.isfinite(invisible_s) else -1
+    if not INVISIBLE_MS_MIN <= found <= INVISIBLE_MS_MAX:
+        raise ArgumentIllegal(
+            f"invisible for {invisible_s} s: {INVISIBLE_MS_MIN / 1000:g} to "
+            f"{INVISIBLE_MS_MAX // 1000}"
+        )
+    return found

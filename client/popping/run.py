@@ -1,0 +1,171 @@
+"""One run of a pop consumer: threads call the handler; what is done is acknowledged together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import Final, Protocol
+
+from cometmq.client.handling.options import Handler
+from cometmq.client.handling.outcomes import Verdict, failure_in, verdict_of
+from cometmq.client.handling.work import describe
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.retry import pause_s
+from cometmq.shm.kernel._kernel import Message
+
+log = logging.getLogger(__name__)
+
+TAKE_COUNT: Final = 1_024  # messages that are popped at once
+AHEAD: Final = 2  # for each thread so many wait here; they are invisible meanwhile
+ACK_COUNT: Final = 4_096
+POLL_S: Final = 1.0
+
+
+class Popping(Protocol):
+    """What it needs of a consumer."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    def poll(self, max_messages: int, timeout_s: float) -> list[Message]: ...
+    def ack(self, *messages: Message) -> None: ...
+    def give_back(self, message: Message, verdict: Verdict) -> None: ...
+
+
+class PopRun:
+    """See the module. The thread that calls `work` pops; another one acknowledges."""
+
+    def __init__(
+        self, consumer: Popping, handler: Handler, concurrency: int, end_timeout_s: float
+    ) -> None:
+        self._consumer = consumer
+        self._handler = handler
+        self._end_timeout_s = end_timeout_s
+        self._room = max(AHEAD * concurrency, 1)
+        self._changed = threading.Condition()  # guards the fields below
+        self._todo: deque[Message] = deque()
+        self._working = 0
+        self._done: deque[Message] = deque()
+        self._ends = self._is_over = False
+        self._unit_s = 1.0  # that a message took lately
+        self._raised: BaseException | None = None
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"cometmq pop {number}", daemon=True)
+            for number in range(concurrency)
+        ]
+        self._acker = threading.Thread(target=self._acknowledge, name="cometmq acks", daemon=True)
+
+    def work(self) -> None:
+        for thread in (*self._threads, self._acker):
+            thread.start()
+        try:
+            while not self._ends and not self._consumer.is_closed:
+                self._turn()
+        finally:
+            self._finish()
+            self._ended.set()
+        if self._raised is not None:
+            raise self._raised
+
+    def _turn(self) -> None:
+        """Pop as much as the threads will have done soon."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ends or len(self._todo) < self._room, POLL_S)
+            count = self._room + min(int(0.1 / max(self._unit_s, 1e-6)), TAKE_COUNT)
+            count = min(TAKE_COUNT, count) - len(self._todo)
+        if count <= 0 or self._ends:
+            return
+        found = self._consumer.poll(count, POLL_S)
+        with self._changed:
+            self._todo.extend(found)
+            self._changed.notify_all()
+
+    def end(self) -> bool:
+        """Have it end, and wait for that; False in one of its own threads, which it waits for."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+        own = threading.current_thread()
+        if own in self._threads:
+            return False
+        self._ended.wait()
+        return True
+
+    def _finish(self) -> None:
+        """What runs is waited for; what was not begun comes again."""
+        deadline = time.monotonic() + self._end_timeout_s
+        with self._changed:
+            self._ends = True
+            self._todo.clear()
+            self._changed.notify_all()
+            if not self._changed.wait_for(
+                lambda: not self._working, max(0.0, deadline - time.monotonic())
+            ):
+                log.warning("%d handlers do not end, and are left", self._working)
+            self._is_over = True
+            self._changed.notify_all()
+        self._acker.join(max(0.1, deadline - time.monotonic()))
+
+    # --- the threads ---
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._todo or self._ends)
+                if self._ends:
+                    return
+                message = self._todo.popleft()
+                self._working += 1
+                if len(self._todo) < self._room:
+                    self._changed.notify_all()
+            began = time.monotonic()
+            is_done = False
+            try:
+                is_done = self._handle(message)
+            except BaseException as error:
+                self._raised = error
+                with self._changed:
+                    self._ends = True
+            finally:
+                with self._changed:
+                    self._working -= 1
+                    if is_done:
+                        self._done.append(message)
+                    self._unit_s += (time.monotonic() - began - self._unit_s) / 16
+                    self._changed.notify_all()
+
+    def _handle(self, message: Message) -> bool:
+        """Whether it is done with. Raises what is no Exception."""
+        try:
+            failure = failure_in(self._handler(message))
+        except Exception as error:
+            failure = error
+        if failure is None:
+            return True
+        verdict = verdict_of(failure)
+        if verdict == verdict_of(Exception()):
+            log.warning("%s: its handler failed", describe(message), exc_info=failure)
+        try:
+            self._consumer.give_back(message, verdict)
+        except CometError as error:
+            log.warning("%s comes again when its time is over: %s", describe(message), error)
+        return False
+
+    def _acknowledge(self) -> None:
+        failures = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._done or self._is_over)
+                if not self._done:
+                    return
+                done = [self._done.popleft() for _ in range(min(ACK_COUNT, len(self._done)))]
+            try:
+                self._consumer.ack(*done)
+            except CometError as error:
+                failures += 1
+                log.warning("some of %d messages are not acknowledged: %s", len(done), error)
+                time.sleep(pause_s(failures))
+            else:
+                failures = 0

@@ -1,0 +1,118 @@
+"""Queue-less consumption (RocketMQ: POP): messages are taken one by one, and acknowledged likewise.
+
+Any number of consumers of a group take messages of all queues. What one has taken is invisible to
+the others for a time; it is acknowledged, or comes again with one attempt more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cometmq.protocol.commands.root import Answer, Command, On, Part, by_clients, read
+from cometmq.protocol.integers import Int32, Int64
+
+POP_COUNT_MAX: Final = 8_192  # messages in one answer
+POP_ACKS_MAX: Final = 4_096  # entries in one command
+INVISIBLE_MS_MIN: Final = 100
+INVISIBLE_MS_MAX: Final = 12 * 3_600_000
+POP_WAIT_MS_MAX: Final = 30_000
+
+
+class PopMessages(Command, frozen=True, tag=170):
+    """Consumer to coordinator: which messages may I have? -> PoppedMessages. RocketMQ POP_MESSAGE.
+
+    Of the topic and of the group's retry topic; the consumer reads them itself, from a reader. An
+    empty answer waits for a message for up to `wait_ms`. A group that has none yet begins at the
+    first message of each queue, or behind the last one.
+
+    Raises GroupInUse if the group has members that share queues, SystemBusy, NoPermission,
+    TopicNotExist, GroupNotExist, ArgumentIllegal.
+    """
+
+    access = by_clients(read("group", On.GROUP), read("topic"), later=True)
+    new_in = "0.2.0"
+
+    group: str
+    topic: str
+    max_count: Int32 = 32
+    invisible_ms: Int64 = 60_000
+    wait_ms: Int64 = 0
+    from_latest: bool = False
+    consumer: str = ""  # any name of who asks; see StopPopping
+
+
+class Popped(Part, frozen=True):
+    """Neighbours in a queue that this consumer has until `until_ms` (since 1970)."""
+
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64  # of the first
+    count: Int32
+    handle: Int64  # known to nobody else
+    until_ms: Int64
+
+
+class PoppedMessages(Answer, frozen=True, tag=171):
+    """What the consumer has now; kept as safely as a commit, before it is answered."""
+
+    popped: list[Popped]
+
+
+class PopAck(Part, frozen=True):
+    """Some of the messages that came under a handle are done with."""
+
+    topic: str
+    queue_id: Int32
+    handle: Int64
+    queue_offset: Int64  # of the first of them
+    count: Int32
+
+
+class AckPopped(Command, frozen=True, tag=172):
+    """Consumer to coordinator: these are done with. -> PopsSettled. RocketMQ ACK_MESSAGE.
+
+    Answered once it is kept as safely as a commit. What is acknowledged already is so again.
+    """
+
+    access = by_clients(read("group", On.GROUP), read("acks.topic"), later=True)
+    new_in = "0.2.0"
+
+    group: str
+    acks: list[PopAck]
+
+
+class PopExtension(Part, frozen=True):
+    """What came under that handle, and is not done with, stays invisible; from now on so long."""
+
+    topic: str
+    queue_id: Int32
+    handle: Int64
+    invisible_ms: Int64
+
+
+class ChangeInvisible(Command, frozen=True, tag=173):
+    """Consumer to coordinator: have these for longer, or shorter. -> PopsSettled. RocketMQ
+    CHANGE_MESSAGE_INVISIBLETIME."""
+
+    access = by_clients(read("group", On.GROUP), read("extensions.topic"), later=True)
+    new_in = "0.2.0"
+
+    group: str
+    extensions: list[PopExtension]
+
+
+class StopPopping(Command, frozen=True, tag=175):
+    """Consumer to coordinator: I wait no longer. What waits for messages under that name is
+    answered empty. -> Done"""
+
+    access = by_clients(read("group", On.GROUP))
+    new_in = "0.2.0"
+
+    group: str
+    consumer: str
+
+
+class PopsSettled(Answer, frozen=True, tag=174):
+    """For each entry 0, or an error's code: HandleUnknown, OffsetIllegal."""
+
+    codes: list[Int32]

@@ -1,0 +1,418 @@
+"""Queue-less groups, with a real broker: more consumers than queues, times, kills, and lies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from family import RunningBroker
+
+from cometmq import Admin, Broker, Reject, Retry, errors
+from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
+from cometmq.protocol.commands import (
+    AckPopped,
+    ChangeInvisible,
+    GetStatistics,
+    PopAck,
+    PopExtension,
+    PopMessages,
+    PoppedMessages,
+    PopsSettled,
+    Statistics,
+)
+from cometmq.protocol.wire.channel import Channel
+
+WAIT_S = 60
+QUEUES = 2
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("popping") / "store", profile="test") as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
+    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
+    with Admin(broker.name_server) as admin:
+        admin.create_topic(name, queues=QUEUES)
+    return name
+
+
+def send(broker: Broker, topic: str, count: int, **options: str) -> list[bytes]:
+    bodies = [b"%d" % number for number in range(count)]
+    with broker.producer() as producer:
+        for body in bodies:
+            producer.send(topic, body, **options)
+    return bodies
+
+
+def pop(consumer: PopConsumer, count: int, *, ack: bool = False) -> list[Message]:
+    """So many, however long it takes."""
+    found: list[Message] = []
+    deadline = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} messages have come"
+        messages = consumer.poll(count - len(found))
+        if ack:
+            consumer.ack(*messages)
+        found += messages
+    return found
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline
+        pause.wait(0.02)
+
+
+def lag(broker: Broker, group: str, topic: str) -> int:
+    with Admin(broker.name_server) as admin:
+        report = admin.describe_group(group)
+    return sum(each.lag for each in report.queues if each.topic == topic)
+
+
+# --- what it is for ---
+
+
+def test_more_consumers_than_queues(broker: Broker, topic: str) -> None:
+    bodies = send(broker, topic, 40)
+    consumers = [broker.pop_consumer(topic, topic) for _ in range(5)]
+    messages = [message for each in consumers for message in pop(each, 8)]
+    assert sorted(message.body for message in messages) == sorted(bodies)
+    assert consumers[0].poll(timeout_s=0) == []
+    random.Random(1).shuffle(messages)
+    while messages:  # anybody may say it, in any order
+        random.Random(len(messages)).choice(consumers).ack(*messages[:7])
+        del messages[:7]
+    assert lag(broker, topic, topic) == 0
+    for each in consumers:
+        each.close()
+
+
+def test_none_holds_up_another(broker: Broker, topic: str) -> None:
+    send(broker, topic, 10)
+    with broker.pop_consumer(topic, topic) as consumer:
+        stuck = pop(consumer, 1)
+        others = pop(consumer, 9, ack=True)
+        send(broker, topic, 20)
+        assert len(others + pop(consumer, 20, ack=True)) == 29
+        consumer.ack(*stuck)
+    assert lag(broker, topic, topic) == 0
+
+
+def test_whoever_waits_is_told_at_once(broker: Broker, topic: str) -> None:
+    with broker.pop_consumer(topic, topic) as consumer, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(consumer.poll, 10, WAIT_S)
+        until(lambda: held(broker) > 0)
+        began = time.monotonic()
+        send(broker, topic, 1)
+        assert [message.body for message in waiting.result(WAIT_S)] == [b"0"]
+        assert time.monotonic() - began < WAIT_S / 2
+
+
+def held(broker: Broker) -> float:
+    with Channel(coordinator_of(broker), "coordinator") as channel:
+        answer, _ = channel.ask(GetStatistics(), timeout_s=WAIT_S)
+    assert isinstance(answer, Statistics)
+    return float(answer.values["held_pops"])
+
+
+def test_nobody_waits_after_close(broker: Broker, topic: str) -> None:
+    """What comes then is not given to who has gone."""
+    with ThreadPoolExecutor(1) as pool:
+        consumer = broker.pop_consumer(topic, topic)
+        waiting = pool.submit(consumer.poll, 10, WAIT_S)
+        until(lambda: held(broker) > 0)
+        consumer.close()
+        assert waiting.result(WAIT_S) == []
+    send(broker, topic, 1)
+    with broker.pop_consumer(topic, topic) as another:
+        pop(another, 1, ack=True)
+
+
+def test_tags_and_sql(broker: Broker, topic: str) -> None:
+    """What is left out is done with, for the whole group."""
+    for tag in ("a", "b", "c"):
+        send(broker, topic, 6, tags=tag)
+    with broker.pop_consumer("by-tag", topic, "a || c") as consumer:
+        found = pop(consumer, 12, ack=True)
+        assert Counter(message.tags for message in found) == {"a": 6, "c": 6}
+        assert consumer.poll(timeout_s=0) == []
+    assert lag(broker, "by-tag", topic) == 0
+    with broker.pop_consumer("by-sql", topic, sql="TAGS = 'b'") as consumer:
+        assert {message.tags for message in pop(consumer, 6, ack=True)} == {"b"}
+
+
+def test_a_group_begins_at_the_end(broker: Broker, topic: str) -> None:
+    send(broker, topic, 5)
+    with broker.pop_consumer(topic, topic, start="latest") as consumer:
+        assert consumer.poll(timeout_s=0) == []
+        send(broker, topic, 4)
+        assert len(pop(consumer, 4, ack=True)) == 4
+        assert consumer.poll(timeout_s=0) == []
+
+
+# --- what is not acknowledged ---
+
+
+def test_it_comes_again_and_in_the_end_is_dead(broker: Broker, topic: str) -> None:
+    with Admin(broker.name_server) as admin:
+        admin.create_group(topic, {"retryMaxTimes": 1})
+    send(broker, topic, 3)
+    with broker.pop_consumer(topic, topic, invisible_s=0.3) as consumer:
+        assert {message.reconsume_times for message in pop(consumer, 3)} == {0}
+        again = pop(consumer, 3)
+        assert {(m.topic, m.reconsume_times) for m in again} == {(topic, 1)}
+        with Admin(broker.name_server) as admin:
+            until(lambda: len(list(admin.dead_letters(topic))) == 3)
+        assert consumer.poll(timeout_s=0) == []
+    assert lag(broker, topic, topic) == 0
+
+
+def test_given_back_rejected_extended(broker: Broker, topic: str) -> None:
+    send(broker, topic, 3)
+    with (
+        broker.pop_consumer(topic, topic, invisible_s=WAIT_S) as consumer,
+        broker.pop_consumer(topic, topic, invisible_s=0.5) as hasty,
+    ):
+        back, dead = pop(consumer, 2)
+        consumer.nack(back, after=1)
+        consumer.reject(dead)
+        (extended,) = pop(hasty, 1)
+        hasty.extend(extended, WAIT_S)
+        (again,) = pop(consumer, 1, ack=True)  # and not what was extended
+        assert (again.body, again.reconsume_times) == (back.body, 1)
+        with Admin(broker.name_server) as admin:
+            (letter,) = admin.dead_letters(topic)
+        assert letter.message.body == dead.body
+        hasty.ack(extended)
+    assert lag(broker, topic, topic) == 0
+
+
+def test_too_late(broker: Broker, topic: str) -> None:
+    send(broker, topic, 2)
+    with broker.pop_consumer(topic, topic, invisible_s=0.2) as consumer:
+        first, second = pop(consumer, 2)
+        again = pop(consumer, 2)
+        with pytest.raises(errors.HandleUnknown, match="its time is over"):
+            consumer.extend(first, 5)
+        consumer.ack(first, second)  # their copies have taken their place: nothing happens
+        consumer.ack(*again)
+        consumer.ack(*again)  # said again
+
+
+# --- handlers ---
+
+
+def test_handlers(broker: Broker, topic: str) -> None:
+    bodies = send(broker, topic, 200)
+    seen: Counter[bytes] = Counter()
+    lock = threading.Lock()
+    consumer = broker.pop_consumer(topic, topic)
+
+    def handle(message: Message) -> None:
+        with lock:
+            seen[message.body] += 1
+            if seen.total() == len(bodies) + 2:
+                consumer.close()  # in one of its own threads
+        if message.body == b"7" and not message.reconsume_times:
+            raise Retry(after=0)
+        if message.body == b"8":
+            raise Reject
+        if message.body == b"9" and not message.reconsume_times:
+            raise ValueError("this is tried again") from None
+
+    retried = {b"7": 2, b"9": 2}
+    with Admin(broker.name_server) as admin:
+        admin.create_group(topic, {"retryMaxTimes": 3})
+
+    consumer.run(handle, concurrency=8)
+    assert seen == Counter({body: retried.get(body, 1) for body in bodies})
+    with Admin(broker.name_server) as admin:
+        assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"8"]
+    assert lag(broker, topic, topic) == 0
+
+
+def test_asyncio(broker: Broker, topic: str) -> None:
+    bodies = send(broker, topic, 60)
+
+    async def main() -> Counter[bytes]:
+        seen: Counter[bytes] = Counter()
+        async with broker.async_pop_consumer(topic, topic) as consumer:
+
+            async def handle(message: Message) -> None:
+                seen[message.body] += 1
+                if message.body == b"5" and not message.reconsume_times:
+                    raise Retry(after=0)
+                if seen.total() == len(bodies) + 1:
+                    await consumer.close()
+
+            await consumer.run(handle, concurrency=10)
+        async with AsyncPopConsumer(broker.name_server, topic, topic) as another:
+            assert await another.poll(timeout_s=0) == []
+        return seen
+
+    assert asyncio.run(main()) == Counter([*bodies, b"5"])
+    assert lag(broker, topic, topic) == 0
+
+
+# --- kills ---
+
+
+def test_processes_are_killed(tmp_path: Path) -> None:
+    """What is acknowledged never comes again; what is out stays out until its time is over."""
+    with RunningBroker(tmp_path / "store", {"flushDiskType": "SYNC_FLUSH"}) as running:
+        running.create_topic("t", QUEUES)
+        server = running.ready.name_server
+        with Producer(server) as producer, PopConsumer(server, "g", "t") as consumer:
+            for number in range(30):
+                producer.send("t", b"%d" % number)
+            messages = pop(consumer, 30)
+            random.Random(3).shuffle(messages)
+            for role in ("coordinator", "scheduler", "commitlog", "reader-0", "dispatcher"):
+                consumer.ack(*messages[:4])  # out of order: the offsets tell nothing of it
+                del messages[:4]
+                running.kill(role)
+                assert consumer.poll(timeout_s=0.1) == []
+            consumer.nack(messages.pop(), 1)
+            running.kill("coordinator")
+            pop(consumer, 1, ack=True)
+        left = {message.body for message in messages}
+        running.kill_all()
+    with RunningBroker(tmp_path / "store", {"flushDiskType": "SYNC_FLUSH"}) as running:
+        server = running.ready.name_server
+        with PopConsumer(server, "g", "t", invisible_s=1) as consumer:
+            assert consumer.poll(timeout_s=0.1) == []
+            consumer.ack(*())
+            channel = running.channel(running.endpoints.coordinator)
+            acks = [
+                PopAck("t", each.queue_id, handle_of(each), each.queue_offset, 1)
+                for each in messages[:-3]
+            ]
+            answer, _ = channel.ask(AckPopped("g", acks), timeout_s=WAIT_S)
+            assert answer == PopsSettled([0] * len(acks))
+        queue = [each for each in messages[-3:]]
+        extensions = [
+            PopExtension("t", each.queue_id, handle_of(each), 100)
+            for each in {handle_of(each): each for each in queue}.values()
+        ]
+        channel.ask(ChangeInvisible("g", extensions), timeout_s=WAIT_S)
+        with PopConsumer(server, "g", "t") as consumer:
+            again = pop(consumer, 3, ack=True)
+            assert {each.body for each in again} == {each.body for each in queue} < left
+            assert {each.reconsume_times for each in again} == {1}
+            assert consumer.poll(timeout_s=0.1) == []
+
+
+def handle_of(message: Message) -> int:
+    from cometmq.client.popping.consumer import taken_of
+
+    return taken_of(message).popped.handle
+
+
+# --- lies, and other users ---
+
+
+def test_handles_are_not_believed(broker: Broker, topic: str) -> None:
+    send(broker, topic, 4)
+    with (
+        broker.pop_consumer(topic, topic) as consumer,
+        Channel(coordinator_of(broker), "coordinator") as channel,
+    ):
+        messages = pop(consumer, 4)
+        one = messages[0]
+        handle = handle_of(one)
+        mine = [each.queue_offset for each in messages if handle_of(each) == handle]
+        lies = [
+            PopAck(topic, one.queue_id, handle + 1, one.queue_offset, 1),
+            PopAck(topic, one.queue_id, 0, one.queue_offset, 1),
+            PopAck(topic, one.queue_id, -1, one.queue_offset, 1),
+            PopAck(topic, one.queue_id, handle, one.queue_offset, len(mine) + 1),
+            PopAck(topic, one.queue_id, handle, one.queue_offset, -1),
+            PopAck(topic, one.queue_id, handle, -(2**63), 2**31 - 1),
+            PopAck(topic, 99, handle, one.queue_offset, 1),
+            PopAck("nowhere", one.queue_id, handle, one.queue_offset, 1),
+        ]
+        answer, _ = channel.ask(AckPopped(topic, lies), timeout_s=WAIT_S)
+        unknown, illegal = errors.HandleUnknown.code, errors.OffsetIllegal.code
+        assert answer == PopsSettled([unknown] * 3 + [illegal] * 3 + [unknown] * 2)
+        answer, _ = channel.ask(AckPopped("other", lies[3:4]), timeout_s=WAIT_S)
+        assert answer == PopsSettled([unknown])
+        for bad in (
+            PopMessages(topic, topic, 0),
+            PopMessages(topic, topic, 2**31 - 1),
+            PopMessages(topic, topic, 1, 99),
+            PopMessages(topic, topic, 1, 2**63 - 1),
+            AckPopped(topic, lies * 1_000),
+        ):
+            with pytest.raises(errors.ArgumentIllegal):
+                channel.ask(bad, timeout_s=WAIT_S)
+        with pytest.raises(errors.TopicNotExist):
+            channel.ask(PopMessages(topic, "not-there"), timeout_s=WAIT_S)
+        with pytest.raises(errors.NameIllegal):
+            channel.ask(PopMessages("a b", topic), timeout_s=WAIT_S)
+        answer, _ = channel.ask(PopMessages(topic, topic), timeout_s=WAIT_S)
+        assert answer == PoppedMessages([])
+        consumer.ack(*messages)
+
+
+def coordinator_of(broker: Broker) -> str:
+    with Admin(broker.name_server) as admin:
+        (found,) = admin.brokers()
+    return str(found.coordinator)
+
+
+def test_a_group_with_members(broker: Broker, topic: str) -> None:
+    with broker.consumer(topic, topic) as member, broker.pop_consumer(topic, topic) as consumer:
+        member.poll(timeout_s=0.1)
+        with pytest.raises(errors.GroupInUse, match="share its queues"):
+            consumer.poll()
+
+
+def test_the_group_is_moved(broker: Broker, topic: str) -> None:
+    """A reset counts: what was popped is forgotten."""
+    send(broker, topic, 6)
+    with broker.pop_consumer(topic, topic) as consumer:
+        pop(consumer, 3, ack=True)
+        out = pop(consumer, 3)
+        with Admin(broker.name_server) as admin:
+            admin.reset_offsets(topic, topic, "earliest")
+        assert len(pop(consumer, 6, ack=True)) == 6
+        with pytest.raises(errors.HandleUnknown):
+            consumer.extend(out[0], 5)
+        assert consumer.poll(timeout_s=0) == []
+
+
+def test_arguments(broker: Broker, topic: str) -> None:
+    for options in ({"invisible_s": 0}, {"invisible_s": float("nan")}, {"invisible_s": 1e9},
+                    {"start": "now"}, {"max_reconsume_times": -1}, {"timeout_s": "1"}):  # fmt: skip
+        with pytest.raises(errors.ArgumentIllegal):
+            broker.pop_consumer(topic, topic, **options)  # type: ignore[arg-type]
+    with pytest.raises(errors.NameIllegal):
+        broker.pop_consumer("a b", topic)
+    with broker.pop_consumer(topic, topic) as consumer, broker.consumer(None) as reader:
+        for count in (0, 10_000):
+            with pytest.raises(errors.ArgumentIllegal):
+                consumer.poll(count)
+        send(broker, topic, 1)
+        reader.assign(topic)
+        reader.seek("earliest")
+        message = None
+        while message is None:
+            message = next(iter(reader.poll(1, WAIT_S)), None)
+        with pytest.raises(errors.ArgumentIllegal, match="was not popped"):
+            consumer.ack(message)
+        with pytest.raises(errors.ArgumentIllegal):
+            consumer.run(lambda _message: None, concurrency=0)
+        assert isinstance(reader, Consumer)
