@@ -18,7 +18,7 @@ from benchmarks import Report
 
 from cometmq import Broker, Message
 
-GOALS = {"threads": 400_000, "tasks": 250_000}  # messages a second
+GOALS = {"threads": 400_000, "tasks": 250_000, "popped": 200_000}  # messages a second
 _groups = (f"handlers{number}" for number in itertools.count())
 
 
@@ -59,6 +59,19 @@ def by_threads(broker: Broker, count: int) -> float:
     return count / watch.took_s
 
 
+def by_pops(broker: Broker, count: int) -> float:
+    """Each acknowledged by itself, in a group without queues."""
+    watch = Stopwatch(count)
+    with broker.pop_consumer(next(_groups), "handled") as consumer:
+
+        def handle(_message: Message) -> None:
+            if watch.is_last():
+                consumer.close()
+
+        consumer.run(handle, concurrency=20)
+    return count / watch.took_s
+
+
 def by_tasks(broker: Broker, count: int) -> float:
     watch = Stopwatch(count)
 
@@ -77,7 +90,11 @@ def by_tasks(broker: Broker, count: int) -> float:
 
 @pytest.mark.timeout(600)
 def test_no_op_handlers(broker: Broker, backlog: int, full: bool, report: Report) -> None:
-    ways: dict[str, Callable[[Broker, int], float]] = {"threads": by_threads, "tasks": by_tasks}
+    ways: dict[str, Callable[[Broker, int], float]] = {
+        "threads": by_threads,
+        "tasks": by_tasks,
+        "popped": by_pops,
+    }
     for way, run in ways.items():
         rates = [run(broker, backlog) for _ in range(5 if full else 1)]
         report(f"run, {way}, concurrency 20", statistics.median(rates) / 1e3, "k messages/s")

@@ -17,9 +17,12 @@ from cometmq.shm.kernel._kernel import Message
 
 log = logging.getLogger(__name__)
 
-TAKE_COUNT: Final = 1_024  # messages that are popped at once
+TAKE_COUNT: Final = 2_048  # messages that are popped at once
 AHEAD: Final = 2  # for each thread so many wait here; they are invisible meanwhile
+AHEAD_S: Final = 0.1  # or, of quick ones, what takes so long
 ACK_COUNT: Final = 4_096
+QUICK_S: Final = 0.0001  # of a message that is worth no lock of its own
+QUICK_COUNT: Final = 64
 POLL_S: Final = 1.0
 
 
@@ -48,7 +51,7 @@ class PopRun:
         self._working = 0
         self._done: deque[Message] = deque()
         self._ends = self._is_over = False
-        self._unit_s = 1.0  # that a message took lately
+        self._unit_s = 0.01  # that a message took lately
         self._raised: BaseException | None = None
         self._ended = threading.Event()
         self._threads = [
@@ -73,8 +76,8 @@ class PopRun:
         """Pop as much as the threads will have done soon."""
         with self._changed:
             self._changed.wait_for(lambda: self._ends or len(self._todo) < self._room, POLL_S)
-            count = self._room + min(int(0.1 / max(self._unit_s, 1e-6)), TAKE_COUNT)
-            count = min(TAKE_COUNT, count) - len(self._todo)
+            soon = int(AHEAD_S / max(self._unit_s, 1e-6)) * len(self._threads)
+            count = min(TAKE_COUNT, self._room + soon) - len(self._todo)
         if count <= 0 or self._ends:
             return
         found = self._consumer.poll(count, POLL_S)
@@ -112,29 +115,39 @@ class PopRun:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._todo or self._ends)
-                if self._ends:
-                    return
-                message = self._todo.popleft()
-                self._working += 1
-                if len(self._todo) < self._room:
-                    self._changed.notify_all()
+            messages = self._take()
+            if not messages:
+                return
             began = time.monotonic()
-            is_done = False
+            done: list[Message] = []
             try:
-                is_done = self._handle(message)
+                for message in messages:
+                    if self._ends:
+                        break
+                    if self._handle(message):
+                        done.append(message)
             except BaseException as error:
                 self._raised = error
-                with self._changed:
-                    self._ends = True
+                self._ends = True
             finally:
+                took_s = (time.monotonic() - began) / len(messages)
                 with self._changed:
                     self._working -= 1
-                    if is_done:
-                        self._done.append(message)
-                    self._unit_s += (time.monotonic() - began - self._unit_s) / 16
+                    self._done.extend(done)
+                    self._unit_s += (took_s - self._unit_s) / 16
                     self._changed.notify_all()
+
+    def _take(self) -> list[Message]:
+        """One, or some at a time while they take next to nothing; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._todo or self._ends)
+            if self._ends:
+                return []
+            count = 1
+            if self._unit_s < QUICK_S:
+                count = min(QUICK_COUNT, max(1, len(self._todo) // len(self._threads)))
+            self._working += 1
+            return [self._todo.popleft() for _ in range(count)]
 
     def _handle(self, message: Message) -> bool:
         """Whether it is done with. Raises what is no Exception."""
