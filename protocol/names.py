@@ -13,6 +13,7 @@ from cometmq.protocol.ledger import LEDGER_TOPIC
 from cometmq.protocol.tags import TAG_SEPARATOR
 
 RETRY_PREFIX: Final = "%RETRY%"
+POP_RETRY_SIGNS: Final = "_+"  # between group and topic in retry topics of RocketMQ's POP
 DLQ_PREFIX: Final = "%DLQ%"
 TOPIC_MAX: Final = 127
 LONG_TOPIC_MAX: Final = 255  # retry and dead-letter topics

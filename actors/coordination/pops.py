@@ -58,7 +58,7 @@ from cometmq.protocol.ledger import (
     PopsForgotten,
     TopicAsked,
 )
-from cometmq.protocol.names import RETRY_PREFIX, check_topic
+from cometmq.protocol.names import POP_RETRY_SIGNS, RETRY_PREFIX, check_topic
 from cometmq.shm.live.queue_table import QueueRange
 
 log = logging.getLogger(__name__)
@@ -195,9 +195,8 @@ class Pops:
         turn = self._turns.get((group, topic), 0)
         self._turns[group, topic] = turn + 1
         topics = [topic]
-        retry = RETRY_PREFIX + group
-        if retry in self._books.topics:
-            topics.insert(0 if turn % RETRY_TURNS == 0 else 1, retry)
+        for retry in self._retry_topics(group, topic):
+            topics.insert(0 if turn % RETRY_TURNS == 0 else len(topics), retry)
         found: list[Popped] = []
         left = command.max_count
         for name in topics:
@@ -211,6 +210,17 @@ class Pops:
                     if not left:
                         return found
         return found
+
+    def _retry_topics(self, group: str, topic: str) -> list[str]:
+        """Ours, and those where a RocketMQ broker has what its consumers had popped in vain: their
+        name may be that of another group's, too."""
+        retry = RETRY_PREFIX + group
+        names = [retry, *(retry + sign + topic for sign in POP_RETRY_SIGNS)]
+        known, groups = self._books.topics, self._books.groups.configs
+        return [
+            name for name in names
+            if name in known and (name == retry or name.removeprefix(RETRY_PREFIX) not in groups)
+        ]  # fmt: skip
 
     def _pop_queue(
         self, key: Key, there: QueueRange, most: int, invisible_ms: int

@@ -28,7 +28,7 @@ from cometmq.protocol.errors import (
     NotConfirmed,
     OffsetIllegal,
 )
-from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.protocol.names import DELAY_TOPIC, POP_RETRY_SIGNS, RETRY_PREFIX
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import BatchFull, Message, RecordTooLarge, decode
 from cometmq.shm.live.control import Counter
@@ -132,7 +132,11 @@ class Retries:
             return  # such a group drops what it could not consume
         queue_id = 0 if is_dead else random.randrange(command.retry_queues)
         properties = retry_properties(
-            message.raw_properties, retry, queue_id, message.topic, message.offset_msg_id
+            message.raw_properties,
+            retry,
+            queue_id,
+            _sent_to(message.topic, command.group),
+            message.offset_msg_id,
         )
         queue = (retry.topic, 0) if is_dead else (DELAY_TOPIC, retry.level - 1)
         batch.records.encoder.add_stored(
@@ -228,6 +232,16 @@ class Retries:
             if result.next_queue_offset <= at:
                 return
             at = result.next_queue_offset
+
+
+def _sent_to(topic: str, group: str) -> str:
+    """Where a message was sent that lies in this topic; a retry topic of RocketMQ's POP names it,
+    its messages do not."""
+    for sign in POP_RETRY_SIGNS:
+        first = f"{RETRY_PREFIX}{group}{sign}"
+        if topic.startswith(first):
+            return topic.removeprefix(first)
+    return topic
 
 
 class _Batch:

@@ -14,6 +14,7 @@ from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.semantics.checks import Checks
 from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, DelayLevel, now_ms
 from cometmq.actors.semantics.retries import Retries
+from cometmq.actors.semantics.revival import Revival
 from cometmq.actors.semantics.timers import Timers
 from cometmq.actors.semantics.transactions import Transactions
 from cometmq.conf.delay_levels import LEVELS_MAX
@@ -75,6 +76,7 @@ class SchedulerActor(ServiceActor):
         )
         self._checks = Checks(family, self._transactions, self.call_soon, self.after)
         self._timed = Timers(family, self._commitlog, self._store, lambda: self._dispatched.value)
+        self._revival = Revival(family, self._table, self._store, self.call_soon, self.after)
         self._timed_alarm: Timer | None = None
         super().__init__(bind=bind)
         self._dispatched = Dispatched(family)
@@ -112,6 +114,7 @@ class SchedulerActor(ServiceActor):
         self._transactions.begin_if_needed()
         self.every(self._checks.interval_s, self._checks.begin_round)
         self._go_on_with_timers()
+        self._revival.begin()
 
     def _load_offsets(self) -> DelayOffsetTable:
         """It is for RocketMQ: levels that the log knows do without it."""
@@ -250,6 +253,7 @@ class SchedulerActor(ServiceActor):
         super().on_stop()
         self._transactions.close()
         self._timed.close()
+        self._revival.close()
         self._commitlog.close()
 
     def statistics(self) -> dict[str, Any]:
@@ -262,6 +266,7 @@ class SchedulerActor(ServiceActor):
             | self._retries.statistics()
             | self._transactions.statistics()
             | self._checks.statistics()
+            | self._revival.statistics()
         )
 
 
