@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 AGAIN_LEVEL: Final = 1  # the delay level of what nobody has acknowledged in time
 AGAIN_S: Final = 5.0  # until what could not be given back is tried again
 LOOK_S: Final = 60.0  # at what is due: a timer runs by another clock
+RETURNED_MAX: Final = 65_536  # handles that are told from those which were acknowledged
 DUE_MAX: Final = 256  # handles that are dealt with at once
 
 
@@ -36,11 +37,12 @@ class PoppedOut:
         self._retries = retries
         self._due: list[tuple[int, Key, int]] = []  # when, whose, handle; a heap
         self._returning: set[int] = set()  # handles
+        self._over: dict[int, None] = {}  # the last ones
         self._alarm: Timer | None = None
 
-    def is_returning(self, handle: int) -> bool:
-        """It is too late to have it for longer."""
-        return handle in self._returning
+    def is_over(self, handle: int) -> bool:
+        """What came under it goes back, or has: it is too late for a word on it."""
+        return handle in self._returning or handle in self._over
 
     def done(self, key: Key, queue: PoppedQueue, handle: int, first: int, end: int) -> None:
         """The group is done with these."""
@@ -78,18 +80,22 @@ class PoppedOut:
     def _return_due(self) -> None:
         """Nobody has said a word of these: they are given back."""
         self._alarm = None
-        now = now_ms()
-        for _ in range(DUE_MAX):
-            if not self._due or self._due[0][0] > now:
-                break
-            until_ms, key, handle = heapq.heappop(self._due)
-            queue = self._book.get(*key)
-            out = None if queue is None else queue.out.get(handle)
-            if queue is None or out is None or out.until_ms != until_ms:
-                continue  # done with, or has another time, with an entry of its own
-            if handle not in self._returning:
-                self._return(key, handle, queue.left_of(out.first, out.end))
-        self._set_alarm()
+        try:
+            now = now_ms()
+            for _ in range(DUE_MAX):
+                if not self._due or self._due[0][0] > now:
+                    break
+                self._return_one(*heapq.heappop(self._due))
+        finally:
+            self._set_alarm()
+
+    def _return_one(self, until_ms: int, key: Key, handle: int) -> None:
+        queue = self._book.get(*key)
+        out = None if queue is None else queue.out.get(handle)
+        if queue is None or out is None or out.until_ms != until_ms:
+            return  # done with, or has another time, with an entry of its own
+        if handle not in self._returning:
+            self._return(key, handle, queue.left_of(out.first, out.end))
 
     def _return(self, key: Key, handle: int, left: Sequence[tuple[int, int]]) -> None:
         group, topic, queue_id = key
@@ -116,6 +122,10 @@ class PoppedOut:
         if queue is None:
             return
         done = [offset for offset, code in zip(offsets, codes, strict=False) if code in gone]
+        if done:
+            self._over[handle] = None
+            if len(self._over) > RETURNED_MAX:
+                del self._over[next(iter(self._over))]
         for first, end in _stretches(done):
             self.done(key, queue, handle, first, end)
         out = queue.out.get(handle)

@@ -55,7 +55,6 @@ from cometmq.protocol.ledger import (
     OffsetSet,
     PopExtended,
     PopsAcked,
-    PopsForgotten,
     TopicAsked,
 )
 from cometmq.protocol.names import POP_RETRY_SIGNS, RETRY_PREFIX, check_topic
@@ -163,7 +162,7 @@ class Pops:
         for each in command.extensions:
             key = (command.group, each.topic, each.queue_id)
             queue = self._book.get(*key)
-            if queue is None or each.handle not in queue.out or self._out.is_returning(each.handle):
+            if queue is None or each.handle not in queue.out or self._out.is_over(each.handle):
                 codes.append(HandleUnknown.code)
                 continue
             until_ms = now + each.invisible_ms
@@ -227,11 +226,6 @@ class Pops:
     ) -> Popped | None:
         queue = self._book.get(*key)
         offset = self._books.offsets.get(*key)
-        end = there.max_queue_offset
-        if queue is not None and (queue.floor != max(offset, 0) or queue.top > end):
-            # Somebody has moved the group, or the queue has lost its end.
-            self._change(PopsForgotten(*key))
-            queue = None
         floor = max(offset, 0) if queue is None else queue.floor
         begin = floor if queue is None else queue.top
         first = max(begin, there.min_queue_offset)
@@ -241,7 +235,7 @@ class Pops:
             self._change(MessagesPopped(*key, begin, first, 0, 0), PopsAcked(*key, 0, begin, first))
             self._out.keep_floor(key, queue)
             floor = queue.floor
-        count = min(most, end - first, floor + SPAN_MAX - first)
+        count = min(most, there.max_queue_offset - first, floor + SPAN_MAX - first)
         if count <= 0 or self._book.count >= HANDLES_MAX:
             return None
         handle, until_ms = randbits(62) + 1, now_ms() + invisible_ms
@@ -263,6 +257,8 @@ class Pops:
         queue = self._book.get(*key)
         first, end = ack.queue_offset, ack.queue_offset + ack.count
         if queue is None or ack.handle <= 0:
+            return HandleUnknown.code
+        if self._out.is_over(ack.handle):
             return HandleUnknown.code
         out = queue.out.get(ack.handle)
         if out is None:

@@ -71,7 +71,8 @@ class PopAck(Part, frozen=True):
 class AckPopped(Command, frozen=True, tag=172):
     """Consumer to coordinator: these are done with. -> PopsSettled. RocketMQ ACK_MESSAGE.
 
-    Answered once it is kept as safely as a commit. What is acknowledged already is so again.
+    Answered once it is kept as safely as a commit. What is acknowledged already is so again; so is
+    what came back long ago, or before the coordinator was killed.
     """
 
     access = by_clients(read("group", On.GROUP), read("acks.topic"), later=True)
