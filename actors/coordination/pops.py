@@ -8,13 +8,13 @@ counts as done with, and so nothing stands in the way of what follows it.
 
 from __future__ import annotations
 
-import logging
+import heapq
 import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from secrets import randbits
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from cometmq.actors.books.group_settings import check_consuming
 from cometmq.actors.books.popped import Key
@@ -23,7 +23,7 @@ from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.popped_out import PoppedOut, now_ms
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored
-from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.protocol.commands import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
@@ -46,6 +46,7 @@ from cometmq.protocol.errors import (
     CometError,
     GroupInUse,
     HandleUnknown,
+    NoPermission,
     OffsetIllegal,
     SystemBusy,
 )
@@ -60,11 +61,10 @@ from cometmq.protocol.ledger import (
 from cometmq.protocol.names import POP_RETRY_SIGNS, RETRY_PREFIX, check_topic
 from cometmq.shm.live.queue_table import QueueRange
 
-log = logging.getLogger(__name__)
-
 SPAN_MAX: Final = 65_536  # of a queue: from the first that is not acknowledged to the last popped
 HANDLES_MAX: Final = 200_000  # of all groups
 HELD_MAX: Final = 16_384  # commands that wait for messages
+LOOK_MAX: Final = 64  # groups and topics that are looked at at once
 RETRY_TURNS: Final = 5  # RocketMQ: in one of so many the retry topic comes first
 
 
@@ -76,12 +76,19 @@ class Arrivals(Protocol):
     def arm(self) -> None: ...
 
 
-class _Held(NamedTuple):
-    """A command that waits for messages."""
+class _Held:
+    """A command that waits for messages, until a time.monotonic()."""
 
-    request: Request
-    command: PopMessages
-    until: float  # time.monotonic()
+    __slots__ = ("command", "key", "request", "until")
+
+    def __init__(self, request: Request, command: PopMessages, until: float) -> None:
+        self.request = request
+        self.command = command
+        self.until = until
+        self.key = (command.group, command.topic)
+
+    def __lt__(self, other: _Held) -> bool:
+        return self.until < other.until
 
 
 class Pops:
@@ -103,8 +110,11 @@ class Pops:
         self._arrivals: Arrivals | None = None
         self._seen = -1  # of the arrivals, when was last looked
         self._turns: dict[tuple[str, str], int] = {}
-        self._held: dict[tuple[str, str], deque[_Held]] = {}
+        self._held: dict[tuple[str, str], dict[_Held, None]] = {}  # in the order in which they came
         self._held_count = 0
+        self._until: list[_Held] = []  # a heap, with some that are held no longer
+        self._alarm: Timer | None = None
+        self._to_look: deque[tuple[str, str]] = deque()  # whose messages may have come
         self._answers: list[tuple[Request, Command]] = []  # of this round
 
     def begin(self, arrivals: Arrivals | None) -> None:
@@ -118,6 +128,7 @@ class Pops:
             for each in held:
                 each.request.fail(error)
         self._held.clear()
+        self._until.clear()
         self._held_count = 0
 
     # --- commands ---
@@ -131,6 +142,8 @@ class Pops:
         config = self._members.config_of(command.group)
         check_consuming(config)
         self._books.topics.config_of(command.topic)  # or it does not exist
+        if not self._books.topics.queue_counts[command.topic]:
+            raise NoPermission(f"topic {command.topic} may not be read")
         members = self._members.active(command.group)
         if members:
             raise GroupInUse(
@@ -294,60 +307,77 @@ class Pops:
             raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
         wait_s = min(command.wait_ms, POP_WAIT_MS_MAX) / 1000
         held = _Held(request, command, time.monotonic() + wait_s)
-        self._held.setdefault((command.group, command.topic), deque()).append(held)
+        self._held.setdefault(held.key, {})[held] = None
         self._held_count += 1
-        self._seen = -1
-        self._actor.after(wait_s, self._end_waits)
+        heapq.heappush(self._until, held)
+        if self._until[0] is held:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._until:
+            wait_s = max(0.0, self._until[0].until - time.monotonic())
+            self._alarm = self._actor.after(wait_s, self._end_waits)
+
+    def _take_held(self, held: _Held) -> Request:
+        """It waits no longer."""
+        of_key = self._held[held.key]
+        del of_key[held]
+        if not of_key:
+            del self._held[held.key]
+        self._held_count -= 1
+        if not self._held_count:
+            self._until.clear()
+        return held.request
 
     def look(self) -> None:
-        """Those that came first have what has come since."""
+        """Those that came first have what has come since; some groups at a time, so that others
+        are heard meanwhile."""
         if not self._held or self._arrivals is None:
             return
         self._arrivals.arm()
         value = self._arrivals.value
-        if value == self._seen:
-            return
-        self._seen = value
-        for key, held in list(self._held.items()):
-            while held:
-                try:
-                    popped = self._pop(held[0].command)
-                except CometError as error:
-                    self._take_held(key).request.fail(error)
-                    continue
-                if not popped:
-                    break
-                self._answers.append((self._take_held(key).request, PoppedMessages(popped)))
+        if value != self._seen:
+            self._seen = value
+            self._to_look = deque(self._held)
+        for _ in range(min(LOOK_MAX, len(self._to_look))):
+            self._give_to(self._to_look.popleft())
+        if self._to_look:
+            self._actor.call_soon(self._look_on)
+
+    def _look_on(self) -> None:
+        self.finish_round()
+        self._books.send()
+
+    def _give_to(self, key: tuple[str, str]) -> None:
+        for held in list(self._held.get(key, ())):
+            try:
+                popped = self._pop(held.command)
+            except CometError as error:
+                self._take_held(held).fail(error)
+                continue
+            if not popped:
+                return
+            self._answers.append((self._take_held(held), PoppedMessages(popped)))
 
     def _end_waits(self) -> None:
         now = time.monotonic()
-        for key, held in list(self._held.items()):
-            self._end_held(key, [each for each in held if each.until <= now])
+        while self._until and self._until[0].until <= now:
+            self._end_held(heapq.heappop(self._until))
+        self._set_alarm()
 
-    def _end_held(self, key: tuple[str, str], over: Sequence[_Held]) -> None:
-        """These wait no longer."""
-        held = self._held[key]
-        for each in over:
-            held.remove(each)
-            self._held_count -= 1
-            each.request.reply(PoppedMessages([]))
-        if not held:
-            del self._held[key]
+    def _end_held(self, held: _Held) -> None:
+        if held in self._held.get(held.key, ()):
+            self._take_held(held).reply(PoppedMessages([]))
 
     def on_stop_popping(self, command: StopPopping, _request: Request) -> Command:
-        name = command.consumer
-        for key, held in list(self._held.items()):
-            if key[0] == command.group:
-                self._end_held(key, [each for each in held if each.command.consumer == name])
+        for key in [key for key in self._held if key[0] == command.group]:
+            for held in list(self._held.get(key, ())):
+                if held.command.consumer == command.consumer:
+                    self._end_held(held)
         return Done()
-
-    def _take_held(self, key: tuple[str, str]) -> _Held:
-        held = self._held[key]
-        taken = held.popleft()
-        self._held_count -= 1
-        if not held:
-            del self._held[key]
-        return taken
 
     def statistics(self) -> dict[str, int | float | str]:
         return {"popped": self._book.count, "held_pops": self._held_count}

@@ -12,7 +12,7 @@ from cometmq.protocol.commands.root import Answer, Command, On, Part, by_clients
 from cometmq.protocol.integers import Int32, Int64
 
 POP_COUNT_MAX: Final = 8_192  # messages in one answer
-POP_ACKS_MAX: Final = 4_096  # entries in one command
+POP_ACKS_MAX: Final = 1_024  # entries in one command
 INVISIBLE_MS_MIN: Final = 100
 INVISIBLE_MS_MAX: Final = 12 * 3_600_000
 POP_WAIT_MS_MAX: Final = 30_000
