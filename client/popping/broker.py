@@ -31,6 +31,7 @@ from cometmq.protocol.commands import (
     StopPopping,
 )
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
+from cometmq.protocol.frames import Frame
 from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel
@@ -131,35 +132,46 @@ class PopBroker:
         log.log(level, "broker %s: %s", self.name, error)
 
     def _read(self, taken: Taken) -> list[Message]:
-        popped, wanted = taken.popped, self._wanted
-        readers = self._endpoints().readers
-        endpoint = readers[popped.queue_id % len(readers)]
-        channel = self._routes.channel(endpoint, f"the reader at {endpoint}")
+        popped = taken.popped
         at, end = popped.queue_offset, popped.queue_offset + popped.count
         found: list[Message] = []
+        tags, chosen = self._wanted.selection
+        deadline = min(taken.until, time.monotonic() + self._timeout_s)
         while at < end:
-            answer, payload = channel.ask(
-                PullMessages(
-                    popped.topic, popped.queue_id, at, end - at, PULL_BYTES, SUSPEND_MS,
-                    wanted.tags, sql=wanted.sql,
-                ),
-                timeout_s=self._timeout_s + SUSPEND_MS / 1000,
-            )  # fmt: skip
-            assert isinstance(answer, PullResult)
+            answer, payload = self._pull(popped, at, deadline)
             if answer.status == PullStatus.FOUND and payload:
-                tags, chosen = wanted.selection
                 messages = decode(payload[0].buffer, tags, filter=chosen)
                 found += [each for each in messages if each.queue_offset < end]
-            if answer.next_queue_offset <= at:
-                if time.monotonic() > taken.until:
-                    raise NotConfirmed(f"its reader does not show offset {at}")
-                continue
-            at = answer.next_queue_offset
+            if answer.next_queue_offset > at:
+                at = answer.next_queue_offset
+            elif time.monotonic() > deadline:
+                raise NotConfirmed(f"its reader does not show offset {at}")
         if popped.topic.startswith(RETRY_PREFIX):
             restore_topics(found)
         set_source(found, taken)
         self._pass_over(taken, found)
         return found
+
+    def _pull(self, popped: Popped, at: int, deadline: float) -> tuple[PullResult, Sequence[Frame]]:
+        """From a reader; again, while that may help."""
+        wanted = self._wanted
+        command = PullMessages(
+            popped.topic, popped.queue_id, at, popped.queue_offset + popped.count - at, PULL_BYTES,
+            SUSPEND_MS, wanted.tags, sql=wanted.sql,
+        )  # fmt: skip
+        failures = 0
+        while True:
+            readers = self._endpoints().readers
+            endpoint = readers[popped.queue_id % len(readers)]
+            try:
+                channel = self._routes.channel(endpoint, f"the reader at {endpoint}")
+                answer, payload = channel.ask(command, timeout_s=ASK_S + SUSPEND_MS / 1000)
+            except CometError as error:
+                failures += 1
+                _pause(error, failures, deadline)
+            else:
+                assert isinstance(answer, PullResult)
+                return answer, payload
 
     def _pass_over(self, taken: Taken, found: Sequence[Message]) -> None:
         """What the consumer did not want of it is done with."""
@@ -213,11 +225,7 @@ class PopBroker:
                 )
             except CometError as error:
                 failures += 1
-                pause = pause_s(failures)
-                may_help = error.retriable or isinstance(error, NotConfirmed | NotReachable)
-                if not may_help or time.monotonic() + pause >= deadline:
-                    raise
-                time.sleep(pause)
+                _pause(error, failures, deadline)
             else:
                 return answer
 
@@ -229,6 +237,15 @@ class PopBroker:
             )
         except CometError as error:
             log.debug("broker %s: %s", self.name, error)
+
+
+def _pause(error: CometError, failures: int, deadline: float) -> None:
+    """Before the next attempt; raises the error if there is none."""
+    pause = pause_s(failures)
+    may_help = error.retriable or isinstance(error, NotConfirmed | NotReachable)
+    if not may_help or time.monotonic() + pause >= deadline:
+        raise error
+    time.sleep(pause)
 
 
 def neighbours(offsets: Sequence[int]) -> list[tuple[int, int]]:
