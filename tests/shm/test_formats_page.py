@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cometmq.actors.coordination.files import PoppedFile
 from cometmq.protocol.commands import Hold, Position
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.derived import Mark as DerivedMark
@@ -23,8 +24,10 @@ from cometmq.protocol.ledger import (
     Change,
     GroupPut,
     MemberJoined,
+    MessagesPopped,
     OffsetSet,
     Place,
+    PopsAcked,
     QueueOwned,
     Subscribed,
     TopicPut,
@@ -147,6 +150,14 @@ def holds(store: Path) -> bytes:
     return file.path.read_bytes()
 
 
+def popped(store: Path) -> bytes:
+    shown = PoppedFile(store)
+    shown.book.apply(MessagesPopped("resize", "images", 0, 0, 3, 7, STORED_MS))
+    shown.book.apply(PopsAcked("resize", "images", 0, 7, 0, 1))
+    shown.book.apply(PopsAcked("resize", "images", 0, 7, 2, 3))
+    return "".join(shown.pieces()).encode()
+
+
 def indexed(store: Path) -> bytes:
     IndexedMark(store).write(len(appended()))
     return (store / IndexedMark.FILE).read_bytes()
@@ -172,6 +183,7 @@ EXAMPLES: dict[str, Callable[[Path], bytes]] = {
     "sleepers": sleepers,
     "store": identity,
     "holds": holds,
+    "popped": popped,
     "ledger": ledger,
     "changes": changes,
     "mark": mark,
