@@ -15,7 +15,7 @@ POP_COUNT_MAX: Final = 8_192  # messages in one answer
 POP_ACKS_MAX: Final = 1_024  # entries in one command
 INVISIBLE_MS_MIN: Final = 100
 INVISIBLE_MS_MAX: Final = 12 * 3_600_000
-POP_WAIT_MS_MAX: Final = 30_000
+POP_WAIT_MS_MAX: Final = 15_000  # RocketMQ: pollTime
 
 
 class PopMessages(Command, frozen=True, tag=170):

@@ -11,7 +11,7 @@ from typing import Final
 from cometmq.protocol.commands.root import Answer, Command, Part, by_clients, publish, read
 from cometmq.protocol.integers import Int64
 
-REPLY_WAIT_MS_MAX: Final = 30_000
+REPLY_WAIT_MS_MAX: Final = 15_000
 
 
 class AwaitReplies(Command, frozen=True, tag=160):

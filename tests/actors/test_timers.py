@@ -171,6 +171,7 @@ def test_times_that_have_passed_or_are_far(broker: RunningBroker) -> None:
     assert message.body == b"far"
 
 
+@pytest.mark.slow
 def test_what_was_due_meanwhile_comes_at_once(tmp_path: Path) -> None:
     """In the order of its time, once, after an orderly end and after a kill."""
     store = tmp_path / "store"

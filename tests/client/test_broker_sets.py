@@ -111,6 +111,7 @@ def golden_offsets(tmp_path: Path, name: str) -> dict[str, dict[str, int]]:
     }
 
 
+@pytest.mark.slow
 def test_groups_of_all_kinds(tmp_path: Path) -> None:
     broker, meta, late = opened("groups", tmp_path)
     with broker:

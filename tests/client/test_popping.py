@@ -216,6 +216,7 @@ def test_too_late(broker: Broker, topic: str) -> None:
 # --- handlers ---
 
 
+@pytest.mark.slow
 def test_handlers(broker: Broker, topic: str) -> None:
     bodies = send(broker, topic, 200)
     seen: Counter[bytes] = Counter()

@@ -122,6 +122,7 @@ def test_unread_is_unread_after_consumers_that_never_committed(
     assert admin.describe_group("looked-only").lag == 20
 
 
+@pytest.mark.slow
 def test_the_command_line(broker: Broker, tmp_path: Path) -> None:
     server = ["--name-server", broker.name_server]
     assert run("topic", "create", "by-hand", "--queues", "4", *server).returncode == 0

@@ -24,7 +24,7 @@ from fault.history import (
 from fault.kills import Rig, gaps_ms
 from fault.workload import GROUPS
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 
 @dataclass(frozen=True)

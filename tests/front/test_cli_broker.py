@@ -281,6 +281,7 @@ def test_group_settings(at: dict[str, str]) -> None:
     assert b"nothing is to be changed" in run("group", "update", "made", **at).stderr
 
 
+@pytest.mark.slow
 def test_groups_are_cloned_and_deleted(at: dict[str, str]) -> None:
     output_of("msg", "send", "-t", "Cloned", "--queue", "0", input=b"1\n2\n", **at)
     output_of("group", "reset", "one", "-t", "Cloned", "--to", "1", "--queue", "0", **at)

@@ -149,6 +149,7 @@ def test_broker_list_and_remote_stat(broker: RunningBroker) -> None:
     assert found[row["broker"]]["commitlog"]["wrote"] == 0
 
 
+@pytest.mark.slow
 def test_topics_in_json_and_unknown_names(broker: RunningBroker) -> None:
     server = broker.ready.name_server
     made = json_of("topic", "create", "a", "b", "--queues", "3", "--name-server", server)

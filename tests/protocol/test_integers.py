@@ -159,6 +159,7 @@ PORTS: dict[str, Callable[[RunningBroker], str]] = {
 
 
 @pytest.mark.parametrize("role", PORTS)
+@pytest.mark.slow
 def test_no_actor_stumbles(role: str, broker: RunningBroker) -> None:
     """Each number in each field, at each port: an answer, and never one of an unforeseen error."""
     pid, endpoint = broker.pids()[role], PORTS[role](broker)

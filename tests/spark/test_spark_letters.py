@@ -15,6 +15,8 @@ from cometmq.protocol.errors import StoreError
 from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.spark.jobs.dead_letters import Failures, dead_letters, letters
 
+pytestmark = pytest.mark.slow
+
 Key = tuple[str, str, str, str]
 
 
