@@ -30,12 +30,22 @@ def chance() -> random.Random:
     return random.Random(seed)
 
 
+Place = tuple[str, int, int]
+
+
+def place_of(message: Message) -> Place:
+    """A copy that was given back has another one: of a message there may be two, if a process was
+    killed while it was made."""
+    return message.stored_topic, message.queue_id, message.queue_offset
+
+
 class Ledger:
     """What was sent, and what a broker has confirmed to be acknowledged."""
 
     def __init__(self) -> None:
         self.sent: set[bytes] = set()
         self.acked: set[bytes] = set()
+        self._places: set[Place] = set()  # of these
         self.again: list[Message] = []  # that were acknowledged before they came
         self._lock = threading.Lock()
 
@@ -47,9 +57,9 @@ class Ledger:
 
     def pop(self, consumer: PopConsumer, count: int) -> list[Message]:
         with self._lock:
-            before = set(self.acked)
+            before = set(self._places)
         messages = consumer.poll(count, 0.2)
-        self.again += [message for message in messages if message.body in before]
+        self.again += [message for message in messages if place_of(message) in before]
         return messages
 
     def ack(self, consumer: PopConsumer, message: Message) -> None:
@@ -59,6 +69,7 @@ class Ledger:
             return  # too late: it comes again
         with self._lock:
             self.acked.add(message.body)
+            self._places.add(place_of(message))
 
     def finish(self, server: str) -> None:
         """All that is left comes within its time."""
