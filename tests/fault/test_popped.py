@@ -19,7 +19,7 @@ from cometmq.protocol.errors import CometError, HandleUnknown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-WAIT_S = 90
+WAIT_S = 120
 SYNC = {"flushDiskType": "SYNC_FLUSH", "brokerName": "broker-a"}
 
 
@@ -74,7 +74,8 @@ class Ledger:
     def finish(self, server: str) -> None:
         """All that is left comes within its time."""
         deadline = time.monotonic() + WAIT_S
-        with PopConsumer(server, "g", "t") as consumer:
+        # What is in an answer that is lost comes when its time is over.
+        with PopConsumer(server, "g", "t", invisible_s=10) as consumer:
             while self.acked != self.sent:
                 assert time.monotonic() < deadline, sorted(self.sent - self.acked)
                 for message in self.pop(consumer, 32):
