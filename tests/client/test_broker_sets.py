@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import golden
 import pytest
 
 from cometmq import Admin, Broker, Message
-from cometmq.protocol.errors import NoPermission
+from cometmq.client.administration.descriptions import GroupQueueDescription
+from cometmq.protocol.errors import GroupNotExist, NoPermission
 from cometmq.shm.state.fastjson import loads
 
 WAIT_S = 90
@@ -70,11 +72,13 @@ def wait_until_read(broker: Broker, group: str, topics: Iterable[str]) -> None:
     deadline = time.monotonic() + WAIT_S
     with Admin(broker.name_server) as admin:
         while True:
-            queues = [
-                each
-                for each in admin.describe_group(group).queues
-                if each.topic in wanted and each.member  # else nobody may read it
-            ]
+            queues: list[GroupQueueDescription] = []
+            with suppress(GroupNotExist):  # until its first consumer has joined
+                queues = [
+                    each
+                    for each in admin.describe_group(group).queues
+                    if each.topic in wanted and each.member  # else nobody may read it
+                ]
             if queues and not any(each.lag for each in queues):
                 return
             assert time.monotonic() < deadline, queues
