@@ -129,7 +129,7 @@ def _supported_role(value: BrokerRole) -> str | None:
     return None if value is BrokerRole.ASYNC_MASTER else "not supported yet; use ASYNC_MASTER"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class IdentitySettings:
     """Identity"""
 
@@ -161,7 +161,7 @@ class IdentitySettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class NetworkSettings:
     """Network"""
 
@@ -231,7 +231,7 @@ class NetworkSettings:
         return tuple(part for part in parts if part)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class StoreSettings:
     """Store"""
 
@@ -341,7 +341,7 @@ class StoreSettings:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class FlushSettings:
     """Flushing"""
 
@@ -397,7 +397,7 @@ class FlushSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SendSettings:
     """Sending"""
 
@@ -461,7 +461,7 @@ class SendSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ReadSettings:
     """Reading"""
 
@@ -491,7 +491,7 @@ class ReadSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class TopicSettings:
     """Topics and consumers"""
 
@@ -543,7 +543,7 @@ class TopicSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class DelaySettings:
     """Messages for later"""
 
@@ -602,7 +602,7 @@ class DelaySettings:
         return parse_levels(self.message_delay_level)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class CleaningSettings:
     """Cleaning"""
 
@@ -748,7 +748,7 @@ def _levels_of_parts(text: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class LoggingSettings:
     """Logging"""
 

@@ -10,12 +10,11 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cometmq.actors.launch.addresses import Addresses, address_of
 from cometmq.actors.launch.binding import bind_error
 from cometmq.actors.launch.ending import end_now, send_signal
-from cometmq.actors.launch.hosted import Host
 from cometmq.actors.launch.orderly_end import (
     KILL_TIMEOUT_S,
     POLL_S,
@@ -51,6 +50,9 @@ from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import ABORT_FILE
 from cometmq.shm.os.locks import StoreLock
 from cometmq.shm.state.identity import keep_identity
+
+if TYPE_CHECKING:
+    from cometmq.actors.launch.hosted import Host
 
 log = logging.getLogger("cometmq.actors.launch.supervisor")
 

@@ -44,7 +44,6 @@ def main() -> None:
     `log=N` descriptor N takes the log, for the service's own; see service_log.py.
     """
     gc.disable()  # all that is imported stays: looking for garbage in it finds nothing
-    from cometmq.actors.launch.hosted import Host
     from cometmq.actors.launch.supervisor import run_broker
 
     gc.enable()
@@ -76,6 +75,8 @@ def main() -> None:
     try:
         settings = BrokerSettings.from_keys(msgspec.json.decode(line))
         if hosted:
+            from cometmq.actors.launch.hosted import Host
+
             run_broker(settings, ready, host=Host(0))
         else:
             run_broker(settings, ready, lifeline=0)

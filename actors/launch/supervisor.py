@@ -10,13 +10,11 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pykka
 
 from cometmq.actors.launch.binding import check_ports
-from cometmq.actors.launch.broker import BrokerActor
-from cometmq.actors.launch.hosted import Host
 from cometmq.actors.launch.process import load_roles, run_child
 from cometmq.actors.launch.zygote import Zygote, say_stacks_on_signal
 from cometmq.actors.runtime.logs import set_up_logging
@@ -29,6 +27,10 @@ from cometmq.shm.os.files import COMMITLOG_DIR, LOCK_FILE, check_store_folder, m
 from cometmq.shm.os.locks import lock_for_family
 from cometmq.shm.state.permission import group_id, settle_permission, umask_of
 from cometmq.shm.tools.start_checks import check_store, not_usable
+
+if TYPE_CHECKING:
+    from cometmq.actors.launch.broker import BrokerActor
+    from cometmq.actors.launch.hosted import Host
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,9 @@ def run_broker(
     family_lock = _take_store(settings)
     doorbells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(doorbell_count(settings))]
     zygote = Zygote(load_roles, run_child)
+    # Not before: the zygote, which needs none of it, imports the roles meanwhile.
+    from cometmq.actors.launch.broker import BrokerActor
+
     if settings.segment_remark:
         log.warning("%s", settings.segment_remark)
     token = os.urandom(8).hex()

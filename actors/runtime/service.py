@@ -45,6 +45,9 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
+_HANDLER_NAMES: Final = {kind: f"on_{_snake(kind.__name__)}" for kind in COMMANDS}
+
+
 class ServiceActor(LoopActor):
     """A command `XyzAbc` is handled by `on_xyz_abc(command, request)`.
 
@@ -141,9 +144,9 @@ class ServiceActor(LoopActor):
         owners = (self, *self.parts())
         return {
             kind: getattr(owner, name)
-            for kind in COMMANDS
+            for kind, name in _HANDLER_NAMES.items()
             for owner in owners
-            if hasattr(owner, name := f"on_{_snake(kind.__name__)}")
+            if hasattr(owner, name)
         }
 
     # --- lines ---

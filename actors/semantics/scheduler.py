@@ -110,7 +110,10 @@ class SchedulerActor(ServiceActor):
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         self.every(self._family.settings.flush_delay_offset_interval_ms / 1000, self._write_offsets)
         for each in self._levels:
-            self._go_on(each)
+            if self._slot_of(each) is None:
+                self._sleep(each)  # it never had a message: there is nothing to ask the log for
+            else:
+                self.call_soon(partial(self._go_on, each))
         self._transactions.begin_if_needed()
         self.every(self._checks.interval_s, self._checks.begin_round)
         self._go_on_with_timers()
