@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from cometmq.actors.launch.supervisor import BrokerActor
+from cometmq.actors.launch.broker import BrokerActor
 from cometmq.actors.runtime.access import ANYBODY, FAMILY, Doorman, Principal, allow
 from cometmq.actors.runtime.request import Request
 from cometmq.actors.runtime.roles import ROLES
