@@ -146,7 +146,8 @@ def test_a_missing_segment_is_waited_for_once(tmp_path: Path) -> None:
                 ServiceNotAvailable.code,
                 SystemBusy.code,
             }
-            assert "is not ready after 5." in refused[0].text
+            # which line was served first is not known; those after it may hear of the busy store
+            assert any("is not ready after 5." in result.text for result in refused), refused
             pings = []
             for _ in range(20):
                 began = time.monotonic()

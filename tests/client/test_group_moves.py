@@ -60,6 +60,14 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
+def joined(admin: Admin, group: str) -> int:
+    """None is there before the first one has joined."""
+    try:
+        return len(admin.describe_group(group).members)
+    except errors.GroupNotExist:
+        return 0
+
+
 class Reading:
     """A member in a thread of its own: what it was handed, and when."""
 
@@ -244,7 +252,7 @@ def test_differing_tags(admin: Admin, broker: Broker, topic: str) -> None:
         broker.consumer("differing", topic, tags="a", member="two"),
         broker.consumer("differing", topic, tags="b", member="three"),
     ):
-        wait_for(lambda: len(admin.describe_group("differing").members) == 3)
+        wait_for(lambda: joined(admin, "differing") == 3)
         report = admin.describe_group("differing")
         assert report.differences == [SubscriptionDifference("three", topic, "b", "a")]
         admin.update_group("differing", {"sameSubscriptions": True})
