@@ -17,6 +17,8 @@ from cometmq.spark.schema import COLUMNS, SchemaError
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 # Between the JVM and its Python workers: nobody else can connect, and rows pass a little faster.
 LOCAL_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
+SHUFFLE: Final = "spark.sql.shuffle.partitions"
+SPARKS_SHUFFLE: Final = "200"  # what it is by default
 
 
 def session(
@@ -24,16 +26,21 @@ def session(
 ) -> SparkSession:
     """A SparkSession with the source registered and its filters pushed down; `conf` goes first.
 
-    Workers run this interpreter unless PYSPARK_PYTHON says otherwise. The session is stopped when
-    Python ends, if not before.
+    Workers run this interpreter unless PYSPARK_PYTHON says otherwise. A new session with a local
+    master shuffles into as many partitions as it has threads, where nothing says otherwise: with
+    Spark's 200 the first aggregated stream of a laptop takes a minute a batch. The session is
+    stopped when Python ends, if not before.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
+    is_new = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in {PUSHDOWN: "true", LOCAL_SOCKETS: "true", **(conf or {})}.items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
+    if is_new and master.startswith("local") and made.conf.get(SHUFFLE) == SPARKS_SHUFFLE:
+        made.conf.set(SHUFFLE, str(made.sparkContext.defaultParallelism))
     # Before the JVM: a worker that writes to one which has gone complains with a traceback.
     atexit.register(_stop, made)
     register(made)
@@ -53,9 +60,21 @@ def register(spark: SparkSession) -> None:
     """
     from cometmq.spark.source import CometDataSource
 
-    spark.dataSource.register(CometDataSource)
+    if not _is_found(spark):
+        spark.dataSource.register(CometDataSource)
     if spark.getActiveSession() is None:
         spark.createDataFrame([], "none int")  # makes it the active one
+
+
+def _is_found(spark: SparkSession) -> bool:
+    """Whether Spark knows it by itself, as it does of an installed package unless another module
+    `pyspark_*` fails. It warns whenever what it has found is registered once more.
+    """
+    try:
+        manager = spark._jsparkSession.sessionState().dataSourceManager()
+        return bool(manager.dataSourceExists("cometmq"))
+    except Exception:  # nothing that pyspark promises, and a Connect session has none
+        return False
 
 
 def messages(

@@ -9,6 +9,8 @@ batches and in one process for the life of a stream; `read` in the executors' wo
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -422,3 +424,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         for name in ("catalog", "_brokers"):
             if name in self.__dict__:
                 self.__dict__[name].close()
+        if isinstance(sys.exc_info()[1], EOFError):
+            # This process serves this reader alone, and Spark has closed its end. pyspark would
+            # now tell Spark of the EOFError, which fails, and users would see the traceback of
+            # that after each stream (python_streaming_source_runner.main, daemon.worker).
+            os._exit(0)

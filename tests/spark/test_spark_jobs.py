@@ -767,6 +767,7 @@ def ended():
 atexit.register(ended)  # the first one is the last to run
 spark = session("local[1]", conf={"spark.ui.enabled": "false", "spark.driver.memory": "512m"})
 print(messages(spark, store=sys.argv[1], subscribePattern=".*").count())
+print(spark.conf.get("spark.sql.shuffle.partitions"))
 """
 
 
@@ -780,4 +781,34 @@ def test_a_session_that_nobody_stops(clean: Path, tmp_path: Path) -> None:
         text=True, timeout=cli_process.TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(len(golden.listing("loghub-clean"))), "True"]
+    # Not Spark's 200 tasks for whatever is counted on a laptop.
+    assert done.stdout.split() == [str(len(golden.listing("loghub-clean"))), "1", "True"]
+    assert "replaced" not in done.stderr, "it was found, and is registered once more"
+
+
+END_OF_A_STREAM = """
+import sys
+from pyspark.sql.types import StructType
+from cometmq.spark import CometDataSource
+
+source = CometDataSource({"store": sys.argv[1], "subscribe": "orders"})
+reader = source.streamReader(StructType())
+reader.stop()
+print("goes on", flush=True)
+try:
+    try:
+        raise EOFError("Spark has closed its end")
+    finally:
+        reader.stop()
+except EOFError:
+    print("tells Spark of it")
+"""
+
+
+def test_the_process_of_a_stream_ends_without_a_word(clean: Path) -> None:
+    """pyspark would tell Spark, which has gone, and fail, with a traceback for its users."""
+    done = subprocess.run(
+        [sys.executable, "-c", END_OF_A_STREAM, clean], capture_output=True,
+        text=True, timeout=cli_process.TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
