@@ -36,36 +36,42 @@ class LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = (self.format(record) + "\n").encode(errors="backslashreplace")
-            self._follow_name()
-            if self._bytes_max and os.fstat(self._descriptor).st_size >= self._bytes_max:
-                self._rotate()
+            with contextlib.suppress(OSError):  # of the new file: the old one takes the line
+                self._follow_name()
+                if self._bytes_max and os.fstat(self._descriptor).st_size >= self._bytes_max:
+                    self._rotate()
             os.write(self._descriptor, line)  # one write: lines of several processes do not mix
         except OSError:
             self.handleError(record)
 
     def _follow_name(self) -> None:
         """Open the file anew if the name stands for another one, or for none."""
+        if not self._has_name():
+            self._open_anew()
+
+    def _has_name(self) -> bool:
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
-            found = None
+            return False
         own = os.fstat(self._descriptor)
-        if found is None or (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino):
-            os.close(self._descriptor)
-            self._descriptor = self._open()
+        return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
+    def _open_anew(self) -> None:
+        """The old one is closed last: if this fails, the number must not become another file's."""
+        old, self._descriptor = self._descriptor, self._open()
+        os.close(old)
 
     def _rotate(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        locked = self._descriptor
+        locked = os.dup(self._descriptor)
         try:
-            own = os.fstat(locked)
-            with contextlib.suppress(FileNotFoundError):
-                found = os.stat(self._path)
-                if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
-                    self._rename()
-            self._descriptor = self._open()
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            if self._has_name():
+                self._rename()
+            self._open_anew()
         finally:
-            os.close(locked)  # and with it the lock
+            fcntl.flock(locked, fcntl.LOCK_UN)
+            os.close(locked)
 
     def _rename(self) -> None:
         if not self._count:

@@ -141,6 +141,8 @@ def _handler_of(settings: BrokerSettings) -> logging.Handler:
         return logging.StreamHandler(sys.stderr)
     path = Path(settings.log_file).absolute()
     try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)  # another process may be as far
         return LogFile(path, settings.log_file_max_bytes, settings.log_file_count)
     except OSError as error:
         raise ConfigError(f"logFile = {path}: {error.strerror}") from None

@@ -113,7 +113,10 @@ class Watcher:
         self._store = store
         path = store / CONTROL_FILE
         if not path.exists():
-            raise NotReachable(f"{store}: no broker is running on this store")
+            raise NotReachable(
+                f"{store}: no broker is running on this store; --store names another one, "
+                "--name-server asks brokers elsewhere"
+            )
         self._control = ControlFile.open(path, writable=False)
         self.meta = self._control.meta
         self._queues = QueueTable.open(store / QUEUES_FILE, self._control.read(Counter.QUEUES))

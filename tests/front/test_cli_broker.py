@@ -356,7 +356,8 @@ def test_stat_watches(broker: ServerProcess, at: dict[str, str]) -> None:
 def test_stat_without_a_broker(tmp_path: Path) -> None:
     done = run("stat", "--store", str(tmp_path))
     assert done.returncode == 3
-    assert done.stderr == f"Error: {tmp_path}: no broker is running on this store\n".encode()
+    assert done.stderr.startswith(f"Error: {tmp_path}: no broker is running on this".encode())
+    assert b"--name-server asks" in done.stderr
 
 
 def test_stat_of_a_broker_that_was_killed(tmp_path: Path) -> None:

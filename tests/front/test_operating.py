@@ -7,10 +7,12 @@ import logging
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,59 @@ def test_so_many_old_files_are_kept(tmp_path: Path) -> None:
     handler.emit(logging.LogRecord("c", logging.INFO, "", 1, "after", None, None))
     assert (tmp_path / "log").read_text() == "after\n"
     handler.close()
+
+
+def lines_to(path: Path, bytes_max: int = 0) -> tuple[LogFile, Callable[[str], None]]:
+    handler = LogFile(path, bytes_max, 2)
+    return handler, lambda text: handler.emit(
+        logging.LogRecord("c", logging.INFO, "", 1, text, None, None)
+    )
+
+
+def test_a_log_that_cannot_be_opened_again_goes_on_in_the_old_file(tmp_path: Path) -> None:
+    """And closes nothing that has its number since: that may be a file of the store."""
+    (tmp_path / "logs").mkdir()
+    handler, say = lines_to(tmp_path / "logs" / "log")
+    say("first")
+    (tmp_path / "logs" / "log").rename(tmp_path / "moved")
+    (tmp_path / "logs").rmdir()
+    say("while there is no folder")
+    with (tmp_path / "other").open("w") as other:
+        say("still none")
+        (tmp_path / "logs").mkdir()
+        say("anew")
+        other.write("nobody closed this")
+    handler.close()
+    assert (tmp_path / "moved").read_text() == "first\nwhile there is no folder\nstill none\n"
+    assert (tmp_path / "logs" / "log").read_text() == "anew\n"
+    assert (tmp_path / "other").read_text() == "nobody closed this"
+
+
+def test_no_descriptor_is_left_for_the_next_log_file(tmp_path: Path) -> None:
+    handler, say = lines_to(tmp_path / "log", bytes_max=10)
+    say("more than ten bytes")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))  # no further one
+    try:
+        say("the second")
+        say("the third")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    say("the fourth")
+    handler.close()
+    kept = [file.read_text() for file in sorted(tmp_path.iterdir(), reverse=True)]
+    assert "".join(kept) == "more than ten bytes\nthe second\nthe third\nthe fourth\n"
+    assert (tmp_path / "log").read_text() == "the fourth\n"
+
+
+def test_the_folder_of_a_log_is_made(tmp_path: Path) -> None:
+    """As that of the store is."""
+    path = tmp_path / "var" / "log" / "broker.log"
+    with RunningBroker(tmp_path / "store", {"logFile": str(path)}):
+        assert path.read_text()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"logFile = .*/file/broker.log: Not a directory"):
+        RunningBroker(tmp_path / "other", {"logFile": str(tmp_path / "file" / "broker.log")})
 
 
 def test_a_broker_logs_to_a_file(tmp_path: Path) -> None:
