@@ -214,7 +214,7 @@ class PowerCuts:
         self._log_path = logs / "broker.log"
         self._settings = SETTINGS | {"flushDiskType": "SYNC_FLUSH" if sync else "ASYNC_FLUSH"}
         self.books = [QueueBook() for _ in range(QUEUES)]
-        self._topics: set[str] = set()
+        self._topics: dict[str, float] = {}  # time.monotonic() when each was there
         self._cut_at = 0.0  # time.monotonic() when the power went
         self._flushed = 0  # physical offset; the broker called it durable just before the cut
         self.cycles = 0
@@ -291,13 +291,13 @@ class PowerCuts:
         self.disk.power_on()
 
     def _create_topic(self, broker: RunningBroker) -> None:
-        if not self._topics:
-            broker.create_topic(TOPIC, QUEUES)
-            self._topics.add(TOPIC)
+        wanted = {TOPIC: QUEUES}
         if self.cycles % 5 == 0:
-            name = f"topic-{self.cycles}"
-            broker.create_topic(name, 1)
-            self._topics.add(name)
+            wanted[f"topic-{self.cycles}"] = 1
+        for name, queues in wanted.items():
+            if name not in self._topics:
+                broker.create_topic(name, queues)
+                self._topics[name] = time.monotonic()
 
     def _look_over(self) -> None:
         """An orderly end, and nothing is wrong with any file; then the whole store is read."""
@@ -321,6 +321,11 @@ class PowerCuts:
             return
         try:
             self._check_topics(broker)
+            if TOPIC not in self._topics:
+                self._check_lost([{}] * QUEUES)
+                for book in self.books:
+                    book.commits, book.committing = [], 0
+                return
             stored = [self._check_queue(broker, queue_id) for queue_id in range(QUEUES)]
             self._check_lost(stored)
             self._check_keys(broker)
@@ -332,9 +337,11 @@ class PowerCuts:
     def _check_topics(self, broker: RunningBroker) -> None:
         answer, _ = broker.coordinator.ask(ListTopics(), timeout_s=30)
         assert isinstance(answer, TopicList)
-        missing = self._topics - {info.topic for info in answer.topics}
-        if missing:
-            raise Violation(f"topics are gone: {missing}")
+        for missing in self._topics.keys() - {info.topic for info in answer.topics}:
+            since = self._cut_at - self._topics[missing]
+            if self.sync or since > FLUSH_MS / 1000 + SLACK_S:
+                raise Violation(f"topic {missing} is gone, created {since:.3f} s before the cut")
+            del self._topics[missing]  # as safe as a message
 
     def _check_queue(self, broker: RunningBroker, queue_id: int) -> dict[int, Message]:
         """What was not compared before; whatever is acknowledged and there is the same."""

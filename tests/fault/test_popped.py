@@ -45,6 +45,7 @@ class Ledger:
     def __init__(self) -> None:
         self.sent: set[bytes] = set()
         self.acked: set[bytes] = set()
+        self._unknown: set[bytes] = set()  # the answer was lost: it may be, and then never comes
         self._places: set[Place] = set()  # of these
         self.again: list[Message] = []  # that were acknowledged before they came
         self._lock = threading.Lock()
@@ -67,6 +68,9 @@ class Ledger:
             consumer.ack(message)
         except HandleUnknown:
             return  # too late: it comes again
+        except CometError:
+            self._unknown.add(message.body)
+            raise
         with self._lock:
             self.acked.add(message.body)
             self._places.add(place_of(message))
@@ -76,8 +80,8 @@ class Ledger:
         deadline = time.monotonic() + WAIT_S
         # What is in an answer that is lost comes when its time is over.
         with PopConsumer(server, "g", "t", invisible_s=10) as consumer:
-            while self.acked != self.sent:
-                assert time.monotonic() < deadline, sorted(self.sent - self.acked)
+            while missing := self.sent - self.acked - self._unknown:
+                assert time.monotonic() < deadline, sorted(missing)
                 for message in self.pop(consumer, 32):
                     self.ack(consumer, message)
         assert not self.again, [(each.body, each.reconsume_times) for each in self.again]

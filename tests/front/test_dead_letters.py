@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,10 @@ def give_up(broker: RunningBroker, group: str, topic: str, count: int) -> list[M
     answer = broker.ask("coordinator", GiveBackMessages(group, given), WAIT_S)
     assert answer == MessagesGivenBack([0] * count)
     broker.read_queue(f"%DLQ%{group}", 0, count)
+    deadline = time.monotonic() + WAIT_S
+    with Admin(broker.ready.name_server) as admin:
+        while not admin.dead_letters(group):  # until the name server has heard of their topic
+            assert time.monotonic() < deadline
     return found
 
 
