@@ -166,7 +166,7 @@ def dump(
     check_not_in_use(store)
     files = store_files(store)
     found = find_end(store, files.segment_bytes, clean=True)
-    low = max(begin or 0, files.log_starts()[0])
+    low = max([begin or 0, *files.log_starts()[:1]])
     high = found.physical_offset if end is None else min(end, found.physical_offset)
     wanted = set(topics)
     after = low

@@ -70,12 +70,16 @@ class ScannedPositions:
 
 
 def file_sizes(store: Path) -> tuple[int, int]:
-    """(CommitLog segment, ConsumeQueue segment) sizes of a store: those that most files have."""
+    """(CommitLog segment, ConsumeQueue segment) sizes of a store: those that most files have, or
+    RocketMQ's where there are none, as in a store that never had a message. Raises StoreNotOurs."""
+    log = store / COMMITLOG_DIR
+    if not log.is_dir():
+        raise StoreNotOurs(f"{store}: no {COMMITLOG_DIR}/ in it, so it is no store")
     sizes = []
-    for folder in (COMMITLOG_DIR, "consumequeue"):
-        files = (path.stat() for path in sorted((store / folder).rglob("*")) if path.is_file())
+    for folder in (log, store / "consumequeue"):
+        files = (path.stat() for path in sorted(folder.rglob("*")) if path.is_file())
         counted = Counts(file.st_size for file in files if file.st_size)
         sizes.append(max(counted, key=counted.__getitem__, default=0))
-    if not sizes[0]:
+    if not sizes[0] and any(log.iterdir()):
         raise StoreNotOurs(f"{store}: no segment in {COMMITLOG_DIR}/")
-    return sizes[0], sizes[1] or 6_000_000
+    return sizes[0] or 1 << 30, sizes[1] or 6_000_000

@@ -62,8 +62,6 @@ class Verified(msgspec.Struct, frozen=True):
 
 def store_files(store: Path) -> StoreFiles:
     """A store with the segment sizes that its files have. Raises StoreNotOurs."""
-    if not (store / COMMITLOG_DIR).is_dir():
-        raise StoreNotOurs(f"{store}: no {COMMITLOG_DIR}/ in it, so it is no store")
     return StoreFiles(store, *file_sizes(store))
 
 
@@ -129,6 +127,7 @@ class _Verifying:
         self._files = files
         self._tell = progress or (lambda _done, _total: None)
         self._starts = files.log_starts()
+        self._log_min = self._starts[0] if self._starts else 0
         self._walk = StoreVerify()
         self._windows: list[FileMap] = []
         self._segments: dict[int, FileMap] = {}  # of the log
@@ -141,7 +140,7 @@ class _Verifying:
         total = 2 * size * len(self._starts)
         self._end = find_end(
             store, size, clean=True, whole_log=True,
-            on_step=lambda at: self._tell(at - self._starts[0], total),
+            on_step=lambda at: self._tell(at - self._log_min, total),
         )  # fmt: skip
         self._findings += [
             Finding(
@@ -167,7 +166,7 @@ class _Verifying:
             self._let_go()
         self._tell(total, total)
         return Verified(
-            str(store), size, self._files.queue_segment_bytes, self._starts[0],
+            str(store), size, self._files.queue_segment_bytes, self._log_min,
             self._end.physical_offset, self._end.records, len(queues), self._findings,
         )  # fmt: skip
 
@@ -189,7 +188,7 @@ class _Verifying:
                 elif reason != _kernel.WALK_DONE:
                     found = _kernel.find_record(memory, start, min(at + 1, stop), stop)
                     at = found if found >= 0 else stop
-                self._tell(total // 2 + at - self._starts[0], total)
+                self._tell(total // 2 + at - self._log_min, total)
 
     def _attach(self, lane: int, index: int, log: FileMap, at: int) -> None:
         """Give a lane the window that holds an entry; `at`: where its record is in the segment."""
@@ -242,7 +241,7 @@ class _Verifying:
         next_index, matched = self._walk.tally_of(topic, queue_id) or (end, 0)
         self._entries(queue, topic, queue_id, min(end, next_index), matched)
         unit = queue.entry(next_index) if end > next_index else None
-        if unit is not None and unit["physical_offset"] >= self._starts[0]:
+        if unit is not None and unit["physical_offset"] >= self._log_min:
             actual = f"{end - next_index} more, to physical offset {unit['physical_offset']}"
             self._say_entry("extra", queue, next_index, f"no entry behind {next_index - 1}", actual)
 
@@ -257,7 +256,7 @@ class _Verifying:
         ]
         try:
             live = sum(
-                _kernel.live_units(units, 0, min(queue.per_segment, end - first), self._starts[0])
+                _kernel.live_units(units, 0, min(queue.per_segment, end - first), self._log_min)
                 for first, units in windows
             )
             if live == matched:
@@ -293,7 +292,7 @@ class _Verifying:
 
     @property
     def _reach(self) -> tuple[int, int, int]:
-        return self._starts[0], self._end.physical_offset, self._files.segment_bytes
+        return self._log_min, self._end.physical_offset, self._files.segment_bytes
 
     def _segment(self, physical_offset: int) -> tuple[FileMap | None, int]:
         """The log's segment with a place in it, which may be missing; that was found already."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import golden
 import pytest
 from click.testing import CliRunner, Result
+from family import RunningBroker
 
 from cometmq.cli.store import store as store_command
 from cometmq.protocol.errors import StoreLocked
+from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.shm.tools.verify import verify_store
 
 
@@ -40,6 +43,25 @@ def test_verify_finds_nothing_in_a_clean_store(name: str, tmp_path: Path) -> Non
     assert found["segment_bytes"] == settings["mappedFileSizeCommitLog"]
     assert found["queue_segment_bytes"] == settings["mappedFileSizeConsumeQueue"]
     assert contents(store) == before
+
+
+def test_a_store_that_never_had_a_message(tmp_path: Path) -> None:
+    """Is in order; a folder that is no store, or whose log is no log, is not."""
+    with RunningBroker(tmp_path / "store"):
+        pass
+    assert not list((tmp_path / "store" / "commitlog").iterdir())
+    for command in ("verify", "repair", "verify"):
+        done = run(command, "-o", "json", tmp_path / "store")
+        assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["records"], found["queues"], found["findings"]) == (0, 0, [])
+    assert run("dump", tmp_path / "store").output == ""
+    with closing(StoreReader.open_closed(tmp_path / "store")) as reader:
+        assert list(reader.scan_log()) == []
+    assert "no commitlog/ in it" in str(run("verify", tmp_path).exception)
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / "00000000000000000000").touch()
+    assert "no segment in commitlog/" in str(run("verify", tmp_path).exception)
 
 
 @pytest.mark.parametrize(
