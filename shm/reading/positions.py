@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm.derived.consume_queue import QueueFiles, list_queues
 from cometmq.shm.live.control import ControlFile, Counter
@@ -71,7 +72,8 @@ class ScannedPositions:
 
 def file_sizes(store: Path) -> tuple[int, int]:
     """(CommitLog segment, ConsumeQueue segment) sizes of a store: those that most files have, or
-    RocketMQ's where there are none, as in a store that never had a message. Raises StoreNotOurs."""
+    the default ones where there are none, as in a store that never had a message. Raises
+    StoreNotOurs."""
     log = store / COMMITLOG_DIR
     if not log.is_dir():
         raise StoreNotOurs(f"{store}: no {COMMITLOG_DIR}/ in it, so it is no store")
@@ -82,4 +84,7 @@ def file_sizes(store: Path) -> tuple[int, int]:
         sizes.append(max(counted, key=counted.__getitem__, default=0))
     if not sizes[0] and any(log.iterdir()):
         raise StoreNotOurs(f"{store}: no segment in {COMMITLOG_DIR}/")
-    return sizes[0] or 1 << 30, sizes[1] or 6_000_000
+    return (
+        sizes[0] or BrokerSettings.mapped_file_size_commit_log_bytes,
+        sizes[1] or BrokerSettings.mapped_file_size_consume_queue_bytes,
+    )

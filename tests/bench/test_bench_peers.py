@@ -183,9 +183,11 @@ def test_two_members_share_a_group(running: System, tmp_path: Path) -> None:
         for worker in members:
             worker.stop()
         results = [worker.result(ANSWER_S) for worker in members]
-    # Where queues move late, as on a busy machine, both may be handed what was not committed.
-    distinct = [each["distinct"] for each in results]
-    assert sum(distinct) >= MANY >= max(distinct), results
+    handed = sum(each["distinct"] for each in results)
+    if running.name == "rocketmq":  # its queues move later: both get what was not committed then
+        assert handed >= MANY, results
+    else:
+        assert handed == MANY, results
     assert sum(each["bad_crc"] for each in results) == 0
 
 

@@ -220,6 +220,7 @@ class PowerCuts:
         self.cycles = 0
         self.moments: list[str] = []
         self.lost = 0  # acknowledged messages, under ASYNC_FLUSH, that went with the power
+        self.topics_lost = 0  # likewise
         self.slowest_start_s = 0.0
 
     @property
@@ -342,6 +343,7 @@ class PowerCuts:
             if self.sync or since > FLUSH_MS / 1000 + SLACK_S:
                 raise Violation(f"topic {missing} is gone, created {since:.3f} s before the cut")
             del self._topics[missing]  # as safe as a message
+            self.topics_lost += 1
 
     def _check_queue(self, broker: RunningBroker, queue_id: int) -> dict[int, Message]:
         """What was not compared before; whatever is acknowledged and there is the same."""

@@ -12,7 +12,7 @@ from subprocess import PIPE
 
 import pytest
 from family import MARK, RUN, SMALL, RunningBroker
-from fault import service
+from fault import power, service
 from fault.disk import Disk, need
 from fault.power import PowerCuts, Violation, cut_power
 from fault.service_power import ServiceCuts, cut_service
@@ -45,6 +45,22 @@ def test_power_cuts_under_load(kind: str, sync: bool, cuts: int, tmp_path: Path)
     assert done.acknowledged > 100
     if sync:
         assert not done.lost
+
+
+@pytest.mark.timeout(200)
+def test_a_topic_is_as_safe_as_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first flush both may go, and are made anew."""
+    need("ext4", "power cuts of a broker")
+    settings = {"flushIntervalCommitLog": 10_000, "flushCommitLogThoroughInterval": 10_000}
+    monkeypatch.setattr(power, "SETTINGS", power.SETTINGS | settings)
+    monkeypatch.setattr(power, "FLUSH_MS", 10_000)
+    monkeypatch.setattr(power, "LOAD_S", 0.0)
+    done = power.cut_power(tmp_path, "ext4", sync=False, cuts=2, seed=SEED)
+    print(f"{done.moments}: {done.acknowledged} acknowledged, {done.lost} lost")
+    assert done.lost
+    assert done.topics_lost == 2
 
 
 @pytest.mark.timeout(200)
