@@ -52,7 +52,16 @@ WINGS: dict[str, dict[str, set[str]]] = {
         "reading": _WING,
         "coordination": _WING,
         "semantics": _WING,
-        "launch": {*_WING, "writer", "keepers", "reading", "coordination", "semantics"},
+        "replication": _WING,
+        "launch": {
+            *_WING,
+            "writer",
+            "keepers",
+            "reading",
+            "coordination",
+            "semantics",
+            "replication",
+        },
     },
     "client": {
         "administration": set(),

@@ -1,0 +1,1 @@
+"""Replication: how a broker's log comes to other machines, and who of them is the master."""
