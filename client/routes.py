@@ -337,3 +337,11 @@ def broker_routes(route: TopicRoute) -> list[BrokerRoute]:
         if name not in best or each.endpoints.broker_id < best[name].endpoints.broker_id:
             best[name] = each
     return [best[name] for name in sorted(best)]
+
+
+def replicas_of(route: TopicRoute) -> dict[str, list[BrokerEndpoints]]:
+    """Of each broker, by name: its master, where it has one, and its slaves, by their ids."""
+    found: dict[str, list[BrokerEndpoints]] = {}
+    for each in sorted(route.brokers, key=lambda each: each.endpoints.broker_id):
+        found.setdefault(each.endpoints.broker, []).append(each.endpoints)
+    return {broker: found[broker] for broker in sorted(found)}

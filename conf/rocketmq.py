@@ -70,7 +70,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
         False,
         ("enableLmq enableMultiDispatch", _OWN_QUEUE, _OFF),
         ("enableCompaction", "topics are not compacted: a message stays until it expires", _OFF),
-        ("slaveReadEnable enableSlaveActingMaster enableRemoteEscape", _ALONE, _OFF),
+        ("enableSlaveActingMaster enableRemoteEscape", _ALONE, _OFF),
         ("totalReplicas", _ALONE, _ONE),
         ("traceTopicEnable", "messages are not traced yet", _OFF),
         ("metricsExporterType", "nothing is exported yet: see cometmq stat", ("", "0", "disable")),
@@ -86,7 +86,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
 # Every key of BrokerConfig, BrokerIdentity, MessageStoreConfig, NettyServerConfig,
 # NettyClientConfig and AuthConfig of RocketMQ 5.3.3, and those of 4.x, that sets nothing here.
 _KEYS: Final = """
-    abortFile accessMessageInMemoryHotRatio accessMessageInMemoryMaxRatio accountStatsEnable
+    abortFile accessMessageInMemoryHotRatio accountStatsEnable
     accountStatsPrintZeroValues ackMessageThreadPoolNums ackThreadPoolQueueCapacity
     aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond aclEnable adminBrokerThreadPoolNums
     adminBrokerThreadPoolQueueCapacity allAckInSyncStateSet allowRecallWhenBrokerNotWriteable
@@ -180,7 +180,7 @@ _KEYS: Final = """
     serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads
     serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads
     shortPollingTimeMills shutdownWaitTimeSeconds skipPreOnline skipWhenCKRePutReachMaxTimes
-    slaveReadEnable slaveTimeout socksProxyConfig spinLockCollisionRetreatOptimalDegree
+    slaveTimeout socksProxyConfig spinLockCollisionRetreatOptimalDegree
     splitRegistrationSize startAcceptSendRequestTimeStamp statefulAuthenticationCacheExpiredSecond
     statefulAuthenticationCacheMaxNum statefulAuthorizationCacheExpiredSecond
     statefulAuthorizationCacheMaxNum statRocksDBCQIntervalSec storeCheckpoint

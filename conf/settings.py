@@ -489,6 +489,20 @@ class ReadSettings:
         key="longPollingEnable",
         help="Whether a pull that finds nothing waits for a message.",
     )
+    slave_read_enable: bool = option(
+        False,
+        key="slaveReadEnable",
+        help="Whether consumers are advised to read from a slave what lies so far back that it is "
+        "not in this machine's memory. A slave is read in any case while its master is away.",
+    )
+    access_message_in_memory_max_ratio_percent: int = option(
+        40,
+        key="accessMessageInMemoryMaxRatio",
+        at_least=1,
+        at_most=100,
+        help="How much of the machine's memory the newest messages are expected to lie in; what "
+        "lies further back is far behind (see slaveReadEnable).",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

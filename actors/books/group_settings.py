@@ -34,6 +34,8 @@ _FIELDS: Final = {
     "consumeEnable": "consume_enable",
     "consumeBroadcastEnable": "consume_broadcast_enable",
     "consumeMessageOrderly": "consume_message_orderly",
+    "brokerId": "broker_id",
+    "whichBrokerWhenConsumeSlowly": "which_broker_when_consume_slowly",
     "retryQueueNums": "retry_queue_nums",
     "retryMaxTimes": "retry_max_times",
     "groupRetryPolicy": "group_retry_policy",
@@ -46,6 +48,8 @@ _TYPES: Final = {
     field.encode_name: field.type for field in msgspec.structs.fields(SubscriptionGroupConfig)
 }
 _BOUNDS: Final = {
+    "brokerId": (0, INT32_MAX),
+    "whichBrokerWhenConsumeSlowly": (0, INT32_MAX),
     "retryQueueNums": (0, QUEUES_MAX),
     "retryMaxTimes": (0, INT32_MAX),
     "consumeTimeoutMinute": (1, INT32_MAX),

@@ -82,6 +82,7 @@ class ConsumerGroup:
         self._epochs: dict[QueueKey, int] = {}  # of these ownerships
         self._revoked: dict[QueueKey, int] = {}  # owned, but not by its heir: since this version
         self.subscribed = Subscriptions(name)
+        self.reads_from, self.reads_far_from = 0, 1  # ids of replicas; RocketMQ's defaults
         if record is not None:
             self._go_on_with(record, now)
 
@@ -190,6 +191,8 @@ class ConsumerGroup:
             members=len(self._members),
             session_timeout_ms=round(self._session_timeout_s * 1000),
             epochs=[share[queue] for queue in queues],
+            reads_from=self.reads_from,
+            reads_far_from=self.reads_far_from,
         )
 
     def owner_of(self, queue: QueueKey) -> str:

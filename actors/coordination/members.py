@@ -175,6 +175,8 @@ class Members:
         config = self.config_of(command.group)
         check_consuming(config)
         group = self._group(command.group)
+        group.reads_from = config.broker_id
+        group.reads_far_from = config.which_broker_when_consume_slowly
         if command.member not in group and len(group.subscribed.asked) >= MEMBERS_MAX:
             raise SystemBusy(f"group {command.group} has {MEMBERS_MAX} members, and takes no more")
         if wants_same_subscriptions(config):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from functools import partial
 from typing import Final
@@ -16,12 +17,15 @@ from cometmq.protocol.errors import CometError, SubscriptionIllegal, SystemBusy
 from cometmq.protocol.filters import check_filters_on
 from cometmq.protocol.names import check_readable_topic
 from cometmq.shm.kernel._kernel import SleepCell
+from cometmq.shm.kernel.layout import RECORD_HEAD
 from cometmq.shm.live.control import Counter
 from cometmq.shm.live.queue_table import QueueTable
+from cometmq.shm.os.memory import memory_of
 from cometmq.shm.reading.mapped_reader import PULL_STATUS
 from cometmq.shm.reading.selection import Selection, selection_of
 from cometmq.shm.reading.store_reader import GetResult, GetStatus, StoreReader
 
+_I64: Final = struct.Struct(">q")
 COUNT_MAX: Final = 65_536  # messages in one answer, whatever was asked for
 BYTES_MAX: Final = 4 * 1_048_576
 SUSPEND_MS_MAX: Final = 60_000
@@ -68,6 +72,11 @@ class Pulls:
         self._end_timer: Timer | None = None  # for the first of them whose time is up
         self._answered = 0
         self._filters_on = family.settings.enable_property_filter
+        self._wrote = family.control.read(Counter.WROTE)
+        self._far_bytes = 0  # behind the log's end; 0: no slave is advised
+        if family.settings.slave_read_enable:
+            ratio = family.settings.access_message_in_memory_max_ratio_percent
+            self._far_bytes = memory_of("MemTotal") * ratio // 100
 
     def on_pull_messages(self, command: PullMessages, request: Request) -> Command | None:
         """Answers through the request: the records travel behind the answer."""
@@ -91,10 +100,17 @@ class Pulls:
     def _answer_pull(self, request: Request, status: int, result: GetResult) -> None:
         answer = PullResult(
             status, result.next_queue_offset, result.min_queue_offset, result.max_queue_offset,
-            result.count,
+            result.count, self._is_far_behind(result),
         )  # fmt: skip
         self._answered += result.count
         request.reply(answer, () if result.payload is None else (result.payload,))
+
+    def _is_far_behind(self, result: GetResult) -> bool:
+        """Whether a slave had better be asked. RocketMQ DefaultMessageStore, getMessage."""
+        if not self._far_bytes or result.payload is None:
+            return False
+        (physical_offset,) = _I64.unpack_from(result.payload, RECORD_HEAD.at["physical_offset"])
+        return bool(self._wrote.value - physical_offset > self._far_bytes)
 
     def _read(self, command: PullMessages, queue_offset: int) -> tuple[int, GetResult]:
         """Look from `queue_offset` on until something matches, for a bounded number of rounds."""

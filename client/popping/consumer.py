@@ -17,7 +17,7 @@ from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict, check_h
 from cometmq.client.handling.work import describe
 from cometmq.client.popping.broker import PopBroker, Taken, Wanted
 from cometmq.client.popping.run import PopRun
-from cometmq.client.routes import Routes, broker_routes
+from cometmq.client.routes import MASTER, Routes, broker_routes
 from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.commands import (
     INVISIBLE_MS_MAX,
@@ -183,13 +183,15 @@ class PopConsumer:
         names = []
         for each in broker_routes(route):
             name = each.endpoints.broker
+            if each.endpoints.broker_id != MASTER:
+                continue  # a slave gives out nothing
             names.append(name)
             if name not in self._brokers:
                 self._brokers[name] = PopBroker(
                     self._routes, self._wanted, partial(self._endpoints, name), self._timeout_s
                 )
         if not names:
-            raise NotReachable(f"no broker serves topic {topic}")
+            raise NotReachable(f"no broker that is a master serves topic {topic}")
         return [self._brokers[name] for name in names]
 
     def _endpoints(self, broker: str) -> BrokerEndpoints:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Final
 
 from cometmq.client.receiving.progress import Progress
+from cometmq.client.receiving.replicas import Replicas
+from cometmq.client.routes import MASTER
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.tags import split
@@ -35,7 +36,6 @@ class Queue:
         "chunks",
         "committed",
         "dropped",
-        "endpoints",
         "epoch",
         "failures",
         "held",
@@ -49,6 +49,8 @@ class Queue:
         "pull_sent_at",
         "pulling",
         "queue_id",
+        "replica",
+        "replicas",
         "retry_at",
         "selection",
         "source",
@@ -60,7 +62,7 @@ class Queue:
 
     def __init__(
         self,
-        endpoints: Callable[[], BrokerEndpoints],
+        replicas: Replicas,
         broker: str,
         topic: str,
         queue_id: int,
@@ -69,7 +71,8 @@ class Queue:
         ownership: int = 0,
         lease: Lease | None = None,
     ) -> None:
-        self.endpoints = endpoints  # where the broker is now
+        self.replicas = replicas  # where the broker is now
+        self.replica = MASTER  # the id of the one that it is read from
         self.broker = broker
         self.topic = topic
         self.queue_id = queue_id
@@ -93,6 +96,13 @@ class Queue:
         self.dropped = False
         self.paused = False  # by the user: nothing of it is read or handed out
         self.parked: list[Chunk] = []  # taken out of the line while it is; used by who polls
+
+    def endpoints(self) -> BrokerEndpoints:
+        """Of the master."""
+        return self.replicas.master
+
+    def reads_from(self) -> BrokerEndpoints:
+        return self.replicas.at(self.replica)
 
     def pause(self) -> None:
         """Hand out nothing more of what is buffered until `unpause`; none of it is lost."""

@@ -124,7 +124,7 @@ class MappedQueues:
 
     def takes(self, queue: Queue) -> bool:
         """Whether the queue is read here; False sends it through ZeroMQ."""
-        endpoint = queue.endpoints().readers[0]
+        endpoint = queue.reads_from().readers[0]
         for other in [each for each in self._brokers.values() if each.endpoint != endpoint]:
             self._leave(other, queue)  # the broker has moved
         broker = self._brokers.get(endpoint)
@@ -158,7 +158,7 @@ class MappedQueues:
 
     def doubt(self, queue: Queue) -> None:
         """It goes through ZeroMQ, and that has failed: ask again whether it has to."""
-        broker = self._brokers.get(queue.endpoints().readers[0])
+        broker = self._brokers.get(queue.reads_from().readers[0])
         if broker is not None and broker.refusal is not None:
             self._forget(broker)
 

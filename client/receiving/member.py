@@ -20,7 +20,7 @@ from cometmq.client.receiving.mapped import check_mapped
 from cometmq.client.receiving.membership import Membership
 from cometmq.client.receiving.owned import OwnedQueues
 from cometmq.client.receiving.stream import Stream
-from cometmq.client.routes import Routes, broker_routes
+from cometmq.client.routes import Routes, broker_routes, replicas_of
 from cometmq.protocol.commands import GivenBack, QueueKey, QueueOffset, TopicRoute
 from cometmq.protocol.errors import CometError, NotConfirmed, NotOwner, TopicNotExist
 from cometmq.protocol.names import RETRY_PREFIX
@@ -116,19 +116,19 @@ class Member:
                 return
 
     def _meet(self, route: TopicRoute) -> None:
-        """Join the group at brokers that are new, and follow those that have moved."""
-        for each in broker_routes(route):
-            ends = each.endpoints
+        """Join the group at brokers that are new, and follow those that have moved. A slave that has
+        no master now refuses to be joined until it has one."""
+        for broker, replicas in replicas_of(route).items():
             with self._owned.lock:
-                place = self._places.get(ends.broker)
+                place = self._places.get(broker)
                 if place is None and not self._closed:
                     near = self._transport != "zmq"
-                    place = Membership(self, self._owned, ends, self._auto_commit_s, near=near)
-                    self._places[ends.broker] = place
+                    place = Membership(self, self._owned, replicas, self._auto_commit_s, near=near)
+                    self._places[broker] = place
                     place.start()
                     continue
-            if place is not None and place.endpoints != ends:
-                place.moved(ends)
+            if place is not None:
+                place.met(replicas)
 
     # --- what was not consumed ---
 
@@ -199,7 +199,7 @@ class Member:
                 place.set_offsets(begun)
         begun += self._begin(place, retries, EARLIEST)  # none of them may be missed
         known = [each for each in offsets if each.queue_offset >= 0]
-        self._owned.take_on(place.broker, lambda: place.endpoints, known + begun, place.lease)
+        self._owned.take_on(place.broker, place.replicas, known + begun, place.lease)
 
     def _begin(
         self, place: Membership, new: Sequence[QueueOffset], start: Position

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from cometmq.client.presence import AWAY, Presence
 from cometmq.client.receiving.buffer import Lease
 from cometmq.client.receiving.owned import OwnedQueues
+from cometmq.client.receiving.replicas import Replicas
 from cometmq.protocol.commands import (
     BrokerEndpoints,
     CommitOffsets,
@@ -76,12 +77,13 @@ class Membership:
         self,
         owner: Owner,
         owned: OwnedQueues,
-        endpoints: BrokerEndpoints,
+        replicas: Sequence[BrokerEndpoints],
         auto_commit_s: float,
         *,
         near: bool,
     ) -> None:
-        self.endpoints = endpoints
+        self.replicas = Replicas(replicas)
+        endpoints = self.endpoints
         self.broker = endpoints.broker
         self.presence = Presence(f"group {owner.group}", self.broker)
         self.joined = threading.Event()  # the first share has been taken in
@@ -111,6 +113,11 @@ class Membership:
         self._has_left = False
         self._thread = Steady(f"cometmq consumer {self.broker}", self._turn)
 
+    @property
+    def endpoints(self) -> BrokerEndpoints:
+        """Of the master."""
+        return self.replicas.master
+
     def start(self) -> None:
         self._thread.start()
 
@@ -128,14 +135,15 @@ class Membership:
             self._lost_contact = True
             self._wake.notify()
 
-    def moved(self, endpoints: BrokerEndpoints) -> None:
-        """The broker listens elsewhere now."""
+    def met(self, replicas: Sequence[BrokerEndpoints]) -> None:
+        """Where the broker and its slaves are now."""
         with self._wake:
-            old, self.endpoints = self.endpoints, endpoints
-            if old.coordinator == endpoints.coordinator:
+            old = self.endpoints
+            self.replicas.update(replicas)
+            if old.coordinator == self.endpoints.coordinator:
                 return
             before = self._channel
-            self._channel = _channel_to(endpoints, self._line_request)
+            self._channel = _channel_to(self.endpoints, self._line_request)
         before.close()
 
     def commit(self) -> None:
@@ -332,6 +340,7 @@ class Membership:
     def _take_in(self, share: GroupShare) -> None:
         """Become the owner of what the share names, and of nothing else."""
         self._session_ms = share.session_timeout_ms
+        self.replicas.near, self.replicas.far = share.reads_from, share.reads_far_from
         lease_until = self._join_sent_at + self._session_ms / 1000
         epochs = share.epochs or [0] * len(share.queues)  # none: an older coordinator's
         wanted = dict(zip(share.queues, epochs, strict=True))

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from cometmq.client.receiving.buffer import OVER, Lease, Queue
 from cometmq.client.receiving.progress import Progress
-from cometmq.protocol.commands import BrokerEndpoints, QueueKey, QueueOffset, Subscription
+from cometmq.client.receiving.replicas import Replicas
+from cometmq.protocol.commands import QueueKey, QueueOffset, Subscription
 from cometmq.protocol.errors import NotOwner
 from cometmq.protocol.tags import joined, split
 from cometmq.shm.kernel._kernel import Message, runs, stretches
@@ -92,7 +93,7 @@ class OwnedQueues:
     def take_on(
         self,
         broker: str,
-        endpoints: Callable[[], BrokerEndpoints],
+        replicas: Replicas,
         offsets: Sequence[QueueOffset],
         lease: Lease | None = None,
     ) -> None:
@@ -100,7 +101,7 @@ class OwnedQueues:
         with self.lock:
             taken = [
                 Queue(
-                    endpoints,
+                    replicas,
                     broker,
                     each.topic,
                     each.queue_id,

@@ -208,7 +208,7 @@ class Puller:
             return
         if self._mapped is not None and self._mapped.takes(queue):
             return
-        readers = queue.endpoints().readers
+        readers = queue.reads_from().readers
         try:
             channel = self._channel(readers[queue.queue_id % len(readers)])
             self._troubles.asked(queue)
@@ -237,7 +237,7 @@ class Puller:
         return channel
 
     def _close_unused(self) -> None:
-        used = {endpoint for queue in self._queues for endpoint in queue.endpoints().readers}
+        used = {endpoint for queue in self._queues for endpoint in queue.reads_from().readers}
         for endpoint in [each for each in self._channels if each not in used]:
             self._channels.pop(endpoint).close()
 
@@ -258,6 +258,12 @@ class Puller:
         if not isinstance(answer, PullResult):
             self.failed(queue, f"a pull was answered by {type(answer).__name__}")
             return
+        if answer.status == PullStatus.OFFSET_MOVED and queue.reads_from() != queue.endpoints():
+            # It may be behind, or begin later: the master alone says where a queue goes on.
+            has = f"[{answer.min_queue_offset}, {answer.max_queue_offset}]"
+            self.failed(queue, f"slave {queue.replica} has {has}, not {queue.next_offset}")
+            return
+        queue.replica = queue.replicas.answered(queue.replica, is_far_behind=answer.far_behind)
         chunk = None
         if answer.status == PullStatus.FOUND and payload:
             end = answer.next_queue_offset
@@ -335,6 +341,7 @@ class Puller:
     def failed(self, queue: Queue, text: str) -> None:
         """Try again later."""
         self._troubles.failed(queue, text)
+        queue.replica = queue.replicas.missed(queue.replica)
         self._check_at = min(self._check_at, queue.retry_at)
         self._on_trouble()
         if self._mapped is not None:

@@ -21,7 +21,8 @@ from cometmq.client.questions import Position, offsets_at, ranges, resolve
 from cometmq.client.receiving.kept import Kept, KeptByUser
 from cometmq.client.receiving.mapped import check_mapped
 from cometmq.client.receiving.owned import OwnedQueues, QueueId
-from cometmq.client.routes import Routes, broker_routes
+from cometmq.client.receiving.replicas import Replicas
+from cometmq.client.routes import Routes, broker_routes, replicas_of
 from cometmq.protocol.commands import BrokerEndpoints, QueueKey, QueueOffset, TopicRoute
 from cometmq.protocol.errors import ArgumentIllegal, CometError, NotOwner
 from cometmq.protocol.positions import EARLIEST
@@ -68,7 +69,7 @@ class Unshared:
         self._every_s = max(auto_commit_s, kept.every_s)
         self._transport = transport
         self._lock = threading.RLock()  # of what follows; and one commit at a time
-        self._places: dict[str, BrokerEndpoints] = {}
+        self._places: dict[str, Replicas] = {}
         self._presences: dict[str, Presence] = {}
         self._whole: set[str] = set()  # topics of which it has all queues
         self._told: Wanted = {}  # else: these
@@ -146,16 +147,28 @@ class Unshared:
 
     def _meet(self, topic: str, route: TopicRoute) -> None:
         """Follow brokers that have moved, take on queues that are new, leave what is gone."""
+        replicas = replicas_of(route)
         for each in broker_routes(route):
-            ends = each.endpoints
-            self._places[ends.broker] = ends
-            presence = self._presence(ends.broker)
+            broker = each.endpoints.broker
+            if broker in self._places:
+                self._places[broker].update(replicas[broker])
+            else:
+                self._places[broker] = Replicas(replicas[broker])
+            self._compare_with_any(topic, self._places[broker], each.info.read_queues)
+
+    def _compare_with_any(self, topic: str, place: Replicas, count: int) -> None:
+        """The master is asked, and its slaves while it does not answer."""
+        presence = self._presence(place.master.broker)
+        missing: CometError | None = None
+        for ends in place.all():
             try:
-                self._compare(topic, ends, each.info.read_queues)
+                self._compare(topic, ends, count)
             except AWAY as error:
-                presence.missed(str(error))
+                missing = missing or error
             else:
                 presence.answered()
+                return
+        presence.missed(str(missing))
 
     def _presence(self, broker: str) -> Presence:
         if broker not in self._presences:
@@ -191,7 +204,7 @@ class Unshared:
             offsets |= dict(zip(new, begun, strict=True))
             if self._start != EARLIEST and self._keeps:
                 self._kept.save(ends, _as_offsets({key: offsets[key] for key in new}))
-        self._owned.take_on(ends.broker, lambda: self._places[ends.broker], _as_offsets(offsets))
+        self._owned.take_on(ends.broker, self._places[ends.broker], _as_offsets(offsets))
 
     def _first_offsets(
         self, ends: BrokerEndpoints, keys: Sequence[QueueKey], start: Position
@@ -237,10 +250,10 @@ class Unshared:
         with self._lock:
             if not self._keeps:
                 raise ArgumentIllegal("without a group nothing is committed: `position` says it")
-            for broker, ends in list(self._places.items()):
+            for broker, place in list(self._places.items()):
                 offsets = self._owned.progress_of(broker)
                 if offsets:
-                    self._kept.save(ends, offsets)
+                    self._kept.save(place.master, offsets)
                     self._owned.committed(broker, offsets)
 
     def _commit_quietly(self) -> None:
@@ -267,7 +280,7 @@ class Unshared:
             for broker in sorted({queue.broker for queue in queues}):
                 mine = [queue for queue in queues if queue.broker == broker]
                 keys = [QueueKey(queue.topic, queue.queue_id) for queue in mine]
-                ends = self._places[broker]
+                ends = self._places[broker].master
                 offsets = resolve(self._routes, ends, keys, position)
                 if self._keeps:
                     self._kept.save(ends, _as_offsets(dict(zip(keys, offsets, strict=True))))

@@ -22,8 +22,8 @@ from cometmq.cli.positions import Offset, Position
 from cometmq.client import Admin, Consumer, Message
 from cometmq.client.receiving.buffer import Chunk, Queue
 from cometmq.client.receiving.pulling import Puller
-from cometmq.client.routes import Routes, broker_routes
-from cometmq.protocol.commands import BrokerEndpoints
+from cometmq.client.receiving.replicas import Replicas
+from cometmq.client.routes import Routes, replicas_of
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.positions import EARLIEST, LATEST
 from cometmq.protocol.tags import ALL_TAGS, check_expression, joined
@@ -194,7 +194,7 @@ class TopicReader:
     def __init__(self, options: TailOptions) -> None:
         self._options = options
         self._routes = Routes(options.name_server)
-        self._brokers: dict[str, BrokerEndpoints] = {}
+        self._brokers: dict[str, Replicas] = {}
         self._puller = Puller(
             threading.Lock(),
             pull_bytes=PULL_BYTES,
@@ -247,7 +247,7 @@ class TopicReader:
         # learn where the queue ends, what is there already is filtered here.
         expression = joined(options.tags, options.sql)
         pulled = expression if options.start == LATEST else ALL_TAGS
-        queue = Queue(lambda: self._brokers[broker], broker, options.topic, queue_id, pulled, start)
+        queue = Queue(self._brokers[broker], broker, options.topic, queue_id, pulled, start)
         queue.selection = selection_of(options.tags, options.sql)
         return queue
 
@@ -263,7 +263,11 @@ class TopicReader:
 
     def _learn(self) -> None:
         route = self._routes.find(self._options.topic)
-        self._brokers |= {each.endpoints.broker: each.endpoints for each in broker_routes(route)}
+        for broker, replicas in replicas_of(route).items():
+            if broker in self._brokers:
+                self._brokers[broker].update(replicas)
+            else:
+                self._brokers[broker] = Replicas(replicas)
 
     def _look_up(self) -> None:
         """A reader does not answer: the broker may be elsewhere by now."""

@@ -60,6 +60,9 @@ class GroupShare(Answer, frozen=True, tag=41):
     session_timeout_ms: Int64
     # Of these ownerships, by queue; to be named in each commit.
     epochs: Annotated[list[Int64], Since("0.2.0")] = []
+    # The ids of the replicas that messages are read from: as a rule, and when they lie far back.
+    reads_from: Annotated[Int64, Since("0.2.0")] = 0
+    reads_far_from: Annotated[Int64, Since("0.2.0")] = 1
 
 
 class LeaveGroup(Command, frozen=True, tag=42):

@@ -50,6 +50,9 @@ class PullResult(Answer, frozen=True, tag=21):
     min_queue_offset: Int64
     max_queue_offset: Int64
     count: Int64 = 0
+    # The messages lie so far back that a slave had better be asked for the next ones. RocketMQ
+    # suggestWhichBrokerId.
+    far_behind: Annotated[bool, Since("0.2.0")] = False
 
 
 class GetQueueRange(Command, frozen=True, tag=22):

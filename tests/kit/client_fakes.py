@@ -83,6 +83,7 @@ class FakeBroker(ServiceActor):
         create: bool = True,
         name: str = "b",
         port: int = 10911,
+        broker_id: int = 0,
         faults: Sequence[Any] = (),
         topics: Iterable[str] = (),
     ) -> None:
@@ -93,6 +94,9 @@ class FakeBroker(ServiceActor):
         self.queues = queues
         self.create = create
         self.name = name
+        self.broker_id = broker_id
+        self.far_behind = False  # what it says of what it answers
+        self.reads = 0, 1  # the replicas that a group reads from
         self.topics = {topic: TopicInfo(topic, queues, queues) for topic in topics}
         self.commands: list[Command] = []  # everything that was asked, in order
         self.batches: dict[Key, list[list[bytes]]] = defaultdict(list)  # bodies, as they came
@@ -130,7 +134,7 @@ class FakeBroker(ServiceActor):
     @property
     def endpoints(self) -> BrokerEndpoints:
         at = self.moved_to or self.address
-        return BrokerEndpoints("c", self.name, 0, at, [at], at)
+        return BrokerEndpoints("c", self.name, self.broker_id, at, [at], at)
 
     def on_list_brokers(self, _command: ListBrokers, _request: Request) -> Command:
         return BrokerList([each.endpoints for each in (self, *self.peers)])
@@ -232,7 +236,7 @@ class FakeBroker(ServiceActor):
                 size += len(record)
             index += 1
         if found:
-            result = PullResult(PullStatus.FOUND, index, 0, end, len(found))
+            result = PullResult(PullStatus.FOUND, index, 0, end, len(found), self.far_behind)
             request.reply(result, [b"".join(found)])
         else:
             request.reply(PullResult(PullStatus.NO_MATCHED_MESSAGE, index, 0, end))
@@ -296,7 +300,7 @@ class FakeBroker(ServiceActor):
                 for queue_id in range(self.topics[each.topic].read_queues)
             ]
         epochs = [self.epochs.get((key.topic, key.queue_id), 1) for key in queues]
-        return GroupShare(self.share_version, queues, 1, 30_000, epochs)
+        return GroupShare(self.share_version, queues, 1, 30_000, epochs, *self.reads)
 
     def give(self, queues: list[QueueKey] | None) -> None:
         """A new share; waiting members hear of it."""

@@ -270,7 +270,7 @@ def share_of(store: Store, count: int) -> MappedShare:
     mapped: Any = SimpleNamespace(control=store.control, table=store.table, cover=Counter.WROTE)
     share = MappedShare(mapped)
     for slot in range(count):
-        share.add(Queue(lambda: None, "b", "t", slot, "*", 0))  # type: ignore[arg-type, return-value]
+        share.add(Queue(None, "b", "t", slot, "*", 0))  # type: ignore[arg-type]
     while (queue := share.next_ready()) is not None:
         share.looked(queue, moved=False, stuck=lambda: False)
     return share
