@@ -7,10 +7,10 @@ from typing import Final
 
 from cometmq.client.receiving.progress import Progress
 from cometmq.client.receiving.replicas import Replicas
-from cometmq.client.routes import MASTER
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.tags import split
+from cometmq.protocol.wire.channel import Pending
 from cometmq.shm.kernel._kernel import Message, set_source
 from cometmq.shm.reading.selection import selection_of
 
@@ -46,6 +46,7 @@ class Queue:
         "parked",
         "paused",
         "progress",
+        "pull",
         "pull_sent_at",
         "pulling",
         "queue_id",
@@ -72,7 +73,7 @@ class Queue:
         lease: Lease | None = None,
     ) -> None:
         self.replicas = replicas  # where the broker is now
-        self.replica = MASTER  # the id of the one that it is read from
+        self.replica = replicas.choose()  # the id of the one that it is read from
         self.broker = broker
         self.topic = topic
         self.queue_id = queue_id
@@ -84,6 +85,7 @@ class Queue:
         self.next_offset = queue_offset  # what is pulled next
         self.epoch = 0  # answers to pulls of an earlier one are not wanted
         self.pulling = False
+        self.pull: Pending | None = None  # the last one
         self.pull_sent_at = 0.0
         self.lease = lease or Lease()
         self.held = False  # enough of it is in the user's hands: nothing more is read
@@ -103,6 +105,11 @@ class Queue:
 
     def reads_from(self) -> BrokerEndpoints:
         return self.replicas.at(self.replica)
+
+    @property
+    def may_be_read_elsewhere(self) -> bool:
+        """Another replica may be asked: the pull has not gone to any yet."""
+        return len(self.replicas.all()) > 1 and self.pull is not None and not self.pull.handed_over
 
     def pause(self) -> None:
         """Hand out nothing more of what is buffered until `unpause`; none of it is lost."""

@@ -116,8 +116,8 @@ class Member:
                 return
 
     def _meet(self, route: TopicRoute) -> None:
-        """Join the group at brokers that are new, and follow those that have moved. A slave that has
-        no master now refuses to be joined until it has one."""
+        """Join the group at brokers that are new, and follow those that have moved. A slave
+        without a master is asked too, and refuses until it has one."""
         for broker, replicas in replicas_of(route).items():
             with self._owned.lock:
                 place = self._places.get(broker)
@@ -160,7 +160,9 @@ class Member:
             mine = [queue for queue in queues if queue.broker == place.broker]
             if mine:
                 keys = [QueueKey(queue.topic, queue.queue_id) for queue in mine]
-                self._seek(place, mine, resolve(self._routes, place.endpoints, keys, position))
+                self._seek(
+                    place, mine, resolve(self._routes, place.replicas.master, keys, position)
+                )
 
     def _seek(self, place: Membership, queues: list[Queue], queue_offsets: list[int]) -> None:
         with place.commit_lock:
@@ -208,9 +210,9 @@ class Member:
         keys = [QueueKey(each.topic, each.queue_id) for each in new]
         if isinstance(start, datetime | int):
             at_ms = start if isinstance(start, int) else int(start.timestamp() * 1000)
-            found = offsets_at(self._routes, place.endpoints, keys, at_ms)
+            found = offsets_at(self._routes, place.replicas.master, keys, at_ms)
         else:
-            found = resolve(self._routes, place.endpoints, keys, start)
+            found = resolve(self._routes, place.replicas.master, keys, start)
         return [
             QueueOffset(each.topic, each.queue_id, queue_offset, each.epoch)
             for each, queue_offset in zip(new, found, strict=True)

@@ -83,7 +83,7 @@ class Membership:
         near: bool,
     ) -> None:
         self.replicas = Replicas(replicas)
-        endpoints = self.endpoints
+        endpoints = self.replicas.master
         self.broker = endpoints.broker
         self.presence = Presence(f"group {owner.group}", self.broker)
         self.joined = threading.Event()  # the first share has been taken in
@@ -113,11 +113,6 @@ class Membership:
         self._has_left = False
         self._thread = Steady(f"cometmq consumer {self.broker}", self._turn)
 
-    @property
-    def endpoints(self) -> BrokerEndpoints:
-        """Of the master."""
-        return self.replicas.master
-
     def start(self) -> None:
         self._thread.start()
 
@@ -138,12 +133,13 @@ class Membership:
     def met(self, replicas: Sequence[BrokerEndpoints]) -> None:
         """Where the broker and its slaves are now."""
         with self._wake:
-            old = self.endpoints
+            old = self.replicas.master
             self.replicas.update(replicas)
-            if old.coordinator == self.endpoints.coordinator:
+            new = self.replicas.master
+            if old.coordinator == new.coordinator:
                 return
             before = self._channel
-            self._channel = _channel_to(self.endpoints, self._line_request)
+            self._channel = _channel_to(new, self._line_request)
         before.close()
 
     def commit(self) -> None:

@@ -58,6 +58,11 @@ class Replicas:
         """The master first, also one that the route does not name any more; then the slaves."""
         return (self._master, *(each for each in self._all if each != self._master))
 
+    def in_turn(self) -> list[BrokerEndpoints]:
+        """To be asked one after the other: those that answer first."""
+        now = time.monotonic()
+        return sorted(self.all(), key=lambda each: self._passed_over.get(each.broker_id, 0.0) > now)
+
     # --- choosing ---
 
     def answered(self, broker_id: int, *, is_far_behind: bool) -> int:
@@ -66,20 +71,22 @@ class Replicas:
         if self._told and broker_id == self._master.broker_id:
             self._told = False
             log.info("the master of broker %s is read again", self._master.broker)
-        return self._choose(self.far if is_far_behind else self.near)
+        return self.choose(is_far_behind=is_far_behind)
 
     def missed(self, broker_id: int) -> int:
         """That replica has not answered, or had nothing to say: the id of the one to ask next."""
         self._passed_over[broker_id] = time.monotonic() + PASSED_OVER_S
-        chosen = self._choose(self.near)
+        chosen = self.choose()
         if not self._told and broker_id == self._master.broker_id != chosen:
             self._told = True
             text = "broker %s does not answer: its messages are read from its slave %d at %s"
             log.warning(text, self._master.broker, chosen, self.at(chosen).readers[0])
         return chosen
 
-    def _choose(self, wanted: int) -> int:
-        """That one, if it is there and answers; else the first that does; else the master."""
+    def choose(self, *, is_far_behind: bool = False) -> int:
+        """The one that is wanted, if it is there and answers; else the first that does; else the
+        master."""
+        wanted = self.far if is_far_behind else self.near
         now = time.monotonic()
         ids = [each.broker_id for each in self.all()]
         usable = [each for each in ids if self._passed_over.get(each, 0.0) <= now]

@@ -44,10 +44,20 @@ class Troubles:
 
     def take_late(self, sent_before: float) -> list[Queue]:
         """Those whose pull was sent before that time and is not answered."""
-        sent = list(takewhile(lambda queue: queue.pull_sent_at < sent_before, self._asked))
+        sent = self._sent(sent_before)
         for queue in sent:
             del self._asked[queue]
         return [queue for queue in sent if queue.pulling]
+
+    def take_unsent(self, asked_before: float) -> list[Queue]:
+        """Those that have slaves, and whose pull has waited since that time for a connection."""
+        sent = [queue for queue in self._sent(asked_before) if queue.may_be_read_elsewhere]
+        for queue in sent:
+            del self._asked[queue]
+        return [queue for queue in sent if queue.pulling]
+
+    def _sent(self, before: float) -> list[Queue]:
+        return list(takewhile(lambda queue: queue.pull_sent_at < before, self._asked))
 
     # --- pulls that failed ---
 

@@ -160,11 +160,12 @@ class Unshared:
         """The master is asked, and its slaves while it does not answer."""
         presence = self._presence(place.master.broker)
         missing: CometError | None = None
-        for ends in place.all():
+        for ends in place.in_turn():
             try:
                 self._compare(topic, ends, count)
             except AWAY as error:
                 missing = missing or error
+                place.missed(ends.broker_id)
             else:
                 presence.answered()
                 return

@@ -6,15 +6,18 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from client_fakes import Handle, fake_broker
+from family import RunningBroker
 
 from cometmq.client import Consumer, Message, Producer
 from cometmq.client.receiving import replicas
 from cometmq.client.receiving.replicas import Replicas
 from cometmq.protocol.commands import BrokerEndpoints, CommitOffsets, JoinGroup, PullMessages
 from cometmq.protocol.errors import NotConfirmed, NotReachable, ServiceNotAvailable
+from cometmq.shm.os.memory import memory_of
 
 QUEUES = 2
 
@@ -105,6 +108,7 @@ def test_a_slave_is_read_while_the_master_is_away(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_member_keeps_its_queues_when_the_name_server_has_lost_the_master(pair: Pair) -> None:
     """Commits wait for a master; no slave is asked for them."""
     pair.send(20)
@@ -134,6 +138,7 @@ def test_a_group_is_joined_when_its_broker_has_a_master(
         assert len(take(consumer, 10)) == 10
 
 
+@pytest.mark.slow
 def test_without_a_group_a_slave_is_enough(pair: Pair) -> None:
     pair.send(20)
     pair.master.stop()
@@ -173,6 +178,31 @@ def test_a_group_that_reads_from_a_slave_as_a_rule(pair: Pair) -> None:
     with Consumer(pair.names.address, "g", "t", pull_bytes=150) as consumer:
         assert numbers(take(consumer, 20)) == list(range(20))
     assert pair.slave.asked(PullMessages)
+
+
+# --- what a real broker says ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advises", [True, False])
+def test_a_broker_says_what_lies_far_back(tmp_path: Path, advises: bool) -> None:
+    settings = {
+        "slaveReadEnable": advises,
+        "accessMessageInMemoryMaxRatio": 1,
+        "mappedFileSizeCommitLog": 64 << 20,
+        "maxMessageSize": 1 << 20,
+    }
+    body = bytes(1_000_000)
+    count = memory_of("MemTotal") // 100 // len(body) + 8
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        with Producer(broker.address("namesrv")) as producer:
+            producer.send_many("far", [body] * count, queue_id=0)
+        reader = broker.reader
+        said = [
+            reader.ask(PullMessages("far", 0, at, 1), timeout_s=60)[0].far_behind
+            for at in (0, count - 1)
+        ]
+    assert said == [advises, False]
 
 
 # --- the rule ---

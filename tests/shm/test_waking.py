@@ -23,7 +23,8 @@ from cometmq.actors.launch.addresses import address_of
 from cometmq.client.receiving import pulling
 from cometmq.client.receiving.buffer import Queue
 from cometmq.client.receiving.local_broker import MappedShare
-from cometmq.protocol.commands import GetStatistics, Statistics
+from cometmq.client.receiving.replicas import Replicas
+from cometmq.protocol.commands import BrokerEndpoints, GetStatistics, Statistics
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import (
     STRIPES,
@@ -269,8 +270,9 @@ def share_of(store: Store, count: int) -> MappedShare:
     counter.reset(max(counter.value, count))
     mapped: Any = SimpleNamespace(control=store.control, table=store.table, cover=Counter.WROTE)
     share = MappedShare(mapped)
+    nowhere = Replicas([BrokerEndpoints("c", "b", 0, "", [], "")])
     for slot in range(count):
-        share.add(Queue(None, "b", "t", slot, "*", 0))  # type: ignore[arg-type]
+        share.add(Queue(nowhere, "b", "t", slot, "*", 0))
     while (queue := share.next_ready()) is not None:
         share.looked(queue, moved=False, stuck=lambda: False)
     return share
