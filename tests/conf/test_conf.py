@@ -80,6 +80,8 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "transactionCheckMax": 15,
     "storeReplyMessageEnable": True,
     "longPollingEnable": True,
+    "slaveReadEnable": False,
+    "accessMessageInMemoryMaxRatio": 40,
     "enablePropertyFilter": True,
     "defaultTopicQueueNums": 8,
     "autoCreateTopicEnable": True,
