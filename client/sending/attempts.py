@@ -38,10 +38,11 @@ Expired = list[tuple[Batch, CometError]]
 class Flight:
     """One SendMessages on its way: its batches, by the lane they go to."""
 
-    __slots__ = ("attempts", "batches", "endpoint", "lanes", "pending")
+    __slots__ = ("attempts", "batches", "endpoint", "lanes", "pending", "since")
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, since: float) -> None:
         self.endpoint = endpoint
+        self.since = since  # time.monotonic()
         self.lanes: list[Lane] = []
         self.batches: list[Batch] = []
         self.attempts: list[tuple[int, bool]] = []  # number and fence of each; see Lane
@@ -52,6 +53,9 @@ class Flight:
         self.lanes.append(lane)
         self.batches.append(batch)
         self.attempts.append((batch.number, batch.fence))
+
+    def waits_for_connection(self) -> bool:
+        return self.pending is not None and not self.pending.handed_over
 
     def was_never_sent(self) -> bool:
         """Whether it still waits for a connection; then it does no longer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
@@ -14,6 +15,7 @@ from cometmq.client.sending.accumulator import Accumulator
 from cometmq.client.sending.attempts import CHECK_S, Expired, Flight, RetryPolicy
 from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.client.sending.receipt import Batch
+from cometmq.client.sending.standing import Standing
 from cometmq.client.sending.window import Window
 from cometmq.protocol.wire.steady import Steady
 
@@ -30,6 +32,7 @@ class Ticked(Protocol):
     accumulator: Accumulator
     policy: RetryPolicy
     presences: Presences
+    standing: Standing
 
     @property
     def lock(self) -> AbstractContextManager[Any]: ...
@@ -115,10 +118,13 @@ class Clock:
                 for batch in self._expire(lane, now, touched):
                     error = delivery.policy.timed_out(batch, lane)
                     delivery.presences.heard(lane.broker, error)
+                    delivery.standing.heard(lane.broker, 0.0, error)
                     delivery.window.settled(batch, error)
                     expired.append((batch, error))
                 if lane.sent is not None and now - lane.sent_at >= CHECK_S:
                     late.append(lane)
+                    delivery.standing.heard(lane.broker, now - lane.sent_at, None)
+                    self._go_elsewhere(lane, topic, touched)
         if not delivery.window.unsettled:
             self._check_at = None
         return delivery.collect(touched), late
@@ -139,6 +145,25 @@ class Clock:
         while lane.waiting and lane.waiting[0].deadline <= now:
             expired.append(lane.waiting.popleft())
         return expired
+
+    def _go_elsewhere(self, lane: Lane, topic: TopicLanes, touched: list[Lane]) -> None:
+        """Nobody takes what was sent to this queue: what any queue will do for goes to another
+        broker's, if there is one that takes something."""
+        flight = lane.flight
+        if not flight.waits_for_connection() or topic.elsewhere(lane.broker) is None:
+            return
+        if any(batch.may_go_elsewhere for batch in (lane.sent, *lane.waiting) if batch):
+            if not flight.was_never_sent():
+                return  # it has left in this moment
+            self._call_back(flight, touched)
+            staying = [batch for batch in lane.waiting if not batch.may_go_elsewhere]
+            for batch in lane.waiting:
+                other = topic.elsewhere(lane.broker)
+                if batch.may_go_elsewhere and other is not None:
+                    batch.broker, batch.queue_id = other.broker, other.queue_id
+                    other.waiting.append(batch)
+                    touched.append(other)
+            lane.waiting = deque(staying)
 
     def _call_back(self, flight: Flight, touched: list[Lane]) -> None:
         """It has not left: its batches stand at the head of their lanes again."""

@@ -33,6 +33,7 @@ from cometmq.client.sending.clock import Clock
 from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.recovery import Recovery
+from cometmq.client.sending.standing import Standing
 from cometmq.client.sending.window import Window
 from cometmq.protocol.commands import SendResult
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, again
@@ -69,6 +70,7 @@ class Delivery:
         self.topics: dict[str, TopicLanes] = {}
         self.policy = RetryPolicy(timeout_s, attempts_max)
         self.presences = Presences("a producer")
+        self.standing = Standing()
         self.window = Window(self.lock, in_flight_bytes_max, timeout_s)
         self._clock = Clock(self, self.lock)
         self.accumulator = Accumulator(
@@ -108,7 +110,7 @@ class Delivery:
         assert route is not None
         lanes = self.topics.get(topic)
         if lanes is None:
-            lanes = self.topics[topic] = TopicLanes(route)
+            lanes = self.topics[topic] = TopicLanes(route, self.standing)
         elif lanes.route is not route:
             lanes.update(route)
         return lanes
@@ -162,7 +164,7 @@ class Delivery:
                 full.append(flight)
                 flight = None
             if flight is None:
-                flight = flights[lane.endpoint] = Flight(lane.endpoint)
+                flight = flights[lane.endpoint] = Flight(lane.endpoint, now)
                 size = 0
             size += len(batch.body)
             lane.sent, lane.sent_at, lane.flight = batch, now, flight
@@ -209,7 +211,9 @@ class Delivery:
         settled: list[tuple[Batch, Outcome]] = []
         failed: list[Lane] = []
         with self.lock:
-            self.presences.heard(flight.lanes[0].broker, outcomes[0][1])
+            broker, error = flight.lanes[0].broker, outcomes[0][1]
+            self.presences.heard(broker, error)
+            self.standing.heard(broker, monotonic() - flight.since, error)
             for lane, batch, (number, fence), outcome in zip(
                 flight.lanes, flight.batches, flight.attempts, outcomes, strict=True
             ):
@@ -245,7 +249,7 @@ class Delivery:
             return False
         lane.paused = True
         other = None
-        if batch.free and not batch.unconfirmed:  # else it could be stored here and there
+        if batch.may_go_elsewhere:
             other = self.topics[batch.topic].elsewhere(lane.broker)
         if other is not None:
             batch.broker, batch.queue_id = other.broker, other.queue_id

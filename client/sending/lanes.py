@@ -9,6 +9,7 @@ from typing import Any
 
 from cometmq.client.routes import MASTER
 from cometmq.client.sending.receipt import Batch
+from cometmq.client.sending.standing import Standing
 from cometmq.protocol.commands import SectionResult, TopicRoute
 from cometmq.protocol.errors import ArgumentIllegal, CometError, NoPermission
 from cometmq.protocol.perm import WRITE
@@ -85,10 +86,15 @@ class Lane:
 
 
 class TopicLanes:
-    """All queues of a topic that may be written, broker by broker. Guarded by the lock as well."""
+    """All queues of a topic that may be written, broker by broker. Guarded by the lock as well.
 
-    def __init__(self, route: TopicRoute) -> None:
+    Args:
+        standing: brokers that it names are chosen when there are no others.
+    """
+
+    def __init__(self, route: TopicRoute, standing: Standing | None = None) -> None:
         self.topic = route.topic
+        self._standing = Standing() if standing is None else standing
         self.route: TopicRoute | None = None
         self.lanes: list[Lane] = []
         self.free: Batch | None = None  # open, for whichever queue's turn it is when it leaves
@@ -131,7 +137,7 @@ class TopicLanes:
 
     def next(self) -> Lane:
         """The queue whose turn it is; one that has nothing to do is preferred."""
-        lanes = self.writable()
+        lanes = self._preferred()
         count = len(lanes)
         for step in range(count):
             lane = lanes[(self._turn + step) % count]
@@ -152,7 +158,7 @@ class TopicLanes:
 
     def next_idle(self) -> Lane | None:
         """The next queue in turn that has nothing to do; None also where none may be written."""
-        if not any(lane.idle for lane in self.lanes):
+        if not self.lanes or not any(lane.idle for lane in self._preferred()):
             return None
         return self.next()
 
@@ -171,8 +177,15 @@ class TopicLanes:
 
     def elsewhere(self, broker: str) -> Lane | None:
         """A queue of another broker, for a batch that any queue will do for."""
-        others = [lane for lane in self.lanes if lane.broker != broker and not lane.failures]
+        others = [lane for lane in self._preferred() if lane.broker != broker and not lane.failures]
         return random.choice(others) if others else None
+
+    def _preferred(self) -> list[Lane]:
+        """Those of brokers that answer soon; all, where none does. Raises NoPermission."""
+        lanes, avoided = self.writable(), self._standing.avoided()
+        if not avoided:
+            return lanes
+        return [lane for lane in lanes if lane.broker not in avoided] or lanes
 
     def writable(self) -> list[Lane]:
         """All of them. Raises NoPermission where there is none."""

@@ -125,6 +125,11 @@ class Batch:
         """Whether its messages are stored elsewhere than in the queue that they are meant for."""
         return bool(self.delay_level or self.producer_group)
 
+    @property
+    def may_go_elsewhere(self) -> bool:
+        """Any queue will do, and it is in none; else it could be stored here and there."""
+        return self.free and not self.unconfirmed
+
     def settle(
         self,
         result: SectionResult | None,

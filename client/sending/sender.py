@@ -24,6 +24,7 @@ from cometmq.protocol.commands import SendResult
 from cometmq.protocol.errors import ArgumentIllegal, CometError, NotConfirmed, again
 from cometmq.protocol.names import check_writable_topic
 from cometmq.protocol.retry import pause_s
+from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.kernel import _kernel
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
@@ -222,6 +223,7 @@ class Sender:
             except CometError as error:
                 with self._lock:
                     delivery.presences.heard(lane.broker, error)
+                    delivery.standing.heard(lane.broker, 0.0, error)
                     if isinstance(error, NotConfirmed):
                         batch.unconfirmed = True
                         lane.is_unsure_of(batch.number)
@@ -232,7 +234,7 @@ class Sender:
                 delivery.recovery.look_up({batch.topic: error})
                 if lane.endpoint != endpoint:
                     self.routes.retire(endpoint)
-                if batch.free and not batch.unconfirmed:  # else it could be stored here and there
+                if batch.may_go_elsewhere:
                     lane = lanes.elsewhere(lane.broker) or lane
 
     def _attempt(self, lane: Lane, endpoint: str, batch: Batch) -> None:
@@ -245,6 +247,9 @@ class Sender:
                 if channel.forget(pending):
                     raise delivery.policy.timed_out(batch, lane)
                 raise delivery.policy.not_confirmed(lane)
+            with self._lock:
+                delivery.standing.heard(lane.broker, time.monotonic() - batch.since, None)
+            self._go_elsewhere(lane, batch, pending)
             delivery.recovery.look_up({batch.topic: None})
             if lane.endpoint != endpoint:
                 self.routes.retire(endpoint)  # fails the pending
@@ -261,6 +266,17 @@ class Sender:
             raise error
         assert isinstance(answer, SendResult)
         batch.settle(result, None, answer.store_timestamp_ms, answer.store_host)
+
+    def _go_elsewhere(self, lane: Lane, batch: Batch, pending: Pending) -> None:
+        """Raise if the broker is not connected, and another one could have the message."""
+        policy = self.delivery.policy
+        with self._lock:
+            other = self.delivery.topics[batch.topic].elsewhere(lane.broker)
+        if other is None or not batch.may_go_elsewhere or pending.handed_over:
+            return
+        error = policy.timed_out(batch, lane)
+        if self.delivery.may_try_again(batch, error):
+            raise error if pending.channel.forget(pending) else policy.not_confirmed(lane)
 
     # --- many at once ---
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 from client_fakes import Handle, fake_broker
 
 from cometmq.client import Admin, Consumer, Message, Producer
 from cometmq.client.routes import parse_addresses
+from cometmq.client.sending import standing
+from cometmq.client.sending.standing import Standing
+from cometmq.protocol.errors import MessageIllegal, NotConfirmed, SystemBusy
 
 
 @pytest.fixture
@@ -18,6 +22,11 @@ def brokers() -> Iterator[tuple[Handle, Handle]]:
     with fake_broker(name="a", port=1) as first, fake_broker(name="b", port=2) as second:
         first.broker.peers = [second.broker]
         yield first, second
+
+
+def close_quietly(producer: Producer) -> None:
+    with suppress(NotConfirmed):  # of what was not waited for, or has failed before
+        producer.close()
 
 
 def stored(handle: Handle) -> int:
@@ -43,6 +52,66 @@ def test_what_any_queue_will_do_for_goes_to_the_broker_that_is_there(
         second.broker.faults = [14] * 1_000
         for _ in range(20):
             assert producer.send("t", b"x").wait().broker == "a"
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_a_broker_that_does_not_answer_is_not_chosen_again(
+    brokers: tuple[Handle, Handle], linger_ms: float
+) -> None:
+    """What it has may be stored, and fails in the end; what comes later goes to the other one."""
+    first, second = brokers
+    producer = Producer(first.address, timeout_s=1.5, linger_ms=linger_ms)
+    with ExitStack() as stack:
+        stack.callback(close_quietly, producer)
+        producer.send("t", b"x").wait()
+        second.broker.faults = ["silent"] * 1_000
+
+        def until_it_fails() -> None:
+            for _ in range(8):
+                producer.send("t", b"y").wait()
+
+        with pytest.raises(NotConfirmed):
+            until_it_fails()
+        for number in range(40):
+            assert producer.send("t", b"z").wait().broker == "a", number
+        # What has a place of its own goes there all the same.
+        with pytest.raises(NotConfirmed):
+            producer.send("t", b"k", sharding_key="d").wait()
+
+
+def test_how_long_a_broker_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(standing, "monotonic", lambda: now[0])
+    for waited_s, avoided_s in (
+        (0.0, 0), (0.549, 0), (0.55, 2), (1.799, 2), (1.8, 5), (2.999, 5), (3, 6), (5, 10),
+        (15, 30),
+    ):  # fmt: skip
+        known = Standing()
+        known.heard("a", waited_s, None)
+        assert bool(known.avoided()) == bool(avoided_s), waited_s
+        now[0] += avoided_s - 0.001 * bool(avoided_s)
+        assert bool(known.avoided()) == bool(avoided_s), waited_s
+        now[0] += 0.001
+        assert not known.avoided()
+    known.heard("a", 0.0, SystemBusy("full"))
+    known.heard("b", 0.0, MessageIllegal("too long"))  # no broker would take it
+    assert known.avoided() == {"a"}
+    known.heard("a", 0.001, None)
+    assert not known.avoided()
+    known.heard("a", 0.0, SystemBusy("full"))
+    now[0] += 10
+    assert not known.avoided()
+
+
+def test_of_brokers_that_are_all_slow_each_has_its_turn(brokers: tuple[Handle, Handle]) -> None:
+    first, _ = brokers
+    with Producer(first.address) as producer:
+        producer.send("t", b"x").wait()
+        for broker in "ab":
+            producer._sender.delivery.standing.heard(broker, 20.0, None)
+            places = [producer.send("t", b"x", wait=False) for _ in range(8)]
+            found = {receipt.wait().broker for receipt in places}
+            assert found == ({"b"} if broker == "a" else {"a", "b"})
 
 
 def test_acknowledgements_find_their_broker(brokers: tuple[Handle, Handle]) -> None:
