@@ -19,8 +19,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
+from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handling
-from cometmq.client.handling.outcomes import DEAD, LATE, Reject, Retry, verdict_of
+from cometmq.client.handling.outcomes import DEAD, LATE, verdict_of
 from cometmq.client.handling.returns import Failure, Returns
 from cometmq.client.handling.work import (
     Parcel,
@@ -74,6 +75,7 @@ class Dispatcher:
         self._put = put
         self._wake = wake
         assert isinstance(receiver.member, Member)  # see Consumer.run
+        self._failures = FailureLog(log)
         self.returns = Returns(receiver.member, receiver.max_reconsume_times, self._settled)
         self._tracks: dict[Queue, Track] = {}
         self._busy: set[Track] = set()  # of which something is in hand
@@ -311,7 +313,7 @@ class Dispatcher:
     def failed(self, work: Work | None, track: Track, unit: Unit, error: BaseException) -> None:
         """The handler raised it."""
         messages = messages_of(unit)
-        _tell(unit, error)
+        self._failures.failed(unit, error)
         verdict = verdict_of(error)
         if not (self._handling.orderly and isinstance(work, Strand)):
             self.returns.put(Failure(track, messages, verdict))
@@ -351,6 +353,7 @@ class Dispatcher:
     def end(self) -> None:
         """Acknowledge what is done. What is not is handed out again by whoever polls next."""
         self.returns.close()
+        self._failures.end()
         self._settle()
         queues = []
         for track in self._tracks.values():
@@ -360,13 +363,3 @@ class Dispatcher:
                 queues.append(track.queue)
             track.queue.held = False
         self._owned.go_back(queues)
-
-
-def _tell(unit: Unit, error: BaseException) -> None:
-    """What the log says of a failed delivery, once."""
-    if isinstance(error, Retry):
-        log.info("%s: %s", describe(unit), error)
-    elif isinstance(error, Reject):
-        log.warning("%s goes to the dead letters: %s", describe(unit), error)
-    else:
-        log.error("the handler failed on %s", describe(unit), exc_info=error)

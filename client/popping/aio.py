@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self, Unpack
 
 from cometmq.client.arguments import check
+from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import CONCURRENCY_MAX
 from cometmq.client.handling.outcomes import check_handler, verdict_of
 from cometmq.client.handling.work import describe
@@ -53,6 +54,7 @@ class AsyncPopConsumer:
         self._made: PopConsumer | None = None
         self._closed = False
         self._over: asyncio.Event | None = None  # of a run
+        self._failures = FailureLog(log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: list[Message] = []  # not acknowledged yet
         self._acking: asyncio.Task[None] | None = None
@@ -105,6 +107,7 @@ class AsyncPopConsumer:
                 await asyncio.wait(self._tasks)
             if self._acking is not None:
                 await self._acking
+            self._failures.end()
             over, self._over = self._over, None
             over.set()
             if self._closed:
@@ -141,8 +144,7 @@ class AsyncPopConsumer:
 
     async def _failed(self, message: Message, error: Exception) -> None:
         verdict = verdict_of(error)
-        if verdict == verdict_of(Exception()):
-            log.warning("%s: its handler failed", describe(message), exc_info=error)
+        self._failures.failed(message, error)
         try:
             await asyncio.to_thread(self._consumer._give_back, message, verdict)
         except CometError as refusal:

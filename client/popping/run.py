@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import Final, Protocol
 
+from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handler
 from cometmq.client.handling.outcomes import Verdict, failure_in, verdict_of
 from cometmq.client.handling.work import describe
@@ -52,6 +53,7 @@ class PopRun:
         self._done: deque[Message] = deque()
         self._ends = self._is_over = False
         self._unit_s = 0.01  # that a message took lately
+        self._failures = FailureLog(log)
         self._raised: BaseException | None = None
         self._ended = threading.Event()
         self._threads = [
@@ -109,6 +111,7 @@ class PopRun:
                 log.warning("%d handlers do not end, and are left", self._working)
             self._is_over = True
             self._changed.notify_all()
+        self._failures.end()
         self._acker.join(max(0.1, deadline - time.monotonic()))
 
     # --- the threads ---
@@ -158,8 +161,7 @@ class PopRun:
         if failure is None:
             return True
         verdict = verdict_of(failure)
-        if verdict == verdict_of(Exception()):
-            log.warning("%s: its handler failed", describe(message), exc_info=failure)
+        self._failures.failed(message, failure)
         try:
             self._consumer.give_back(message, verdict)
         except CometError as error:
