@@ -22,6 +22,14 @@ def boot_id() -> str:
         return ""
 
 
+def time_namespace() -> str:
+    """Of those whose monotonic clocks show the same, on one boot of the machine."""
+    try:
+        return os.readlink("/proc/self/ns/time")
+    except OSError:
+        return "time:[]"  # before Linux 5.6
+
+
 def own_process() -> str:
     """Names this process: the machine's boot, its namespaces of pids and times, its pid, and when
     it began.
@@ -112,8 +120,4 @@ def _here() -> str:
         pids = os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-    try:
-        times = os.readlink("/proc/self/ns/time")
-    except OSError:
-        times = "time:[]"  # before Linux 5.6
-    return f"{boot_id()}/{pids}/{times}"
+    return f"{boot_id()}/{pids}/{time_namespace()}"

@@ -19,7 +19,7 @@ from xdist.workermanage import WorkerController
 
 ALONE: Final = "alone"  # the unit of those that are marked so
 #: Of one worker, as if they were one file: they share what takes long to start.
-TOGETHER: Final = ("tests/spark/",)
+TOGETHER: Final = ("tests/spark/", "tests/replication/test_engine")
 SLOW: Final = 30  # what a test that is marked slow counts against one that is not
 
 

@@ -1,0 +1,230 @@
+"""etcd's JSON gateway by http.client: requests to whichever endpoint answers, and a stream.
+
+Sources: etcd's api_grpc_gateway page; rpc.proto for the fields. Keys and values are in base64, and
+64-bit numbers are texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from cometmq.actors.replication.engines.errors import EngineFault, EngineUnreachable
+from cometmq.protocol.retry import pause_s, spread
+
+ANSWER_BYTES_MAX: Final = 4 << 20
+ATTEMPT_S: Final = 0.5  # for one endpoint, of a request that another one may be asked instead
+_IDLE_MAX: Final = 4  # connections kept
+
+Address = tuple[str, int]
+
+
+class Lost(Exception):
+    """The request may have been carried out; its answer did not come."""
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def decoded(text: object) -> bytes:
+    """Raises ValueError."""
+    if not isinstance(text, str):
+        raise ValueError("no text")
+    return base64.b64decode(text, validate=True)
+
+
+class Gateway:
+    """Several endpoints of one etcd."""
+
+    def __init__(self, where: str, endpoints: Sequence[Address]) -> None:
+        self._where = where
+        self._endpoints = tuple(endpoints)
+        self._lock = threading.Lock()
+        self._good = 0  # the endpoint that is asked first
+        self._idle: list[tuple[int, http.client.HTTPConnection]] = []
+
+    def ask(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """A request that may be carried out twice: other endpoints are asked, again and again.
+
+        Raises EngineUnreachable, EngineFault.
+        """
+        until = time.monotonic() + timeout_s
+        failures = 0
+        while True:
+            left = until - time.monotonic()
+            attempt_s = left if len(self._endpoints) == 1 else min(left, ATTEMPT_S)
+            try:
+                return self._once(path, body, time.monotonic() + attempt_s)
+            except (Lost, EngineUnreachable) as error:
+                failures += 1
+                # All endpoints once without a pause.
+                pause = spread(pause_s(failures // len(self._endpoints)))
+                if time.monotonic() + pause >= until:
+                    raise EngineUnreachable(
+                        f"{error}: is a majority of the servers running, and reachable from here?"
+                    ) from error
+                if failures >= len(self._endpoints):
+                    time.sleep(pause)
+
+    def ask_once(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """A request that must not be sent again once it may have arrived.
+
+        Raises Lost; EngineUnreachable if it reached nobody; EngineFault.
+        """
+        until = time.monotonic() + timeout_s
+        failures = 0
+        while True:
+            try:
+                return self._once(path, body, until)
+            except EngineUnreachable:
+                failures += 1
+                pause = spread(pause_s(failures))
+                if time.monotonic() + pause >= until:
+                    raise
+                time.sleep(pause)
+
+    def _once(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
+        number, connection = self._connect(until)
+        try:
+            _set_timeout(connection, until)
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read(ANSWER_BYTES_MAX + 1)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            self._turn_from(number)
+            raise Lost(f"{self._where}: {self._name(number)} {path}: {_words(error)}") from error
+        if len(content) > ANSWER_BYTES_MAX or answer.will_close:
+            connection.close()
+        else:
+            self._keep(number, connection)
+        return self._understood(number, path, answer.status, content)
+
+    def _understood(self, number: int, path: str, status: int, content: bytes) -> dict[str, Any]:
+        where = f"{self._where}: {self._name(number)} {path}"
+        try:
+            # A stream of one answer is one line with it.
+            found = json.loads(content)
+        except ValueError:
+            found = None
+        if status >= 500:  # no leader, a change of leader, no time: it may be done or not
+            self._turn_from(number)
+            said = found.get("error") if isinstance(found, dict) else None
+            raise Lost(f"{where}: {said or status!r:.200}")
+        if status != 200 or not isinstance(found, dict):
+            raise EngineFault(f"{where}: status {status}: {content[:200]!r}: is this an etcd?")
+        return found
+
+    # --- connections ---
+
+    def _connect(self, until: float) -> tuple[int, http.client.HTTPConnection]:
+        """To the first endpoint that takes it. Raises EngineUnreachable."""
+        kept = self._kept()
+        if kept is not None:
+            return kept
+        first = self._good
+        why: list[str] = []
+        for step in range(len(self._endpoints)):
+            number = (first + step) % len(self._endpoints)
+            connection = self._connection(number, until)
+            try:
+                connection.connect()
+            except OSError as error:
+                why.append(f"{self._name(number)}: {_words(error)}")
+                connection.close()
+                continue
+            self._good = number
+            return number, connection
+        raise EngineUnreachable(f"{self._where}: nobody answers ({'; '.join(why)})")
+
+    def _connection(self, number: int, until: float) -> http.client.HTTPConnection:
+        host, port = self._endpoints[number]
+        left = until - time.monotonic()
+        if len(self._endpoints) > 1:
+            left = min(left, ATTEMPT_S)
+        return http.client.HTTPConnection(host, port, timeout=max(0.01, left))
+
+    def _kept(self) -> tuple[int, http.client.HTTPConnection] | None:
+        """One that its server has not closed meanwhile: what is sent there would be in doubt."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                number, connection = self._idle.pop()
+            if number == self._good and connection.sock is not None:
+                poller = select.poll()
+                poller.register(connection.sock, select.POLLIN)
+                if not poller.poll(0):
+                    return number, connection
+            connection.close()
+
+    def _keep(self, number: int, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            if len(self._idle) < _IDLE_MAX:
+                self._idle.append((number, connection))
+                return
+        connection.close()
+
+    def _turn_from(self, number: int) -> None:
+        """Another endpoint is asked first from now on."""
+        with self._lock:
+            if self._good == number:
+                self._good = (number + 1) % len(self._endpoints)
+
+    def _name(self, number: int) -> str:
+        host, port = self._endpoints[number]
+        return f"{host}:{port}"
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def stream(
+        self,
+        path: str,
+        body: dict[str, Any],
+        timeout_s: float,
+        opened: Callable[[socket.socket], None],
+    ) -> Iterator[dict[str, Any]]:
+        """Answers without end, each a line. Waits for the next one without a time limit: whoever
+        shuts the socket down that `opened` is told of ends it.
+
+        Raises EngineUnreachable, Lost.
+        """  # fmt: skip
+        number, connection = self._connect(time.monotonic() + timeout_s)
+        with contextlib.closing(connection):
+            try:
+                assert connection.sock is not None
+                opened(connection.sock)
+                connection.request("POST", path, json.dumps(body))
+                answer = connection.getresponse()
+                connection.sock.settimeout(None)
+                while line := answer.readline(ANSWER_BYTES_MAX):
+                    found = json.loads(line)
+                    if not isinstance(found, dict) or not isinstance(found.get("result"), dict):
+                        raise ValueError(f"{line[:200]!r}")
+                    yield found["result"]
+            except (OSError, ValueError, http.client.HTTPException, AttributeError) as error:
+                raise Lost(f"{self._where}: {self._name(number)} {path}: {error}") from error
+            finally:
+                self._turn_from(number)
+
+
+def _set_timeout(connection: http.client.HTTPConnection, until: float) -> None:
+    if connection.sock is not None:
+        connection.sock.settimeout(max(0.01, until - time.monotonic()))
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

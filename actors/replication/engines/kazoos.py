@@ -1,0 +1,198 @@
+"""A connection to ZooKeeper by kazoo, which is an extra: `pip install 'cometmq[cluster]'`.
+
+kazoo has threads of its own, and connects again by itself. What is asked here has a time limit, and
+it is told apart whether a request may have reached a server: kazoo queues what it cannot send yet.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from cometmq.actors.replication.engines.errors import (
+    EngineFault,
+    EngineMissing,
+    EngineUnreachable,
+)
+from cometmq.protocol.retry import FIRST_S, MOST_S, pause_s, spread
+
+_kazoo_log: Final = logging.getLogger(f"{__name__}.kazoo")
+_kazoo_log.setLevel(logging.ERROR)  # it warns at each attempt to connect; see leased, watching
+
+Address = tuple[str, int]
+
+
+class Lost(Exception):
+    """The request may have reached a server, and its answer did not come."""
+
+
+def kazoo(module: str) -> Any:
+    """A module of kazoo. Raises EngineMissing."""
+    try:
+        return importlib.import_module(f"kazoo.{module}")
+    except ImportError as error:
+        raise EngineMissing(
+            "the engine ZooKeeper needs the package kazoo: pip install 'cometmq[cluster]'"
+        ) from error
+
+
+class Line:
+    """One kazoo client, which is one session of ZooKeeper.
+
+    Args:
+        session_s: its time-out.
+    """
+
+    def __init__(self, where: str, hosts: Sequence[Address], session_s: float) -> None:
+        self._where = where
+        client, retry, self._errors = kazoo("client"), kazoo("retry"), kazoo("exceptions")
+        self._timeout = kazoo("handlers.threading").KazooTimeoutError
+        self._connected = threading.Event()
+        self._lock = threading.Lock()
+        self._started = False
+        self._closed = False
+        again = {"max_tries": -1, "delay": FIRST_S, "max_delay": MOST_S, "max_jitter": 0.5}
+        self._client = client.KazooClient(
+            hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                           for host, port in hosts),
+            timeout=session_s,
+            connection_retry=retry.KazooRetry(**again),
+            logger=_kazoo_log,
+        )  # fmt: skip
+        self._client.add_listener(self._hear)
+
+    def _hear(self, state: str) -> None:
+        if state == "CONNECTED":
+            self._connected.set()
+        else:
+            self._connected.clear()
+
+    @property
+    def session_id(self) -> int:
+        found = self._client.client_id
+        return int(found[0]) if found else 0
+
+    def call(self, until: float, *starts: Callable[[Any], Any]) -> list[Any]:
+        """Send requests in one go, and wait for all answers until that time.monotonic().
+
+        Raises EngineUnreachable if nothing was sent; Lost; an error of ZooKeeper about nodes.
+        """
+        self._start()
+        if not self._connected.wait(max(0.0, until - time.monotonic())):
+            raise self._unreachable()
+        try:
+            answers = [start(self._client) for start in starts]
+            return [each.get(timeout=max(0.001, until - time.monotonic())) for each in answers]
+        except (
+            self._errors.NoNodeError,
+            self._errors.NodeExistsError,
+            self._errors.BadVersionError,
+        ):
+            raise
+        except (
+            self._errors.ConnectionLoss,
+            self._errors.SessionExpiredError,
+            self._errors.ConnectionClosedError,
+            self._errors.OperationTimeoutError,
+            self._errors.SessionMovedError,
+            self._timeout,
+        ) as error:
+            raise Lost(f"{self._where}: {type(error).__name__} {error}".rstrip()) from error
+        except self._errors.KazooException as error:
+            raise EngineFault(f"{self._where}: {type(error).__name__} {error}".rstrip()) from error
+
+    def ask(self, timeout_s: float, *starts: Callable[[Any], Any]) -> list[Any]:
+        """As `call`, of what may be done twice: it is sent again. Raises EngineUnreachable."""
+        until = time.monotonic() + timeout_s
+        failures = 0
+        while True:
+            try:
+                return self.call(until, *starts)
+            except Lost as error:
+                failures += 1
+                pause = spread(pause_s(failures))
+                if time.monotonic() + pause >= until:
+                    raise self._unreachable() from error
+                time.sleep(pause)
+
+    def _unreachable(self) -> EngineUnreachable:
+        return EngineUnreachable(
+            f"{self._where}: no server has answered in time: is a majority of them running, and "
+            "reachable from here?"
+        )
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise self._unreachable()
+            if not self._started:
+                self._client.start_async()
+                self._started = True
+
+    def close(self) -> None:
+        """Ends the session of ZooKeeper, if a server can be reached."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._started:
+                self._client.stop()
+                self._client.close()
+
+
+def barrier(client: Any) -> Any:
+    """A write that changes nothing: what is read behind it is what a majority has.
+
+    A `sync` would not do, since a leader that has lost its majority answers one until it notices.
+    """
+    transaction = client.transaction()
+    transaction.check("/", -1)
+    return transaction.commit_async()
+
+
+# --- what kazoo does not tell ---
+
+_CONNECT: Final = struct.Struct(">iiqiqi16sb")  # length, protocol, zxid, ms, session, password
+_CONNECTED: Final = struct.Struct(">iii")  # length, protocol, ms
+_CLOSE: Final = struct.pack(">iii", 8, 1, -11)
+
+
+def granted_s(where: str, hosts: Sequence[Address], wanted_s: float, timeout_s: float) -> float:
+    """The time-out that a session gets: servers have bounds (minSessionTimeout, usually two of
+    their ticks, and maxSessionTimeout). Opens a session and closes it.
+
+    Raises EngineUnreachable.
+    """
+    until = time.monotonic() + timeout_s
+    why: object = "no time was left"
+    for address in hosts:
+        left = (until - time.monotonic()) / 2
+        if left <= 0:
+            break
+        try:
+            return _granted_by(address, wanted_s, left)
+        except (OSError, struct.error) as error:
+            why = f"{address[0]}:{address[1]}: {error}"
+    raise EngineUnreachable(f"{where}: no server has opened a session; {why}")
+
+
+def _granted_by(address: Address, wanted_s: float, timeout_s: float) -> float:
+    with socket.create_connection(address, timeout_s) as line:
+        line.sendall(_CONNECT.pack(45, 0, 0, int(wanted_s * 1000), 0, 16, b"", 0))
+        answer = b""
+        while len(answer) < _CONNECTED.size:
+            more = line.recv(_CONNECTED.size - len(answer))
+            if not more:
+                raise OSError("it closed the connection: it has no majority, or is no ZooKeeper")
+            answer += more
+        _, _, granted_ms = _CONNECTED.unpack(answer)
+        line.sendall(_CLOSE)
+    if not 0 < granted_ms < 10_000_000:
+        raise OSError("it is no ZooKeeper")
+    return float(granted_ms / 1000)

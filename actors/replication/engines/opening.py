@@ -1,0 +1,72 @@
+"""Which engine a setting names.
+
+sqlite:/var/lib/cometmq/cluster            a folder on this machine
+zookeeper://a:2181,b:2181,c:2181           an ensemble, and below which node: /chroot behind it
+etcd://a:2379,b:2379,c:2379                endpoints, and a prefix of keys behind them
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from cometmq.actors.replication.engines import etcd, zookeeper
+from cometmq.actors.replication.engines.engine import TIMEOUT_S, Engine
+from cometmq.actors.replication.engines.sqlite import SqliteEngine
+from cometmq.protocol.errors import ConfigError
+
+URL_MAX: Final = 2048
+HOSTS_MAX: Final = 16
+_TIMEOUT_S_MAX: Final = 60.0
+
+_FORMS: Final = "sqlite:/folder, zookeeper://host:port,…/chroot or etcd://host:port,…"
+_URL: Final = re.compile(r"(zookeeper|etcd)://([^/]*)((?:/[A-Za-z0-9_-]{1,64}){0,8})/?")
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
+_FOLDER: Final = re.compile(r"sqlite:(/[^\x00-\x1f\x7f\ud800-\udfff]*)")
+
+
+def open_engine(url: str, timeout_s: float = TIMEOUT_S) -> Engine:
+    """A handle on the engine that a setting names.
+
+    Args:
+        timeout_s: of a call.
+
+    Raises ConfigError; EngineMissing if a package is not installed; of SQLite also EngineFault and
+    EngineUnreachable.
+    """
+    if not isinstance(url, str) or len(url) > URL_MAX:
+        raise ConfigError(
+            f"engine = {url!r:.100}: a text of {URL_MAX} characters at most: {_FORMS}"
+        )
+    if type(timeout_s) not in (int, float) or not 0 < timeout_s <= _TIMEOUT_S_MAX:
+        raise ConfigError(
+            f"engine: timeout_s = {timeout_s!r:.40}: up to {_TIMEOUT_S_MAX:g} seconds"
+        )
+    if found := _FOLDER.fullmatch(url):
+        return _sqlite(url, found[1], timeout_s)
+    if not (found := _URL.fullmatch(url)):
+        raise ConfigError(f"engine = {url!r:.200}: {_FORMS}")
+    scheme, hosts, below = found.groups()
+    addresses = [_address(url, each) for each in hosts.split(",")]
+    if len(addresses) > HOSTS_MAX:
+        raise ConfigError(f"engine: {len(addresses)} servers, at most {HOSTS_MAX}")
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError(f"engine = {url!r:.200}: a server is named twice")
+    if scheme == "etcd":
+        return etcd.EtcdEngine(addresses, below or etcd.PREFIX, timeout_s)
+    return zookeeper.ZooKeeperEngine(addresses, below or zookeeper.ROOT, timeout_s)
+
+
+def _address(url: str, text: str) -> tuple[str, int]:
+    found = _HOST.fullmatch(text)
+    if found is None or not 0 < int(found[2]) < 65_536:
+        raise ConfigError(f"engine = {url!r:.200}: {text!r:.80} is no host:port")
+    return found[1].strip("[]"), int(found[2])
+
+
+def _sqlite(url: str, folder: str, timeout_s: float) -> Engine:
+    path = Path(folder)
+    if ".." in path.parts or len(path.parts) < 2 or folder.startswith("//"):
+        raise ConfigError(f"engine = {url!r:.200}: the full path of a folder: {_FORMS}")
+    return SqliteEngine(path, timeout_s)
