@@ -172,6 +172,16 @@ class EtcdWorld(World):
         engine._ask("/v3/kv/deleterange", {"key": key})
 
 
+def need_zookeeper() -> None:
+    try:
+        find_jars()
+    except EngineMissing as error:
+        pytest.skip(str(error))
+    for program in ("java", "setpriv"):
+        if shutil.which(program) is None:
+            pytest.skip(f"the engine ZooKeeper: {program} is not installed")
+
+
 @contextmanager
 def running(kind: str, place: Path) -> Iterator[World]:
     """Skips where the engine is not installed, which the end of the run says."""
@@ -180,13 +190,7 @@ def running(kind: str, place: Path) -> Iterator[World]:
         if kind == "sqlite":
             yield SqliteWorld(place)
         elif kind == "zookeeper":
-            try:
-                find_jars()
-            except EngineMissing as error:
-                pytest.skip(str(error))
-            for program in ("java", "setpriv"):
-                if shutil.which(program) is None:
-                    pytest.skip(f"the engine ZooKeeper: {program} is not installed")
+            need_zookeeper()
             yield ZooKeeperWorld(place, stack)
         else:
             if shutil.which("etcd") is None:

@@ -28,7 +28,14 @@ from cometmq.actors.replication.engines.engine import (
     Unknown,
 )
 from cometmq.actors.replication.engines.errors import EngineError, EngineFault, SessionHeld
-from cometmq.actors.replication.engines.gateway import Address, Gateway, Lost, decoded, encoded
+from cometmq.actors.replication.engines.gateway import (
+    Address,
+    Gateway,
+    Lost,
+    Rejected,
+    decoded,
+    encoded,
+)
 from cometmq.actors.replication.engines.handle import Handle
 from cometmq.protocol.retry import pause_s, spread
 
@@ -87,12 +94,14 @@ class EtcdEngine(Handle):
             answer = self._gateway.ask_once(
                 "/v3/kv/txn", _transaction(key, expected or 0, change), self.timeout_s
             )
-        except Lost as error:
+            with self._understanding(group):
+                if answer.get("succeeded") is True:
+                    return Applied(int(answer["header"]["revision"]))
+                read = answer["responses"][0]["response_range"]
+        except Rejected:
+            raise
+        except (Lost, EngineFault) as error:  # whatever it has answered, it may have done it
             return Unknown(str(error))
-        with self._understanding(group):
-            if answer.get("succeeded") is True:
-                return Applied(int(answer["header"]["revision"]))
-            read = answer["responses"][0]["response_range"]
         return Refused(self._stored(group, read))
 
     # --- sessions ---

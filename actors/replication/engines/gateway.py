@@ -31,6 +31,10 @@ class Lost(Exception):
     """The request may have been carried out; its answer did not come."""
 
 
+class Rejected(EngineFault):
+    """The answer says that nothing was done, and will not be."""
+
+
 def encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
@@ -99,6 +103,8 @@ class Gateway:
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             content = answer.read(ANSWER_BYTES_MAX + 1)
+            if answer.length and len(content) <= ANSWER_BYTES_MAX:
+                raise http.client.IncompleteRead(content, answer.length)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             self._turn_from(number)
@@ -120,8 +126,10 @@ class Gateway:
             self._turn_from(number)
             said = found.get("error") if isinstance(found, dict) else None
             raise Lost(f"{where}: {said or status!r:.200}")
-        if status != 200 or not isinstance(found, dict):
-            raise EngineFault(f"{where}: status {status}: {content[:200]!r}: is this an etcd?")
+        if status != 200:
+            raise Rejected(f"{where}: status {status}: {content[:200]!r}: is this an etcd?")
+        if not isinstance(found, dict):
+            raise EngineFault(f"{where}: {content[:200]!r}: is this an etcd?")
         return found
 
     # --- connections ---

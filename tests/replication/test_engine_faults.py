@@ -1,0 +1,386 @@
+"""What engines keep when servers, clients and power go away."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from engine_child import Child
+from engine_servers import World, eventually, need_zookeeper
+from fault.disk import Disk, need
+from paths import SEARCH
+from ports import free_ports
+
+from cometmq.actors.replication.engines.engine import (
+    Applied,
+    Engine,
+    Holding,
+    Refused,
+    Stored,
+    Unknown,
+)
+from cometmq.actors.replication.engines.errors import EngineUnreachable
+from cometmq.actors.replication.engines.opening import open_engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+
+class Counter:
+    """Counts in a group by compare-and-set, in a thread, until it is told to end."""
+
+    def __init__(self, world: World, group: str, timeout_s: float) -> None:
+        self.applied: list[Stored] = []
+        self.unknown: list[Unknown] = []
+        self.over = threading.Event()
+        self.failure: BaseException | None = None
+        self._engine = world.open(timeout_s)
+        self._group = group
+        self._thread = threading.Thread(target=self._guard)
+        self._thread.start()
+
+    def _guard(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self.failure = error
+
+    def _run(self) -> None:
+        known: Stored | None = None
+        is_known = False
+        while not self.over.is_set():
+            try:
+                if not is_known:
+                    known, is_known = self._engine.get(self._group), True
+                    self._check(known)
+                number = int(known.record) + 1 if known else 1
+                outcome = self._engine.cas(self._group, known and known.version, b"%d" % number)
+            except EngineUnreachable:
+                is_known = False
+                continue
+            if isinstance(outcome, Applied):
+                known = Stored(b"%d" % number, outcome.version)
+                self._check(known)
+                self.applied.append(known)
+            else:
+                is_known = False
+                if isinstance(outcome, Unknown):
+                    self.unknown.append(outcome)
+
+    def _check(self, found: Stored | None) -> None:
+        """Nobody else counts: nothing that was applied is lost, versions grow."""
+        if not self.applied:
+            return
+        last = self.applied[-1]
+        assert found is not None
+        assert int(found.record) >= int(last.record)
+        assert found == last or found.version > last.version
+
+    def wait_for(self, more: int) -> None:
+        wanted = len(self.applied) + more
+        eventually(lambda: self.failure or len(self.applied) >= wanted, 120)
+        if self.failure:
+            raise self.failure
+
+    def end(self) -> Stored:
+        self.over.set()
+        self._thread.join()
+        self._engine.close()
+        if self.failure:
+            raise self.failure
+        return self.applied[-1]
+
+
+# SQLite has none: its processes are killed in tests of their own.
+servers = pytest.mark.parametrize("world", ["zookeeper", "etcd"], indirect=True)
+
+
+@servers
+def test_no_applied_change_is_lost_with_all_servers_killed(
+    world: World, engine: Engine, group: str
+) -> None:
+    counter = Counter(world, group, timeout_s=2)
+    watch = engine.watch(group)
+    try:
+        for _ in range(2):
+            counter.wait_for(20)
+            for server in range(world.servers):
+                world.signal(signal.SIGKILL, server)
+            for server in range(world.servers):
+                world.restart(server)
+            world.wait_ready()
+        counter.wait_for(20)
+    finally:
+        counter.over.set()
+        print(f"{len(counter.applied)} applied, {len(counter.unknown)} unknown")
+        last = counter.end()
+    stored = engine.get(group)
+    assert stored is not None
+    assert int(stored.record) >= int(last.record)
+    eventually(lambda: watch.view and watch.view.stored == stored)
+
+
+@servers
+def test_one_server_after_the_other(world: World, engine: Engine, group: str) -> None:
+    """A majority is enough: changes go on, and so does a session."""
+    session = engine.open_session(group, 1, 12)
+    counter = Counter(world, group, timeout_s=2)
+    try:
+        for server in range(world.servers):
+            counter.wait_for(5)
+            world.signal(signal.SIGKILL, server)
+            counter.wait_for(5)
+            assert engine.alive(group) == {1}
+            world.restart(server)
+            world.wait_ready()
+    finally:
+        counter.over.set()
+        counter.end()
+    eventually(lambda: session.holding is Holding.HELD)
+    assert engine.alive(group) == {1}
+
+
+@servers
+def test_an_answer_that_is_lost(world: World, engine: Engine, group: str) -> None:
+    """The servers stop, and go on later: what was sent is applied then, or never, or before."""
+    before = engine.cas(group, None, b"before")
+    assert isinstance(before, Applied)
+    with world.open(1) as other:
+        assert other.get(group) == Stored(b"before", before.version)
+        for server in range(world.servers):
+            world.signal(signal.SIGSTOP, server)
+        try:
+            began = time.monotonic()
+            outcome = other.cas(group, before.version, b"lost")
+            took = time.monotonic() - began
+            with pytest.raises(EngineUnreachable):
+                other.get(group)
+        finally:
+            for server in range(world.servers):
+                world.signal(signal.SIGCONT, server)
+        assert isinstance(outcome, Unknown)
+        assert took < 20
+        world.wait_ready()
+        # Once the version is another one it is decided, and stays so.
+        settled = eventually(lambda: settle(engine, group, before.version))
+        assert settled.record in (b"lost", b"settled")
+        for _ in range(20):
+            assert engine.get(group) == settled
+        again = engine.cas(group, before.version, b"late")
+        assert again == Refused(settled)
+
+
+def settle(engine: Engine, group: str, expected: int) -> Stored | None:
+    outcome = engine.cas(group, expected, b"settled")
+    if isinstance(outcome, Applied):
+        return Stored(b"settled", outcome.version)
+    return outcome.current if isinstance(outcome, Refused) else None
+
+
+@servers
+def test_nobody_is_there(world: World, group: str) -> None:
+    """Nothing listens: nothing was sent, and that is said."""
+    port = free_ports(2)
+    url = f"{world.kind}://127.0.0.1:{port},127.0.0.1:{port + 1}"
+    with open_engine(url, timeout_s=0.5) as engine:
+        for call in (
+            lambda: engine.get(group), lambda: engine.cas(group, None, b""),
+            lambda: engine.alive(group), lambda: engine.open_session(group, 1, 2),
+            lambda: engine.delete(group, 1),
+        ):  # fmt: skip
+            with pytest.raises(EngineUnreachable, match=str(port)):
+                call()
+        watch = engine.watch(group)
+        assert watch.view is None
+
+
+@servers
+def test_a_session_whose_engine_is_away_is_in_doubt(
+    world: World, engine: Engine, group: str
+) -> None:
+    session = engine.open_session(group, 1, world.ttl_s)
+    for server in range(world.servers):
+        world.signal(signal.SIGSTOP, server)
+    try:
+        eventually(lambda: session.holding is not Holding.HELD)
+        assert session.left_s() == 0
+    finally:
+        for server in range(world.servers):
+            world.signal(signal.SIGCONT, server)
+    world.wait_ready()
+    # It is held on or has ended, and its holder and others say the same.
+    holding = eventually(
+        lambda: session.holding if session.holding is not Holding.IN_DOUBT else None
+    )
+    eventually(lambda: (engine.alive(group) == {1}) is (session.holding is Holding.HELD))
+    assert holding in (Holding.HELD, Holding.LOST)
+
+
+# --- SQLite: processes instead of servers ---------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cluster"
+
+
+def test_processes_that_are_killed_as_they_change(folder: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    url = f"sqlite:{folder}"
+    last = Stored(b"0", 0)
+    with open_engine(url) as engine:
+        for _ in range(6):
+            with Child(url) as child:
+                child.say(do="count", group="g", times=100_000)
+                for _ in range(chance.randrange(1, 40)):
+                    heard = child.hear()
+                for said in [heard, *child.kill()]:
+                    last = Stored(b"%d" % said["number"], said["version"])
+            stored = engine.get("g")
+            assert stored is not None
+            # One more may be there: it was killed before it could say so.
+            assert stored == last or int(stored.record) == int(last.record) + 1
+            assert stored.version >= last.version
+    assert (folder / "records.db").stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_many_processes_make_the_files_at_once(folder: Path) -> None:
+    url = f"sqlite:{folder}"
+    command = [
+        sys.executable, "-c",
+        "import sys; from cometmq.actors.replication.engines.opening import open_engine\n"
+        "sys.stdin.readline()\n"
+        "engine = open_engine(sys.argv[1], 30)\n"
+        "print(engine.cas('g', None, b'x'))", url,
+    ]  # fmt: skip
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    said = [child.communicate(timeout=90)[0] for child in children]
+    assert sum(each.startswith("Applied") for each in said) == 1, said
+    assert sum(each.startswith("Refused") for each in said) == 5, said
+
+
+def test_a_process_that_is_stopped_within_its_change(folder: Path) -> None:
+    """It keeps the lock: others say who it is, and nothing is changed."""
+    url = f"sqlite:{folder}"
+    with open_engine(url, timeout_s=0.5) as engine, Child(url) as child:
+        before = engine.cas("g", None, b"before")
+        assert isinstance(before, Applied)
+        pid = child.ask(do="hold")["pid"]
+        child.stop()
+        with pytest.raises(EngineUnreachable, match=f"process {pid} .*let it go on, or kill it"):
+            engine.cas("g", before.version, b"after")
+        assert engine.get("g") == Stored(b"before", before.version)
+        session = engine.open_session("g", 1, 2)  # of another file
+        assert session.holding is Holding.HELD
+        child.kill()
+        assert isinstance(engine.cas("g", before.version, b"after"), Applied)
+
+
+def test_sockets_of_killed_processes_are_removed(folder: Path) -> None:
+    url = f"sqlite:{folder}"
+    with open_engine(url) as engine:
+        with Child(url) as child:
+            child.ask(do="session", group="g", broker=1, ttl=1.0)
+            child.ask(do="forked", group="g")  # it watches
+            assert len(list((folder / "watchers").iterdir())) == 1
+        assert isinstance(engine.cas("g", None, b"x"), Applied)
+        assert not list((folder / "watchers").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_power_cuts_of_sqlite(kind: str, tmp_path: Path) -> None:
+    """What was applied before the cut is there; sessions end with the machine."""
+    need(kind, "power cuts of the engine SQLite")
+    last = Stored(b"0", 0)
+    unknown = 0
+    with Disk(tmp_path, kind) as disk:
+        url = f"sqlite:{disk.folder}/cluster"
+        for cycle in range(4):
+            with Child(url, boot=f"boot-{cycle}") as child:
+                child.ask(do="session", group="g", broker=1, ttl=60.0)
+                child.say(do="count", group="g", times=100_000)
+                heard = [child.hear() for _ in range(5 + 10 * cycle)]
+                disk.cut()
+                # What it says from here on comes from a machine that would be dark.
+                child.kill()
+                for said in heard:
+                    last = Stored(b"%d" % said["number"], said["version"])
+            disk.power_on()
+            with Child(url, boot=f"boot-{cycle}-again") as child:
+                found = child.ask(do="count", group="g", times=1)
+                unknown += found["number"] - int(last.record) - 1
+                assert found["number"] > int(last.record), f"{last} is lost"
+                assert found["version"] > last.version
+                last = Stored(b"%d" % found["number"], found["version"])
+                assert child.hear() == {"done": 1}
+                assert child.ask(do="session", group="g", broker=1, ttl=1.0) == {"ttl": 1.0}
+        disk.check()
+    print(f"{last}, {unknown} more than was heard of")
+
+
+def test_a_cut_within_a_change_is_no_applied_one(tmp_path: Path) -> None:
+    need("ext4", "power cuts of the engine SQLite")
+    with Disk(tmp_path, "ext4") as disk:
+        url = f"sqlite:{disk.folder}/cluster"
+        with Child(url, boot="one") as child:
+            said = child.ask(do="count", group="g", times=1)
+            assert child.hear() == {"done": 1}
+            disk.cut()
+            child.say(do="count", group="g", times=1)
+            answer = child.hear()
+            assert "unknown" in answer or "unreachable" in answer, answer
+            child.kill()
+        disk.power_on()
+        with Child(url, boot="two") as child:
+            again = child.ask(do="count", group="g", times=1)
+            assert again["number"] in (said["number"] + 1, said["number"] + 2)
+
+
+# --- managed servers ------------------------------------------------------------------------------
+
+PARENT = """
+import sys
+from pathlib import Path
+from cometmq.actors.replication.engines.managed import ManagedServer, Peer
+server = ManagedServer(Path(sys.argv[1]), 1, [Peer("127.0.0.1", int(sys.argv[2]))])
+server.wait_until_ready(90)
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_managed_server_ends_with_its_parent(tmp_path: Path) -> None:
+    need_zookeeper()
+    port = free_ports()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "zookeeper"), str(port)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": SEARCH},
+    )  # fmt: skip
+    try:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+        assert "QuorumPeerMain" in " ".join(server.cmdline())
+        with open_engine(f"zookeeper://127.0.0.1:{port}", timeout_s=20) as engine:
+            assert isinstance(engine.cas("g", None, b"x"), Applied)
+    finally:
+        parent.kill()
+        parent.communicate()
+    _, left = psutil.wait_procs([server], 30)
+    assert not left
