@@ -115,12 +115,25 @@ def answers(url: str, timeout_s: float, boot: str) -> Iterator[Any]:
                 select.select([session], [], [], ANSWER_S)
                 session.clear()
             yield {"holding": "LOST"}
+        elif do == "get":
+            stored = engine.get(group)
+            yield {"record": stored.record.decode(), "version": stored.version} if stored else None
         elif do == "count":
             yield from counting(engine, group, command["times"])
         elif do == "hold":
             with engine._records.writing():
                 yield {"pid": os.getpid()}
                 sys.stdin.readline()
+        elif do == "slow":  # it says when it is within its transaction, and waits
+            judged = engine._stored
+
+            def waiting(*found: Any, judged: Any = judged) -> Any:
+                print(json.dumps({"within": True}), flush=True)
+                sys.stdin.readline()
+                return judged(*found)
+
+            engine._stored = waiting
+            yield {"outcome": type(engine.cas(group, command["expected"], b"slow")).__name__}
         elif do == "forked":
             yield {"said": forked(engine, session, group)}
 

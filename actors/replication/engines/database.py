@@ -22,6 +22,8 @@ from cometmq.shm.os.processes import command_of
 APPLICATION_ID: Final = 0x434D5145  # "CMQE", in the file's header
 LAYOUT: Final = 1  # its user_version
 
+SMALL_LOG_PAGES: Final = 16
+
 _WRITE_LOCK: Final = 120  # the byte of the -shm file: SQLite's WALINDEX_LOCK_OFFSET
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DISK: Final = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM})
@@ -73,6 +75,8 @@ class Database:
             if mode != "wal":
                 raise EngineFault(f"{self.path}: SQLite cannot share files on this file system")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            if self._synchronous == "OFF":  # it costs nothing, so the log stays small
+                connection.execute(f"PRAGMA wal_autocheckpoint = {SMALL_LOG_PAGES}")
         except BaseException:
             connection.close()
             raise

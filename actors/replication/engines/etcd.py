@@ -179,7 +179,6 @@ class _Lease:
         self._key = key
         self._id = str(int(str(lease_id)))
         self.ttl_s = float(int(str(ttl)))
-        self.holds_s = self.ttl_s  # a renewal begins anew at the leader, after it was asked for
 
     def open(self) -> None:
         key = encoded(self._key.encode())
@@ -198,13 +197,15 @@ class _Lease:
                 "time at the latest"
             )
 
-    def renew(self, timeout_s: float) -> bool:
+    def renew(self, asked_at_s: float, timeout_s: float) -> float | None:
+        """Its time begins anew at the leader, after it was asked for."""
         answer = self._engine._ask("/v3/lease/keepalive", {"ID": self._id}, timeout_s / 2)
         result = answer.get("result")
         if not isinstance(result, dict):
             raise EngineFault(f"{self._engine.where}: {answer!r:.200} is no lease's answer")
         # Of a lease that has ended there is no TTL.
-        return int(result.get("TTL", 0)) > 0 and self._is_there(timeout_s / 2)
+        lives = int(result.get("TTL", 0)) > 0 and self._is_there(timeout_s / 2)
+        return asked_at_s + self.ttl_s if lives else None
 
     def _is_there(self, timeout_s: float) -> bool:
         """Linearizable, other than the lease's answer: its key hangs on it."""

@@ -22,11 +22,11 @@ _LEAST_S: Final = 0.05  # to renew in, however little is left
 class Lease(Protocol):
     """An engine's side of a session."""
 
-    ttl_s: float  # granted
-    holds_s: float  # from before a renewal was asked for; nobody is told of an end sooner
+    ttl_s: float  # granted; nobody is told of its end before that has passed since it was asked for
 
-    def renew(self, timeout_s: float) -> bool:
-        """False: the engine says that it has ended. Raises EngineUnreachable."""
+    def renew(self, asked_at_s: float, timeout_s: float) -> float | None:
+        """Until when nobody is told of its end, if it is renewed at that `now_s`; None: the engine
+        says that it has ended. Raises EngineUnreachable."""
         ...
 
     def release(self) -> None:
@@ -57,7 +57,7 @@ class LeasedSession:
         self._on_close = on_close
         self._name = f"the session of broker {broker_id} in group {group}"
         self._here = Here(self._name)
-        self._held_until_s = asked_at_s + lease.holds_s
+        self._held_until_s = asked_at_s + lease.ttl_s
         self._lost = False
         self._told = Holding.HELD
         self._changed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -127,10 +127,11 @@ class LeasedSession:
         # No longer than it is held: that it is in doubt is told when it is.
         quarter = self.ttl_s / RENEWALS
         left = self._held_until_s - asked_at_s
-        if self._lease.renew(max(_LEAST_S, left) if left > 0 else quarter):
-            self._held_until_s = asked_at_s + self._lease.holds_s
-        else:
+        until_s = self._lease.renew(asked_at_s, max(_LEAST_S, left) if left > 0 else quarter)
+        if until_s is None:
             self._lost = True
+        else:
+            self._held_until_s = until_s
 
     def _tell(self) -> None:
         holding = Holding.LOST if self._lost else self.holding

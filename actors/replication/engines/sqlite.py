@@ -42,6 +42,7 @@ from cometmq.shm.os.processes import boot_id, time_namespace
 
 RECORDS_FILE: Final = "records.db"
 WATCHERS_DIR: Final = "watchers"
+ROOM_BYTES: Final = 131_072  # of sessions' files: some thousand sessions
 _NS: Final = 1_000_000_000
 
 # Versions come of one counter for all groups: so they grow also when a group is made again.
@@ -54,6 +55,7 @@ RECORDS_SCHEMA: Final = """
 """
 SESSIONS_SCHEMA: Final = """
     CREATE TABLE clock (namespace TEXT NOT NULL);
+    CREATE TABLE room (bytes BLOB NOT NULL);
     CREATE TABLE sessions (
         name TEXT, broker INTEGER, nonce BLOB NOT NULL, until_ns INTEGER NOT NULL,
         PRIMARY KEY (name, broker)
@@ -93,6 +95,7 @@ class SqliteEngine(Handle):
             self._sessions_file = Database(path, SESSIONS_SCHEMA, "OFF", timeout_s)
             undo.callback(self._sessions_file.close)
             self._check_clock()
+            self._take_room()
             undo.pop_all()
         self._ear: Ear | None = None
 
@@ -107,6 +110,14 @@ class SqliteEngine(Handle):
                     f"{self.where}: processes of another time namespace use it, whose clock is "
                     "another one: run all brokers of the cluster in one"
                 )
+
+    def _take_room(self) -> None:
+        """Space in the sessions' files, which stays: a disk that is full ends no session. The log
+        is begun anew as soon as it has used what is taken here."""
+        with self.session_change() as connection:
+            connection.execute("INSERT INTO room VALUES (zeroblob(?))", (ROOM_BYTES,))
+        with self.session_change() as connection:
+            connection.execute("DELETE FROM room")
 
     # --- records ---
 
@@ -234,7 +245,6 @@ class _Row:
 
     def __init__(self, engine: SqliteEngine, group: str, broker_id: int, ttl_s: float) -> None:
         self.ttl_s = ttl_s
-        self.holds_s = ttl_s
         self._engine = engine
         self._group = group
         self._broker_id = broker_id
@@ -260,7 +270,7 @@ class _Row:
                 "INSERT INTO sessions VALUES (?, ?, ?, ?)", (*key, self._nonce, until)
             )
 
-    def renew(self, timeout_s: float) -> bool:
+    def renew(self, asked_at_s: float, timeout_s: float) -> float | None:
         with self._engine.session_change() as connection:
             now = _now_ns()
             changed = connection.execute(
@@ -268,7 +278,7 @@ class _Row:
                 "AND nonce = ?5 AND until_ns > ?1",
                 (now, int(self.ttl_s * _NS), self._group, self._broker_id, self._nonce),
             ).rowcount
-        return bool(changed)
+        return asked_at_s + self.ttl_s if changed else None
 
     def release(self) -> None:
         with self._engine.session_change() as connection:

@@ -12,9 +12,10 @@ while no broker runs.
 Reads are linearizable by a write ahead of them that changes nothing (`barrier`), which costs what a
 change costs.
 
-The holder of a session counts on three quarters of its time to live: a renewal goes through the
-leader, but that the session is in use the leader hears from the server in between, up to half a
-tick later, and no session is shorter than two ticks.
+That a session is in use the leader hears from the server in between, every half a tick. A renewal
+goes through the leader, on the same way and behind that: so it proves that the leader has heard of
+the renewal before it, a quarter of the time to live earlier, since no session is shorter than two
+ticks. Its holder counts from there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ from cometmq.actors.replication.engines.kazoos import Address, Line, Lost, barri
 
 ROOT: Final = "/cometmq"
 HANDLE_SESSION_S: Final = 4.0  # of a handle's own: no node hangs on it
-HELD_PART: Final = 0.75
 _RECORD: Final = b"\1"
 
 
@@ -190,7 +190,7 @@ class _Ephemeral:
 
     def __init__(self, engine: ZooKeeperEngine, path: str, ttl_s: float) -> None:
         self.ttl_s = ttl_s
-        self.holds_s = ttl_s * HELD_PART
+        self._renewed_s = now_s()  # before the last renewal that came through, or it was opened
         self._engine = engine
         self._path = path
         self._nonce = secrets.token_bytes(16)
@@ -214,8 +214,12 @@ class _Ephemeral:
         _, stat = self._line.ask(timeout_s, barrier, lambda c: c.exists_async(self._path))
         return stat is not None and int(stat.ephemeralOwner) == self._line.session_id
 
-    def renew(self, timeout_s: float) -> bool:
-        return self._is_ours(timeout_s)
+    def renew(self, asked_at_s: float, timeout_s: float) -> float | None:
+        before_s = self._renewed_s
+        if not self._is_ours(timeout_s):
+            return None
+        self._renewed_s = asked_at_s
+        return before_s + self.ttl_s
 
     def release(self) -> None:
         self._line.close()
