@@ -1,8 +1,7 @@
 """Engines of a group's record: how long a change takes, and how soon a session's end is told.
 
-Three servers on this machine for ZooKeeper and etcd. A holder is killed just as it has renewed
-its session or just before it would, so its end is told within a quarter of the time to live below,
-and some of the engine's own beyond, the time to live.
+Three servers on this machine for ZooKeeper and etcd. A holder is killed as soon as its session is
+seen, before it would renew it.
 """
 
 from __future__ import annotations

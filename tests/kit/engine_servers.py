@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sqlite3
 import subprocess
 import time
@@ -16,7 +15,7 @@ import pytest
 from ports import free_ports
 
 from cometmq.actors.replication.engines.engine import Engine
-from cometmq.actors.replication.engines.errors import EngineError, EngineMissing, EngineUnreachable
+from cometmq.actors.replication.engines.errors import EngineMissing, EngineUnreachable
 from cometmq.actors.replication.engines.etcd import EtcdEngine
 from cometmq.actors.replication.engines.gateway import encoded
 from cometmq.actors.replication.engines.managed import ManagedServer, Peer, find_jars
@@ -211,6 +210,3 @@ def eventually(what: Callable[[], Any], limit_s: float = 60.0) -> Any:
             return found
         assert time.monotonic() < until, "it never came"
         time.sleep(0.01)
-
-
-__all__ = ["EngineError", "World", "eventually", "running", "signal"]

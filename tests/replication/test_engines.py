@@ -23,6 +23,7 @@ from cometmq.actors.replication.engines.engine import (
     Engine,
     Holding,
     Refused,
+    Session,
     Stored,
     View,
     Watch,
@@ -42,6 +43,21 @@ def applied(engine: Engine, group: str, expected: int | None, record: bytes) -> 
     outcome = engine.cas(group, expected, record)
     assert isinstance(outcome, Applied), outcome
     return outcome.version
+
+
+def is_held(session: Session) -> bool:
+    """A machine that is busy may renew late, and then it is in doubt for a moment."""
+    return bool(eventually(lambda: session.holding is Holding.HELD and session.left_s() > 0))
+
+
+def held(child: Child) -> Any:
+    """What the child's session says, once it is held."""
+
+    def ask() -> Any:
+        said = child.ask(do="holding")
+        return said if said["holding"] == "HELD" and said["left"] > 0 else None
+
+    return eventually(ask)
 
 
 def until(watch: Watch, seen: Callable[[View], bool], limit_s: float = 60.0) -> View:
@@ -285,8 +301,9 @@ def test_sessions_come_and_go(world: World, engine: Engine, group: str) -> None:
         first = engine.open_session(group, 0, world.ttl_s)
         second = other.open_session(group, 12, world.ttl_s)
         assert first.ttl_s == second.ttl_s == world.ttl_s
-        assert first.holding is second.holding is Holding.HELD
-        assert 0 < first.left_s() <= world.ttl_s
+        assert is_held(first)
+        assert is_held(second)
+        assert first.left_s() <= world.ttl_s
         for handle in (engine, other):
             assert handle.alive(group) == {0, 12}
             with pytest.raises(SessionHeld):
@@ -298,7 +315,7 @@ def test_sessions_come_and_go(world: World, engine: Engine, group: str) -> None:
         assert engine.alive(group) == {0}
         again = engine.open_session(group, 12, world.ttl_s)
         assert other.alive(group) == {0, 12}
-        assert again.holding is Holding.HELD
+        assert is_held(again)
         engine.close()
         assert other.alive(group) == frozenset()
 
@@ -309,16 +326,14 @@ def test_a_session_lives_as_long_as_its_process(world: World, engine: Engine, gr
     with Child(world.url) as child:
         child.ask(do="session", group=group, broker=3, ttl=world.ttl_s)
         until(watch, lambda view: view.alive == {3})
-        held = child.ask(do="holding")
-        first_until = held["until"]
+        first = held(child)
         # It is renewed, also beyond its first time to live.
-        eventually(lambda: child.ask(do="holding")["until"] > first_until + world.ttl_s)
+        eventually(lambda: held(child)["until"] > first["until"] + world.ttl_s)
         assert engine.alive(group) == {3}
-        held = child.ask(do="holding")
+        last = held(child)
         child.kill()
-    assert held["holding"] == "HELD"
     until(watch, lambda view: not view.alive)
-    assert now_s() >= held["until"]
+    assert now_s() >= last["until"]
     assert engine.alive(group) == frozenset()
 
 
@@ -337,7 +352,7 @@ def test_a_stopped_holder_learns_it_before_it_acts(
         child.go_on()
         assert child.hear()["holding"] != "HELD"  # before anything came of its engine
         assert child.hear() == {"holding": "LOST"}
-        assert mine.holding is Holding.HELD
+        assert is_held(mine)
         assert engine.alive(group) == {3}
 
 
@@ -414,7 +429,7 @@ def test_nothing_goes_through_a_fork(world: World, engine: Engine, group: str) -
         assert len(said) == 10
         assert all(each.startswith("EngineError: ") for each in said), said
         assert all(each.endswith("open it after the fork") for each in said), said
-        assert child.ask(do="holding")["holding"] == "HELD"
+        assert held(child)
         assert engine.alive(group) == {1}
 
 
