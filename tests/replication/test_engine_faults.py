@@ -112,13 +112,12 @@ def test_no_applied_change_is_lost_with_all_servers_killed(
     counter = Counter(world, group, timeout_s=2)
     watch = engine.watch(group)
     try:
-        for _ in range(2):
-            counter.wait_for(20)
-            for server in range(world.servers):
-                world.signal(signal.SIGKILL, server)
-            for server in range(world.servers):
-                world.restart(server)
-            world.wait_ready()
+        counter.wait_for(20)
+        for server in range(world.servers):
+            world.signal(signal.SIGKILL, server)
+        for server in range(world.servers):
+            world.restart(server)
+        world.wait_ready()
         counter.wait_for(20)
     finally:
         counter.over.set()
@@ -326,30 +325,27 @@ def test_power_cuts_of_sqlite(kind: str, tmp_path: Path) -> None:
     """What was applied before the cut is there; sessions end with the machine."""
     need(kind, "power cuts of the engine SQLite")
     last = Stored(b"0", 0)
-    unknown = 0
     with Disk(tmp_path, kind) as disk:
         url = f"sqlite:{disk.folder}/cluster"
         for cycle in range(4):
             with Child(url, boot=f"boot-{cycle}") as child:
                 child.ask(do="session", group="g", broker=1, ttl=60.0)
                 child.say(do="count", group="g", times=100_000)
-                heard = [child.hear() for _ in range(5 + 10 * cycle)]
+                for _ in range(5 + 10 * cycle):
+                    said = child.hear()
+                    # More than was heard of may be there, and nothing less.
+                    assert said["number"] > int(last.record), f"{last} is lost"
+                    assert said["version"] > last.version
+                    last = Stored(b"%d" % said["number"], said["version"])
                 disk.cut()
                 # What it says from here on comes from a machine that would be dark.
                 child.kill()
-                for said in heard:
-                    last = Stored(b"%d" % said["number"], said["version"])
             disk.power_on()
-            with Child(url, boot=f"boot-{cycle}-again") as child:
-                found = child.ask(do="count", group="g", times=1)
-                unknown += found["number"] - int(last.record) - 1
-                assert found["number"] > int(last.record), f"{last} is lost"
-                assert found["version"] > last.version
-                last = Stored(b"%d" % found["number"], found["version"])
-                assert child.hear() == {"done": 1}
-                assert child.ask(do="session", group="g", broker=1, ttl=1.0) == {"ttl": 1.0}
         disk.check()
-    print(f"{last}, {unknown} more than was heard of")
+        with open_engine(url) as engine:
+            stored = engine.get("g")
+    assert stored is not None
+    assert int(stored.record) >= int(last.record)
 
 
 def test_a_cut_before_a_commit(tmp_path: Path) -> None:

@@ -342,6 +342,21 @@ def test_no_such_ensemble(tmp_path: Path, number: int, count: int) -> None:
     assert not (tmp_path / "server").exists()
 
 
+@pytest.mark.parametrize(
+    ("folder", "peer"),
+    [
+        ("ok", Peer("a\nadmin.enableServer=true", 1)), ("ok", Peer("", 1)), ("ok", Peer("::1", 1)),
+        ("ok", Peer("a", 0)), ("ok", Peer("a", 65_536)), ("ok", Peer("a", 2888)),
+        ("ok", Peer("a", True)), ("a b", Peer("a", 1)), ("a\nb", Peer("a", 1)),
+        ("${x}", Peer("a", 1)), ("a\\b", Peer("a", 1)),
+    ],
+)  # fmt: skip
+def test_what_no_config_takes(tmp_path: Path, folder: str, peer: Peer) -> None:
+    with pytest.raises(ArgumentIllegal, match=r"peer|folder"):
+        ManagedServer(tmp_path / folder, 1, [peer])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
     """Somebody has its port."""

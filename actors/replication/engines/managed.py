@@ -72,6 +72,10 @@ appender.file.strategy.max = 3
 """
 
 
+_HOST: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}")
+_FOLDER: Final = re.compile(r"(/[A-Za-z0-9_.-]+)+")  # Java takes backslashes and $ for signs
+
+
 @dataclass(frozen=True)
 class Peer:
     """One server of an ensemble: where clients come, and where the other servers do."""
@@ -139,6 +143,7 @@ class ManagedServer:
                 f"server {number} of {len(peers)}: an ensemble has one or three servers, counted "
                 "from 1"
             )
+        _check(folder, peers)
         self.folder = folder
         self.number = number
         self.peers = tuple(peers)
@@ -253,6 +258,22 @@ class ManagedServer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check(folder: Path, peers: Sequence[Peer]) -> None:
+    """What is written into the servers' config is one word a line. Raises ArgumentIllegal."""
+    taken: set[tuple[str, int]] = set()
+    for peer in peers:
+        if not _HOST.fullmatch(peer.host):
+            raise ArgumentIllegal(f"peer {peer.host!r:.80}: a host's name or its IPv4 address")
+        for port in (peer.client_port, peer.quorum_port, peer.election_port):
+            if type(port) is not int or not 0 < port < 65_536:
+                raise ArgumentIllegal(f"peer {peer.host}: port {port!r:.20}")
+            if (peer.host, port) in taken:
+                raise ArgumentIllegal(f"peer {peer.host}: port {port} is named twice")
+            taken.add((peer.host, port))
+    if not _FOLDER.fullmatch(str(folder)):
+        raise ArgumentIllegal(f"folder {str(folder)!r:.200}: a full path of a-zA-Z0-9_.- is needed")
 
 
 def write_folder(folder: Path, number: int, peers: Sequence[Peer]) -> None:
