@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -147,6 +148,45 @@ def test_one_server_after_the_other(world: World, engine: Engine, group: str) ->
         counter.end()
     eventually(lambda: session.holding is Holding.HELD)
     assert engine.alive(group) == {1}
+
+
+@servers
+def test_a_server_that_was_stopped_tells_nothing_old(
+    world: World, engine: Engine, group: str
+) -> None:
+    """What it is asked waits in its socket, as do the changes that it has missed."""
+    for server in range(world.servers):
+        others = [number for number in range(world.servers) if number != server]
+        with (
+            world.open_some(server) as one,
+            world.open_some(*others) as rest,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            one.get(group)
+            for number in range(3):
+                world.signal(signal.SIGSTOP, server)
+                try:
+                    last = changed(rest, group, b"%d.%d" % (server, number))
+                    reading = pool.submit(one.get, group)
+                finally:
+                    world.signal(signal.SIGCONT, server)
+                assert reading.result() == last
+        world.wait_ready()
+
+
+def changed(engine: Engine, group: str, record: bytes) -> Stored:
+    """The record is put there, however often that takes: nobody else changes it."""
+
+    def change() -> Stored | None:
+        before = engine.get(group)
+        if before and before.record == record:
+            return before
+        outcome = engine.cas(group, before and before.version, record)
+        return Stored(record, outcome.version) if isinstance(outcome, Applied) else None
+
+    found = eventually(change)
+    assert isinstance(found, Stored)
+    return found
 
 
 @servers

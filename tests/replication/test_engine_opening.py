@@ -173,6 +173,19 @@ def test_sessions_end_with_the_machine(tmp_path: Path, monkeypatch: pytest.Monke
     assert names == ["sessions-another.db"]
 
 
+def test_a_session_that_is_over_is_not_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not either while nobody has looked."""
+    with sqlite.SqliteEngine(tmp_path / "cluster") as engine:
+        lease = engine._lease("g", 1, 30.0)
+        assert lease.renew(100.0, 1) == 130.0
+        later = sqlite._now_ns() + 31 * 10**9
+        monkeypatch.setattr(sqlite, "_now_ns", lambda: later)
+        assert lease.renew(131.0, 1) is None
+        assert engine.alive("g") == frozenset()
+
+
 def test_clocks_that_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:{tmp_path}/cluster"
     with open_engine(url):

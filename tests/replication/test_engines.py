@@ -16,7 +16,7 @@ from engine_child import Child
 from engine_servers import World, eventually
 from linear import ABSENT, Op, is_linearizable
 
-from cometmq.actors.replication.engines import bells
+from cometmq.actors.replication.engines import bells, watching
 from cometmq.actors.replication.engines.engine import (
     RECORD_BYTES_MAX,
     Applied,
@@ -381,6 +381,24 @@ def test_a_watch_sees_the_last_change(world: World, engine: Engine, group: str) 
         watch.close()
         watch.close()
         applied(engine, group, again, b"unseen")
+
+
+def test_notices_alone_suffice(
+    world: World, engine: Engine, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a look of its own now and then."""
+    monkeypatch.setattr(watching, "CHECK_S", 3600)
+    with world.open() as other:
+        watch = other.watch(group)
+        until(watch, lambda _: True)
+        version: int | None = None
+        for number in range(3):
+            version = applied(engine, group, version, b"%d" % number)
+            until(watch, lambda view: view.stored == Stored(b"%d" % number, version or 0))  # noqa: B023
+        session = engine.open_session(group, 4, world.ttl_s)
+        until(watch, lambda view: view.alive == {4})
+        session.close()
+        until(watch, lambda view: not view.alive)
 
 
 def test_views_do_not_go_back(world: World, engine: Engine, group: str) -> None:
