@@ -113,7 +113,9 @@ def test_a_folder_that_others_may_write(tmp_path: Path) -> None:
         open_engine(f"sqlite:{folder}")
 
 
-@pytest.mark.parametrize("content", [b"x" * 100, b"x" * 5000, b"SQLite format 3\0" + b"x" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"x" * 100, b"SQLite format 3\0" + b"x" * 5000], ids=["text", "head"]
+)
 def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir(mode=0o700)
@@ -212,6 +214,7 @@ def answering(answer: Callable[[bytes], bytes]) -> Iterator[int]:
                 except OSError:
                     return
                 with line:
+                    line.settimeout(10)  # of a client that says nothing
                     try:
                         line.sendall(answer(line.recv(1 << 17)))
                     except OSError:
@@ -268,6 +271,7 @@ def test_an_etcd_that_refuses(status: str) -> None:
         lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
         lambda _: b"\0" * 100,
     ],
+    ids=["no leader", "nothing", "half", "bytes"],
 )
 def test_an_answer_of_etcd_that_does_not_come(answer: Callable[[bytes], bytes]) -> None:
     """What was sent may be done; a read is no more than not answered."""
@@ -279,7 +283,11 @@ def test_an_answer_of_etcd_that_does_not_come(answer: Callable[[bytes], bytes]) 
                 call()
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 64])
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 64],
+    ids=["nothing", "HTTP", "bytes"],
+)
 def test_a_zookeeper_that_is_none(answer: bytes) -> None:
     with answering(lambda _: answer) as port:
         with pytest.raises(EngineUnreachable, match=str(port)):
