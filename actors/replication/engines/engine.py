@@ -155,7 +155,8 @@ class Engine(Protocol):
     """A handle on one engine. Opening it asks nobody: the first call finds out.
 
     Raises of every call:
-        EngineUnreachable: nobody has answered in time; nothing was changed. Try again.
+        EngineUnreachable: nobody has answered in time; no record was changed. Try again. A session
+            that was being opened may be there for its time to live.
         EngineFault: it answered what cannot be: another program, a damaged file, no permission.
         EngineError: the handle is closed, or of another process.
         NameIllegal: of a group; ArgumentIllegal: of another argument.
@@ -170,7 +171,8 @@ class Engine(Protocol):
     def cas(self, group: str, expected: int | None, record: bytes) -> Outcome:
         """Put the record there if its version is the expected one; None: if there is no record.
 
-        Raises RecordTooLarge over RECORD_BYTES_MAX; EngineUnreachable only if nothing was sent.
+        Raises RecordTooLarge over RECORD_BYTES_MAX; EngineUnreachable only if the change was not
+        sent, or is known not to be made.
         """
         ...
 

@@ -14,7 +14,7 @@ class EngineError(CometError):
 
 
 class EngineUnreachable(EngineError):
-    """Nobody has answered in time, and nothing was changed. Try again."""
+    """Nobody has answered in time, and no record was changed. Try again."""
 
     code = 9151
     retriable = True
