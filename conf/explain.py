@@ -9,8 +9,9 @@ The documentation is printed from the same declarations:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from cometmq.conf.option import JAVA_INT_MAX, Option, as_text, options_of, readable
 from cometmq.conf.settings import GROUPS, BrokerSettings, did_you_mean
@@ -41,8 +42,7 @@ In Python, the settings are attributes of `cometmq.conf.BrokerSettings`; the nam
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShownSetting:
+class ShownSetting(msgspec.Struct, frozen=True, kw_only=True):
     """One row of `config show`."""
 
     group: str
@@ -53,8 +53,7 @@ class ShownSetting:
     place: str  # where exactly: "broker.conf, line 3"; empty for a default
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """All there is to know about one option."""
 
     group: str

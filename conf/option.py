@@ -21,10 +21,11 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from cometmq.protocol.errors import ConfigError
 
@@ -75,8 +76,7 @@ _MULTIPLES: Final[Mapping[Unit | None, Mapping[str, int]]] = {
 _EXAMPLES: Final = {Unit.BYTES: "67108864 or 64MiB", Unit.MS: "5000 or 5s", Unit.HOURS: "72 or 3d"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One declared option. `take` is the only way a value gets into the settings."""
 
     default: object
@@ -185,7 +185,7 @@ def option(
         aliases=aliases,
         needs_restart=needs_restart,
     )
-    return field(default=default, metadata={"option": declared})
+    return dataclasses.field(default=default, metadata={"option": declared})
 
 
 @functools.cache
@@ -205,7 +205,7 @@ def _completed(declared: Option, attribute: str, hint: Any) -> Option:
     """The option, with what only the dataclass field knows about it."""
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not types.NoneType]
     suffix = "_" + attribute.rpartition("_")[2]
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         declared,
         attribute=attribute,
         type=kinds[0],

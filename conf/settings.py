@@ -8,7 +8,6 @@ FlushSettings)`). Defaults are RocketMQ's, except where a comment says why not.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -951,6 +950,8 @@ def _nearest(key: str, names: Iterable[str], cutoff: float) -> str | None:
     """`-`, `_`, `.`, blanks and capitals count for nothing."""
     if len(key) > 100:  # the comparison takes the square of the length
         return None
+    import difflib  # nobody needs it who makes no mistake
+
     by_letters = {_letters(name): name for name in names}
     found = difflib.get_close_matches(_letters(key), by_letters, n=1, cutoff=cutoff)
     return by_letters[found[0]] if found else None

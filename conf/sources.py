@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from cometmq.conf.option import environment_variable
 from cometmq.conf.rocketmq import NOT_USED, PROMISES
@@ -42,8 +43,7 @@ class Origin(Enum):
     SET = "set"
 
 
-@dataclass(frozen=True)
-class Property:
+class Property(msgspec.Struct, frozen=True):
     """One entry of a properties file."""
 
     key: str
@@ -51,8 +51,7 @@ class Property:
     line: int  # its first line, from 1
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True):
     """One value that somebody gave, before it is checked."""
 
     key: str

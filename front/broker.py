@@ -17,26 +17,26 @@ from cometmq.actors.launch.embedded import EmbeddedFailed, EmbeddedReady
 from cometmq.actors.runtime.roles import roles_of
 from cometmq.actors.runtime.service_log import ServiceLog
 from cometmq.children import module_command
-from cometmq.client import (
-    AsyncConsumer,
-    AsyncPopConsumer,
-    AsyncProducer,
-    Consumer,
-    PopConsumer,
-    Producer,
-)
-from cometmq.client.options import ConsumerOptions, PopOptions, ProducerOptions
 from cometmq.conf import BrokerSettings
 from cometmq.conf.profiles import PROFILES
-from cometmq.nursery import MainProcess, fork
+from cometmq.nursery import MainProcess, fork, nursery
 from cometmq.protocol.errors import ArgumentIllegal, CometError, ShuttingDown, from_code
 from cometmq.protocol.tags import ALL_TAGS
-from cometmq.protocol.wire.remote import RemoteRef
-from cometmq.shm.kernel._kernel import Appender
 from cometmq.shm.tools.start_checks import sizes_there
 
 if TYPE_CHECKING:
     from cometmq.actors.launch.hosted import Guest
+    from cometmq.client import (
+        AsyncConsumer,
+        AsyncPopConsumer,
+        AsyncProducer,
+        Consumer,
+        PopConsumer,
+        Producer,
+    )
+    from cometmq.client.options import ConsumerOptions, PopOptions, ProducerOptions
+    from cometmq.protocol.wire.remote import RemoteRef
+    from cometmq.shm.kernel._kernel import Appender
 
 _decode_answer: Final = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 
@@ -109,6 +109,8 @@ class Broker:
         self._log = ServiceLog()
         log = self._log.fileno()
         if self._guest is None and profile == "test":
+            nursery()  # its process starts while this one imports
+            _load_clients()
             self._process: MainProcess = fork(log)
         else:
             said = [f"log={log}"] if self._guest is None else [f"log={log}", "hosted"]
@@ -128,6 +130,7 @@ class Broker:
         else:
             self._guest.start(self._process.pid, line)
             _hosting.add(self)
+        _load_clients()
         self._ready = self._wait_ready()
 
     def _wait_ready(self) -> EmbeddedReady:
@@ -161,6 +164,8 @@ class Broker:
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A Producer for this broker; options as there."""
+        from cometmq.client import Producer
+
         self._check_open()
         return Producer(self.name_server, **options)
 
@@ -172,6 +177,8 @@ class Broker:
         **options: Unpack[ConsumerOptions],
     ) -> Consumer:
         """A Consumer for this broker; options as there."""
+        from cometmq.client import Consumer
+
         self._check_open()
         return Consumer(self.name_server, group, topic, tags, **options)
 
@@ -179,6 +186,8 @@ class Broker:
         self, group: str, topic: str, tags: str = ALL_TAGS, **options: Unpack[PopOptions]
     ) -> PopConsumer:
         """A PopConsumer for this broker; options as there."""
+        from cometmq.client import PopConsumer
+
         self._check_open()
         return PopConsumer(self.name_server, group, topic, tags, **options)
 
@@ -186,11 +195,15 @@ class Broker:
         self, group: str, topic: str, tags: str = ALL_TAGS, **options: Unpack[PopOptions]
     ) -> AsyncPopConsumer:
         """An AsyncPopConsumer for this broker; options as of PopConsumer."""
+        from cometmq.client import AsyncPopConsumer
+
         self._check_open()
         return AsyncPopConsumer(self.name_server, group, topic, tags, **options)
 
     def async_producer(self, **options: Unpack[ProducerOptions]) -> AsyncProducer:
         """An AsyncProducer for this broker; options as of Producer."""
+        from cometmq.client import AsyncProducer
+
         self._check_open()
         return AsyncProducer(self.name_server, **options)
 
@@ -202,6 +215,8 @@ class Broker:
         **options: Unpack[ConsumerOptions],
     ) -> AsyncConsumer:
         """An AsyncConsumer for this broker; options as of Consumer."""
+        from cometmq.client import AsyncConsumer
+
         self._check_open()
         return AsyncConsumer(self.name_server, group, topic, tags, **options)
 
@@ -230,6 +245,8 @@ class Broker:
         Roles: broker, namesrv, commitlog, allocator, dispatcher, flush, cleaner, coordinator,
         reader-0 ...
         """
+        from cometmq.protocol.wire.remote import RemoteRef
+
         self._check_open()
         roles = ["broker", *roles_of(self.settings)]
         if role not in roles:
@@ -270,6 +287,11 @@ class Broker:
         _traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _load_clients() -> None:
+    """What this process will want next, while the broker's own start."""
+    import cometmq.client  # noqa: F401
 
 
 def _keys_of(settings: object) -> Mapping[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import site
 import sys
@@ -10,8 +9,15 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
-# What a broker cannot do without; where this program has found each, its children find it too.
-_NEEDED: Final = ("cometmq", "zmq", "msgspec", "pykka")
+import msgspec
+import pykka
+import zmq
+
+import cometmq
+
+# What a broker cannot do without; where this program has found each, its children find it too. They
+# are imported with this module: later the program may look elsewhere.
+_NEEDED: Final = (cometmq, zmq, msgspec, pykka)
 _BOOT: Final = (
     "import runpy, sys; sys.path += sys.argv.pop(1).split({separator!r}); "
     "runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -39,10 +45,9 @@ def _folders_of_our_own() -> list[str]:
     """Where packages that we need were found, if a Python that is just started does not look
     there."""
     found: dict[str, None] = {}  # in order
-    for name in _NEEDED:
-        file = importlib.import_module(name).__file__
-        folder = Path(file or "").absolute().parent
-        if folder.name == name:  # else it is an editable install, which has its own way
+    for module in _NEEDED:
+        folder = Path(module.__file__ or "").absolute().parent
+        if folder.name == module.__name__:  # else it is an editable install, which has its own way
             found[str(folder.parent)] = None
     return [folder for folder in found if folder not in _folders_of_any_python()]
 

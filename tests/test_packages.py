@@ -98,3 +98,17 @@ def test_a_build_without_a_compiler(tree: Path, variable: str) -> None:
     assert not any("Traceback" in line for line in warnings)
     sentence = r"cometmq: .* by a C compiler, and \S+ is not there: install gcc .*"
     assert re.fullmatch(sentence, said)
+
+
+def test_a_free_threaded_python_is_refused(tree: Path) -> None:
+    """Here an ordinary one that is told it is one, since few machines have it."""
+    pretend = (
+        "import sys, sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; "
+        "sys.argv = ['setup.py', '-q', 'build_ext']; import runpy; runpy.run_path('setup.py')"
+    )
+    done = run(sys.executable, "-c", pretend, cwd=tree)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "cometmq: a free-threaded Python is not supported"
+    )

@@ -7,7 +7,6 @@ RocketMQ broker keeps as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
@@ -97,6 +96,8 @@ def check_consuming(config: SubscriptionGroupConfig) -> None:
 
 def _value(key: str, text: str) -> Any:
     if key not in KEYS:
+        from difflib import get_close_matches  # nobody needs it who makes no mistake
+
         near = get_close_matches(key[:TEXT_MAX], KEYS, 1)
         hint = f"; is {near[0]} meant?" if near else f": there are {', '.join(KEYS)}"
         raise BadRequest(f"a group has no setting {key[:TEXT_MAX]!r}{hint}")

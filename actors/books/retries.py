@@ -5,8 +5,9 @@ Source: RocketMQ AbstractSendMessageProcessor (consumerSendMsgBack).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.books.delays import level_for
 from cometmq.protocol.commands import GivenBack, StoreRetries
@@ -18,8 +19,7 @@ _REPLACED: Final = frozenset({b"DELAY", b"REAL_TOPIC", b"REAL_QID", b"WAIT"})
 _DOUBLINGS_MAX: Final = 62
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """Where a copy goes: to a dead-letter queue at once (level 0), or by a delay level."""
 
     topic: str

@@ -6,9 +6,9 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+import msgspec
 import pykka
 import zmq
 
@@ -62,19 +62,17 @@ _LEGAL_ENDPOINT: Final = re.compile(r"(tcp|ipc)://[!-~]{1,250}\Z")
 BrokerKey = tuple[str, str, int]  # cluster, broker, id
 
 
-@dataclass
-class Registration:
+class Registration(msgspec.Struct):
     endpoints: BrokerEndpoints
     topics: TopicMirror
     heard_at: float  # time.monotonic()
 
 
-@dataclass
-class Doubt:
+class Doubt(msgspec.Struct):
     """Somebody else claims a registered name: does the one who has it still live?"""
 
     channel: Channel
-    claims: list[Request] = field(default_factory=list)
+    claims: list[Request] = msgspec.field(default_factory=list)
     timer: Timer | None = None
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from cometmq.conf import BrokerSettings
 
 
-@dataclass(frozen=True)
-class DiskUse:
+class DiskUse(msgspec.Struct, frozen=True):
     """Of one disk, for whoever may not use root's reserve."""
 
     used: int  # bytes

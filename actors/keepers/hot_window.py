@@ -6,10 +6,11 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.keepers.reach import Reach
 from cometmq.shm.kernel._kernel import FileMap
@@ -28,8 +29,7 @@ _NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
 Say = Callable[[str, str], None]  # takes a limit: of what, and in words
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
+class _Segment(msgspec.Struct, frozen=True):
     memory: FileMap
     descriptor: int
 
@@ -38,8 +38,7 @@ class _Segment:
         os.close(self.descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True):
     """What is worked on at a time: a range of one segment."""
 
     segment: _Segment

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Request, ServiceActor
@@ -20,8 +21,7 @@ WAIT_MS_MAX: Final = 5_000
 HELD_MAX: Final = 10_000
 
 
-@dataclass(slots=True)
-class Held:
+class Held(msgspec.Struct):
     request: Request
     min_offset: int
     deadline: float  # time.monotonic()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
@@ -48,8 +49,7 @@ OF_QUEUES: Final = frozenset(
 )
 
 
-@dataclass(slots=True)
-class Deferred:
+class Deferred(msgspec.Struct):
     """A question about queues, and the end of the log when it came."""
 
     request: Request

@@ -7,15 +7,15 @@ Every door asks it before an actor sees the command: ZeroMQ's sockets and the li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.protocol.commands import Audience, Command
 from cometmq.protocol.errors import UnknownCommand
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True):
     """Who says something.
 
     Args:

@@ -24,9 +24,9 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Sized
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import zmq
 
 from cometmq.conf import NetworkSettings
@@ -70,8 +70,7 @@ EVENTS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
+class ConnectionLimits(msgspec.Struct, frozen=True):
     """Of one port.
 
     Args:
@@ -102,8 +101,7 @@ class Traffic:
         self.room_until = 0  # until so much is given there is room, without a look
 
 
-@dataclass(slots=True)
-class Connection:
+class Connection(msgspec.Struct):
     """One that the monitor has told of."""
 
     traffic: Traffic

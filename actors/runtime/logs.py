@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.runtime.log_file import LogFile
 from cometmq.conf import BrokerSettings, LogFormat
@@ -61,8 +62,7 @@ class JsonFormatter(TextFormatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-@dataclass(slots=True)
-class Kind:
+class Kind(msgspec.Struct):
     """Lines from one place in the code, in one period."""
 
     until: float  # time.monotonic()

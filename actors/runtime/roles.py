@@ -10,9 +10,10 @@ A role is called by its name; where there are several, followed by a number: rea
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
+
+import msgspec
 
 from cometmq.conf import BrokerSettings
 from cometmq.shm.live.control import Counter, Doorbell
@@ -22,8 +23,7 @@ def _one(_settings: BrokerSettings) -> int:
     return 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Role:
+class Role(msgspec.Struct, frozen=True, kw_only=True):
     """One of the broker's processes.
 
     Args:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.books.transactions import (
     Ended,
@@ -46,8 +47,7 @@ OUTBOX_MAX: Final = 4_096  # checks of a group that wait for a producer; the nex
 HOUR_MS: Final = 3_600_000
 
 
-@dataclass(frozen=True)
-class _Due:
+class _Due(msgspec.Struct, frozen=True):
     """A half that a write is about."""
 
     message: Message
@@ -56,8 +56,7 @@ class _Due:
     times: int
 
 
-@dataclass(frozen=True)
-class _Check:
+class _Check(msgspec.Struct, frozen=True):
     """A question, and the record that it is about."""
 
     check: TransactionCheck

@@ -6,8 +6,9 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.books.retries import retry_of, retry_properties
 from cometmq.actors.runtime.family import Family
@@ -263,8 +264,7 @@ class _Batch:
         return taken
 
 
-@dataclass
-class _Storing:
+class _Storing(msgspec.Struct):
     """A command that is being carried out."""
 
     command: StoreRetries

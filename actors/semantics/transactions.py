@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 from cometmq.actors.books.delays import destination
 from cometmq.actors.books.transactions import WORDS, Ended, Outcome, first_of
@@ -281,13 +282,12 @@ class _Spoilt(Exception):
     """A write has a part of a transaction that cannot be in it."""
 
 
-@dataclass(eq=False)
-class _Ask:
+class _Ask(msgspec.Struct, eq=False):
     """A command, and what became of its ends, as far as that is known; None: as it was wanted."""
 
     command: EndTransactions
     request: Request
-    results: dict[int, CometError | None] = field(default_factory=dict)
+    results: dict[int, CometError | None] = msgspec.field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:

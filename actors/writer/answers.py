@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.runtime.service import Payload, Request, Timer
 from cometmq.protocol.commands import (
@@ -24,8 +25,7 @@ LATE: Final = FlushDiskTimeout.code
 SLOW_S: Final = 0.1
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(msgspec.Struct):
     end: int  # physical offset that has to be covered
     since: float  # time.monotonic()
     request: Request

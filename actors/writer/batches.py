@@ -6,7 +6,6 @@ import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -49,8 +48,7 @@ DELAYED_BYTES_MAX: Final = 1_024  # beside a client's element, in the encoder
 DELAYED_ROOM: Final = 512  # that a record may have more of, with the longest name of a topic
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """What came of one command of a group."""
 
     answer: Command
@@ -58,8 +56,7 @@ class Stored:
     payload: Payload = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
+class Earlier(msgspec.Struct, frozen=True):
     """What there is of a batch that its producer sends again."""
 
     messages: int  # so many of its first ones

@@ -15,8 +15,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
@@ -44,8 +45,7 @@ _LIMITS: Final = ReadLimits(
 NOTHING: Final = Earlier(0)
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(msgspec.Struct):
     request: Request
     size: int
     end: int  # physical offset up to which the queues have to be dispatched

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.runtime.family import Family
 from cometmq.protocol.errors import CometError, DiskFull, ServiceNotAvailable
@@ -18,8 +19,7 @@ SEGMENT_LOOK_S: Final = 0.1
 SPACE_AT_ONCE_BYTES: Final = 32 * 1_048_576  # the rest the allocator may take back
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True):
     """File space that was not ready when it was needed."""
 
     allocated: int  # physical offset up to which there was some

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
-import psutil
 
 from cometmq.client.routes import ASK_S, Routes
 from cometmq.protocol.commands import (
@@ -189,6 +188,8 @@ def parse_offsets(content: bytes, path: Path) -> dict[_QueueName, int]:
 
 def own_address() -> str:
     """This machine's, as RocketMQ names its clients: IPv4, public or of a large network first."""
+    import psutil  # here, as it is 10 ms of a start, which does not need it
+
     found = sorted(
         address.address
         for addresses in psutil.net_if_addrs().values()

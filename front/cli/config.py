@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Final
 
 import click
+import msgspec
 
 from cometmq.cli.broker import load
 from cometmq.cli.options import LazyGroup, output_option
@@ -63,7 +63,7 @@ def explain(key: str | None, output: str) -> None:
     KEY is RocketMQ's spelling, the one in Python, or the environment variable.
     """
     if key is not None:
-        print_record(asdict(explain_option(key)), output, title=key)
+        print_record(msgspec.structs.asdict(explain_option(key)), output, title=key)
         return
     rows = [
         {"key": each.key, "default": each.default_readable, "meaning": each.help}

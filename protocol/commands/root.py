@@ -7,7 +7,6 @@ checked where a command comes in (actors/runtime/access.py), before any actor se
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -67,8 +66,7 @@ class Needed(NamedTuple):
     name: str  # EVERY: of all of them
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(msgspec.Struct, frozen=True):
     """Who may say a command.
 
     Args:

@@ -7,9 +7,10 @@ import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap
@@ -54,8 +55,7 @@ def is_filler(unit: Mapping[str, int]) -> bool:
     return _kernel.fillers_end(CONSUME_QUEUE_UNIT.pack(**unit), 0, 1) == 1
 
 
-@dataclass(frozen=True)
-class QueueEnd:
+class QueueEnd(msgspec.Struct, frozen=True):
     """Where a ConsumeQueue ends."""
 
     next_index: int  # one past the last valid entry

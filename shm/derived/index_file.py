@@ -15,10 +15,11 @@ import re
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from cometmq.protocol.errors import DiskFull, StoreNotOurs
 from cometmq.shm.kernel import _kernel
@@ -36,8 +37,7 @@ RESERVE_STEP_BYTES: Final = 4 * 1_048_576
 SHAPES_MAX: Final = 100_000  # places of a file where its last entry may be
 
 
-@dataclass(frozen=True)
-class IndexShape:
+class IndexShape(msgspec.Struct, frozen=True):
     """How many slots and entries a file has; a store keeps them for life."""
 
     slots: int = 5_000_000

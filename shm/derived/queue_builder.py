@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm.derived.consume_queue import QueueFiles, WindowCache, list_queues
@@ -36,8 +37,7 @@ REBUILD_FILE: Final = "cometmq.rebuild"  # while it is there, a start begins wit
 GAP_MAX: Final = 1_000_000
 
 
-@dataclass(frozen=True)
-class QueuesRecovered:
+class QueuesRecovered(msgspec.Struct, frozen=True):
     """What was done to the queues before dispatching begins."""
 
     begin: int  # physical offset from where everything is dispatched anew

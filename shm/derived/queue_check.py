@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, is_filler, list_queues
@@ -25,8 +26,7 @@ SAMPLES_PER_SEGMENT: Final = 32
 _OFFSET_MAX: Final = (1 << 63) - 1
 
 
-@dataclass(frozen=True)
-class QueueFault:
+class QueueFault(msgspec.Struct, frozen=True):
     """Why a queue cannot be trusted."""
 
     topic: str
@@ -37,8 +37,7 @@ class QueueFault:
         return f"queue {self.queue_id} of {self.topic}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class StoreFiles:
+class StoreFiles(msgspec.Struct, frozen=True):
     """A store and its segment sizes."""
 
     store: Path

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.protocol.errors import StoreError
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
@@ -22,8 +23,7 @@ from cometmq.shm.os.processes import boot_id
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LastRun:
+class LastRun(msgspec.Struct, frozen=True):
     """The counters of the run before, from a control file that this machine has kept alive.
 
     Physical offsets, each the first byte that is not covered; see Counter.
@@ -71,7 +71,7 @@ class LastRun:
         return found
 
     def as_message(self) -> dict[str, int]:
-        return asdict(self)
+        return msgspec.structs.asdict(self)
 
     @classmethod
     def from_message(cls, message: dict[str, int] | None) -> LastRun | None:

@@ -15,9 +15,10 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.protocol.derived import DERIVED_TOPIC, Mark, read_mark
 from cometmq.protocol.errors import StoreDamaged
@@ -53,8 +54,7 @@ LAST_RUN_ENDED: Final = "the killed run had come to here"
 RECORD_OVERHEAD_BYTES: Final = 128 << 10  # what a record has beside its body, at most
 
 
-@dataclass(frozen=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """A stretch of the log that holds no whole record, with whole ones behind it."""
 
     physical_offset: int
@@ -69,8 +69,7 @@ class Damage:
         )
 
 
-@dataclass(frozen=True)
-class LogEnd:
+class LogEnd(msgspec.Struct, frozen=True):
     """Where a log ends, and why the scan stopped there."""
 
     scanned_from: int  # physical offset
@@ -120,8 +119,7 @@ def find_end(
     )
 
 
-@dataclass
-class _Walk:
+class _Walk(msgspec.Struct):
     """A walk over the log that goes on behind damage."""
 
     folder: Path
@@ -133,8 +131,8 @@ class _Walk:
     unflushed_from_ms: int | None = None  # store time; None: everything was flushed
     timestamp: int = 0
     records: int = 0
-    damages: list[Damage] = field(default_factory=list)
-    buffer: bytearray = field(default_factory=lambda: bytearray(STEP_BYTES))
+    damages: list[Damage] = msgspec.field(default_factory=list)
+    buffer: bytearray = msgspec.field(default_factory=lambda: bytearray(STEP_BYTES))
     on_step: Callable[[int], None] = lambda _at: None
 
     def segment(self, start: int) -> bool:
@@ -391,7 +389,7 @@ def without_torn_write(store: Path, segment_bytes: int, end: LogEnd) -> LogEnd:
         "a write of deriver %s at %d has %d of its %d records: it is cut, to be made again",
         mark.deriver, found.at, found.behind, mark.count,
     )  # fmt: skip
-    return replace(
+    return msgspec.structs.replace(
         end,
         physical_offset=found.at,
         reason=TORN_WRITE,
@@ -400,8 +398,7 @@ def without_torn_write(store: Path, segment_bytes: int, end: LogEnd) -> LogEnd:
     )
 
 
-@dataclass(frozen=True)
-class _LastMark:
+class _LastMark(msgspec.Struct, frozen=True):
     at: int  # physical offset
     size: int
     behind: int  # records

@@ -10,10 +10,11 @@ import logging
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.protocol.commands import QueueParts
 from cometmq.protocol.errors import MessageNotFound
@@ -58,8 +59,7 @@ class GetStatus(IntEnum):
     NO_MESSAGE_IN_QUEUE = 8
 
 
-@dataclass(frozen=True)
-class GetResult:
+class GetResult(msgspec.Struct, frozen=True):
     status: GetStatus
     next_queue_offset: int
     min_queue_offset: int
@@ -68,8 +68,7 @@ class GetResult:
     payload: bytes | None = None  # the records, one after the other
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadLimits:
+class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one answer may hold; the defaults are RocketMQ's."""
 
     hot_bytes: int = 262_144  # maxTransferBytesOnMessageInMemory

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from cometmq.protocol.offsets import change_offsets
 from cometmq.shm.derived.index_file import list_index_files, read_header
@@ -32,8 +33,7 @@ from cometmq.shm.state.tables import ConsumerOffsetTable
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
-@dataclass(frozen=True)
-class StoreRecovered:
+class StoreRecovered(msgspec.Struct, frozen=True):
     log: LogEnd
     queues: QueuesRecovered
     damages: tuple[Damage, ...]  # of the log, and records that got no entry
@@ -78,8 +78,7 @@ def recover_store(
     return StoreRecovered(end, queues, _merged(end.damages, builder.damages), ends)
 
 
-@dataclass(frozen=True)
-class Repaired:
+class Repaired(msgspec.Struct, frozen=True):
     """What `repair_store` has done."""
 
     store: StoreRecovered
@@ -176,8 +175,7 @@ def _merged(*found: tuple[Damage, ...] | list[Damage]) -> tuple[Damage, ...]:
     return tuple(by_place[at] for at in sorted(by_place))
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What `recover_store` would do."""
 
     log: LogEnd

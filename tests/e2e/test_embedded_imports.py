@@ -101,9 +101,27 @@ def test_a_start_imports_nothing_that_it_does_not_need() -> None:
     """Each of these is a twentieth of a start or more."""
     program = (
         "import sys; from cometmq.actors.launch import process, supervisor; process.load_roles(); "
-        "print(*{'asyncio', 'psutil', 'ssl', 'rich', 'click'} & sys.modules.keys())"
+        "print(*{'asyncio', 'psutil', 'ssl', 'rich', 'click', 'lark', 'difflib', 'subprocess'}"
+        " & sys.modules.keys())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize("profile", [None, "test"])
+def test_clients_are_imported_while_the_broker_starts(profile: str | None, tmp_path: Path) -> None:
+    program = (
+        "import sys; from cometmq import Broker; print('cometmq.client' in sys.modules); "
+        f"Broker(sys.argv[1], profile={profile!r}).close(); print('cometmq.client' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "store"],
+        env={**os.environ, MARK: f"{RUN}/embedded"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "True"]

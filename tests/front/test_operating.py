@@ -233,6 +233,12 @@ def test_watching_in_a_pipe_says_what_was_asked_for(broker: RunningBroker) -> No
             watching.terminate()
 
 
+def test_a_store_in_use_is_verified_by_another_command(broker: RunningBroker) -> None:
+    done = run("store", "verify", str(broker.store))
+    assert done.returncode != 0
+    assert b"is checked by `cometmq spark audit`, beside its broker" in done.stderr
+
+
 def test_what_is_refused_is_not_unconfirmed(broker: RunningBroker) -> None:
     server = broker.ready.name_server
     broker.create_topic("t", 1)
