@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cometmq.actors.launch.orderly_end import OrderlyEnd
 from cometmq.cli.progress import Line, progress
 from cometmq.protocol.progress import MIB, Progress
+from cometmq.shm.live.control import Counter
 from cometmq.shm.log import recovery
 from cometmq.shm.os.files import segment_name
 
@@ -95,3 +100,43 @@ def test_a_recovery_tells_how_far_it_is(
     assert [each.getMessage() for each in caplog.records] == [
         "recovering the log: 1 of 3 MiB, 6 s left"
     ]
+
+
+class Left:
+    """As much of a control file as the end looks at."""
+
+    def __init__(self) -> None:
+        self.values = {Counter.WROTE: 96 * MIB, Counter.DISPATCHED: 0, Counter.FLUSHED: 32 * MIB}
+
+    def read(self, counter: Counter) -> SimpleNamespace:
+        return SimpleNamespace(value=self.values.get(counter, 0))
+
+
+def test_an_end_with_a_backlog_says_how_much_is_left() -> None:
+    control: Any = Left()
+    table: Any = SimpleNamespace(pids={"dispatcher": 7}, roles=[])
+    end = OrderlyEnd(table, control, {}, None, lambda seconds: None, lambda: None)
+    assert end.run() == [
+        f"dispatched is {96 * MIB} bytes behind", f"flushed is {64 * MIB} bytes behind",
+    ]  # fmt: skip
+    control.values[Counter.DISPATCHED] = 80 * MIB
+    text = end._what_is_waited_for("dispatcher")
+    assert text.startswith(
+        f"the end waits for dispatcher (process 7): dispatched is {16 * MIB} bytes behind, "
+        f"flushed is {64 * MIB} bytes behind, done: 80 of 160 MiB, "
+    )
+    assert text.endswith(" s left")
+    assert end._what_is_waited_for("flush").startswith("the end waits for flush (which is started ")
+
+
+JOBS = ("archive", "verify", "replay", "audit", "dlq", "ingest", "compact", "stats")
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_job_over_a_store_shows_how_far_it_is(job: str) -> None:
+    folder = Path(__file__).resolve().parents[2] / "front" / "cli" / "spark"
+    text = "".join(path.read_text() for path in sorted(folder.glob("*.py")))
+    shown = re.findall(
+        rf'with tasks\("{job}"[^)]*\) as progress:\n(?:.*\n){{0,6}}?.*progress', text
+    )
+    assert shown, f"cometmq spark {job} runs without progress"
