@@ -12,6 +12,7 @@ import select
 import socket
 import subprocess
 import threading
+from collections.abc import Mapping, Sequence
 from typing import IO, Final, Protocol
 
 import msgspec
@@ -62,18 +63,29 @@ class ForkedProcess:
 
 
 class Nursery:
-    """One for a process that opens brokers of the profile "test". Threads may share it."""
+    """One for a process that opens brokers of the profile "test". Threads may share it.
 
-    def __init__(self) -> None:
+    Args:
+        command: what runs the other end, if not nursery.main alone.
+        environment: what /proc shows as that of the nursery and of all its brokers, if not this
+            process's. Each broker has the one that its order names.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._owner = self._identity()
         self._has_ended = False
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                module_command("cometmq.actors.launch.nursery"),
+                command or module_command("cometmq.actors.launch.nursery"),
                 stdin=theirs.fileno(),
                 start_new_session=True,
+                env=environment,
             )
 
     @staticmethod
@@ -86,14 +98,22 @@ class Nursery:
         owned = self._owner == self._identity()
         return owned and not self._has_ended and self._process.poll() is None
 
-    def fork(self, log: int) -> ForkedProcess:
+    def fork(
+        self,
+        log: int | None = None,
+        error: int = 2,
+        environment: Mapping[bytes, bytes] | None = None,
+    ) -> ForkedProcess:
         """A broker's main process, which waits for its settings. Raises ConnectionResetError when
         the nursery has ended.
 
         Args:
-            log: the descriptor of the socket that takes its log.
+            log: the descriptor of the socket that takes its log; None: its standard error.
+            error: the descriptor that is its standard error.
+            environment: its environment, if not this process's.
         """
-        order = NurseryOrder([], os.getcwdb(), dict(os.environb), _umask())
+        given = dict(os.environb if environment is None else environment)
+        order = NurseryOrder(log is not None, os.getcwdb(), given, _umask())
         body = msgspec.msgpack.encode(order)
         with contextlib.ExitStack() as theirs:
             stdin, ours_in = os.pipe()
@@ -102,12 +122,13 @@ class Nursery:
             for descriptor in (stdin, stdout, status):
                 theirs.callback(os.close, descriptor)
             try:
-                error = os.dup(2)
+                error = os.dup(error)
             except OSError:  # closed
                 error = os.open(os.devnull, os.O_WRONLY)
             theirs.callback(os.close, error)
+            descriptors = [status, stdin, stdout, error]
             try:
-                pid = self._order(body, [stdin, stdout, error, log, status])
+                pid = self._order(body, descriptors if log is None else [*descriptors, log])
             except BaseException:
                 for descriptor in (ours_in, ours_out, ours_status):
                     os.close(descriptor)

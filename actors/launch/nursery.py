@@ -7,7 +7,7 @@ when that one closes its end. Its brokers do not depend on it: each has a lifeli
 
     service (front/nursery.py)                     nursery
       order: 4 bytes of length, MessagePack,  ->     fork: the broker's main process
-      with ORDER_FDS descriptors
+      with its descriptors
                                               <-     its pid, 4 bytes
       the pipe `status` of that order         <-     its exit status as text, once it has ended
 """
@@ -29,21 +29,26 @@ from typing import Final
 import msgspec
 
 LENGTH: Final = struct.Struct("<I")
-ORDER_FDS: Final = 5  # standard input, output, error; the log's socket; the pipe for the status
+#: The pipe for the status; standard input, output, error; the log's socket, if the order has `log`.
+ORDER_FDS: Final = 4
 _FDS_ROOM: Final = 16
 
 
 class NurseryOrder(msgspec.Struct):
-    """A broker in that folder, with that environment, as if it was started there."""
+    """A broker in that folder, with that environment, as if it was started there.
 
-    arguments: list[str]
+    With `log` it has its log sent to the service, else on its standard error.
+    """
+
+    log: bool
     folder: bytes
     environment: dict[bytes, bytes]
     umask: int
 
 
-def main() -> None:
-    """Standard input is the socket of the service."""
+def main(run: Callable[[], None] | None = None) -> None:
+    """Standard input is the socket of the service. `run`: what a broker's main process does, if not
+    embedded.main."""
     gc.disable()  # all that is imported stays: looking for garbage in it finds nothing
     from cometmq.actors.launch import broker, embedded, supervisor  # noqa: F401
     from cometmq.actors.launch.process import load_roles
@@ -76,12 +81,12 @@ def main() -> None:
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                for descriptor in (wake_read, wake_write, *brokers.values(), descriptors[-1]):
+                for descriptor in (wake_read, wake_write, *brokers.values(), descriptors[0]):
                     os.close(descriptor)
                 service.close()
-                _become(order, descriptors, embedded.main)
-            brokers[pid] = descriptors[-1]
-            for descriptor in descriptors[:-1]:
+                _become(order, descriptors[1:], run or embedded.main)
+            brokers[pid] = descriptors[0]
+            for descriptor in descriptors[1:]:
                 os.close(descriptor)
             with contextlib.suppress(OSError):  # the service has ended, which is seen next
                 service.sendall(LENGTH.pack(pid))
@@ -100,8 +105,9 @@ def _receive(service: socket.socket) -> tuple[NurseryOrder, list[int]] | None:
             return None
         descriptors += rights
         held += more
-    assert len(descriptors) == ORDER_FDS
-    return msgspec.msgpack.decode(held[LENGTH.size :], type=NurseryOrder), descriptors
+    order = msgspec.msgpack.decode(held[LENGTH.size :], type=NurseryOrder)
+    assert len(descriptors) == ORDER_FDS + order.log
+    return order, descriptors
 
 
 def _reap(brokers: dict[int, int]) -> None:
@@ -120,15 +126,15 @@ def _become(order: NurseryOrder, descriptors: list[int], run: Callable[[], None]
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()  # Ctrl-C is for the service, which then closes the broker
-        *standard, log = descriptors[:-1]
-        for number, descriptor in enumerate(standard):
+        for number, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, number)
             os.close(descriptor)
         os.umask(order.umask)
         os.environb.clear()
         os.environb.update(order.environment)
         os.chdir(order.folder)
-        sys.argv = ["cometmq.actors.launch.embedded", f"log={log}", *order.arguments]
+        sys.argv = ["cometmq.actors.launch.embedded"]
+        sys.argv += [f"log={log}" for log in descriptors[3:]]
         run()
         status = 0
     except SystemExit as end:

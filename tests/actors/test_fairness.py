@@ -21,7 +21,8 @@ from typing import Any
 import fairness_child
 import psutil
 import pytest
-from family import MARK, RUN, RunningBroker, encode_batch, left_behind, still_there
+from family import MARK, RUN, RunningBroker, encode_batch, left_behind
+from waiting import still_there
 
 from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.runtime.service import Request, ServiceActor

@@ -98,14 +98,15 @@ def marks(store: Path) -> list[str]:
 
 
 @pytest.mark.alone
-def test_starts_quickly(broker: RunningBroker) -> None:
-    assert broker.start_s < START_MAX_S
-    pids = broker.pids()
-    assert set(pids) == set(CHILDREN)
-    assert all(pids.values())
-    assert len(broker.processes()) == len(CHILDREN) + 2  # the supervisor and the zygote
-    names = {psutil.Process(pid).name() for pid in pids.values()}
-    assert names == {f"cmq-{role}"[:15] for role in CHILDREN}
+def test_starts_quickly(store: Path) -> None:
+    with RunningBroker(store, program=True) as broker:
+        assert broker.start_s < START_MAX_S
+        pids = broker.pids()
+        assert set(pids) == set(CHILDREN)
+        assert all(pids.values())
+        assert len(broker.processes()) == len(CHILDREN) + 2  # the supervisor and the zygote
+        names = {psutil.Process(pid).name() for pid in pids.values()}
+        assert names == {f"cmq-{role}"[:15] for role in CHILDREN}
 
 
 @pytest.mark.parametrize("role", [*CHILDREN, "broker"])
@@ -448,13 +449,15 @@ def refused(store: Path, error: type[CometError], settings: dict[str, object] | 
     return str(raised.value)
 
 
-def test_a_store_in_use_names_its_holder(broker: RunningBroker) -> None:
-    broker.create_topic("t")
-    with pytest.raises(StoreLocked, match=f"process {broker.pid} .*cometmq.actors.launch.embedded"):
-        RunningBroker(broker.store)
-    assert len(left_behind()) == len(broker.processes())
-    broker.assert_stored(broker.send("t", 0, [b"undisturbed"]))
-    assert all(broker.pids().values())
+def test_a_store_in_use_names_its_holder(store: Path) -> None:
+    with RunningBroker(store, program=True) as broker:
+        broker.create_topic("t")
+        holder = f"process {broker.pid} .*cometmq.actors.launch.embedded"
+        with pytest.raises(StoreLocked, match=holder):
+            RunningBroker(store)
+        assert len(left_behind()) == len(broker.processes())
+        broker.assert_stored(broker.send("t", 0, [b"undisturbed"]))
+        assert all(broker.pids().values())
 
 
 HOLD_LOCK = """

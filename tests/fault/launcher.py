@@ -1,6 +1,6 @@
 """`cometmq.actors.launch.embedded`, with points at which a process is killed; see points.py.
 
-It is imported before the zygote is forked, so every child has what is wrapped here.
+It is run before the zygote is forked, so every child has what is wrapped here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from fault.points import FOLDER_VARIABLE, install
 
 from cometmq.actors.launch import embedded
 
-if __name__ == "__main__":
+
+def main() -> None:
     install(Path(os.environ[FOLDER_VARIABLE]))
     embedded.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -29,8 +28,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import forked
 import msgspec
 import psutil
+from waiting import has_ended, still_there
 
 from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.launch.embedded import EmbeddedFailed, EmbeddedReady
@@ -74,7 +75,6 @@ SMALL: Mapping[str, object] = {
 #: In the environment of every process of every broker of this test run; see `left_behind`.
 MARK = "COMETMQ_TEST_RUN"
 RUN = f"{os.getpid()}-{time.time_ns()}"
-_numbers = itertools.count()
 
 START_TIMEOUT_S = 90
 RECOVER_TIMEOUT_S = 60
@@ -108,6 +108,9 @@ class RunningBroker:
         log_path: where its log goes if not beside the store.
         environ: further variables for its processes.
         module: what runs the supervisor; see fault/launcher.py.
+        program: started as a program of its own, as users' brokers are. Else it is forked from a
+            process that has all imported (see forked.py), unless `environ` has what the loader
+            reads at a program's start.
 
     Raises what the broker says that is wrong, as front/broker.py does, or EndedEarly.
     """
@@ -121,25 +124,31 @@ class RunningBroker:
         log_path: Path | None = None,
         environ: Mapping[str, str] | None = None,
         module: str = "cometmq.actors.launch.embedded",
+        program: bool = False,
     ) -> None:
         self.store = store
         self.settings: dict[str, Any] = {**SMALL, **(settings or {})}
         keys = self.settings | {"storePathRootDir": str(store)}
         self.log_path = log_path or store.parent / f"{store.name}.log"
-        self._mark = f"{RUN}/{next(_numbers)}"
         self._channels: list[Channel] = []
         self._closed = False
         began = time.monotonic()
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, **(environ or {}), MARK: self._mark},
-            )
+            mark = {MARK: f"{RUN}/broker"}
+            self._process: subprocess.Popen[bytes] | forked.ForkedBroker
+            its = {**os.environ, **(environ or {}), **mark}
+            if program or "LD_PRELOAD" in its:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                    env=its,
+                )
+            else:
+                self._process = forked.fork(module, log.fileno(), its, mark)
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(keys) + b"\n")
         self._process.stdin.flush()
@@ -280,7 +289,7 @@ class RunningBroker:
 
     def processes(self) -> list[psutil.Process]:
         """All that live: supervisor, zygote, children."""
-        return left_behind(self._mark)
+        return of_session(self.pid)
 
     def zygote_pid(self) -> int:
         (zygote,) = psutil.Process(self.pid).children()
@@ -406,51 +415,28 @@ class RunningBroker:
                 raise
 
 
-def has_ended(pid: int, deadline: float) -> bool:
-    """Wait for the end of any process. Its parent may take a second more to notice it."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(max(0, deadline - time.monotonic()) * 1000))
-    finally:
-        os.close(descriptor)
-
-
-def is_readable(descriptor: int, timeout_s: float) -> bool:
-    poll = select.poll()  # select() knows the first 1024 descriptors only
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
-
-
-def still_there(pids: Iterable[int], timeout_s: float) -> list[int]:
-    """Those that have not ended after the time. One that nobody has buried yet has ended."""
-    deadline = time.monotonic() + timeout_s
-    left = []
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        if not is_readable(descriptor, max(0.0, deadline - time.monotonic())):
-            left.append(pid)
-        os.close(descriptor)
-    return left
-
-
 def left_behind(mark: str = RUN) -> list[psutil.Process]:
-    """Processes of this test run's brokers, or of one of them, that still live."""
+    """Processes of this test run's brokers, or those with that mark, that still live."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             its = process.environ().get(MARK, "")
             if its != mark and its.partition("/")[0] != mark:
                 continue
-            if process.status() != psutil.STATUS_ZOMBIE:
+            if process.status() != psutil.STATUS_ZOMBIE and not forked.is_nursery(process.pid):
                 found.append(process)
+    return found
+
+
+def of_session(session: int) -> list[psutil.Process]:
+    """Processes of a session that still live. Its number is no other's until the last has ended."""
+    found = []
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(pid) == session:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
     return found
 
 

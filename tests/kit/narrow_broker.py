@@ -11,9 +11,14 @@ from cometmq.shm.os import files
 
 DESCRIPTORS = 1_024
 
-if __name__ == "__main__":
+
+def main() -> None:
     if "MAPS_MAX" in os.environ:
         files.FILE_MAPS_MAX = int(os.environ["MAPS_MAX"])  # type: ignore[misc]
     else:
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     embedded.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -85,6 +85,10 @@ def slowly(folder: Path, role: str, settle: Callable[[Any], None]) -> Callable[[
     return settle_slowly
 
 
-if __name__ == "__main__":
+def main() -> None:
     install(Path(os.environ[SLOW]))
     embedded.main()
+
+
+if __name__ == "__main__":
+    main()

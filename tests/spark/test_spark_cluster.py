@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from cluster import STEP_S, Cluster, Driver
-from family import RunningBroker, is_readable
+from family import RunningBroker
+from waiting import is_readable
 
 from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.protocol.wire.channel import Channel
