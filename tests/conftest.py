@@ -26,6 +26,10 @@ settings.load_profile("ours")
 for _asks in (Channel.ask, Brokers.__init__, Producer.__init__):
     inspect.unwrap(_asks).__kwdefaults__["timeout_s"] = 30.0
 
+# Tests start interpreters by the hundred, and each would compile anew all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Spark's JVMs live for seconds here, and its second compiler takes as much as all that they do.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
