@@ -9,10 +9,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
+
 COMMAND = (sys.executable, "-m", "cometmq")
+IMPORTED = "cometmq.cli.messages cometmq.cli.topics cometmq.cli.groups cometmq.cli.stat"
 TIMEOUT_S = 240  # Spark beside other tests
 
 
@@ -25,15 +29,34 @@ def environment(**more: str) -> dict[str, str]:
 def run(
     *arguments: str, input: bytes = b"", cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """One command to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=input,
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        cwd=cwd,
-        env=environment(**variables),
-    )
+    """One command to its end.
+
+    It is forked from a process that has the command line imported, see forked.py; or started, where
+    its folder or what an interpreter looks at matters, or Spark is to be.
+    """
+    its = environment(**variables)
+    command = [*COMMAND, *arguments]
+    if cwd or "spark" in arguments[:1] or any(each.startswith("PYTHON") for each in variables):
+        return subprocess.run(
+            command, input=input, capture_output=True, timeout=TIMEOUT_S, cwd=cwd, env=its
+        )
+    errors, theirs = os.pipe()
+    try:
+        process = forked.fork("cometmq.__main__", theirs, its, arguments, IMPORTED)
+    finally:
+        os.close(theirs)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with open(errors, "rb") as said, process.stdout as printed, ThreadPoolExecutor(2) as pool:
+        out, err = pool.submit(printed.read), pool.submit(said.read)
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin as given:
+                given.write(input)
+            code = process.wait(TIMEOUT_S)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(command, code, out.result(), err.result())
 
 
 def output_of(*arguments: str, input: bytes = b"", **variables: str) -> bytes:

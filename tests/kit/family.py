@@ -31,6 +31,7 @@ from typing import Any
 import forked
 import msgspec
 import psutil
+from forked import MARK, RUN
 from waiting import has_ended, still_there
 
 from cometmq.actors.launch.addresses import address_of
@@ -72,9 +73,6 @@ SMALL: Mapping[str, object] = {
     "deleteWhen": f"{(time.localtime().tm_hour + 12) % 24:02d}",  # likewise, whatever the time is
     "diskMaxUsedSpaceRatio": 95,
 }
-#: In the environment of every process of every broker of this test run; see `left_behind`.
-MARK = "COMETMQ_TEST_RUN"
-RUN = f"{os.getpid()}-{time.time_ns()}"
 
 START_TIMEOUT_S = 90
 RECOVER_TIMEOUT_S = 60
@@ -135,9 +133,8 @@ class RunningBroker:
         began = time.monotonic()
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
-            mark = {MARK: f"{RUN}/broker"}
-            self._process: subprocess.Popen[bytes] | forked.ForkedBroker
-            its = {**os.environ, **(environ or {}), **mark}
+            self._process: subprocess.Popen[bytes] | forked.ForkedProgram
+            its = {**os.environ, **(environ or {}), MARK: f"{RUN}/broker"}
             if program or "LD_PRELOAD" in its:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", module],
@@ -148,7 +145,7 @@ class RunningBroker:
                     env=its,
                 )
             else:
-                self._process = forked.fork(module, log.fileno(), its, mark)
+                self._process = forked.fork(module, log.fileno(), its)
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(keys) + b"\n")
         self._process.stdin.flush()

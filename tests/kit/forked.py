@@ -1,32 +1,38 @@
-"""Main processes of brokers, forked from one process that has everything imported. No tests here.
+"""Programs that are forked from one process that has everything imported. No tests here.
 
 To start an interpreter and import a broker takes longer than all else that a short test does. See
-actors/launch/nursery.py. What differs from a broker that was started: its parent; limits and
+actors/launch/nursery.py. What differs from a program that was started: its parent; limits and
 affinity are those of the first start; and /proc shows as its environment what the first one had.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 import forked_child
-from forked_child import MODULE
+from forked_child import ARGUMENTS, MODULE
 from paths import SEARCH
 from waiting import is_readable
 
 from cometmq.nursery import ForkedProcess, Nursery
 
+#: In the environment of every process that a test run has started; see `family.left_behind`.
+MARK = "COMETMQ_TEST_RUN"
+RUN = f"{os.getpid()}-{time.time_ns()}"
+
 _lock = threading.Lock()
-_nursery: Nursery | None = None
+_nurseries: dict[str, Nursery] = {}  # by what they have imported
 
 
-class ForkedBroker:
+class ForkedProgram:
     """What tests use of subprocess.Popen."""
 
     def __init__(self, process: ForkedProcess) -> None:
@@ -49,7 +55,7 @@ class ForkedBroker:
         """Its exit status. Raises subprocess.TimeoutExpired."""
         ended = self.returncode is not None or self._process._end < 0
         if timeout is not None and not ended and not is_readable(self._process._end, timeout):
-            raise subprocess.TimeoutExpired("a forked broker", timeout)
+            raise subprocess.TimeoutExpired("a forked program", timeout)
         return self._process.wait()
 
     def poll(self) -> int | None:
@@ -67,41 +73,47 @@ class ForkedBroker:
 
 
 def fork(
-    module: str, log: int, environment: Mapping[str, str], mark: Mapping[str, str]
-) -> ForkedBroker:
-    """A broker's main process that waits for its settings, in a session of its own.
+    module: str,
+    error: int,
+    environment: Mapping[str, str],
+    arguments: Sequence[str] = (),
+    imported: str = "",
+) -> ForkedProgram:
+    """A process that waits for its standard input, in a session of its own.
 
     Args:
         module: the one whose `main` it runs.
-        log: the descriptor that is its standard error.
-        mark: what is in the environment that /proc shows of it.
+        error: the descriptor that is its standard error.
+        environment: as `os.environ` has it there.
+        arguments: in sys.argv, behind its name.
+        imported: a module to be imported before, beside what a broker needs.
     """
-    given = {
-        os.fsencode(key): os.fsencode(value)
-        for key, value in {**environment, MODULE: module}.items()
-    }
+    told = {MODULE: module, ARGUMENTS: json.dumps(arguments)}
+    given = {os.fsencode(key): os.fsencode(value) for key, value in {**environment, **told}.items()}
     with _lock:
         try:
-            return ForkedBroker(_usable(mark).fork(error=log, environment=given))
+            return ForkedProgram(_usable(imported).fork(error=error, environment=given))
         except ConnectionResetError:  # it was killed
-            return ForkedBroker(_usable(mark).fork(error=log, environment=given))
+            return ForkedProgram(_usable(imported).fork(error=error, environment=given))
 
 
 def is_nursery(pid: int) -> bool:
-    return _nursery is not None and _nursery._process.pid == pid
+    return any(each._process.pid == pid for each in _nurseries.values())
 
 
-def _usable(mark: Mapping[str, str]) -> Nursery:
-    global _nursery
-    if _nursery is None or not _nursery.is_usable:
-        _close()
+def _usable(imported: str) -> Nursery:
+    found = _nurseries.get(imported)
+    if found is None or not found.is_usable:
+        if found is not None:
+            found.close()
         path = os.pathsep.join([SEARCH, os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", forked_child.__name__]
-        _nursery = Nursery(command, {**os.environ, **mark, "PYTHONPATH": path})
-    return _nursery
+        command = [sys.executable, "-m", forked_child.__name__, *imported.split()]
+        environment = {**os.environ, MARK: f"{RUN}/forked", "PYTHONPATH": path}
+        found = _nurseries[imported] = Nursery(command, environment)
+    return found
 
 
 @atexit.register
 def _close() -> None:
-    if _nursery is not None:
-        _nursery.close()
+    for each in _nurseries.values():
+        each.close()
