@@ -14,14 +14,17 @@ what was hit stands in each outcome.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import functools
 import mmap
 import os
 import re
 import shutil
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -72,13 +75,23 @@ SEND_TIMEOUT_S: Final = 3
 REFUSALS_MAX: Final = 3  # then this run of the broker is given up
 
 
+@functools.cache
+def library() -> Path:
+    """syscalls.c, built once: programs that have it preloaded are forked from one process."""
+    folder = Path(tempfile.mkdtemp(prefix="cometmq-fault-"))
+    atexit.register(shutil.rmtree, folder)
+    built = folder / "syscalls.so"
+    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(built), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True)
+    return built
+
+
 class Shim:
     """The preloaded library, and the memory it shares with us."""
 
+    MODULE: Final = "fault.shimmed"
+
     def __init__(self, place: Path) -> None:
-        self.library = place / "syscalls.so"
-        command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(self.library), str(SOURCE), "-ldl"]
-        subprocess.run(command, check=True)
         self._path = place / "syscalls.state"
         self._path.write_bytes(bytes(4096))
         with self._path.open("r+b") as file:
@@ -108,7 +121,7 @@ class Shim:
 
     def environ(self, store: Path, fault: Fault, mount: Path | None) -> dict[str, str]:
         return {
-            "LD_PRELOAD": str(self.library),
+            "LD_PRELOAD": str(library()),
             "FAULT_STORE": str(store.resolve()),
             "FAULT_STATE": str(self._path),
             "FAULT_PLACE": fault.place,
@@ -202,6 +215,7 @@ class Scenario:
             wait=False,
             log_path=self._log_path,
             environ=self.shim.environ(self._store, outcome.fault, mount),
+            module=Shim.MODULE,
         )
         watch = self._kill_at_the_cut(broker) if not outcome.fault.errno else None
         with watch or contextlib.nullcontext():

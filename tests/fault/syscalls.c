@@ -1,6 +1,7 @@
 /* Fails the nth system call that changes the store, or cuts the power there.
  *
- * Preloaded into every process of a broker. Told by the environment:
+ * Preloaded into every process of a broker. Told by the environment, when it is loaded or when
+ * fault_set_up is called:
  *
  *   FAULT_STORE   the store; only calls on paths and descriptors below it count
  *   FAULT_PLACE   a folder of it, such as /commitlog/; only what is in that one; empty: all
@@ -48,7 +49,7 @@ static char store[PATH_MAX], place[PATH_MAX], calls[512], mount_path[PATH_MAX];
 static size_t store_length;
 static int fault_errno, forever;
 
-__attribute__((constructor)) static void set_up(void) {
+__attribute__((constructor)) void fault_set_up(void) {
     const char *path = getenv("FAULT_STATE"), *wanted = getenv("FAULT_STORE");
     if (!path || !wanted)
         return;

@@ -91,7 +91,9 @@ def test_a_sync_that_fails_in_the_commitlog_process_does_so_too(tmp_path: Path) 
     shim.set(0)
     environ = shim.environ(store, Fault(errno.EIO, ("msync",)), None)
     settings = {"flushDiskType": "SYNC_FLUSH"}
-    broker = RunningBroker(store, settings, environ=environ, log_path=tmp_path / "failing.log")
+    broker = RunningBroker(
+        store, settings, environ=environ, module=Shim.MODULE, log_path=tmp_path / "failing.log"
+    )
     broker.create_topic("t")
     sent = broker.send("t", 0, [b"kept"])
     shim.set(1)

@@ -4,8 +4,8 @@
         ...faults...
         work.finish(read_ends)                               # producers end, consumers drain, end
 
-Each child is `python -m fault.workload` with its Spec as one argument. It works until its standard
-input ends. Nothing in here gives up because the broker is away: a client that cannot ride that out
+Each child is this module's `main` with its Spec as one argument. It works until its standard input
+ends. Nothing in here gives up because the broker is away: a client that cannot ride that out
 is a bug.
 """
 
@@ -26,14 +26,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+import forked
 import msgspec
 from fault.history import BODY_BYTES_MIN, History, Op, make_body, now_ns, value_of
-from paths import SEARCH
 
 from cometmq.client import Admin, Consumer, Message, Producer
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import CometError, Refused
 
+MODULE: Final = "fault.workload"
 TOPICS: Final = ("alpha", "beta")
 GROUPS: Final = ("billing", "audit")
 QUEUES: Final = 4
@@ -76,17 +77,10 @@ class Spec(msgspec.Struct, omit_defaults=True):
 class Child:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        path = os.pathsep.join([SEARCH, os.environ.get("PYTHONPATH", "")])
         self.log = Path(spec.folder) / f"{spec.p}.log"
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fault.workload", msgspec.json.encode(spec).decode()],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,
-            )
+            told = [msgspec.json.encode(spec).decode()]
+            self._process = forked.fork(MODULE, log.fileno(), os.environ, told, imported=MODULE)
         self.pid = self._process.pid
 
     @property
@@ -117,9 +111,10 @@ class Child:
             raise AssertionError(f"{self.spec.p} ended with {status}:\n{text}")
 
     def _close(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 class Workload:
@@ -472,12 +467,9 @@ KINDS: Final[dict[str, Callable[[Spec, History, Stop], None]]] = {
 
 
 def main() -> None:
+    os.dup2(2, 1)  # whatever prints, prints to the log
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness says when
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     history = History.create(Path(spec.folder) / f"{spec.p}.jsonl", spec.p)
     KINDS[spec.kind](spec, history, Stop())
-
-
-if __name__ == "__main__":
-    main()

@@ -106,9 +106,8 @@ class RunningBroker:
         log_path: where its log goes if not beside the store.
         environ: further variables for its processes.
         module: what runs the supervisor; see fault/launcher.py.
-        program: started as a program of its own, as users' brokers are. Else it is forked from a
-            process that has all imported (see forked.py), unless `environ` has what the loader
-            reads at a program's start.
+        program: started as a program of its own, as users' brokers are, and not forked from a
+            process that has all imported; see forked.py.
 
     Raises what the broker says that is wrong, as front/broker.py does, or EndedEarly.
     """
@@ -135,7 +134,7 @@ class RunningBroker:
             self._log_start = log.tell()
             self._process: subprocess.Popen[bytes] | forked.ForkedProgram
             its = {**os.environ, **(environ or {}), MARK: f"{RUN}/broker"}
-            if program or "LD_PRELOAD" in its:
+            if program:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", module],
                     stdin=subprocess.PIPE,

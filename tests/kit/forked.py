@@ -27,9 +27,10 @@ from cometmq.nursery import ForkedProcess, Nursery
 #: In the environment of every process that a test run has started; see `family.left_behind`.
 MARK = "COMETMQ_TEST_RUN"
 RUN = f"{os.getpid()}-{time.time_ns()}"
+PRELOAD = "LD_PRELOAD"
 
 _lock = threading.Lock()
-_nurseries: dict[str, Nursery] = {}  # by what they have imported
+_nurseries: dict[tuple[str, str], Nursery] = {}  # by what they have imported, and preloaded
 
 
 class ForkedProgram:
@@ -84,32 +85,34 @@ def fork(
     Args:
         module: the one whose `main` it runs.
         error: the descriptor that is its standard error.
-        environment: as `os.environ` has it there.
+        environment: as `os.environ` has it there. What LD_PRELOAD names is loaded before that.
         arguments: in sys.argv, behind its name.
         imported: a module to be imported before, beside what a broker needs.
     """
     told = {MODULE: module, ARGUMENTS: json.dumps(arguments)}
     given = {os.fsencode(key): os.fsencode(value) for key, value in {**environment, **told}.items()}
+    preloaded = environment.get(PRELOAD, "")
     with _lock:
         try:
-            return ForkedProgram(_usable(imported).fork(error=error, environment=given))
+            forked = _usable(imported, preloaded).fork(error=error, environment=given)
         except ConnectionResetError:  # it was killed
-            return ForkedProgram(_usable(imported).fork(error=error, environment=given))
+            forked = _usable(imported, preloaded).fork(error=error, environment=given)
+    return ForkedProgram(forked)
 
 
 def is_nursery(pid: int) -> bool:
     return any(each._process.pid == pid for each in _nurseries.values())
 
 
-def _usable(imported: str) -> Nursery:
-    found = _nurseries.get(imported)
+def _usable(imported: str, preloaded: str) -> Nursery:
+    found = _nurseries.get((imported, preloaded))
     if found is None or not found.is_usable:
         if found is not None:
             found.close()
         path = os.pathsep.join([SEARCH, os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", forked_child.__name__, *imported.split()]
-        environment = {**os.environ, MARK: f"{RUN}/forked", "PYTHONPATH": path}
-        found = _nurseries[imported] = Nursery(command, environment)
+        environment = {**os.environ, MARK: f"{RUN}/forked", "PYTHONPATH": path, PRELOAD: preloaded}
+        found = _nurseries[imported, preloaded] = Nursery(command, environment)
     return found
 
 
