@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from cometmq.client.administration.brokers import Brokers
 from cometmq.client.sending.producer import Producer
 from cometmq.protocol.wire.channel import Channel
+from cometmq.protocol.wire.remote import RemoteRef
 
 # How long an example takes says what else the machine does.
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +26,7 @@ settings.load_profile("ours")
 # of a time limit sets its own.
 for _asks in (Channel.ask, Brokers.__init__, Producer.__init__):
     inspect.unwrap(_asks).__kwdefaults__["timeout_s"] = 30.0
+RemoteRef.ask.__kwdefaults__["timeout"] = 30.0
 
 # Tests start interpreters by the hundred, and each would compile anew all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
