@@ -40,7 +40,7 @@ def test_every_process_of_a_broker_has_it(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
     try:
-        broker = RunningBroker(tmp_path / "store")
+        broker = RunningBroker(tmp_path / "store", program=True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     with broker:
