@@ -53,9 +53,10 @@ def test_a_topic_is_as_safe_as_its_messages(
 ) -> None:
     """Before the first flush both may go, and are made anew."""
     need("ext4", "power cuts of a broker")
-    settings = {"flushIntervalCommitLog": 10_000, "flushCommitLogThoroughInterval": 10_000}
+    never_ms = 600_000
+    settings = {"flushIntervalCommitLog": never_ms, "flushCommitLogThoroughInterval": never_ms}
     monkeypatch.setattr(power, "SETTINGS", power.SETTINGS | settings)
-    monkeypatch.setattr(power, "FLUSH_MS", 10_000)
+    monkeypatch.setattr(power, "FLUSH_MS", never_ms)
     monkeypatch.setattr(power, "LOAD_S", 0.0)
     done = power.cut_power(tmp_path, "ext4", sync=False, cuts=2, seed=SEED)
     print(f"{done.moments}: {done.acknowledged} acknowledged, {done.lost} lost")
