@@ -782,8 +782,12 @@ def test_over_the_warning_level_writes_are_refused(forcibly: bool, disk: Path) -
     with RunningBroker(disk / "store", settings) as broker:
         broker.create_topic("t")
         sent = write_segments(broker, 8)
-        filler = fill_to(disk, 98)
-        until(lambda: broker.statistics("cleaner")["writable"] == "no", lambda: broker.log)
+
+        def is_refused() -> bool:  # what the cleaner deletes while the disk fills is filled again
+            fill_to(disk, 98)
+            return broker.statistics("cleaner")["writable"] == "no"
+
+        until(is_refused, lambda: broker.log)
         with pytest.raises(
             DiskFull, match=r"diskSpaceWarningLevelRatio = 90 .*: writes are taken again at 75 %"
         ):
@@ -796,7 +800,7 @@ def test_over_the_warning_level_writes_are_refused(forcibly: bool, disk: Path) -
         else:
             rounds_pass(broker)
             assert broker.counter(Counter.MIN_OFFSET) == 0
-        filler.unlink()
+        (disk / "filler").unlink()
         until(lambda: broker.statistics("cleaner")["writable"] == "yes", lambda: broker.log)
         later = until(lambda: send_if_taken(broker))
         broker_has(broker, later[0])
