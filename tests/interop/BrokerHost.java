@@ -25,6 +25,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -226,10 +227,12 @@ public final class BrokerHost {
 
     // A producer that the broker asks; the message's property `fate` is its answer
 
+    @SuppressWarnings("deprecation") // there is no other way to the client of a producer
     private void answerChecks(String group, String topic) throws Exception {
         TransactionMQProducer producer = new TransactionMQProducer(group);
         producer.setNamesrvAddr(namesrv);
         producer.setInstanceName(instance());
+        producer.setHeartbeatBrokerInterval(HEARTBEAT_MS);
         producer.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object given) {
@@ -248,10 +251,10 @@ public final class BrokerHost {
         producer.start();
         clients.add(producer::shutdown);
         producers.put(group, producer);
-        // It is asked once the broker knows it, of which it tells every broker of a topic it knows.
-        producer.getDefaultMQProducerImpl().getMqClientFactory()
-            .updateTopicRouteInfoFromNameServer(topic);
-        producer.getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
+        // The broker asks whom it has heard of: those tell all brokers of topics that they know.
+        MQClientInstance client = producer.getDefaultMQProducerImpl().getMqClientFactory();
+        client.updateTopicRouteInfoFromNameServer(topic);
+        client.sendHeartbeatToAllBrokerWithLock();
     }
 
     /** By a producer that is there: plain, by a delay level, after a time, or as half a message. */

@@ -1,8 +1,8 @@
 """One store, first with a broker of ours, then with a real RocketMQ, then with one of ours again,
 each in the middle of its work. What was delivered when, by whom, is one history.
 
-    handover = Handover(tmp_path, rocket)
-    handover.begin(killed=True)  # ours
+    handover = Handover(tmp_path, rocket, killed=True)
+    handover.begin()  # ours
     handover.go_on()  # a real RocketMQ
     handover.come_back()  # ours again
 
@@ -29,7 +29,7 @@ from cometmq.client.scheduled import Scheduled
 from cometmq.shm.derived.timer_files import read_check
 from cometmq.shm.state.fastjson import loads
 
-WAIT_S: Final = 150.0
+WAIT_S: Final = 240.0
 LIMIT: Final = 4  # of redeliveries
 FIRST_LEVEL: Final = 3  # of the first redelivery
 HOLD_LEVEL, FAR_LEVEL = 8, 9
@@ -51,10 +51,14 @@ THEIRS: Final = {
     "timerWheelEnable": "true",
     # What it has not noted by the next check is checked again, and then committed twice.
     "transactionOpBatchInterval": 100,
+    "transactionCheckInterval": 10_000,
 }
 
-WORKERS, OTHERS, SHOP = "workers", "others", "shop"
-TOPICS: Final = {"work": 2, "later": 1, "timed": 1, "orders": 2}
+WORKERS, OTHERS, PICKERS, LAST, SHOP = "workers", "others", "pickers", "last", "shop"
+TOPICS: Final = {"work": 2, "later": 1, "timed": 1, "orders": 2, "picked": 1, "last": 1}
+SQL: Final = "n > 5 AND n IS NOT NULL"  # by which PICKERS read `picked`
+NUMBERS: Final = range(10)  # that are sent there by each
+PICKED: Final = [number for number in NUMBERS if number > 5]
 REJECT: Final = "-1"
 
 
@@ -128,9 +132,11 @@ class Handover:
     """
     Args:
         folder: of the store.
+        killed: how our first broker ends; else in order.
     """
 
-    def __init__(self, folder: Path, rocket: RealRocketMQ) -> None:
+    def __init__(self, folder: Path, rocket: RealRocketMQ, *, killed: bool) -> None:
+        self.killed = killed
         self.store = folder / "store"
         self.checked: list[tuple[str, str]] = []  # by which broker, body
         # By group, topic, queue id: before the store is given away, and at the end of all.
@@ -174,7 +180,7 @@ class Handover:
 
     # --- ours ---
 
-    def begin(self, *, killed: bool) -> None:
+    def begin(self) -> None:
         """A broker of ours, which ends in order, or is killed."""
         with RunningBroker(self.store, OURS) as broker:
             server = broker.ready.name_server
@@ -184,11 +190,12 @@ class Handover:
                 admin.create_group(WORKERS, {"retryMaxTimes": LIMIT, "retryQueueNums": 2})
                 self._send_early(producer)
                 with self._consuming(server, "ours"):
-                    until("all are held or done", self._is_begun)
+                    until("all are held or done", self._is_begun, WAIT_S)
                 self.before = _committed(admin)
-                until("the files have it", self._files_are_current)
+                until("the files have it", self._files_are_current, WAIT_S)
                 _send_late(producer)
-            if killed:
+                _read_last(server, producer)
+            if self.killed:
                 broker.kill_all()
 
     def _send_early(self, producer: Producer) -> None:
@@ -197,6 +204,7 @@ class Handover:
                 "work", plan.body.encode(), keys="k", tags="t", properties=plan.properties
             )
         producer.send("work", b"rejected", properties={"fails": REJECT})
+        _send_numbers(producer, "early")
         producer.send("later", b"early", delay_level=1)
         producer.send("timed", b"early", deliver_after=1)
         with producer.transaction("orders", b"early, committed") as tx:
@@ -209,6 +217,7 @@ class Handover:
         return (
             all(self._waits_for(plan, plan.ours) for plan in EARLY)
             and others == [1, 1, 2]
+            and len(self.of("picked")) == len(PICKED)
             and "rejected" in self.bodies("work")
         )
 
@@ -225,7 +234,8 @@ class Handover:
         ]
         holds = [plan.ours for plan in EARLY]
         return (
-            all(
+            (config / "consumerFilter.json").exists()
+            and all(
                 offsets.get(f"{topic}@{group}", {}).get(queue_id) == offset
                 for (group, topic, queue_id), offset in self.before.items()
             )
@@ -246,6 +256,7 @@ class Handover:
 
         with (
             _running(Consumer(server, WORKERS, "work", max_reconsume_times=LIMIT), handle),
+            _running(Consumer(server, PICKERS, "picked", sql=SQL), handle),
             Consumer(server, OTHERS) as others,
         ):
             for topic in ("later", "timed", "orders"):
@@ -284,6 +295,8 @@ class Handover:
         self.at_first = Found(rocket.state())
         rocket.consume(WORKERS, {"work": ""}, maxReconsumeTimes=LIMIT, holdLevel=HOLD_LEVEL)
         rocket.consume(OTHERS, {"later": "", "timed": "", "orders": ""})
+        rocket.consume(PICKERS, {"picked": SQL})
+        rocket.consume(LAST, {"last": ""})
         rocket.produce(SHOP, "orders")
         taken = 0
 
@@ -298,7 +311,8 @@ class Handover:
         # A consumer that is closed may have told of a message and not given it back yet.
         read = [(WORKERS, "work"), (WORKERS, f"%RETRY%{WORKERS}")]
         read += [(OTHERS, topic) for topic in ("later", "timed", "orders")]
-        until("all is committed", lambda: not any(rocket.lag(*each) for each in read))
+        read += [(PICKERS, "picked"), (LAST, "last")]
+        until("all is committed", lambda: not any(rocket.lag(*each) for each in read), WAIT_S)
         rocket.close_clients()
         is_done(rocket.events)
         rocket.produce(SHOP, "orders")
@@ -333,6 +347,8 @@ class Handover:
             and len(theirs["later"]) >= 1
             and len(theirs["timed"]) >= 5
             and len(theirs["orders"]) >= 2
+            and len(theirs["picked"]) >= len(PICKED)
+            and "unread" in theirs["last"]
             and {body.split(",")[1] for _, body in self.checked} >= {" roll back", " undecided"}
         )
 
@@ -347,7 +363,7 @@ class Handover:
                 Producer(server, name=SHOP, checker=self._check),
                 self._consuming(server, "ours again"),
             ):
-                until("all are done", lambda: self._is_over(admin))
+                until("all are done", lambda: self._is_over(admin), WAIT_S)
                 self.scheduled = admin.scheduled()
                 self.committed = _committed(admin)
 
@@ -356,11 +372,12 @@ class Handover:
         return pending.properties["fate"] != "roll back"
 
     def _is_over(self, admin: Admin) -> bool:
-        self.lags = {group: admin.describe_group(group).lag for group in (WORKERS, OTHERS)}
+        self.lags = {group: admin.describe_group(group).lag for group in (WORKERS, OTHERS, PICKERS)}
         return (
             all(self._waits_for(plan, None) for plan in (*EARLY, *LATE))
             and "theirs" in self.bodies("later")
             and "theirs" in self.bodies("timed")
+            and len(self.of("picked", "ours again")) >= len(PICKED)
             and {"theirs, commit", "late, undecided too"} <= set(self.bodies("orders"))
             and not any(self.lags.values())
         )
@@ -370,6 +387,7 @@ def _send_late(producer: Producer) -> None:
     """What waits when ours ends."""
     for plan in LATE:
         producer.send("work", plan.body.encode(), keys="k", tags="t", properties=plan.properties)
+    _send_numbers(producer, "late")
     producer.send("later", b"late", delay_level=HOLD_LEVEL)
     producer.send("later", b"far", delay_level=FAR_LEVEL)
     for number in range(5):
@@ -383,8 +401,25 @@ def _send_late(producer: Producer) -> None:
     producer._transactions.open.clear()  # as if this process had died
 
 
+def _send_numbers(producer: Producer, name: str) -> None:
+    for number in NUMBERS:
+        producer.send("picked", b"%b %d" % (name.encode(), number), properties={"n": str(number)})
+
+
+def _read_last(server: str, producer: Producer) -> None:
+    """What a group of which no file knows yet has read and committed just before the end."""
+    producer.send_many("last", [b"read"] * 5, queue_id=0)
+    with Consumer(server, LAST, "last") as consumer:
+        for _, message in zip(range(5), consumer, strict=False):
+            consumer.ack(message)
+        consumer.commit()
+    producer.send("last", b"unread", queue_id=0)
+
+
 def _send_theirs(rocket: RealRocketMQ) -> None:
     """What waits when RocketMQ ends."""
+    for number in NUMBERS:
+        rocket.send(SHOP, "picked", f"theirs {number}", properties={"n": str(number)})
     rocket.send(SHOP, "later", "theirs", "level", level=HOLD_LEVEL)
     rocket.send(SHOP, "later", "far", "level", level=FAR_LEVEL)
     rocket.send(SHOP, "timed", "theirs", "after", ms=HOLD_S * 1_000)
@@ -408,7 +443,7 @@ def _running(consumer: Consumer, handler: Callable[[Message], None]) -> Iterator
 def _committed(admin: Admin) -> dict[tuple[str, str, int], int]:
     return {
         (group, each.topic, each.queue_id): each.queue_offset
-        for group in (WORKERS, OTHERS)
+        for group in (WORKERS, OTHERS, PICKERS)
         for each in admin.describe_group(group).queues
         if each.queue_offset >= 0
     }

@@ -29,7 +29,7 @@ from cometmq.bench.peers.rocketmq import FULL_DISK, JARS, OPENED
 from cometmq.shm.state.fastjson import loads
 
 HOST = Path(__file__).with_name("BrokerHost.java")
-WAIT_S = 150.0
+WAIT_S = 240.0
 TAIL_CHARACTERS = 6_000
 _FLAGS = ["-Xmx640m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *OPENED, *FULL_DISK]
 _BROKER = {

@@ -21,6 +21,9 @@ from interop.handover import (
     HOLD_S,
     LATE,
     LIMIT,
+    PICKED,
+    PICKERS,
+    SQL,
     TOPICS,
     WORKERS,
     Handover,
@@ -31,6 +34,7 @@ from cometmq.client.administration.messages import parse_offset_msg_id
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.shm.kernel._kernel import Message, decode
 from cometmq.shm.reading.store_reader import StoreReader
+from cometmq.shm.state.fastjson import loads
 from cometmq.shm.tools.verify import verify_store
 
 pytestmark = [
@@ -38,6 +42,7 @@ pytestmark = [
     pytest.mark.jvm,
     pytest.mark.timeout(rocketmq.FETCH_TIMEOUT_S + 600),
 ]
+BROKERS = ["ours", "theirs", "ours again"]
 RETRY_TOPIC, DLQ_TOPIC = f"%RETRY%{WORKERS}", f"%DLQ%{WORKERS}"
 
 
@@ -57,8 +62,9 @@ def rocket(
 def over(
     request: pytest.FixtureRequest, rocket: RealRocketMQ, tmp_path_factory: pytest.TempPathFactory
 ) -> Handover:
-    handover = Handover(tmp_path_factory.mktemp(request.param), rocket)
-    handover.begin(killed=request.param == "killed")
+    killed = request.param == "killed"
+    handover = Handover(tmp_path_factory.mktemp(request.param), rocket, killed=killed)
+    handover.begin()
     handover.go_on()
     handover.come_back()
     return handover
@@ -74,16 +80,16 @@ def stored(over: Handover, topic: str, queue_id: int = 0) -> list[Message]:
 
 
 def test_each_attempt_is_made_once(over: Handover) -> None:
+    """By one broker, or by the next one if a machine that is slow has it held for too short."""
+    handed_on = Counter[tuple[str, ...]]()
     for plan in (*EARLY, *LATE):
         found = [each for each in over.of("work") if each.body == plan.body]
         assert [each.reconsume_times for each in found] == plan.attempts, (plan, found)
         brokers = [each.broker for each in found]
-        begin = 0 if plan in LATE or (plan.ours is None and plan.fails) else (plan.ours or 0) + 1
-        split = len(found) if plan.theirs is None else plan.theirs + 1
-        wanted = ["ours"] * len(found)
-        wanted[begin:] = ["theirs"] * (len(found) - begin)
-        wanted[split:] = ["ours again"] * (len(found) - split)
-        assert brokers == wanted, plan
+        assert brokers == sorted(brokers, key=BROKERS.index), plan
+        handed_on[tuple(dict.fromkeys(brokers))] += 1
+    assert handed_on["ours", "theirs"], handed_on
+    assert handed_on["theirs", "ours again"], handed_on
     assert [each.broker for each in over.of("work") if each.body == "rejected"] == ["ours"]
 
 
@@ -181,14 +187,13 @@ def test_transactions(over: Handover) -> None:
         for more in ("", " too")[:parts]
     )
     asked = set(over.checked)
-    fates = ("commit", "roll back", "undecided")
-    for fate in fates:
+    for fate in ("commit", "roll back", "undecided"):
         assert {("theirs", f"late, {fate}"), ("theirs", f"late, {fate} too")} <= asked
-    assert {body for broker, body in asked if broker == "ours again"} == {
-        "theirs, commit", "theirs, roll back", "late, undecided",
-    }  # fmt: skip
-    for fate in ("commit", "roll back"):  # they are decided, and nobody is asked again
-        assert over.checked.count(("theirs", f"late, {fate}")) == 1
+    assert {"theirs, commit", "theirs, roll back"} <= {body for _, body in asked}
+    by_ours = {body for broker, body in asked if broker == "ours again"}
+    decided = {"late, commit", "late, commit too", "late, roll back", "late, roll back too"}
+    assert "late, undecided" in by_ours
+    assert not by_ours & decided, "RocketMQ has ended them"
 
 
 def test_offsets_topics_and_groups(over: Handover) -> None:
@@ -208,6 +213,31 @@ def test_offsets_topics_and_groups(over: Handover) -> None:
         for queue_id, offset in queues.items():
             if (group, topic, queue_id) in over.committed:
                 assert over.committed[group, topic, queue_id] >= offset, key
+
+
+def test_what_was_read_just_before_the_end(over: Handover) -> None:
+    """No file need have it after a kill: then some is read once more, and no more than that."""
+    found = Counter(each.body for each in over.of("last", "theirs"))
+    assert found["unread"] == 1
+    assert found["read"] <= (5 if over.killed else 0)
+    assert not over.of("last", "ours again")
+
+
+def test_filters(over: Handover) -> None:
+    """The group's filter is one and the same for all three, since when it was registered first."""
+    found = Counter((each.broker, each.body) for each in over.of("picked"))
+    names = {"ours": "early", "theirs": "late", "ours again": "theirs"}
+    assert found == Counter(
+        (broker, f"{name} {number}") for broker, name in names.items() for number in PICKED
+    )
+    file = over.store / "config" / "consumerFilter.json"
+    tables: list[Any] = [over.at_first.state["filters"], over.at_last.state["filters"]]
+    tables.append(loads(file.read_bytes()))
+    filters = [table["filterDataByTopic"]["picked"]["groupFilterData"][PICKERS] for table in tables]
+    assert len({each["bornTime"] for each in filters}) == 1, filters
+    assert len({str(each["bloomFilterData"]) for each in filters}) == 1, filters
+    for each in filters:
+        assert (each["expression"], each["expressionType"]) == (SQL, "SQL92")
 
 
 def test_nothing_is_left(over: Handover) -> None:
