@@ -185,10 +185,30 @@ class PopsForgotten(Change, frozen=True, tag=19, gc=False):
     queue_id: int
 
 
+class FilterPut(Change, frozen=True, tag=20, gc=False):
+    """Members of the group want of that topic what the SQL92 expression lets pass; RocketMQ's
+    ConsumerFilterData."""
+
+    group: str
+    topic: str
+    expression: str
+    version: int
+    born_ms: int  # since 1970: the expression is registered since then
+    dead_ms: int  # no member wants it since then; 0: some do
+
+
+class FilterDropped(Change, frozen=True, tag=21, gc=False):
+    """It has been dead for too long."""
+
+    group: str
+    topic: str
+
+
 KINDS: Final = (
     OffsetSet, OffsetsForgotten, TopicPut, TopicRemoved, GroupPut, GroupRemoved,
     MemberJoined, MemberLeft, Subscribed, Unsubscribed, QueueOwned, VersionGiven, TopicAsked,
     HoldPut, HoldDropped, MessagesPopped, PopsAcked, PopExtended, PopsForgotten,
+    FilterPut, FilterDropped,
 )  # fmt: skip
 AnyChange = Union[KINDS]  # type: ignore[valid-type]  # noqa: UP007
 

@@ -91,6 +91,10 @@ class Subscriptions:
                     _said(difference),
                 )
 
+    def usual(self) -> dict[str, str]:
+        """What most members want, by topic."""
+        return {topic: _usual(counts) for topic, counts in self._counts.items()}
+
     def differences(self) -> Iterator[SubscriptionDifference]:
         """Every member that does not subscribe as most do, by topic; expressions are cut."""
         for topic, counts in sorted(self._counts.items()):

@@ -14,8 +14,9 @@ from cometmq.protocol.commands import GivenBack, StoreRetries
 from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX
 
 FIRST_LEVEL: Final = 3  # after the first attempt
-# What a copy has anew; everything else is as in the original.
-_REPLACED: Final = frozenset({b"DELAY", b"REAL_TOPIC", b"REAL_QID", b"WAIT"})
+# What a copy has anew; everything else is as in the original. So a dead letter that was a retry
+# names the retry topic's queue that it came by.
+_REPLACED: Final = frozenset({b"DELAY", b"WAIT"})
 _DOUBLINGS_MAX: Final = 62
 
 

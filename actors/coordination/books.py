@@ -8,6 +8,7 @@ from typing import Final
 
 from cometmq.actors.books.book import Book
 from cometmq.actors.coordination.files import (
+    FiltersFile,
     GroupsFile,
     HoldsFile,
     MembersFile,
@@ -28,7 +29,7 @@ CONFIG_DIR: Final = "config"
 
 
 class Books:
-    """Topics, groups, members, offsets, holds, what is popped; the one way to change them.
+    """Topics, groups, members, offsets, holds, what is popped, filters; the one way to change them.
 
     Args:
         store: must exist.
@@ -45,9 +46,10 @@ class Books:
         self._offsets_file = OffsetsFile(config_dir)
         self._holds_file = HoldsFile(store)
         self._popped_file = PoppedFile(config_dir)
+        self._filters_file = FiltersFile(config_dir)
         self._files = (
             self._topics_file, self._groups_file, self._members_file, self._offsets_file,
-            self._holds_file, self._popped_file,
+            self._holds_file, self._popped_file, self._filters_file,
         )  # fmt: skip
         self.topics = self._topics_file.book
         self.groups = self._groups_file.book
@@ -55,6 +57,7 @@ class Books:
         self.offsets = self._offsets_file.book
         self.holds = self._holds_file.book
         self.popped = self._popped_file.book
+        self.filters = self._filters_file.book
         self.silent_s = self._members_file.silent_s  # since the last coordinator was seen to live
         self._ledger: Ledger
         self.snapshots: Snapshots

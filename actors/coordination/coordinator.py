@@ -263,6 +263,8 @@ class CoordinatorActor(ServiceActor):
         self._finish_round()
 
     def _flush(self) -> None:
+        self._members.filters.forget()
+        self._books.send()
         self._books.snapshots.begin()
         self._books.note_life()
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from cometmq.actors.books.book import Book
+from cometmq.actors.books.filters import Filter, FilterBook
 from cometmq.actors.books.group_share import GroupRecord
 from cometmq.actors.books.groups import GroupBook
 from cometmq.actors.books.holds import HoldBook
@@ -23,6 +24,7 @@ from cometmq.actors.books.popped import Key, Out, PopBook, PoppedQueue, Stretch,
 from cometmq.actors.books.topics import TopicBook
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.ledger import OffsetSet, PopsForgotten
+from cometmq.shm.state.bloom import BIT_COUNT, bit_positions
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.holds import (
     forget_old_holds,
@@ -33,12 +35,16 @@ from cometmq.shm.state.holds import (
 )
 from cometmq.shm.state.json_text import dumps
 from cometmq.shm.state.tables import (
+    BloomFilterData,
+    ConsumerFilterData,
+    ConsumerFilterTable,
     ConsumerOffsetTable,
     DataVersion,
     SubscriptionGroupTable,
     TopicTable,
 )
 from cometmq.shm.state.tables_text import (
+    filters_pieces,
     groups_pieces,
     member_pieces,
     offsets_pieces,
@@ -218,6 +224,44 @@ def _lost_progress(group: str, moves: list[Moved]) -> str:
     return (
         f"group {group}: its progress was put back in {len(moves)} queues, whose last {messages} "
         f"messages were lost with the end before this start: {', '.join(shown)}"
+    )
+
+
+class FiltersFile:
+    """consumerFilter.json; if it is damaged, members register their filters anew."""
+
+    def __init__(self, config_dir: Path) -> None:
+        self.file = ConfigFile(config_dir / "consumerFilter.json", ConsumerFilterTable)
+        table = ConsumerFilterTable()
+        try:
+            table = self.file.load() or table
+        except (StoreDamaged, OSError) as error:
+            log.warning("the filters of groups start anew: %s", error)
+        filters: dict[str, dict[str, Filter]] = {}
+        for topic, of_topic in table.filter_data_by_topic.items():
+            for group, each in of_topic.group_filter_data.items():
+                filters.setdefault(group, {})[topic] = Filter(
+                    each.expression, each.client_version, each.born_time, each.dead_time
+                )
+        self.book = FilterBook(filters)
+
+    def pieces(self) -> Iterator[str]:
+        return filters_pieces(
+            (topic, ((group, _filter_data(topic, group, each)) for group, each in filters.items()))
+            for topic, filters in self.book.by_topic().items()
+        )
+
+
+def _filter_data(topic: str, group: str, registered: Filter) -> ConsumerFilterData:
+    return ConsumerFilterData(
+        consumer_group=group,
+        topic=topic,
+        expression=registered.expression,
+        born_time=registered.born_ms,
+        dead_time=registered.dead_ms,
+        dead=registered.is_dead,
+        client_version=registered.version,
+        bloom_filter_data=BloomFilterData(BIT_COUNT, bit_positions(group, topic)),
     )
 
 

@@ -16,6 +16,7 @@ from cometmq.actors.books.group_settings import (
 from cometmq.actors.books.group_share import ConsumerGroup, GroupRecord
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.files import now_ms
+from cometmq.actors.coordination.filters import Filters
 from cometmq.actors.coordination.held_joins import HeldJoins
 from cometmq.actors.coordination.processes import MemberProcesses
 from cometmq.actors.coordination.senders import Senders
@@ -73,6 +74,7 @@ class Members:
         self._actor = actor
         self._settings = settings
         self._books = books
+        self.filters = Filters(books)
         self._topics = books.topics
         self._configs = books.groups.configs
         self._session_timeout_s = settings.consumer_session_timeout_ms / 1000
@@ -303,6 +305,7 @@ class Members:
             self.groups[name] = group
             self._stirred.add(name)
         self.keep()
+        self.filters.begin(self.groups)
 
     # --- what outlives this process ---
 
@@ -317,6 +320,7 @@ class Members:
             if self._kept_versions.get(name) == group.version:
                 continue
             self._kept_versions[name] = group.version
+            self.filters.register(name, group.subscribed.usual())
             for change in self._books.members.differences(name, group.record()):
                 try:
                     self._change(name, change)

@@ -381,6 +381,8 @@ class Timers:
                 self._check = None
             if self._late or self._unsure is not None:
                 return
+            if self._due_by is None and not self._is_behind():
+                wheel.turn(now_ms())  # or this second is what was delivered last, however long ago
             here = TimerCheck(wheel.second * 1000, wheel.end, self.seen)
             if at_end and self._dispatched() >= self._wrote.value:
                 write_check(self._family.store, here, now_ms())
@@ -388,6 +390,11 @@ class Timers:
                 self._check = here, self._wrote.value
         except OSError as error:
             log.warning("timercheck is not written: %s", error)
+
+    def _is_behind(self) -> bool:
+        """Whether there is something that is not in the wheel yet."""
+        reach = self._store.positions.queue_range(TIMER_TOPIC, 0)
+        return reach is not None and self.seen < reach[1]
 
     def close(self) -> None:
         self._wheel = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cometmq.protocol.errors import StoreNotOurs
+from cometmq.protocol.integers import INT64_MAX
 from cometmq.shm.kernel._kernel import FileMap, LogView, TimerWheel
 from cometmq.shm.kernel.layout import TIMER_CHECK, TIMER_SLOT, TIMER_WHEEL_SLOTS
 from cometmq.shm.os.durable import keep_words, no_room_is_disk_full
@@ -63,7 +64,9 @@ def write_check(store: Path, check: TimerCheck, now_ms: int) -> None:
         last_read_ms=check.read_ms,
         log_end=check.log_end,
         queue_offset=check.queue_offset,
-        master_queue_offset=check.queue_offset,
+        # RocketMQ goes on behind its last unit in the timer log, but not behind this. What we have
+        # put there since would be in the wheel twice, and be delivered twice.
+        master_queue_offset=INT64_MAX,
         state_version=0,
         version_ms=now_ms,
         version_counter=0,

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
-from cometmq.protocol.integers import INT64_MAX, Int32
+from cometmq.protocol.integers import INT64_MAX, Int32, Int64
 from cometmq.shm.state.java import java_hash_map_order
 
 QueueOffset = Annotated[int, msgspec.Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
@@ -84,3 +84,35 @@ class DelayOffsetTable(Table, kw_only=True):
     """delayOffset.json: delay level -> queue offset of the next message in SCHEDULE_TOPIC_XXXX."""
 
     offset_table: dict[int, int] = {}
+
+
+class BloomFilterData(msgspec.Struct, frozen=True, rename="camel"):
+    bit_num: int = 0
+    bit_pos: tuple[int, ...] = ()
+
+
+class ConsumerFilterData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The filter of a group for a topic. Times in ms since 1970."""
+
+    consumer_group: str = ""
+    topic: str = ""
+    expression: str = ""
+    expression_type: str = "SQL92"
+    born_time: Int64 = 0
+    dead_time: Int64 = 0
+    dead: bool = False  # computed; nobody reads it
+    client_version: Int64 = 0
+    bloom_filter_data: BloomFilterData | None = None
+
+
+class TopicFilters(msgspec.Struct, frozen=True, rename="camel"):
+    """The filters of a topic, by group."""
+
+    topic: str = ""
+    group_filter_data: dict[str, ConsumerFilterData] = {}
+
+
+class ConsumerFilterTable(msgspec.Struct, frozen=True, rename="camel"):
+    """consumerFilter.json, by topic."""
+
+    filter_data_by_topic: dict[str, TopicFilters] = {}

@@ -66,6 +66,23 @@ def member_pieces(
     yield f'\n\t"highest":{highest}\n}}'
 
 
+def filters_pieces(
+    by_topic: Iterable[tuple[str, Iterable[tuple[str, object]]]],
+) -> Iterator[str]:
+    """consumerFilter.json, of the filters of each topic by group; there is one at least."""
+    yield '{\n\t"filterDataByTopic":{'
+    lead = ""
+    for topic, filters in by_topic:
+        yield f'{lead}\n\t\t{dumps(topic)}:{{\n\t\t\t"groupFilterData":{{'
+        lead = ""
+        for group, value in filters:
+            yield lead + entry_text(group, value, 4)
+            lead = ","
+        yield f'\n\t\t\t}},\n\t\t\t"topic":{dumps(topic)}\n\t\t}}'
+        lead = ","
+    yield "\n\t}\n}" if lead else "}\n}"
+
+
 def offsets_pieces(
     data_version: DataVersion,
     topics_of: Iterable[tuple[str, Iterable[str]]],

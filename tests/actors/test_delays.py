@@ -136,7 +136,7 @@ def test_a_copy_keeps_what_the_first_one_had() -> None:
     pairs = dict(pair.split(b"\1") for pair in dead.split(b"\2")[:-1])
     assert pairs == {
         b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
-        b"DELAY": b"0",
+        b"DELAY": b"0", b"REAL_TOPIC": b"%RETRY%g", b"REAL_QID": b"1",
     }  # fmt: skip
 
 

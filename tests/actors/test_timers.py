@@ -14,7 +14,9 @@ import golden
 import pytest
 from family import RunningBroker
 from shared_data import data_path
+from transacting import until
 
+from cometmq.actors.semantics.scheduler import LOOK_S
 from cometmq.client import Admin, AsyncProducer, Consumer, Producer
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal, TooLate
@@ -352,3 +354,22 @@ def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
     assert sorted(m.body for m in found) == sorted([b"first", *(b"%d" % i for i in range(10))])
     for message in found:
         assert message.store_timestamp_ms >= due_of(message)
+
+
+def test_timercheck_goes_on_while_nothing_is_due(tmp_path: Path) -> None:
+    """Else RocketMQ delivers the last second's again after a kill, however long ago that was."""
+    store = tmp_path / "store"
+    settings = {"flushDelayOffsetInterval": 100}
+    with RunningBroker(store, settings) as broker, Producer(name_server(broker)) as producer:
+        producer.send("checked", b"soon", queue_id=0, deliver_after=0.1)
+        producer.send("checked", b"late", queue_id=0, deliver_after=timedelta(hours=1))
+        (message,) = broker.read_queue("checked", 0, 1)
+        second_ms = int(message.properties["TIMER_OUT_MS"])
+
+        def is_past() -> bool:
+            check = read_check(store)
+            return check is not None and check.read_ms > second_ms + 1_000
+
+        began = time.monotonic()
+        until("timercheck goes on", is_past)
+        assert time.monotonic() - began < LOOK_S / 2

@@ -113,8 +113,8 @@ def delivered(broker: RunningBroker) -> dict[str, list[bytes]]:
     return found
 
 
-def until(what: str, holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
+def until(what: str, holds: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not holds():
         assert time.monotonic() < deadline, what
