@@ -259,6 +259,8 @@ def test_group_settings(at: dict[str, str]) -> None:
         "consumeEnable": True,
         "consumeBroadcastEnable": True,
         "consumeMessageOrderly": False,
+        "brokerId": 0,
+        "whichBrokerWhenConsumeSlowly": 1,
         "retryQueueNums": 1,
         "retryMaxTimes": 3,
         "groupRetryPolicy": {
