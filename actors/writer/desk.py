@@ -135,7 +135,8 @@ class Desk:
         return self.derived.write(what, command.queues, payload, command.count)
 
     def _check_admitted(self) -> None:
-        self._admission.check(self._answers.waiting_bytes(self._log.physical_offset))
+        waiting = self._answers
+        self._admission.check(waiting.waiting_bytes(self._log.physical_offset) if waiting else 0)
         if self.blocked is not None:
             raise self.blocked
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cli_process import json_of, output_of
 from family import RunningBroker
 from ports import free_ports
 from scripted_slave import ScriptedSlave, log_bytes
 
+from cometmq.cli import stat as stat_page
 from cometmq.shm.live.control import Counter
 
 FAST = {"haSendHeartbeatInterval": 200, "haHousekeepingInterval": 2_000}
@@ -350,3 +352,34 @@ def test_descriptors_and_maps_do_not_grow(broker: RunningBroker) -> None:
     for _ in range(5):
         serve()
     assert count() == before
+
+
+# --- for people ---
+
+
+def test_stat_shows_slaves(broker: RunningBroker) -> None:
+    with ScriptedSlave(port_of(broker)) as slave:
+        slave.report(0)
+        slave.follow_on()
+        slave.wait_end(load(broker, 3))
+        wait_counter(broker, Counter.REPLICATED, slave.end)
+        shown = json_of("stat", "--store", str(broker.store), "--json")
+        assert shown["counters"]["replicated"] == slave.end
+        found = shown["replication"]
+        assert found["slaves_in_sync"] == found["slaves_connected"] == 1
+        assert found["slaves_lost"] == found["slaves_refused"] == found["slaves_not_admitted"] == 0
+        seen = found["slaves"][slave.address]
+        assert seen["acknowledged"] == slave.end
+        assert seen["lag_bytes"] == 0
+        assert abs(seen["since_ms"] / 1000 - time.time()) < 60
+        text = output_of("stat", "--store", str(broker.store)).decode()
+        assert f"replication.slaves.{slave.address}.acknowledged\t{slave.end}" in text
+
+
+def test_the_page_of_a_terminal() -> None:
+    slave = {"address": "10.0.0.7:4711", "acknowledged": 1_000, "lag_bytes": 24, "since_ms": 0}
+    assert re.fullmatch(
+        r"10\.0\.0\.7:4711 at 1,000, 24 bytes behind since 19(70|69)-\d\d-\d\d \d\d:\d\d:\d\d",
+        stat_page._slaves([slave]),
+    )
+    assert stat_page._slaves([]) == "none is connected"

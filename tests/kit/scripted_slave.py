@@ -138,6 +138,48 @@ class ScriptedSlave:
         self.close()
 
 
+class FaithfulSlave:
+    """Follows a master in a thread of its own, and connects again whenever it is lost."""
+
+    def __init__(self, port: int) -> None:
+        self.copy = bytearray()
+        self.connections = 0
+        self._port = port
+        self._over = threading.Event()
+        self._now: ScriptedSlave | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(OSError, Disconnected):
+                self._follow()
+            self._over.wait(0.01)
+
+    def _follow(self) -> None:
+        with ScriptedSlave(self._port) as slave:
+            slave.copy = self.copy
+            self._now = slave
+            self.connections += 1
+            slave.report()
+            while not self._over.is_set():
+                slave.read_frame()
+                slave.report()
+
+    def close(self) -> None:
+        self._over.set()
+        if self._now is not None:
+            with contextlib.suppress(OSError):
+                self._now.socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(TIMEOUT_S)
+
+    def __enter__(self) -> FaithfulSlave:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def log_bytes(store: Path, begin: int = 0, end: int | None = None) -> bytes:
     """[begin, end) of the log as its files have it."""
     names = sorted((store / COMMITLOG_DIR).iterdir())
