@@ -32,12 +32,17 @@ class ScriptedSlave:
 
     Args:
         copy: the log that it has already, from physical offset `begin` on.
+        receive_bytes: that the system takes for it while it does not read; 0: as much as it likes.
     """
 
     def __init__(
-        self, port: int, copy: bytes = b"", begin: int = 0, host: str = "127.0.0.1"
+        self, port: int, copy: bytes = b"", begin: int = 0, *, receive_bytes: int = 0
     ) -> None:
-        self.socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
+        self.socket = socket.socket()
+        self.socket.settimeout(TIMEOUT_S)
+        if receive_bytes:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.connect(("127.0.0.1", port))
         self.address = "{}:{}".format(*self.socket.getsockname()[:2])
         self.copy = bytearray(copy)
         self.begin = begin
