@@ -42,7 +42,11 @@ class ScriptedSlave:
         self.socket.settimeout(TIMEOUT_S)
         if receive_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.socket.connect(("127.0.0.1", port))
+        try:
+            self.socket.connect(("127.0.0.1", port))
+        except OSError:
+            self.socket.close()
+            raise
         self.address = "{}:{}".format(*self.socket.getsockname()[:2])
         self.copy = bytearray(copy)
         self.begin = begin
