@@ -17,6 +17,7 @@ from cometmq.conf.explain import (
     show_settings,
 )
 from cometmq.conf.option import Option, Unit, readable, to_number
+from cometmq.conf.replication import SLAVES_MAX, ReplicationSettings
 from cometmq.conf.settings import (
     BrokerRole,
     BrokerSettings,
@@ -37,6 +38,7 @@ from cometmq.conf.sources import Assignment, Loaded, Origin, load_settings
 from cometmq.protocol.errors import ConfigError
 
 __all__ = [
+    "SLAVES_MAX",
     "Assignment",
     "BrokerRole",
     "BrokerSettings",
@@ -54,6 +56,7 @@ __all__ = [
     "Option",
     "Origin",
     "ReadSettings",
+    "ReplicationSettings",
     "SendSettings",
     "ShownSetting",
     "StoreSettings",

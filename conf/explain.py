@@ -31,7 +31,7 @@ A broker reads its settings once, when it starts. Of these, the later wins:
 Keys, defaults and plain numbers are RocketMQ's, so an existing `broker.conf` works. A key of
 RocketMQ that CometMQ does not use is named in a warning; where it stands for something that
 CometMQ does not do yet, such as `traceTopicEnable`, the warning says what. What would protect
-something, such as `aclEnable=true` or `inSyncReplicas=2`, is refused, as a broker without it
+something, such as `aclEnable=true` or `minInSyncReplicas=2`, is refused, as a broker without it
 would only look safe. A key that nobody knows is named in a warning, and refused when it can only
 be a known one, mistyped.
 

@@ -32,7 +32,13 @@ _OPEN: Final = (
     "there is no access control yet: whoever reaches the port may send, read and delete everything"
 )
 _PLAIN: Final = "there is no TLS yet: everything travels as it is"
-_ALONE: Final = "there are no replicas yet: an acknowledged message is on this machine alone"
+_ALONE: Final = (
+    "there are no groups of replicas yet: a master has slaves (haListenPort), and nothing else"
+)
+_NO_SET: Final = (
+    "there is no set of replicas to count yet: SYNC_MASTER says with each message whether slaves "
+    "have it"
+)
 _OWN_QUEUE: Final = "there are no light queues yet: a message is in the queue of its topic alone"
 _TOLD: Final = "name servers are not looked up: namesrvAddr has to name them"
 
@@ -53,7 +59,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
         ("tls.server.mode", _PLAIN, ("", "disabled", "permissive")),
         ("enableDLegerCommitLog enableControllerMode duplicationEnable", _ALONE, _OFF),
         ("allAckInSyncStateSet", _ALONE, _OFF),
-        ("inSyncReplicas minInSyncReplicas", _ALONE, _ONE),
+        ("minInSyncReplicas", _NO_SET, _ONE),
         (
             "brokerPermission",
             "a whole broker cannot be closed yet: take the permission from its topics",
@@ -135,10 +141,9 @@ _KEYS: Final = """
     fetchNamesrvAddrInterval filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed
     flushConsumerOffsetHistoryInterval flushLeastPagesWhenWarmMapedFile
     forceRegister forceVerifyPropCRC forwardTimeout globalColdReadThreshold haFlowControlEnable
-    haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup
-    haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize heartbeatThreadPoolNums
+    haMasterAddress haMaxTimeSlaveNotCatchup heartbeatThreadPoolNums
     heartbeatThreadPoolQueueCapacity highSpeedMode initAuthenticationUser
-    initPopOffsetByCheckMsgInMem innerClientAuthenticationCredentials inSyncReplicas
+    initPopOffsetByCheckMsgInMem innerClientAuthenticationCredentials
     isBrokerContainer isEnableBatchPush isInBrokerContainer isolateLogEnable isScanAvailableNameSrv
     litePullMessageEnable litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity
     loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums
@@ -180,7 +185,7 @@ _KEYS: Final = """
     serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads
     serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads
     shortPollingTimeMills shutdownWaitTimeSeconds skipPreOnline skipWhenCKRePutReachMaxTimes
-    slaveTimeout socksProxyConfig spinLockCollisionRetreatOptimalDegree
+    socksProxyConfig spinLockCollisionRetreatOptimalDegree
     splitRegistrationSize startAcceptSendRequestTimeStamp statefulAuthenticationCacheExpiredSecond
     statefulAuthenticationCacheMaxNum statefulAuthorizationCacheExpiredSecond
     statefulAuthorizationCacheMaxNum statRocksDBCQIntervalSec storeCheckpoint

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from cometmq.conf.delay_levels import DEFAULT_LEVELS, parse_levels
 from cometmq.conf.option import Option, as_text, option, options_of
+from cometmq.conf.replication import ReplicationSettings
 from cometmq.conf.rocketmq import NOT_USED, PROMISES
 from cometmq.protocol.errors import ConfigError
 
@@ -125,7 +126,9 @@ def _split_hours(value: str) -> list[str]:
 
 
 def _supported_role(value: BrokerRole) -> str | None:
-    return None if value is BrokerRole.ASYNC_MASTER else "not supported yet; use ASYNC_MASTER"
+    if value is BrokerRole.SLAVE:
+        return "not supported yet; use ASYNC_MASTER or SYNC_MASTER"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -155,8 +158,8 @@ class IdentitySettings:
         BrokerRole.ASYNC_MASTER,
         key="brokerRole",
         check=_supported_role,
-        help="Whether the broker takes messages itself, and whether it waits for a slave. "
-        "Only ASYNC_MASTER is supported yet.",
+        help="Whether the broker takes messages itself, and whether it waits for a slave "
+        "(SYNC_MASTER, see inSyncReplicas). SLAVE is not supported yet.",
     )
 
 
@@ -743,7 +746,7 @@ class CleaningSettings:
 
 PARTS: Final = (
     "broker", "commitlog", "allocator", "dispatcher", "flush", "cleaner", "reader", "coordinator",
-    "scheduler", "namesrv",
+    "scheduler", "namesrv", "ha",
 )  # fmt: skip
 
 
@@ -780,7 +783,7 @@ class LoggingSettings:
         key="logLevels",
         check=_levels_of_parts,
         help="Levels that differ, by process: `flush=DEBUG;cleaner=WARNING`. Processes: broker, "
-        "commitlog, allocator, dispatcher, flush, cleaner, reader, coordinator, namesrv.",
+        "commitlog, allocator, dispatcher, flush, cleaner, reader, coordinator, namesrv, ha.",
     )
     log_file: str = option(
         "",
@@ -820,6 +823,7 @@ GROUPS: Final = (
     TopicSettings,
     DelaySettings,
     CleaningSettings,
+    ReplicationSettings,
     LoggingSettings,
 )
 
@@ -835,6 +839,7 @@ class BrokerSettings(
     TopicSettings,
     DelaySettings,
     CleaningSettings,
+    ReplicationSettings,
     LoggingSettings,
 ):
     """All settings of a broker, checked when they are made and frozen afterwards.
@@ -863,7 +868,22 @@ class BrokerSettings(
 
     def _contradictions(self) -> Iterable[str]:
         if self.broker_id != 0:
-            yield f"brokerId = {self.broker_id}: must be 0 with brokerRole = ASYNC_MASTER"
+            role = self.broker_role.value
+            yield f"brokerId = {self.broker_id}: must be 0 with brokerRole = {role}"
+        if (
+            self.in_sync_replicas not in (None, 1)
+            and self.broker_role is not BrokerRole.SYNC_MASTER
+        ):
+            yield (
+                f"inSyncReplicas = {self.in_sync_replicas}: nobody waits for a slave with "
+                f"brokerRole = {self.broker_role.value}; SYNC_MASTER does"
+            )
+        if self.ha_send_heartbeat_interval_ms >= self.ha_housekeeping_interval_ms:
+            yield (
+                f"haSendHeartbeatInterval = {self.ha_send_heartbeat_interval_ms}: must be below "
+                f"haHousekeepingInterval = {self.ha_housekeeping_interval_ms}, or who is idle is "
+                "disconnected"
+            )
         index_file_bytes = (
             _INDEX_HEADER_BYTES
             + _INDEX_SLOT_BYTES * self.max_hash_slot_num
@@ -875,6 +895,37 @@ class BrokerSettings(
                 f"an index file of {index_file_bytes} bytes, at most {_INDEX_FILE_BYTES_MAX}"
             )
 
+    @property
+    def ha_port(self) -> int | None:
+        """Where slaves come to this broker; None: it has no replication."""
+        if self.broker_role is BrokerRole.SLAVE:
+            return None
+        if self.ha_listen_port == 0 and self.broker_role is BrokerRole.SYNC_MASTER:
+            return self.listen_port + 1  # RocketMQ's default
+        return self.ha_listen_port or None
+
+    @property
+    def slaves_wanted(self) -> int:
+        """How many slaves must have a message before it is acknowledged."""
+        if self.broker_role is not BrokerRole.SYNC_MASTER:
+            return 0
+        return 1 if self.in_sync_replicas is None else self.in_sync_replicas - 1
+
+    @property
+    def slave_wait_s(self) -> float:
+        """How long an answer may wait for slaves."""
+        return self.slave_timeout_ms / 1000 if self.slaves_wanted else 0.0
+
+    @property
+    def replication_remark(self) -> str:
+        """What to know of a SYNC_MASTER that waits for nobody; "" for any other."""
+        if self.broker_role is not BrokerRole.SYNC_MASTER or self.slaves_wanted:
+            return ""
+        return (
+            "brokerRole = SYNC_MASTER, inSyncReplicas = 1: messages are acknowledged without any "
+            "slave, as under ASYNC_MASTER; 2 waits for one"
+        )
+
     def check_for_writing(self) -> None:
         """Refuse what only someone who reads a store can live with. A broker calls this.
 
@@ -883,7 +934,11 @@ class BrokerSettings(
         Raises:
             ConfigError: with every problem that was found.
         """
-        problems = [*self._no_room_for_one_message(), *self._unreachable()]
+        problems = [
+            *self._no_room_for_one_message(),
+            *self._unreachable(),
+            *self._no_port_for_slaves(),
+        ]
         if problems:
             raise ConfigError(*problems)
 
@@ -892,6 +947,13 @@ class BrokerSettings(
             yield (
                 f"maxInFlightSendBytes = {self.max_in_flight_send_bytes}: must be at least "
                 f"maxMessageSize + {RECORD_OVERHEAD_MAX_BYTES} = {self.record_bytes_max}"
+            )
+
+    def _no_port_for_slaves(self) -> Iterable[str]:
+        if self.ha_port is not None and self.ha_port > 65_535:
+            yield (
+                f"listenPort = {self.listen_port}: slaves would come to {self.ha_port}, 65535 is "
+                "the last; set haListenPort"
             )
 
     def _unreachable(self) -> Iterable[str]:

@@ -32,7 +32,9 @@ CometError
 │       ├── UnknownCommand
 │       └── UnsupportedVersion
 ├── NotConfirmed               the broker may have taken it: an answer did not come in time
-│   └── FlushDiskTimeout       it is stored, but not yet on the disk
+│   ├── FlushDiskTimeout       it is stored, but not yet on the disk
+│   ├── FlushSlaveTimeout      it is stored, but no slave has acknowledged it in time
+│   └── SlaveNotAvailable      it is stored, but there is no slave to wait for
 ├── RequestTimeout             no reply came within the request's time
 ├── NotReachable               nobody answers at that address
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
@@ -292,6 +294,18 @@ class FlushDiskTimeout(NotConfirmed):
     """SYNC_FLUSH: stored and visible, but the disk did not confirm within syncFlushTimeout."""
 
     code = 10  # RocketMQ FLUSH_DISK_TIMEOUT
+
+
+class FlushSlaveTimeout(NotConfirmed):
+    """SYNC_MASTER: stored and visible, but too few slaves acknowledged it within slaveTimeout."""
+
+    code = 12  # RocketMQ FLUSH_SLAVE_TIMEOUT
+
+
+class SlaveNotAvailable(NotConfirmed):
+    """SYNC_MASTER: stored and visible, but too few slaves are connected and close enough."""
+
+    code = 11  # RocketMQ SLAVE_NOT_AVAILABLE
 
 
 class RequestTimeout(CometError, TimeoutError):

@@ -72,6 +72,7 @@ class Books:
         *,
         commitlog_endpoint: str,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
+        slave_wait_s: float = 0.0,
         ends: Callable[[], Mapping[tuple[str, int], int]] | None,
         template_queues: int | None = None,
     ) -> None:
@@ -94,6 +95,7 @@ class Books:
             position=ledger_log.end,
             keep=lambda: self.snapshots.write_now(),
             entry_bytes_max=entry_bytes_max,
+            slave_wait_s=slave_wait_s,
         )
         self.snapshots = Snapshots(
             self._actor, self._store, self._ledger, self._files, resumed.mark

@@ -49,6 +49,8 @@ class CoordinatorSettings(MemberSettings, TopicSettings, ReplySettings, Protocol
     def max_topics(self) -> int: ...
     @property
     def max_groups(self) -> int: ...
+    @property
+    def slave_wait_s(self) -> float: ...
 
 
 class CoordinatorActor(ServiceActor):
@@ -136,6 +138,7 @@ class CoordinatorActor(ServiceActor):
             self._books.go_on,
             commitlog_endpoint=commitlog_endpoint,
             entry_bytes_max=entry_bytes_max,
+            slave_wait_s=settings.slave_wait_s,
             ends=queue_ends,
             template_queues=template_queues(settings),
         )

@@ -94,6 +94,7 @@ class Ledger:
         keep: writes a snapshot of what the log does not take, for as long as it takes nothing.
             Raises ServiceNotAvailable.
         entry_bytes_max: of an entry's changes; less than a segment holds.
+        slave_wait_s: how long the answer may wait for slaves, before it is thought lost.
     """
 
     def __init__(
@@ -105,11 +106,13 @@ class Ledger:
         position: int,
         keep: Callable[[], None],
         entry_bytes_max: int = ENTRY_BYTES_MAX,
+        slave_wait_s: float = 0.0,
     ) -> None:
         self._actor = actor
         self._endpoint = endpoint
         self._keep = keep
         self._entry_bytes_max = entry_bytes_max
+        self._resend_s = RESEND_S + slave_wait_s
         # Above any epoch before, also when the clock has gone back.
         self.covered = Place(max(time.time_ns() // 1_000_000, last.epoch + 1), 0)
         self._numbers = 0  # given in this epoch
@@ -204,7 +207,7 @@ class Ledger:
             self._socket.send_multipart([head, *payload], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             log.debug("an entry of the ledger was not sent: %s", error)
-        flight.timer = self._actor.after(RESEND_S, self._send_again)
+        flight.timer = self._actor.after(self._resend_s, self._send_again)
 
     def _send_again(self) -> None:
         """No answer: by a new connection, so that nothing which waits in the old one is sent."""
@@ -242,7 +245,7 @@ class Ledger:
                 self._heard(self._flight, answer, parts[1:])
 
     def _heard(self, flight: _Flight, answer: Command, payload: list[bytes]) -> None:
-        if isinstance(answer, RecordsAppended) and answer.code == 0:
+        if isinstance(answer, RecordsAppended) and answer.is_kept:
             queue_offset, _ = memoryview(payload[0]).cast("q")
             self._succeed(flight, queue_offset)
             return

@@ -259,8 +259,9 @@ class RepliesPart:
             return  # too late
         timer.cancel()
         error = done.error
-        if error is None and isinstance(done.answer, RecordsAppended) and done.answer.code:
-            error = from_code(done.answer.code, done.answer.text)
+        answer = done.answer
+        if error is None and isinstance(answer, RecordsAppended) and not answer.is_kept:
+            error = from_code(answer.code, answer.text)
         for letter in letters:
             if error is None:
                 letter.is_stored = True

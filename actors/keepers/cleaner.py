@@ -42,6 +42,7 @@ from cometmq.shm.state.holds import ARCHIVE_HOLD
 log = logging.getLogger(__name__)
 
 HOUR_S: Final = 3600
+SLAVES_HOLD: Final = "(slaves)"  # which nobody has placed
 MANUAL_ROUNDS: Final = 20  # RocketMQ: so many times deleteFileBatchMax at one request
 
 
@@ -57,7 +58,8 @@ class CleanerActor(DiskActor):
     of deleteWhen or when the disk is over diskMaxUsedSpaceRatio, any segment when it is over
     diskSpaceCleanForciblyRatio (and short of free bytes, see DiskMarks); the last one always stays,
     what is not flushed and dispatched, and what a start may need of the ledger and of the marks of
-    derived writes. Nothing goes before the coordinator has said which holds there are.
+    derived writes. What a connected slave has yet to be sent stays as if it were held. Nothing goes
+    before the coordinator has said which holds there are.
     """
 
     role = "cleaner"
@@ -76,6 +78,7 @@ class CleanerActor(DiskActor):
             family.control.read(counter) for counter in (Counter.FLUSHED, Counter.DISPATCHED)
         ]
         self._marks_from = family.control.read(Counter.MARKS_FROM)
+        self._slaves_from = family.control.read(Counter.SLAVES_FROM)
         self._min = family.control.own(Counter.MIN_OFFSET)
         self._retired = RetiredSegments(
             family.store,
@@ -166,7 +169,7 @@ class CleanerActor(DiskActor):
         ledger_from = ledger_needed_from(
             self._family.store, self._settings.mapped_file_size_consume_queue_bytes
         )
-        held_from = min((hold.physical_offset for hold in self._live_holds()), default=None)
+        held_from = min((hold.physical_offset for hold in self._all_holds()), default=None)
         gone: list[int] = []
         for start in list_segments(self._folder, self._segment_bytes)[:count_max]:
             end = start + self._segment_bytes
@@ -245,7 +248,7 @@ class CleanerActor(DiskActor):
         return True
 
     def _tell_overridden(self, end: int) -> None:
-        for hold in self._live_holds():
+        for hold in self._all_holds():
             if hold.physical_offset < end:
                 log.error(
                     "hold %s at %d IS OVERRIDDEN: the disk is %.1f %% full, the log is deleted "
@@ -313,7 +316,7 @@ class CleanerActor(DiskActor):
         gone = self._delete(MANUAL_ROUNDS * self._settings.delete_file_batch_max, forced=False)
         held_by = [
             hold.name
-            for hold in self._live_holds()
+            for hold in self._all_holds()
             if hold.physical_offset < self._min.value + self._segment_bytes
         ]
         return DeletedSegments(gone, self._segment_bytes, self._min.value, held_by)
@@ -331,6 +334,12 @@ class CleanerActor(DiskActor):
         if self._settings.archive_hold:
             holds.setdefault(ARCHIVE_HOLD, Hold(ARCHIVE_HOLD, self._min.value))
         return list(holds.values())
+
+    def _all_holds(self) -> list[Hold]:
+        """With that of the slaves which are connected: they still have to be sent what is there."""
+        needed = self._slaves_from.value
+        slaves = [Hold(SLAVES_HOLD, needed - 1)] if needed else []
+        return self._live_holds() + slaves
 
     def _placed_holds(self) -> dict[str, Hold]:
         now_ms = time.time_ns() // 1_000_000

@@ -7,6 +7,7 @@ import os
 import socket
 from typing import Final
 
+from cometmq.actors.replication.port import open_port
 from cometmq.actors.runtime.roles import port_of, roles_of
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import ConfigError
@@ -38,6 +39,8 @@ def check_ports(settings: BrokerSettings) -> None:
                 raise _why(role, port, errno.ENODEV, settings) from None
             except OSError as error:
                 raise _why(role, port, error.errno or 0, settings) from None
+    if settings.ha_port is not None:
+        open_port(settings).close()
 
 
 def bind_error(

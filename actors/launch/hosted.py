@@ -34,8 +34,10 @@ from cometmq.protocol.errors import (
     ArgumentIllegal,
     CometError,
     FlushDiskTimeout,
+    FlushSlaveTimeout,
     MessageIllegal,
     ServiceNotAvailable,
+    SlaveNotAvailable,
     StoreError,
     StoreLocked,
 )
@@ -66,6 +68,7 @@ class HostedCommitLog(CommitLogActor):
         self._pid = os.getpid()
         self._over: CometError | None = None  # why this writer is out of service, for ever
         self._flushed_seen = family.control.sleep_on(Counter.FLUSHED, Doorbell.APPENDERS)
+        self._replicated_seen = family.control.sleep_on(Counter.REPLICATED, Doorbell.APPENDERS)
 
     # --- for the service's threads ---
 
@@ -84,6 +87,7 @@ class HostedCommitLog(CommitLogActor):
             self._synced if self._sync else None,
             self._flush_timeout_s,
             self._settings.max_in_flight_send_bytes,
+            self._slaves is not None,
         )
 
     def append_all(self, queue: QueueCursor, bodies: list[bytes], properties: bytes) -> int:
@@ -105,7 +109,7 @@ class HostedCommitLog(CommitLogActor):
 
     def _check_admitted(self, queue: QueueCursor) -> None:
         self._check_usable()
-        self._desk.check_lasting(self._desk.waiting_bytes if self._sync else 0)
+        self._desk.check_lasting(self._desk.unflushed_bytes if self._sync else 0)
         self._cursors.writable(queue.topic, queue.queue_id)
 
     def _check_usable(self) -> None:
@@ -152,6 +156,21 @@ class HostedCommitLog(CommitLogActor):
         timeout_s = self._flush_timeout_s if timeout_s is None else timeout_s
         if not self._sleepers.wait(self._flushed_seen, self._wrote.value, timeout_s):
             self.not_flushed(timeout_s)
+        if self._slaves is not None:
+            self.wait_for_slaves(timeout_s)
+
+    def wait_for_slaves(self, timeout_s: float | None = None) -> None:
+        """Until they have everything that was appended before."""
+        assert self._slaves is not None
+        why = self._slaves.why_missing()
+        if why:
+            raise SlaveNotAvailable(f"stored, but {why}")
+        seconds = self._slave_timeout_s if timeout_s is None else timeout_s
+        if not self._sleepers.wait(self._replicated_seen, self._wrote.value, seconds):
+            why = "" if self._over is None else f": {self._over}"
+            raise FlushSlaveTimeout(
+                f"stored, but not acknowledged by a slave within {seconds:g} s{why}"
+            )
 
     def not_flushed(self, timeout_s: float | None = None) -> NoReturn:
         self._check_usable_for_flush()

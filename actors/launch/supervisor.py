@@ -65,6 +65,8 @@ def run_broker(
 
     if settings.segment_remark:
         log.warning("%s", settings.segment_remark)
+    if settings.replication_remark:
+        log.warning("%s", settings.replication_remark)
     token = os.urandom(8).hex()
     reference = BrokerActor.start(settings, zygote, doorbells, token, on_ready, host)
     actor = reference._actor_weakref()

@@ -81,7 +81,7 @@ class Deriver:
         derived = Derivation(self.name, before, after, note)
         answer, _ = self._commitlog.ask(*records.take(cover, derived), timeout_s=self._timeout_s)
         assert isinstance(answer, RecordsAppended)
-        if answer.code:
+        if not answer.is_kept:
             raise NotConfirmed(f"{self.name} has come to {after}, but: {answer.text}")
         self._at = after
         if note is not None:

@@ -90,6 +90,14 @@ ROLES: Final = (
         doorbell=Doorbell.FLUSH,
         owns=frozenset({Counter.FLUSHED, Counter.FLUSHES, Counter.FLUSH_ERRNO}),
     ),
+    # Behind what it sends: at an orderly end its slaves are given all of it.
+    Role(
+        name="ha",
+        actor="cometmq.actors.replication.ha:HaActor",
+        doorbell=Doorbell.HA,
+        count=lambda settings: 0 if settings.ha_port is None else 1,
+        owns=frozenset({Counter.REPLICATED, Counter.SLAVES, Counter.SLAVES_FROM}),
+    ),
     Role(
         name="allocator",
         actor="cometmq.actors.keepers.allocator:AllocatorActor",

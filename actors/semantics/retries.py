@@ -65,6 +65,7 @@ class Retries:
         self._wrote = family.control.read(Counter.WROTE)
         self._early: deque[tuple[StoreRetries, Request]] = deque()
         self._commitlog = commitlog
+        self._store_s = STORE_TIMEOUT_S + family.settings.slave_wait_s
         self._store = store
         self._levels_ms = family.settings.delay_levels_ms
         self._bytes_max = min(
@@ -173,11 +174,11 @@ class Retries:
     def _store_records(self, records: InnerRecords) -> CometError | None:
         """Why they are not stored, or not known to be as safe as they should."""
         try:
-            answer, _ = self._commitlog.ask(*records.take(Cover.POLICY), timeout_s=STORE_TIMEOUT_S)
+            answer, _ = self._commitlog.ask(*records.take(Cover.POLICY), timeout_s=self._store_s)
         except CometError as error:
             return error
         assert isinstance(answer, RecordsAppended)
-        return NotConfirmed(answer.text) if answer.code else None
+        return None if answer.is_kept else NotConfirmed(answer.text)
 
     def statistics(self) -> dict[str, int | float | str]:
         return {"given_back": self._stored}

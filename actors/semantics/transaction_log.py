@@ -60,7 +60,8 @@ class TransactionLog:
         self._coordinator_address = family.addresses["coordinator"]
         self._coordinator: Channel | None = None
         self._store = store
-        self._write_s = ASK_S + family.settings.sync_flush_timeout_ms / 1000
+        settings = family.settings
+        self._write_s = ASK_S + max(settings.sync_flush_timeout_ms / 1000, settings.slave_wait_s)
         self._wrote = family.control.read(Counter.WROTE)
         self._position = Position()
         self._numbers = itertools.count(1)
@@ -192,7 +193,7 @@ class TransactionLog:
         places = memoryview(bytes(payload[0].buffer)).cast("q")
         self.halves.take(ended)
         self._ops.take(places[-2], ended, self.halves)
-        return places, NotConfirmed(answer.text) if answer.code else None
+        return places, None if answer.is_kept else NotConfirmed(answer.text)
 
     def _unsure(self, error: CometError) -> Unsure:
         self.is_ready = False

@@ -80,7 +80,7 @@ class Admission:
         """Raises the reason why a batch is not stored.
 
         Args:
-            waiting_bytes: what is stored and not confirmed by the disk, while somebody waits.
+            waiting_bytes: what is stored and waits to be confirmed.
         """
         if self._busy is not None and self._closed is None:
             raise self._busy
@@ -92,6 +92,6 @@ class Admission:
             raise self._closed
         if waiting_bytes > self._bytes_max:
             raise SystemBusy(
-                f"{waiting_bytes} bytes wait for the disk, at most {self._bytes_max} "
-                "(maxInFlightSendBytes): try again"
+                f"{waiting_bytes} bytes wait for the disk, or for slaves, at most "
+                f"{self._bytes_max} (maxInFlightSendBytes): try again"
             )

@@ -14,18 +14,65 @@ from cometmq.protocol.commands import (
     Command,
     Cover,
     RecordsAppended,
-    SectionResult,
     SendResult,
 )
-from cometmq.protocol.errors import ArgumentIllegal, FlushDiskTimeout
-from cometmq.shm.kernel._kernel import SleepCell
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    FlushDiskTimeout,
+    FlushSlaveTimeout,
+    NotConfirmed,
+    SlaveNotAvailable,
+)
+from cometmq.shm.kernel._kernel import ReadCell, SleepCell
 
-LATE: Final = FlushDiskTimeout.code
 # From there on the flush process syncs, so that a sender is told in time.
 SLOW_S: Final = 0.1
 
 
+class Confirming(msgspec.Struct, frozen=True):
+    """Who confirms what was stored: the disk, or slaves.
+
+    Args:
+        counter: below it everything is confirmed; it rings the actor's doorbell.
+        timeout_s: after that an answer says that it is stored, but not confirmed in time.
+        late: the error that stands for that.
+    """
+
+    counter: SleepCell
+    timeout_s: float
+    late: type[NotConfirmed]
+
+    @property
+    def text(self) -> str:
+        verb = "flushed" if self.late is FlushDiskTimeout else "acknowledged by a slave"
+        return f"not {verb} within {self.timeout_s * 1000:.0f} ms"
+
+
+class Slaves:
+    """The slaves that answers wait for.
+
+    Args:
+        close_ones: how many are connected, and not too far behind.
+        wanted: how many have to have it.
+    """
+
+    def __init__(self, close_ones: ReadCell, wanted: int) -> None:
+        self._close_ones = close_ones
+        self._wanted = wanted
+
+    def why_missing(self) -> str:
+        """Why it is of no use to wait for them; "" where they are there."""
+        found = self._close_ones.value
+        if found >= self._wanted:
+            return ""
+        return (
+            f"{found} slaves are connected and close enough (haMaxGapNotInSync), {self._wanted} "
+            "wanted (inSyncReplicas)"
+        )
+
+
 class Waiting(msgspec.Struct):
+    begin: int  # physical offset of the first thing that was stored with it
     end: int  # physical offset that has to be covered
     since: float  # time.monotonic()
     request: Request
@@ -36,28 +83,27 @@ class Waiting(msgspec.Struct):
 class Answers:
     """What the commitlog actor has stored and not answered yet.
 
-    A cover is a sum of counters' bits: it has come as far as the slowest of them. Another counter,
-    the replicas' say, is one more entry in `counters`.
+    A cover is a sum of bits: it has come as far as the slowest of those that confirm.
 
     Args:
-        counters: of each bit of a cover (protocol's Cover); they ring the actor's doorbell.
+        confirming: by the bits of a cover (protocol's Cover).
         policy: the cover that the broker's settings promise.
-        timeout_s: after that an answer says that it is stored, but not covered in time.
+        slaves: that stand behind Cover.REPLICATED, if any do.
         after: sets a timer of the actor.
     """
 
     def __init__(
         self,
-        counters: Mapping[int, SleepCell],
+        confirming: Mapping[int, Confirming],
         *,
         policy: int,
-        timeout_s: float,
+        slaves: Slaves | None,
         after: Callable[[float, Callable[[], None]], Timer],
     ) -> None:
         self.policy = policy
-        self.is_slow = False  # as the last answers have shown
-        self._counters = counters
-        self._timeout_s = timeout_s
+        self.slaves = slaves
+        self.is_slow = False  # the disk, as the last answers have shown
+        self._confirming = confirming
         self._after = after
         self._alarm: Timer | None = None
         self._waiting: dict[int, deque[Waiting]] = {}  # by cover, each in the order of the log
@@ -69,22 +115,39 @@ class Answers:
         return bool(self._waiting)
 
     @property
-    def since(self) -> float | None:
-        """When the first of those that wait was stored."""
-        return min((queue[0].since for queue in self._waiting.values()), default=None)
+    def disk_since(self) -> float | None:
+        """When the first of those that wait for the disk was stored."""
+        flushed = self._confirming[Cover.FLUSHED].counter.value
+        return min(
+            (
+                queue[0].since
+                for cover, queue in self._waiting.items()
+                if cover & Cover.FLUSHED and queue[0].end > flushed
+            ),
+            default=None,
+        )
 
-    @property
-    def flushed_end(self) -> int:
-        """What has to be flushed for the first of them."""
-        return min(queue[0].end for queue in self._waiting.values())
+    def waiting_bytes(self, log_end: int) -> int:
+        """What was stored since the first of those that wait."""
+        return log_end - min((queue[0].begin for queue in self._waiting.values()), default=log_end)
+
+    def next_wait(self) -> tuple[int, int]:
+        """What the first of them waits for: a bit of its cover, and up to where in the log."""
+        cover, queue = min(self._waiting.items(), key=lambda each: each[1][0].end)
+        end = queue[0].end
+        bits = [bit for bit in self._confirming if bit & cover]
+        missing = [bit for bit in bits if self._confirming[bit].counter.value < end]
+        return (missing or bits)[0], end
 
     def cover_of(self, asked: int) -> int:
-        """The counters that stand for it. Raises ArgumentIllegal where there is no such."""
-        cover = self.policy if asked == Cover.POLICY else asked
-        known = sum(self._counters)
+        """The counters that stand for it: the policy's, and what is asked for beside them, if
+        anything is. Raises ArgumentIllegal where there is no such."""
+        asked = self.policy if asked == Cover.POLICY else asked
+        cover = asked | self.policy if asked else Cover.WRITTEN
+        known = sum(self._confirming)
         if cover & ~known:
             raise ArgumentIllegal(
-                f"cover = {asked}: this broker has the counters {sorted(self._counters)} "
+                f"cover = {asked}: this broker has the counters {sorted(self._confirming)} "
                 "(1 flushed, 2 replicated)"
             )
         return cover
@@ -92,15 +155,24 @@ class Answers:
     def expect(
         self,
         cover: int,
-        end: int,
+        reach: tuple[int, int],
         since: float,
         request: Request,
         answer: Command,
         payload: Payload = (),
     ) -> None:
-        """Answer as soon as everything below `end` is covered, which `release` looks for."""
+        """Answer as soon as everything below `reach`'s end is covered, which `release` looks for.
+        Slaves that are not there are not waited for."""
+        if cover & Cover.REPLICATED and self.slaves is not None:
+            why = self.slaves.why_missing()
+            if why:
+                cover &= ~Cover.REPLICATED
+                answer = late(answer, SlaveNotAvailable, f"stored, but {why}")
+        if not cover:
+            request.reply(answer, payload)
+            return
         self._waiting.setdefault(cover, deque()).append(
-            Waiting(end, since, request, answer, payload)
+            Waiting(*reach, since, request, answer, payload)
         )
 
     def release(self) -> None:
@@ -111,8 +183,7 @@ class Answers:
             if not queue:
                 del self._waiting[cover]
         if self._waiting and self._alarm is None:
-            assert self.since is not None
-            due = self.since + self._timeout_s
+            due = min(self._due(cover, queue[0])[0] for cover, queue in self._waiting.items())
             self._alarm = self._after(max(0.0, due - time.monotonic()), self._on_alarm)
 
     def _release(self, cover: int, queue: deque[Waiting]) -> None:
@@ -120,15 +191,28 @@ class Answers:
             covered = self._armed(cover)
             while queue and queue[0].end <= covered:
                 waiting = queue.popleft()
-                self.is_slow = time.monotonic() - waiting.since > SLOW_S
+                if cover & Cover.FLUSHED:
+                    self.is_slow = time.monotonic() - waiting.since > SLOW_S
                 waiting.request.reply(waiting.answer, waiting.payload)
-            if not queue or time.monotonic() < queue[0].since + self._timeout_s:
+            if not queue:
                 return
-            self._answer_late(queue.popleft())
+            due, confirming = self._due(cover, queue[0])
+            if time.monotonic() < due:
+                return
+            waiting = queue.popleft()
+            answer = late(waiting.answer, confirming.late, confirming.text)
+            waiting.request.reply(answer, waiting.payload)
+
+    def _due(self, cover: int, waiting: Waiting) -> tuple[float, Confirming]:
+        """When it has waited for long enough, and for whom: the first that lets it wait so long."""
+        found = [each for bit, each in self._confirming.items() if bit & cover]
+        missing = [each for each in found if each.counter.value < waiting.end] or found
+        first = min(missing, key=lambda each: each.timeout_s)
+        return waiting.since + first.timeout_s, first
 
     def _armed(self, cover: int) -> int:
         """How far it has come; the actor's doorbell rings when it goes on."""
-        cells = [cell for bit, cell in self._counters.items() if bit & cover]
+        cells = [each.counter for bit, each in self._confirming.items() if bit & cover]
         for cell in cells:
             cell.arm()
         return min(cell.value for cell in cells)
@@ -137,21 +221,17 @@ class Answers:
         self._alarm = None
         self.release()
 
-    def _answer_late(self, waiting: Waiting) -> None:
-        """FLUSH_DISK_TIMEOUT: stored, but the disk has not confirmed it in time."""
-        text = f"not flushed within {self._timeout_s * 1000:.0f} ms"
-        waiting.request.reply(late(waiting.answer, text), waiting.payload)
 
-
-def late(answer: Command, text: str) -> Command:
-    """The answer, with what has come of its cover."""
+def late(answer: Command, error: type[NotConfirmed], text: str) -> Command:
+    """The answer, with what has come of its cover: it is stored, but not as safe as it should be.
+    Of two such errors the one of this machine's disk is told."""
     if isinstance(answer, RecordsAppended):
-        return RecordsAppended(LATE, answer.store_timestamp_ms, text, answer.already)
+        return RecordsAppended(error.code, answer.store_timestamp_ms, text, answer.already)
     assert isinstance(answer, SendResult)
     results = [
-        SectionResult(
-            result.code or LATE, result.queue_offset, result.physical_offset, result.text or text
-        )
+        msgspec.structs.replace(result, code=error.code, text=text)
+        if result.code in (0, FlushSlaveTimeout.code, SlaveNotAvailable.code)
+        else result
         for result in answer.results
     ]
     return SendResult(results, answer.store_timestamp_ms, answer.store_host)

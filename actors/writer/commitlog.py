@@ -14,7 +14,7 @@ from cometmq.actors.runtime.family import Family, out_of_service
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.writer.admission import Admission
-from cometmq.actors.writer.answers import Answers
+from cometmq.actors.writer.answers import Answers, Confirming, Slaves
 from cometmq.actors.writer.batches import NOTHING_FOUND, Found, host_bytes
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.derived import SNAPSHOT_LOOK_S
@@ -45,6 +45,8 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import (
     CometError,
     DiskFull,
+    FlushDiskTimeout,
+    FlushSlaveTimeout,
     NotConfirmed,
     ServiceNotAvailable,
     ShuttingDown,
@@ -87,18 +89,27 @@ class CommitLogActor(ServiceActor):
         self._sleepers = Sleepers(family.doorbells[Doorbell.APPENDERS])
         self._segments = SegmentWait(family, self._sleepers)
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
+        self._replicated = control.sleep_on(Counter.REPLICATED, family.doorbell)
         self._synced = control.own_second(Counter.FLUSHED)
         self._errno = control.own_second(Counter.FLUSH_ERRNO)
         self._flush_timeout_s = family.settings.sync_flush_timeout_ms / 1000
         self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._cursors = Cursors(family.settings)
         self._admission = Admission(family.settings)
-        self._answers = Answers(
-            {Cover.FLUSHED: self._flushed},
-            policy=Cover.FLUSHED if self._sync else Cover.WRITTEN,
-            timeout_s=self._flush_timeout_s,
-            after=self.after,
-        )
+        self._slave_timeout_s = family.settings.slave_timeout_ms / 1000
+        self._slaves: Slaves | None = None
+        if family.settings.slaves_wanted:
+            self._slaves = Slaves(control.read(Counter.SLAVES), family.settings.slaves_wanted)
+        confirming = {
+            Cover.FLUSHED: Confirming(self._flushed, self._flush_timeout_s, FlushDiskTimeout)
+        }
+        policy = Cover.FLUSHED if self._sync else Cover.WRITTEN
+        if self._slaves is not None:
+            confirming[Cover.REPLICATED] = Confirming(
+                self._replicated, self._slave_timeout_s, FlushSlaveTimeout
+            )
+            policy |= Cover.REPLICATED
+        self._answers = Answers(confirming, policy=policy, slaves=self._slaves, after=self.after)
 
     # --- start ---
 
@@ -210,7 +221,7 @@ class CommitLogActor(ServiceActor):
     def _store_group(self, group: list[Request], found: Found) -> None:
         before = self._log.physical_offset
         began = time.monotonic()
-        self._admission.begin_group(began, self._answers.since)
+        self._admission.begin_group(began, self._answers.disk_since)
         stored = [self._desk.store(request, found) for request in group]
         self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
@@ -219,11 +230,14 @@ class CommitLogActor(ServiceActor):
             cover |= each.cover
         if end > before:
             self._desk.publish()
-            if (self._sync or cover) and self._desk.make_durable(here=self._sync and cover != 0):
+            for_disk = bool(cover & Cover.FLUSHED)
+            if (self._sync or for_disk) and self._desk.make_durable(here=self._sync and for_disk):
                 cover &= ~Cover.FLUSHED
         for request, each in zip(group, stored, strict=True):
             if each.cover & cover:
-                self._answers.expect(each.cover, end, began, request, each.answer, each.payload)
+                self._answers.expect(
+                    each.cover & cover, (before, end), began, request, each.answer, each.payload
+                )
             elif not _is_oneway(request.command):
                 request.reply(each.answer, each.payload)
         if end > before:
@@ -308,13 +322,15 @@ class CommitLogActor(ServiceActor):
     # --- end ---
 
     def settle(self) -> None:
-        """Take nothing more, and let the flush process confirm what is still unanswered."""
+        """Take nothing more, and let disk and slaves confirm what is still unanswered."""
         self._admission.close(ShuttingDown("the broker is shutting down"))
         self._desk.bar_if_refused()
-        deadline = time.monotonic() + self._flush_timeout_s
+        deadline = time.monotonic() + max(self._flush_timeout_s, self._slave_timeout_s)
         while self._answers and time.monotonic() < deadline and not self._family.gone.is_set():
+            bit, end = self._answers.next_wait()
+            counter = Counter.FLUSHED if bit == Cover.FLUSHED else Counter.REPLICATED
             with suppress(ServiceNotAvailable):
-                self._family.wait_for(Counter.FLUSHED, self._answers.flushed_end, 1)
+                self._family.wait_for(counter, end, 1)
             self._answers.release()
         self._staging.close()
         self._repeats.close()

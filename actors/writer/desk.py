@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from cometmq.actors.books.derivers import Derivers
 from cometmq.actors.runtime.family import Family
@@ -19,6 +19,7 @@ from cometmq.actors.writer.derived import DerivedWrites
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import (
     AppendRecords,
+    Cover,
     QueueKey,
     RecordsAppended,
     Section,
@@ -77,6 +78,7 @@ class Desk:
         settings = family.settings
         self._family = family
         self._flush_timeout_s = settings.sync_flush_timeout_ms / 1000
+        self._slave_timeout_s = settings.slave_timeout_ms / 1000
         self._sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._flushed = flushed
         self._synced = synced
@@ -133,7 +135,8 @@ class Desk:
         return self.derived.write(what, command.queues, payload, command.count)
 
     def _check_admitted(self) -> None:
-        self._admission.check(self.waiting_bytes if self._answers else 0)
+        waiting = self._answers
+        self._admission.check(waiting.waiting_bytes(self._log.physical_offset) if waiting else 0)
         if self.blocked is not None:
             raise self.blocked
 
@@ -157,7 +160,7 @@ class Desk:
         return places
 
     @property
-    def waiting_bytes(self) -> int:
+    def unflushed_bytes(self) -> int:
         """What was appended and is not confirmed by the disk."""
         return self._log.physical_offset - self._flushed.value
 
@@ -232,8 +235,22 @@ class Desk:
             self._log.appender.want()
         self.wake()
 
-    def wait_flushed(self) -> None:
-        """Nobody else is served meanwhile: what they send has to wait for the same disk."""
+    def wait_covered(self) -> None:
+        """Nobody else is served meanwhile: what they send has to wait for the same disk. Slaves
+        that are late are not an error: what is stored stays, and is sent to them."""
+        self._wait_flushed()
+        if self._answers.policy & Cover.REPLICATED and not self.why_no_slave():
+            with suppress(ServiceNotAvailable):
+                self._family.wait_for(
+                    Counter.REPLICATED, self._log.physical_offset, self._slave_timeout_s
+                )
+            self._answers.release()
+
+    def why_no_slave(self) -> str:
+        slaves = self._answers.slaves
+        return slaves.why_missing() if slaves is not None else ""
+
+    def _wait_flushed(self) -> None:
         if self._sync:
             try:
                 self._family.wait_for(

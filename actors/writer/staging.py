@@ -65,8 +65,8 @@ class Log(Protocol):
     def publish_and_wake(self) -> None:
         """Whatever was appended may be seen."""
 
-    def wait_flushed(self) -> None:
-        """Until the disk has it, where the flush mode promises that. Raises NotConfirmed."""
+    def wait_covered(self) -> None:
+        """Until disk and slaves have it, where the settings promise that. Raises NotConfirmed."""
 
 
 class Staging:
@@ -169,7 +169,7 @@ class Staging:
         self.finish()
         position = self._position(sink)
         if Position(epoch, ALL) <= position:
-            self._log.wait_flushed()  # it may be younger than what the disk has confirmed
+            self._log.wait_covered()  # it may be younger than what the disk has confirmed
             self.files.drop(sink, epoch, stages)
             return StagesCommitted(already=True)
         counts = self._count(sink, epoch, stages)
@@ -229,7 +229,7 @@ class Staging:
 
     def _settle(self, sink: str) -> None:
         """Once the disk has it, nobody needs the stages."""
-        self._log.wait_flushed()
+        self._log.wait_covered()
         position = self._position(sink)
         if self.files.is_decided(sink):
             # As the older release would have left it: a power cut may take the marks.

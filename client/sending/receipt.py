@@ -29,8 +29,17 @@ log = logging.getLogger(__name__)
 
 SEND_OK: Final = "SEND_OK"
 FLUSH_DISK_TIMEOUT: Final = "FLUSH_DISK_TIMEOUT"
+FLUSH_SLAVE_TIMEOUT: Final = "FLUSH_SLAVE_TIMEOUT"
+SLAVE_NOT_AVAILABLE: Final = "SLAVE_NOT_AVAILABLE"
 SMALL_BYTES: Final = 4096  # a body that may as well stay
-STORED_CODES: Final = frozenset({0, 10})  # 10 = stored, but not yet on the disk
+# What an answer's code says of a message that is stored, by RocketMQ's names.
+STATUSES: Final = {
+    0: SEND_OK,
+    10: FLUSH_DISK_TIMEOUT,
+    11: SLAVE_NOT_AVAILABLE,
+    12: FLUSH_SLAVE_TIMEOUT,
+}
+STORED_CODES: Final = frozenset(STATUSES)
 
 
 class Batch:
@@ -252,8 +261,10 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
 
     @property
     def status(self) -> str:
-        """SEND_OK, or FLUSH_DISK_TIMEOUT: stored, but the disk has not confirmed it in time."""
-        return FLUSH_DISK_TIMEOUT if self._batch.answer().code == 10 else SEND_OK
+        """SEND_OK; else it is stored, but FLUSH_DISK_TIMEOUT: the disk has not confirmed it in
+        time; FLUSH_SLAVE_TIMEOUT: too few slaves have; SLAVE_NOT_AVAILABLE: there are too few to
+        wait for."""
+        return STATUSES.get(self._batch.answer().code, SEND_OK)
 
     @property
     def store_timestamp_ms(self) -> int:

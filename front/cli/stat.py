@@ -73,6 +73,8 @@ class Snapshot:
     segments: dict[str, Any] = field(default_factory=dict)  # as the allocator says
     # By role, of those that clients come to; what reached a limit is counted there as well.
     connections: dict[str, dict[str, int]] = field(default_factory=dict)
+    slaves: list[dict[str, Any]] = field(default_factory=list)
+    replication: dict[str, Any] = field(default_factory=dict)  # as `ha` says; where it is
 
     def as_record(self, before: Snapshot | None) -> dict[str, Any]:
         """For JSON; rates per second where there is a moment to compare with."""
@@ -92,6 +94,10 @@ class Snapshot:
             "holds": {hold["name"]: hold["physical_offset"] for hold in self.holds},
             "processes": self.processes,
         }
+        if self.replication:
+            record["replication"] = self.replication | {
+                "slaves": {slave["address"]: slave for slave in self.slaves}
+            }
         if before is not None:
             record["per_second"] = self.rates(before)
         return record
@@ -121,9 +127,10 @@ class Watcher:
         self.meta = self._control.meta
         self._queues = QueueTable.open(store / QUEUES_FILE, self._control.read(Counter.QUEUES))
         self._ports = [name for name in self.meta["roles"] if role_of(name).port is not None]
+        self._slave_roles = [name for name in self.meta["roles"] if name == "ha"]
         self._channels = {
             role: Channel(address_of(self.meta["token"], role), f"the {role}")
-            for role in ("broker", "allocator", *self._ports)
+            for role in ("broker", "allocator", *self._slave_roles, *self._ports)
         }
         self._known_topics = TopicMirror()
         self._known: dict[int, psutil.Process] = {}  # kept: a share of CPU is since the last look
@@ -158,6 +165,7 @@ class Watcher:
                 role: {name: found[role][name] for name in CONNECTION_COUNTS if name in found[role]}
                 for role in self._ports
             },
+            *_slaves_in(found.get("ha", {})),
         )
 
     def _ask_all(self) -> dict[str, dict[str, Any]]:
@@ -245,6 +253,20 @@ class Watcher:
     def close(self) -> None:
         for channel in self._channels.values():
             channel.close()
+
+
+def _slaves_in(values: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What the `ha` process counts: each slave, and the rest."""
+    slaves: dict[str, dict[str, Any]] = defaultdict(dict)
+    rest = {}
+    for key, value in values.items():
+        head, dot, name = key.partition(".")
+        number, _, name = name.partition(".")
+        if dot and head == "slave":
+            slaves[number][name] = value
+        elif key != "pid":
+            rest[key] = value
+    return list(slaves.values()), rest
 
 
 def _pss(process: psutil.Process) -> int | None:
@@ -398,6 +420,8 @@ def drawing(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
     ]
     if record["holds"]:
         head["holds"] = ", ".join(f"{name} at {at:,}" for name, at in record["holds"].items())
+    if snapshot.replication:
+        head["slaves"] = _slaves(snapshot.slaves)
     topics = [{"topic": name, **values} for name, values in snapshot.topics.items()]
     grid = Table.grid(padding=(0, 3))
     grid.add_row(
@@ -417,6 +441,18 @@ def _segment_lines(segments: dict[str, Any]) -> dict[str, str]:
         "hot_window": segments["hot_window"],
     }
     return lines | ({"limits": segments["limits"]} if segments["limits"] else {})
+
+
+def _slaves(slaves: list[dict[str, Any]]) -> str:
+    """Each of them, and how far it is."""
+    return (
+        "; ".join(
+            f"{slave['address']} at {slave['acknowledged']:,}, {slave['lag_bytes']:,} bytes behind "
+            f"since {datetime.fromtimestamp(slave['since_ms'] / 1000):%Y-%m-%d %H:%M:%S}"
+            for slave in slaves
+        )
+        or "none is connected"
+    )
 
 
 def _connections(by_role: dict[str, dict[str, int]]) -> str:

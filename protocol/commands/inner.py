@@ -6,6 +6,7 @@ from cometmq.protocol.commands.administration import Hold
 from cometmq.protocol.commands.reading import QueueKey
 from cometmq.protocol.commands.root import Answer, Command, Part, by_family
 from cometmq.protocol.commands.topics import BrokerEndpoints, TopicList
+from cometmq.protocol.errors import FlushSlaveTimeout, SlaveNotAvailable
 from cometmq.protocol.integers import Int32, Int64
 
 
@@ -77,7 +78,7 @@ class Cover:
 
     WRITTEN = 0  # readers may see it; a killed process does not lose it
     FLUSHED = 1  # it is on this machine's disk
-    REPLICATED = 2  # the replicas have it; refused where there are none
+    REPLICATED = 2  # as many slaves as inSyncReplicas says have it; refused where none is wanted
     POLICY = -1
 
 
@@ -129,10 +130,16 @@ class RecordsAppended(Answer, frozen=True, tag=77):
     """The payload frame has two signed 64-bit numbers of this machine's byte order a record: its
     queue offset and its physical offset (`frame.cast("q")`). Empty for what was there already."""
 
-    code: Int32  # 0; or 10: stored, but not covered in time
+    code: Int32  # 0; or 10, 11, 12: stored, but not covered in time
     store_timestamp_ms: Int64
     text: str = ""
     already: bool = False  # an earlier command has stored it; it was not looked at
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is as safe as this machine makes it. A slave that is late, or away, is told of
+        by the `ha` process; the broker does not stop for it."""
+        return self.code in (0, SlaveNotAvailable.code, FlushSlaveTimeout.code)
 
 
 class GetDerived(Command, frozen=True, tag=79):

@@ -94,6 +94,9 @@ def stored_at(
 def find_record(buffer: Any, segment_start: int, begin: int, end: int, not_before: int = 0) -> int:
     """The first whole record that begins in [begin, end) and says that it lies there; or -1."""
 
+def whole_records(buffer: Any, segment_start: int, begin: int, end: int, most: int) -> int:
+    """Where a piece of the log of about `most` bytes ends, with whole records; -1."""
+
 def scan(
     buffer: Any,
     segment_start: int,
@@ -428,6 +431,7 @@ class Appender:
         synced: OwnedCell | None,
         timeout_s: float,
         unflushed_max: int,
+        slaves: bool = False,
     ) -> None: ...
     def append(
         self,

@@ -108,7 +108,8 @@ cdef class Appender:
     Raises what a producer's `send` raises when it is refused, and nothing was stored: what can be no
     argument (ArgumentIllegal), a message too large (MessageTooLarge), no room (DiskFull), a topic that is not writable (NoPermission), a
     broker that was closed (ShuttingDown) or has ended (StoreError). Under SYNC_FLUSH it raises
-    FlushDiskTimeout when the disk does not confirm in time: then it is stored.
+    FlushDiskTimeout when the disk does not confirm in time, and under SYNC_MASTER FlushSlaveTimeout
+    or SlaveNotAvailable when slaves do not, or are not there: then it is stored.
     """
 
     cdef LogAppender _log
@@ -119,15 +120,17 @@ cdef class Appender:
     cdef SleepCell _flushed  # None under ASYNC_FLUSH: nobody waits for the disk
     cdef OwnedCell _synced
     cdef int64_t _timeout_ns, _unflushed_max
+    cdef bint _slaves  # they have to have it, too
     cdef object _last_tags, _last_keys  # the texts that _last_text was made of
     cdef bytes _last_text
 
     def __init__(self, LogAppender log not None, Gate gate not None, QueueCursor queue not None,
                  desk, Sleepers sleepers not None, SleepCell flushed, OwnedCell synced,
-                 double timeout_s, int64_t unflushed_max):
+                 double timeout_s, int64_t unflushed_max, bint slaves=False):
         self._log, self._gate, self.queue, self._desk = log, gate, queue, desk
         self._sleepers, self._flushed, self._synced = sleepers, flushed, synced
         self._timeout_ns, self._unflushed_max = <int64_t>(timeout_s * 1e9), unflushed_max
+        self._slaves = slaves
         self._last_text = b""
 
     @property
@@ -144,7 +147,8 @@ cdef class Appender:
         Args:
             body: bytes-like, at least one byte.
             keys: words with blanks between, by which it can be found.
-            wait: under SYNC_FLUSH, until it is on the disk; else see `wait`.
+            wait: under SYNC_FLUSH, until it is on the disk, under SYNC_MASTER, until slaves have
+                it; else see `wait`.
         """
         cdef Py_buffer view
         cdef int64_t offset
@@ -168,6 +172,8 @@ cdef class Appender:
             offset = self._desk.append_all(self.queue, [bytes(memoryview(body))], text)
         if self._flushed is not None:
             self._make_durable(wait)
+        if self._slaves and wait:
+            self._desk.wait_for_slaves()
         return offset
 
     def append_many(self, bodies, tags=None, keys=None, properties=None, bint wait=True):
@@ -193,13 +199,16 @@ cdef class Appender:
             first = self._desk.append_all(self.queue, copies, text)
         if self._flushed is not None:
             self._make_durable(wait)
+        if self._slaves and wait:
+            self._desk.wait_for_slaves()
         return range(first, first + len(given))
 
     def wait(self, timeout_s=None):
-        """Sleep until everything that was appended before is on the disk.
+        """Sleep until everything that was appended before is on the disk, and slaves have it where
+        the broker is a SYNC_MASTER.
 
         Under ASYNC_FLUSH that comes with the next flush. Raises FlushDiskTimeout after the time,
-        which is `syncFlushTimeout` if not given.
+        which is `syncFlushTimeout` if not given; FlushSlaveTimeout, SlaveNotAvailable.
         """
         self._desk.wait_until_flushed(timeout_s)
 

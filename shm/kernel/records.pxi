@@ -596,6 +596,49 @@ def find_last(buffer, int64_t segment_start, int64_t begin, int64_t end, bytes t
     return segment_start + at, found, size, behind, timestamp_before
 
 
+def whole_records(buffer, int64_t segment_start, int64_t begin, int64_t end, int64_t most):
+    """Where the last record ends that begins in [begin, end) of a segment and lies whole in the
+    first `most` bytes; the end of the first one, if that alone is larger. -1: none begins there.
+
+    The blank that closes a segment is a record to its end. Only size, magic and place are looked
+    at: for who passes on what the writer has published, and needs to know where he may cut it.
+    """
+    cdef const uint8_t[::1] view = buffer
+    cdef int64_t at = check_inside(view.shape[0], segment_start, begin, end)
+    cdef int64_t stop = end - segment_start, limit = at + most, reached = -1, size
+    with nogil:
+        while at < stop:
+            size = size_here(&view[at], stop - at, segment_start + at, view.shape[0] - at)
+            if size < 0 or (reached >= 0 and at + size > limit):
+                break
+            at += size
+            reached = segment_start + at
+            if at >= limit:
+                break
+    return reached
+
+
+cdef inline int64_t size_here(
+    const uint8_t *at, int64_t available, int64_t physical_offset, int64_t to_segment_end
+) noexcept nogil:
+    """Of the record, or of the blank, that begins there; -1 if none does."""
+    cdef int64_t size
+    cdef uint32_t magic
+    if available < 8:
+        return -1
+    size = <int32_t>load_be32(at)
+    magic = load_be32(at + RECORD_HEAD_MAGIC)
+    if magic == <uint32_t>MAGIC_BLANK:
+        return size if size == to_segment_end and size <= available else -1
+    if magic != <uint32_t>MAGIC_V1 and magic != <uint32_t>MAGIC_V2:
+        return -1
+    if size < RECORD_MIN or size > available:
+        return -1
+    if <int64_t>load_be64(at + RECORD_HEAD_PHYSICAL_OFFSET) != physical_offset:
+        return -1
+    return size
+
+
 cdef extern from *:
     """
     #ifndef _GNU_SOURCE

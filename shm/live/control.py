@@ -6,6 +6,7 @@ word of its own, and the larger one counts. The file becomes valid by its last w
 is made anew at every start and removed at an orderly end. Anybody may map it read-only.
 
     min_offset <= flushed | dispatched <= wrote <= allocated
+    replicated <= wrote
 
 Behind the counters are the cells of the stripes, which share the queues among them by their slots
 in the queue table. Each counts how often the commitlog process has told of queues of that stripe.
@@ -69,6 +70,10 @@ class Counter(IntEnum):
     # commitlog: what lies at or above is needed to know how far derivers have come; 0 until it has
     # looked
     MARKS_FROM = 24
+    REPLICATED = 25  # ha: as many slaves as are waited for have everything below this
+    SLAVES = 26  # ha: that are connected and close enough to be waited for
+    # ha: slaves still read what lies at or above this, plus one; 0 while none is connected
+    SLAVES_FROM = 27
 
 
 STRIPES_FROM: Final = 64  # their cells are numbered behind those of the counters
@@ -84,6 +89,7 @@ BOUNDS: Final[dict[Counter, tuple[Counter, ...]]] = {
     Counter.FLUSHED: (Counter.WROTE,),
     Counter.DISPATCHED: (Counter.WROTE,),
     Counter.INDEXED: (Counter.WROTE,),
+    Counter.REPLICATED: (Counter.WROTE,),
     Counter.MIN_OFFSET: (Counter.FLUSHED, Counter.DISPATCHED),
 }
 
@@ -112,7 +118,8 @@ class Doorbell(IntEnum):
     NAMESRV = 7
     APPENDERS = 8  # threads of the commitlog process that wait for a segment, or for the disk
     SCHEDULER = 9
-    READER = 10
+    HA = 10
+    READER = 11
 
 
 def end_run(path: Path) -> None:

@@ -37,6 +37,8 @@ from old_segments import (
     until,
     write_segments,
 )
+from ports import free_ports
+from scripted_slave import ScriptedSlave, log_bytes
 from still import stop
 
 from cometmq.client import Admin
@@ -546,6 +548,46 @@ def test_the_archive_is_waited_for(tmp_path: Path) -> None:
         log_begins(broker, 3 * MIB)
 
 
+def test_what_a_connected_slave_needs_is_kept(tmp_path: Path) -> None:
+    """Until it has it, or is gone."""
+    settings = FAST | {"deleteWhen": ALL_HOURS, "haListenPort": free_ports()}
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        broker.create_topic("t")
+        write_segments(broker, 6)
+        with ScriptedSlave(settings["haListenPort"]) as slave:
+            slave.report(0)
+            slave.read_frame()
+            until(lambda: broker.counter(Counter.SLAVES_FROM) == 1)
+            make_old(broker, 4)
+            rounds_pass(broker)
+            assert broker.counter(Counter.MIN_OFFSET) == 0
+            answer = broker.ask("cleaner", DeleteSegments())
+            assert isinstance(answer, DeletedSegments)
+            assert answer.held_by == ["(slaves)"]
+            slave.report()
+            slave.follow(3 * MIB)
+            copy = bytes(slave.copy)
+            until(lambda: broker.counter(Counter.MIN_OFFSET), lambda: broker.log)
+            rounds_pass(broker)
+            begin = broker.counter(Counter.MIN_OFFSET)
+            assert 0 < begin <= 3 * MIB
+            end = broker.counter(Counter.WROTE)
+            slave.follow(end)
+            assert slave.copy[begin:] == log_bytes(broker.store, begin, slave.end)
+            assert slave.copy[: len(copy)] == copy
+            until(lambda: broker.counter(Counter.MIN_OFFSET) == 4 * MIB, lambda: broker.log)
+        with ScriptedSlave(settings["haListenPort"]) as other:
+            other.report(0)
+            other.follow(end)
+            assert other.begin == 4 * MIB
+            assert other.copy == log_bytes(broker.store, other.begin, other.end)
+        with ScriptedSlave(settings["haListenPort"]) as late:
+            late.report(4 * MIB - 1)
+            late.wait_closed()
+        wanted = f"ours begins at {4 * MIB}, what lies between is deleted"
+        until(lambda: wanted in broker.log, lambda: broker.log)
+
+
 def test_a_lease_ends(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "store", FAST | {"deleteWhen": ALL_HOURS}) as broker:
         broker.create_topic("t")
@@ -813,6 +855,28 @@ def send_if_taken(broker: RunningBroker) -> list[Sent]:
         return broker.send("t", 0, [b"yes"])
     except DiskFull:
         return []
+
+
+@pytest.mark.slow
+def test_only_a_disk_that_is_too_full_cuts_off_a_slave(disk: Path) -> None:
+    settings = FAST | MARKS | {"deleteWhen": ALL_HOURS, "haListenPort": free_ports()}
+    with RunningBroker(disk / "store", settings) as broker:
+        broker.create_topic("t")
+        write_segments(broker, 12)
+        with ScriptedSlave(settings["haListenPort"], receive_bytes=4_096) as slave:
+            slave.report(0)  # and reads nothing
+            until(lambda: broker.counter(Counter.SLAVES_FROM) == 1)
+            make_old(broker, 6)
+            filler = fill_to(disk, 70)
+            rounds_pass(broker)
+            assert broker.counter(Counter.MIN_OFFSET) == 0
+            fill_to(disk, 80)
+            until(lambda: broker.counter(Counter.MIN_OFFSET), lambda: broker.log)
+            assert "hold (slaves) at 0 IS OVERRIDDEN: the disk is" in broker.log
+            slave.wait_closed()
+            wanted = f"slave {slave.address} is refused: it has the log up to 0, and the disk had"
+            until(lambda: wanted in broker.log, lambda: broker.log)
+        filler.unlink()
 
 
 @pytest.mark.slow

@@ -86,6 +86,10 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "defaultTopicQueueNums": 8,
     "autoCreateTopicEnable": True,
     "autoCreateSubscriptionGroup": True,
+    "haSendHeartbeatInterval": 5_000,
+    "haHousekeepingInterval": 20_000,
+    "slaveTimeout": 3_000,
+    "haMaxGapNotInSync": 256 * 2**20,
 }
 
 # What RocketMQ does not have, or has with another value.
@@ -119,6 +123,10 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "maxStagedBytes": 4 * 2**30,
     "maxTopics": 200_000,
     "maxGroups": 200_000,
+    "haListenPort": 0,
+    "haAllowedPeers": "",
+    "haTransferBatchSize": 2**20,
+    "inSyncReplicas": "",
     "logFormat": "text",
     "logLevel": "INFO",
     "logLevels": "",
@@ -289,11 +297,10 @@ def test_a_text_is_a_number_or_refused(text: str, unit: Unit | None) -> None:
         ("mlockEnable", "yes", "mlockEnable = yes: must be true or false"),
         ("mlockEnable", 1, "mlockEnable = 1: must be true or false"),
         ("flushDiskType", "SYNC", "flushDiskType = SYNC: must be ASYNC_FLUSH or SYNC_FLUSH"),
-        ("brokerRole", "SLAVE", "brokerRole = SLAVE: not supported yet; use ASYNC_MASTER"),
         (
             "brokerRole",
-            "SYNC_MASTER",
-            "brokerRole = SYNC_MASTER: not supported yet; use ASYNC_MASTER",
+            "SLAVE",
+            "brokerRole = SLAVE: not supported yet; use ASYNC_MASTER or SYNC_MASTER",
         ),
         ("brokerId", 1, "brokerId = 1: must be 0 with brokerRole = ASYNC_MASTER"),
         (
@@ -592,17 +599,17 @@ def test_unknown_keys_from_elsewhere() -> None:
     loaded = load_settings(
         environment={
             "COMETMQ_FLUSH_DISK": "1",
-            "COMETMQ_HA_LISTEN_PORT": "x",
+            "COMETMQ_HA_MASTER_ADDRESS": "x",
             "COMETMQ_X": "",
         },
-        pairs=["haListenPort=10912", "x=1", "logging=a", "k" * 500 + "=1"],
+        pairs=["haMasterAddress=10912", "x=1", "logging=a", "k" * 500 + "=1"],
     )
     assert loaded.settings == BrokerSettings()
     assert loaded.warnings == (
         "COMETMQ_FLUSH_DISK: unknown variable, ignored; did you mean COMETMQ_FLUSH_DISK_TYPE?",
-        "COMETMQ_HA_LISTEN_PORT: haListenPort: RocketMQ key, not used by CometMQ",
+        "COMETMQ_HA_MASTER_ADDRESS: haMasterAddress: RocketMQ key, not used by CometMQ",
         "COMETMQ_X: unknown variable, ignored",
-        "--set: haListenPort: RocketMQ key, not used by CometMQ",
+        "--set: haMasterAddress: RocketMQ key, not used by CometMQ",
         '--set: unknown key "x", ignored',
         '--set: unknown key "logging", ignored',
         f'--set: unknown key "{"k" * 80}...", ignored',
@@ -655,3 +662,71 @@ def test_show_without_origins() -> None:
 def test_documentation_is_up_to_date() -> None:
     """If not, print it again: conf/explain.py says how."""
     assert (ROOT / "docs/configuration.md").read_text(encoding="utf-8") == as_markdown()
+
+
+# -- Replication
+
+
+@pytest.mark.parametrize(
+    ("values", "port", "slaves", "remark"),
+    [
+        ({}, None, 0, False),
+        ({"haListenPort": 1}, 1, 0, False),
+        ({"haListenPort": 65_535, "inSyncReplicas": 1}, 65_535, 0, False),
+        ({"brokerRole": "SYNC_MASTER"}, 10_912, 1, False),
+        ({"brokerRole": "SYNC_MASTER", "listenPort": 20_911}, 20_912, 1, False),
+        ({"brokerRole": "SYNC_MASTER", "haListenPort": 7, "inSyncReplicas": 2}, 7, 1, False),
+        ({"brokerRole": "SYNC_MASTER", "inSyncReplicas": 65}, 10_912, 64, False),
+        ({"brokerRole": "SYNC_MASTER", "inSyncReplicas": "1"}, 10_912, 0, True),
+        ({"brokerRole": "SYNC_MASTER", "inSyncReplicas": ""}, 10_912, 1, False),
+    ],
+)
+def test_who_is_waited_for_and_where(
+    values: dict[str, Any], port: int | None, slaves: int, remark: bool
+) -> None:
+    settings = BrokerSettings.from_keys(values)
+    assert (settings.ha_port, settings.slaves_wanted) == (port, slaves)
+    assert bool(settings.replication_remark) is remark
+    assert BrokerSettings.from_keys(settings.as_keys()) == settings
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"inSyncReplicas": 2},
+            "inSyncReplicas = 2: nobody waits for a slave with brokerRole = A",
+        ),
+        ({"inSyncReplicas": 0}, "inSyncReplicas = 0: must be at least 1"),
+        ({"inSyncReplicas": 66}, "inSyncReplicas = 66: must be at most 65"),
+        ({"haTransferBatchSize": 1_023}, "haTransferBatchSize = 1023: must be at least 1024"),
+        ({"haTransferBatchSize": 4_194_293}, "haTransferBatchSize = 4194293: must be at most 4194"),
+        ({"haAllowedPeers": "10.0.0.0/33"}, "haAllowedPeers = 10.0.0.0/33: must be addresses or"),
+        ({"haAllowedPeers": "a-host"}, "haAllowedPeers = a-host: must be addresses or networks"),
+        (
+            {"haSendHeartbeatInterval": 20_000},
+            "haSendHeartbeatInterval = 20000: must be below haHousekeepingInterval = 20000",
+        ),
+        (
+            {"brokerRole": "SYNC_MASTER", "brokerId": 1},
+            "brokerId = 1: must be 0 with brokerRole = SYNC_MASTER",
+        ),
+    ],
+)
+def test_impossible_replication_is_refused(values: dict[str, Any], said: str) -> None:
+    (problem,) = problems_of(**values)
+    assert problem.startswith(said)
+
+
+def test_there_is_a_port_for_slaves() -> None:
+    settings = BrokerSettings.from_keys({"brokerRole": "SYNC_MASTER", "listenPort": 65_535})
+    with pytest.raises(ConfigError, match="slaves would come to 65536, 65535 is the last"):
+        settings.check_for_writing()
+
+
+def test_networks_of_slaves() -> None:
+    settings = BrokerSettings.from_keys({"haAllowedPeers": " 10.0.0.7; 10.1.0.0/16 ,::1;"})
+    assert [str(each) for each in settings.allowed_networks] == [
+        "10.0.0.7/32", "10.1.0.0/16", "::1/128",
+    ]  # fmt: skip
+    assert BrokerSettings().allowed_networks == ()

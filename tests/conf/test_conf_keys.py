@@ -88,8 +88,9 @@ def test_what_is_far_from_any_key_is_a_warning() -> None:
         ("authorizationEnabled=true", "no access control yet"),
         ("useTLS=true", "no TLS yet"),
         ("tls.server.mode=enforcing", "no TLS yet"),
-        ("enableDLegerCommitLog=true", "no replicas yet"),
-        ("inSyncReplicas=2", "no replicas yet"),
+        ("enableDLegerCommitLog=true", "no groups of replicas yet"),
+        ("minInSyncReplicas=2", "no set of replicas to count yet"),
+        ("inSyncReplicas=2", "nobody waits for a slave with brokerRole = ASYNC_MASTER"),
         ("brokerPermission=4", "take the permission from its topics"),
         ("storeType=defaultRocksDB", "RocksDB is not read"),
         ("readOnlyCommitLogStorePaths=/old/log", "would not be found"),
@@ -120,8 +121,8 @@ def test_settings_in_python_say_whose_key_it_is() -> None:
         ConfigError, match=r"^aclEnable: no such key here, RocketMQ has it; there is"
     ):
         BrokerSettings.from_keys({"aclEnable": True})
-    with pytest.raises(ConfigError, match=r"^haListenPort: no such key here, RocketMQ has it$"):
-        BrokerSettings.from_keys({"haListenPort": 1})
+    with pytest.raises(ConfigError, match=r"^haMasterAddress: no such key here, RocketMQ has it$"):
+        BrokerSettings.from_keys({"haMasterAddress": 1})
 
 
 def test_every_promise_is_a_key_that_sets_nothing() -> None:

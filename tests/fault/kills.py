@@ -457,7 +457,7 @@ def kills_at_points(options: Options) -> Iterator[Tally]:
     """In rounds of their own where old segments go."""
     wanted = [
         point for point in POINTS.values()
-        if point.when not in ("derived", "transactions")
+        if point.when not in ("derived", "transactions", "replication")
         and (options.wants(point.role) or options.wants(point.name))
     ]  # fmt: skip
     for retention in (False, True):

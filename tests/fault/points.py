@@ -40,7 +40,9 @@ _ARMED: Final = struct.Struct("<II")  # number of the point, 0 = none; passes le
 _HIT: Final = struct.Struct("<II")  # number of the point, process
 
 Own = Callable[[ControlFile, Counter], OwnedCell]
-When = Literal["load", "restart", "start", "clean", "cold start", "derived", "transactions"]
+When = Literal[
+    "load", "restart", "start", "clean", "cold start", "derived", "transactions", "replication"
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Point:
         moment: just before or just after the call.
         when: what leads there: the usual load; a restart of that role; a start of the broker after
             a bad end; deleting old segments; a deriver at work (test_derived.py); transactions
-            (test_transactions.py).
+            (test_transactions.py); a slave that follows (test_replication.py).
         nth_max: the pass is drawn from 1 to this.
         sync_only: it is passed under SYNC_FLUSH only.
     """
@@ -202,6 +204,12 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("transactions.laid", "commitlog", _DERIVED + "_lay", "transactions", 5),
     **_both("transactions.life", "scheduler", _TRANSACTIONS + "_take_life", "transactions", 1),
     **_both("transactions.offsets", "scheduler", _TRANSACTIONS + "tell_offsets", "transactions", 2),
+    # A slave follows: it is sent something, reports, and counts; answers that waited for it.
+    **_both("ha.began", "ha", "cometmq.actors.replication.ha:HaActor._begin", "replication", 1),
+    **_both("ha.sent", "ha", "cometmq.actors.replication.pieces:LogPieces.send", "replication"),
+    **_both("ha.heard", "ha", "cometmq.actors.replication.slave:Slave.take", "replication"),
+    **_both("ha.replicated", "ha", "Counter.REPLICATED", "replication"),
+    **_both("ha.waits", "commitlog", "cometmq.actors.writer.answers:Answers.expect", "replication"),
     # Old segments go.
     **_both("clean.min_offset", "cleaner", "Counter.MIN_OFFSET", "clean", 1),
     **_both("clean.rename", "cleaner", _RETIRED + "take_in", "clean", 1),

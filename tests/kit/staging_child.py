@@ -144,7 +144,7 @@ class Writer:
     def publish_and_wake(self) -> None:
         self.wrote = self._log.physical_offset
 
-    def wait_flushed(self) -> None:
+    def wait_covered(self) -> None:
         """As under SYNC_FLUSH: no power cut takes it any more."""
         os.pwrite(self._wrote, WROTE.pack(self.wrote), WROTE.size)
 

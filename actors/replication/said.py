@@ -1,0 +1,36 @@
+"""What a port is told of again and again, said in the log at a bounded rate."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+log = logging.getLogger("cometmq.actors.replication.ha")
+
+AGAIN_S: Final = 60.0
+KEYS_MAX: Final = 256
+
+
+class Said:
+    """Says each thing once a minute, and then how often it was not said."""
+
+    def __init__(self) -> None:
+        self._last: dict[object, float] = {}
+        self._unsaid: dict[object, int] = {}
+
+    def warn(self, key: object, text: str, *arguments: object) -> None:
+        """Args: key: what is the same thing."""
+        now = time.monotonic()
+        if key in self._last and now < self._last[key] + AGAIN_S:
+            self._unsaid[key] = self._unsaid.get(key, 0) + 1
+            return
+        if key not in self._last and len(self._last) >= KEYS_MAX:
+            key = None  # those that there is no room for are the same thing
+            if key in self._last and now < self._last[key] + AGAIN_S:
+                self._unsaid[key] = self._unsaid.get(key, 0) + 1
+                return
+        self._last[key] = now
+        count = self._unsaid.pop(key, 0)
+        more = f" (and {count} more like this since it was said last)" if count else ""
+        log.warning(text + "%s", *arguments, more)

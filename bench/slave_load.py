@@ -1,0 +1,33 @@
+"""What the benchmarks of replication run in a process of its own. No benchmarks here."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from multiprocessing.connection import Connection
+
+HEADER = struct.Struct(">qi")
+BUFFER_BYTES = 4_194_304
+
+
+def follow(port: int, line: Connection) -> None:
+    """A slave that keeps nothing: it acknowledges each frame once all of it has come. So what is
+    measured beside it is the master, and not a second disk. Until the master closes."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        connection.sendall(struct.pack(">q", 0))
+        line.send(None)
+        end = have = 0
+        while count := connection.recv_into(buffer[have:]):
+            have += count
+            at = 0
+            while have - at >= HEADER.size:
+                offset, size = HEADER.unpack_from(buffer, at)
+                if have - at < HEADER.size + size:
+                    break
+                at += HEADER.size + size
+                end = offset + size
+            if at:
+                buffer[: have - at] = bytes(buffer[at:have])
+                have -= at
+                connection.sendall(struct.pack(">q", end))

@@ -1,0 +1,92 @@
+"""What a slave costs its master: two brokers on one machine, one of them with a slave, in turns.
+
+The slave is a process of its own that acknowledges and keeps nothing (slave_load.py): on a machine
+of few processors it takes some of them from the master, as a slave elsewhere would not.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from benchmarks import Report
+from slave_load import follow
+
+from cometmq import Broker, Producer
+from cometmq.bench.peers.server import free_ports
+
+BODY = random.Random(7).randbytes(128)
+
+
+@pytest.fixture(params=["ASYNC_MASTER", "SYNC_MASTER"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Broker, Broker]]:
+    """The role, a broker alone, and one with that role and a slave."""
+    port = free_ports(1)
+    settings = {"brokerRole": request.param, "haListenPort": port}
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    slave = multiprocessing.get_context("spawn").Process(target=follow, args=(port, theirs))
+    with ExitStack() as stack:
+        alone = stack.enter_context(Broker(tmp_path / "alone"))
+        with Broker(tmp_path / "master", settings=settings) as master:
+            slave.start()
+            assert ours.poll(60)
+            yield request.param, alone, master
+        slave.join(60)
+
+
+def in_turns(
+    pair: tuple[str, Broker, Broker], run: Callable[[Producer], None], rounds: int, linger_ms: float
+) -> tuple[float, float]:
+    """The median seconds alone, and with a slave."""
+    _, alone, master = pair
+    with alone.producer(linger_ms=linger_ms) as one, master.producer(linger_ms=linger_ms) as two:
+        took: tuple[list[float], list[float]] = [], []
+        run(one), run(two)
+        for _ in range(rounds):
+            for producer, times in ((one, took[0]), (two, took[1])):
+                began = time.perf_counter()
+                run(producer)
+                times.append(time.perf_counter() - began)
+    return statistics.median(took[0]), statistics.median(took[1])
+
+
+def test_send_with_linger(pair: tuple[str, Broker, Broker], full: bool, report: Report) -> None:
+    count = 500_000 if full else 5_000
+
+    def run(producer: Producer) -> None:
+        for _ in range(count):
+            producer.send("bench_send", BODY)
+        producer.flush()
+
+    alone, with_slave = in_turns(pair, run, 7 if full else 1, 5)
+    report(f"{pair[0]}, send(), of alone", 100 * alone / with_slave, "%")
+    report(f"{pair[0]}, send()", count / with_slave / 1e3, "k messages/s")
+
+
+def test_send_many(pair: tuple[str, Broker, Broker], full: bool, report: Report) -> None:
+    bodies = [BODY] * (1_000_000 if full else 20_000)
+
+    def run(producer: Producer) -> None:
+        producer.send_many("bench_many", bodies)
+
+    alone, with_slave = in_turns(pair, run, 7 if full else 1, 0)
+    report(f"{pair[0]}, send_many(), of alone", 100 * alone / with_slave, "%")
+    report(f"{pair[0]}, send_many()", len(bodies) / with_slave / 1e6, "M messages/s")
+
+
+def test_one_in_flight(pair: tuple[str, Broker, Broker], full: bool, report: Report) -> None:
+    count = 2_000 if full else 50
+
+    def run(producer: Producer) -> None:
+        for _ in range(count):
+            producer.send("bench_one", BODY)
+
+    alone, with_slave = in_turns(pair, run, 7 if full else 1, 0)
+    report(f"{pair[0]}, one in flight, alone", alone / count * 1e6, "us")
+    report(f"{pair[0]}, one in flight", with_slave / count * 1e6, "us")

@@ -1,0 +1,101 @@
+"""The settings of replication between a master and its slaves: a group of BrokerSettings."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from cometmq.conf.option import option
+
+SLAVES_MAX: Final = 64
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# RocketMQ DefaultHAClient, READ_MAX_BUFFER_SIZE: a frame that is larger never becomes whole there.
+_SLAVE_BUFFER_BYTES: Final = 4_194_304
+_FRAME_HEADER_BYTES: Final = 12
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """Those that a list of addresses and networks names. Raises ValueError."""
+    parts = (part.strip() for part in re.split("[;,]", text))
+    return tuple(ipaddress.ip_network(part, strict=False) for part in parts if part)
+
+
+def _networks(value: str) -> str | None:
+    try:
+        networks(value)
+    except ValueError as error:
+        return f'must be addresses or networks (10.0.0.0/8), separated by ";": {error}'
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ReplicationSettings:
+    """Replication"""
+
+    ha_listen_port: int = option(
+        0,
+        key="haListenPort",
+        at_least=0,
+        at_most=65_535,
+        help="The port where slaves come to this master, see docs/master-slave.md. 0: under "
+        "ASYNC_MASTER none, nobody can copy the log; under SYNC_MASTER the one after listenPort.",
+    )
+    ha_allowed_peers: str = option(
+        "",
+        key="haAllowedPeers",
+        check=_networks,
+        help="The addresses and networks that slaves may come from (10.0.0.7;10.1.0.0/16), "
+        'separated by ";". RocketMQ\'s protocol asks nobody who they are, and hides nothing of '
+        "what it carries. Empty: this machine alone.",
+    )
+    ha_transfer_batch_size: int = option(
+        1_048_576,  # RocketMQ: 32 KiB, with an acknowledgement for each
+        key="haTransferBatchSize",
+        at_least=1_024,
+        at_most=_SLAVE_BUFFER_BYTES - _FRAME_HEADER_BYTES,
+        help="How much of the log a slave is sent in one frame, at most.",
+    )
+    ha_send_heartbeat_interval_ms: int = option(
+        5_000,
+        key="haSendHeartbeatInterval",
+        at_least=1,
+        help="How long nothing is sent to a slave before it is told that there is nothing.",
+    )
+    ha_housekeeping_interval_ms: int = option(
+        20_000,
+        key="haHousekeepingInterval",
+        at_least=1,
+        help="A slave that has reported nothing for so long is disconnected.",
+    )
+    in_sync_replicas: int | None = option(
+        None,
+        key="inSyncReplicas",
+        at_least=1,
+        at_most=SLAVES_MAX + 1,
+        help="How many brokers must have a message before it is acknowledged, the master counted. "
+        "Empty: 2 under SYNC_MASTER, else 1. RocketMQ 5's default is always 1, and its SYNC_MASTER "
+        "then waits for nobody.",
+    )
+    slave_timeout_ms: int = option(
+        3_000,
+        key="slaveTimeout",
+        at_least=1,
+        help="Under SYNC_MASTER, how long an answer waits for slaves before it says "
+        "FLUSH_SLAVE_TIMEOUT.",
+    )
+    ha_max_gap_not_in_sync_bytes: int = option(
+        268_435_456,
+        key="haMaxGapNotInSync",
+        aliases=("haSlaveFallbehindMax",),  # RocketMQ 4.x
+        at_least=1,
+        help="A slave that is further behind than this is not waited for. Where too few are close "
+        "enough, messages are answered with SLAVE_NOT_AVAILABLE at once.",
+    )
+
+    @property
+    def allowed_networks(self) -> tuple[Network, ...]:
+        """Where slaves may come from; none: this machine."""
+        return networks(self.ha_allowed_peers)

@@ -1,0 +1,262 @@
+"""The parts of the `ha` process, each alone."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cometmq.actors.replication import said
+from cometmq.actors.replication.pieces import LogPieces
+from cometmq.actors.replication.port import is_allowed
+from cometmq.actors.replication.slave import HEADER, READ_BYTES, Slave, SlaveLost
+from cometmq.conf.replication import networks
+from cometmq.shm.kernel._kernel import BatchEncoder, QueueCursor, whole_records
+from cometmq.shm.log.commit_log import CommitLog
+
+SEGMENT = 65_536
+SEED = random.randrange(1 << 32)
+
+
+# --- who is let in ---
+
+
+@pytest.mark.parametrize(
+    ("peer", "here", "allowed", "let_in"),
+    [
+        ("127.0.0.1", "127.0.0.1", "", True),
+        ("127.9.9.9", "127.0.0.1", "", True),
+        ("10.0.0.5", "10.0.0.5", "", True),
+        ("10.0.0.6", "10.0.0.5", "", False),
+        ("::1", "::1", "", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", "", True),
+        ("::ffff:10.0.0.6", "::ffff:10.0.0.5", "", False),
+        ("fe80::1%eth0", "fe80::1%eth0", "", True),
+        ("127.0.0.1", "127.0.0.1", "10.0.0.0/8", False),
+        ("10.255.255.255", "10.0.0.5", "10.0.0.0/8", True),
+        ("11.0.0.0", "10.0.0.5", "10.0.0.0/8", False),
+        ("::ffff:10.1.1.1", "::1", "10.0.0.0/8", True),
+        ("2001:db8::7", "::1", "10.0.0.0/8;2001:db8::/32", True),
+        ("10.0.0.7", "10.0.0.1", "10.0.0.7", True),
+        ("10.0.0.8", "10.0.0.1", "10.0.0.7", False),
+    ],
+)
+def test_who_may_come(peer: str, here: str, allowed: str, let_in: bool) -> None:
+    assert is_allowed(peer, here, networks(allowed)) is let_in
+
+
+def test_the_log_is_told_at_a_bounded_rate(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(said.time, "monotonic", lambda: now[0])
+    voice = said.Said()
+    for number in range(1_000):
+        voice.warn("a", "number %d", number)
+    for number in range(10_000):
+        voice.warn(number, "another one")
+    assert len(caplog.messages) <= 1 + said.KEYS_MAX + 1
+    caplog.clear()
+    now[0] += said.AGAIN_S
+    voice.warn("a", "number %d", 7)
+    assert caplog.messages == ["number 7 (and 999 more like this since it was said last)"]
+
+
+# --- reports ---
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Slave, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        yield Slave(ours, "there:1", "there"), theirs
+
+
+def test_reports_come_in_any_pieces(pair: tuple[Slave, socket.socket]) -> None:
+    slave, theirs = pair
+    print(f"seed {SEED}")
+    chance = random.Random(SEED)
+    wanted = [chance.randrange(-(1 << 63), 1 << 63) for _ in range(200)]
+    data = struct.pack(f">{len(wanted)}q", *wanted)
+    found: list[int] = []
+    while data:
+        count = chance.choice([1, 3, 7, 8, 9, 64])
+        theirs.sendall(data[:count])
+        data = data[count:]
+        found += slave.read()
+    assert found == wanted
+    assert slave.read() == []
+    theirs.close()
+    with pytest.raises(SlaveLost, match="closed the connection"):
+        slave.read()
+
+
+def test_a_flood_of_reports_is_read_bit_by_bit(pair: tuple[Slave, socket.socket]) -> None:
+    slave, theirs = pair
+    theirs.setblocking(False)
+    sent = theirs.send(bytes(READ_BYTES * 2 + 5))
+    counts = []
+    while found := slave.read():
+        assert len(found) <= READ_BYTES // 8
+        counts.append(len(found))
+    assert sum(counts) == sent // 8
+
+
+@pytest.mark.parametrize(
+    ("reports", "why"),
+    [
+        ([100, 150, 200], ""),
+        ([100, 100], ""),
+        ([201], "acknowledges 201, and was sent the log up to 200"),
+        ([200, 201], "acknowledges 201"),
+        ([201, 200], "reports 200, after 201"),  # a lie is no less one for being taken back
+        ([99], "reports 99, after 100"),
+        ([-1], "reports -1, after 100"),
+        ([1 << 62, 150], "reports 150, after"),
+    ],
+)
+def test_what_is_believed(pair: tuple[Slave, socket.socket], reports: list[int], why: str) -> None:
+    slave, _ = pair
+    slave.start(100, 100, 0)
+    slave.sent = 200
+    if why:
+        with pytest.raises(SlaveLost, match=why) as lost:
+            slave.take(reports)
+        assert lost.value.is_fault
+        assert slave.acknowledged == 0
+    else:
+        slave.take(reports)
+        assert slave.acknowledged == (reports[-1] if reports[-1] > 100 else 0)
+
+
+# --- pieces ---
+
+
+def write_log(store: Path, sizes: list[int]) -> int:
+    (store / "commitlog").mkdir(parents=True)
+    log = CommitLog(
+        store,
+        segment_bytes=SEGMENT,
+        physical_offset=0,
+        store_host=bytes(8),
+        max_message_bytes=SEGMENT,
+    )
+    log.open_segment()
+    queue = QueueCursor("t", 0, 0)
+    for size in sizes:
+        encoder = BatchEncoder()
+        encoder.add(b"x" * size)
+        log.append_batch(
+            queue, encoder.take(), 1, sys_flag=0, born_timestamp_ms=1, born_host=bytes(8)
+        )
+    end = log.physical_offset
+    log.close()
+    return end
+
+
+def pieces_of(store: Path, piece_bytes: int) -> LogPieces:
+    return LogPieces(store, SEGMENT, piece_bytes=piece_bytes, record_bytes=SEGMENT)
+
+
+@pytest.mark.parametrize("piece_bytes", [1_024, 4_095, 4_096, 65_535, 65_536, 1 << 20])
+def test_pieces_are_the_log_and_each_of_their_ends_is_found_again(
+    tmp_path: Path, piece_bytes: int
+) -> None:
+    print(f"seed {SEED}")
+    chance = random.Random(SEED)
+    end = write_log(tmp_path, [chance.choice([1, 100, 3_000, 20_000]) for _ in range(40)])
+    pieces = pieces_of(tmp_path, piece_bytes)
+    at, cut_until = 0, 0
+    ends = []
+    while at < end:
+        to, cut_until = pieces.end_of(at, end, cut_until)
+        assert at < to <= min(end, at + piece_bytes)
+        assert pieces.start_of(at) == pieces.start_of(to - 1)
+        at = to
+        ends.append((to, cut_until))
+    assert at == end
+    for to, expected in ends:
+        found = pieces.record_at(to, end)
+        assert found is not None
+        assert found in (0, expected)
+        assert bool(found) == (to < expected)
+    within = {to for to, _ in ends}
+    for offset in chance.sample(range(1, end), 200):
+        if offset not in within and pieces.record_at(offset, end) is not None:
+            assert pieces.end_of(offset, end, 0)[0] > offset  # a record begins there
+    pieces.close()
+
+
+def test_a_damaged_log_is_sent_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    end = write_log(tmp_path, [1_000] * 40)
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(0)
+        file.write(b"\xff\xff\xff\xff")
+    pieces = pieces_of(tmp_path, 4_096)
+    at = 0
+    while at < end:
+        at, _ = pieces.end_of(at, end, 0)
+    assert len([text for text in caplog.messages if "no record begins at 0" in text]) == 1
+    pieces.close()
+
+
+def test_whole_records_at_the_edges(tmp_path: Path) -> None:
+    end = write_log(tmp_path, [100] * 10)
+    memory = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()
+    size = end // 10
+    assert whole_records(memory, 0, 0, end, end) == end
+    assert whole_records(memory, 0, 0, end, end - 1) == end - size
+    assert whole_records(memory, 0, 0, end, 1) == size
+    assert whole_records(memory, 0, 0, end, 0) == size
+    assert whole_records(memory, 0, 0, end, size + 1) == size
+    assert whole_records(memory, 0, end, end, 100) == -1  # nothing is there
+    assert whole_records(memory, 0, 1, end, 100) == -1
+    assert whole_records(memory, 0, 0, size - 1, 100) == -1  # it is not whole
+    assert whole_records(memory, 0, 0, 7, 100) == -1
+    with pytest.raises(ValueError, match="not inside the segment"):
+        whole_records(memory, 0, 0, len(memory) + 1, 1)
+    with pytest.raises(ValueError, match="not inside the segment"):
+        whole_records(memory, 100, 50, 200, 1)
+
+
+def test_frames_on_the_wire(pair: tuple[Slave, socket.socket], tmp_path: Path) -> None:
+    """Through a socket that takes little at a time."""
+    end = write_log(tmp_path, [5_000] * 20)
+    log = b"".join(path.read_bytes() for path in sorted((tmp_path / "commitlog").iterdir()))
+    slave, theirs = pair
+    slave.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    theirs.setblocking(False)
+    pieces = pieces_of(tmp_path, 7_000)
+    slave.start(0, 0, 0)
+    came = bytearray()
+    stalls = 0
+    while slave.sent < end or slave.wants_room:
+        slave.send(pieces, end)
+        stalls += slave.wants_room
+        try:
+            came += theirs.recv(3_000)
+        except BlockingIOError:
+            continue
+    slave.send_heartbeat()
+    while True:
+        try:
+            came += theirs.recv(65_536)
+        except BlockingIOError:
+            break
+    assert stalls
+    copy, at = bytearray(), 0
+    sizes = []
+    while at < len(came):
+        offset, size = HEADER.unpack_from(came, at)
+        assert offset == len(copy)
+        copy += came[at + HEADER.size : at + HEADER.size + size]
+        at += HEADER.size + size
+        sizes.append(size)
+    assert copy == log[:end]
+    assert sizes[-1] == 0
+    pieces.close()
