@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from cli_process import json_of, run
 from family import RunningBroker
+from old_segments import until
 from still import stopped
 
 from cometmq.actors.runtime.log_file import LogFile
@@ -210,8 +211,12 @@ def test_topics_in_json_and_unknown_names(broker: RunningBroker) -> None:
     made = json_of("topic", "create", "a", "b", "--queues", "3", "--name-server", server)
     assert made == [{"topic": "a", "error": None}, {"topic": "b", "error": None}]
     broker.send("a", 0, [b"one"])
-    stat = json_of("stat", "--store", str(broker.store))
-    assert stat["topics"]["a"] == {"queues": 3, "messages": 1}
+
+    def counted() -> bool:  # by the dispatcher
+        topics = json_of("stat", "--store", str(broker.store))["topics"]
+        return bool(topics.get("a") == {"queues": 3, "messages": 1})
+
+    until(counted)
     again = run("topic", "create", "a", "--queues", "4", "-o", "json", "--name-server", server)
     assert again.returncode == 1
     assert "queues" in json.loads(again.stdout)[0]["error"]
