@@ -122,8 +122,8 @@ class Printer:
         if not messages:
             return
         sys.stdout.buffer.write(b"".join(map(self._render, messages)))
+        self.count += len(messages)  # before anybody sees them: Ctrl-C may come right behind that
         sys.stdout.buffer.flush()
-        self.count += len(messages)
 
 
 def as_line(message: Message) -> bytes:
