@@ -2,7 +2,8 @@
 
 docs/replication.md tells the protocol's rules in words; their numbers stand in these files. The
 parts: `Local` (this store), `EngineLink` (the group's record), `Registering`, `Electing`,
-`Following`, `Leading`. The actors and the simulator (tests/simulator) drive this same class, as actions.py says.
+`Following`, `Leading`. The actors and the simulator
+(tests/simulator) drive this same class, as actions.py says.
 """
 
 from __future__ import annotations

@@ -171,9 +171,7 @@ class H(Replica):
 class I(Replica):  # noqa: E742
     """A read that shows the old set ends the counting of a member whose joining is unknown."""
 
-    def learned(
-        self, version: int, record: GroupRecord | None, number: int = 0
-    ) -> list[Any]:
+    def learned(self, version: int, record: GroupRecord | None, number: int = 0) -> list[Any]:
         leading = self._leading
         if leading and version == self._link.version and self._link._sent is None:
             leading._joining.clear()
@@ -257,7 +255,7 @@ class _LeadingO(Leading):
 
 
 class O(Replica):  # noqa: E742
-    """Acknowledged however small the in-sync set is, while whoever left may be elected (KIP-966)."""
+    """Acknowledged however small the in-sync set is, and who has left may be elected (KIP-966)."""
 
     leading_type = _LeadingO
 

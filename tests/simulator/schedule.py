@@ -39,9 +39,7 @@ class Schedule:
     ) -> None:
         rng = self.rng = Random(f"{count}:{seed}")
         sync = rng.random() < 0.75
-        self.world = World(
-            rng, count, sync=sync, replica=replica, wire=rng.random() < WIRE
-        )
+        self.world = World(rng, count, sync=sync, replica=replica, wire=rng.random() < WIRE)
         self.steps = steps
         self.nodes = list(self.world.nodes.values())
         # How rough it gets: each schedule has its own mixture.
@@ -56,8 +54,8 @@ class Schedule:
             (1, self._power_all),
             (4, self._suspect),
             (3, self._part),
-            (3, self._rejoin),
-            (2, self._part_from_engine),
+            (4, self._rejoin),
+            (4, self._part_from_engine),
             (1, self._end_in_order),
             (rng.choice((0, 0, 0.7)), self._damage),
             (rng.choice((0, 0, 1)), self._replace),
@@ -84,7 +82,7 @@ class Schedule:
 
     def step(self) -> None:
         world, rng = self.world, self.rng
-        world.now += 0.5
+        world.now += 0.8
         draw = rng.random()
         node = self.nodes[int(rng.random() * len(self.nodes))]
         if draw < self.rough:
@@ -290,9 +288,10 @@ class Schedule:
             begin = max(node.begin, master.begin)
             if node.core is None or node.end != end or node.disk != end:
                 return False
-            if not node.damaged and node.log[begin - node.begin :] != master.log[
-                begin - master.begin :
-            ]:
+            if (
+                not node.damaged
+                and node.log[begin - node.begin :] != master.log[begin - master.begin :]
+            ):
                 raise Violation(f"unequal: {node.name} and the master {master.name}")
         return True
 
@@ -308,9 +307,7 @@ class Schedule:
         return f"epoch {record.epoch} {record.master} iss {record.iss} elr {record.elr}: {nodes}"
 
 
-def run(
-    seed: int, count: int, replica: type[Replica] = Replica, steps: int = STEPS
-) -> Outcome:
+def run(seed: int, count: int, replica: type[Replica] = Replica, steps: int = STEPS) -> Outcome:
     """A schedule from its seed. Any exception of the core is a violation as well."""
     try:
         return Schedule(seed, count, replica=replica, steps=steps).run()

@@ -36,16 +36,19 @@ from cometmq.actors.replication.frames import (
     encode_frame,
 )
 from cometmq.actors.replication.promises import Promises, decode_promises, encode_promises
-from cometmq.actors.replication.record import GroupRecord, Life, decode_record, encode_record
-from cometmq.actors.replication.record import new_record
+from cometmq.actors.replication.record import (
+    GroupRecord,
+    Life,
+    decode_record,
+    encode_record,
+    new_record,
+)
 from cometmq.actors.replication.replica import Replica
 from cometmq.actors.replication.settings import Settings
 
 GROUP = "g"
 TTL = 40.0
-TIMES = dict(
-    beat_s=4.0, silence_s=14.0, poll_s=12.0, retry_s=5.0, election_s=3.0, keep_s=6.0
-)
+TIMES = dict(beat_s=4.0, silence_s=10.0, poll_s=12.0, retry_s=5.0, election_s=3.0, keep_s=6.0)
 IN_FLIGHT_MAX = 60  # frames; the oldest are lost beyond
 
 
@@ -132,7 +135,7 @@ class Node:
         self.off()
 
     def scan(self) -> None:
-        """A start finds the end of what holds. What is behind it cannot be told from a torn tail."""
+        """A start finds the end of what holds. What is behind it may be a torn tail."""
         if self.damaged:
             del self.log[min(self.damaged) - self.begin :]
             self.disk = min(self.disk, self.end)
@@ -187,7 +190,7 @@ class World:
         names = [f"r{number}" for number in range(count)]
         self.record: GroupRecord = new_record(GROUP, [(name, name) for name in names])
         self.version = 1
-        lag_s = rng.choice((6.0, 15.0, 40.0))  # how fast the in-sync set shrinks
+        lag_s = rng.choice((10.0, 15.0, 40.0))  # how fast the in-sync set shrinks
         self.history = [self.record]
         self.sessions: dict[str, Life] = {}
         self.sessions_number = 0
