@@ -19,7 +19,7 @@ from cometmq.actors.replication.frames import (
 )
 from cometmq.actors.replication.link import EngineLink
 from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.promises import EpochStart, common_ends
+from cometmq.actors.replication.promises import EpochStart, common_ends, is_table_of
 
 
 class Stage(Enum):
@@ -108,6 +108,9 @@ class Following:
         assert record is not None, "it has named the master"
         if frame.epoch < record.epoch:
             self._local.refuse(sender, "Welcome", Why.NOT_THE_MASTER, record.epoch, frame.epoch)
+            return
+        if not is_table_of(frame.epochs, frame.epoch, frame.begin, frame.end):
+            self._local.refuse(sender, "Welcome", Why.BAD_TABLE, frame.epoch, frame.end)
             return
         if frame.epoch > self._local.promises.promised_epoch:
             self._local.keep(promised_epoch=frame.epoch)

@@ -60,13 +60,18 @@ class Leading:
         self._service: Service | None = None
         self._number = 0  # of the last beat
         self._proof = 0  # acknowledgements count from this beat on
-        self._beat_at = local.now
+        self._beat_at = self._ticked_at = local.now
 
     # --- events ---
 
     def tick(self) -> None:
+        now = self._local.now
         self.serve()
-        if self._local.now >= self._beat_at:
+        if now >= self._ticked_at + self._local.settings.silence_s:
+            # It was this process that did not get on: nobody else is to blame.
+            self._caught_up_at = dict.fromkeys(self._caught_up_at, now)
+        self._ticked_at = now
+        if now >= self._beat_at:
             self._beat()
         self._change_set()
 
@@ -161,7 +166,7 @@ class Leading:
             self._refuse(sender, frame, Why.BEYOND_END, local.end, frame.held)
             return
         follower.held = max(follower.held, frame.held)
-        follower.beat = max(follower.beat, frame.number)
+        follower.beat = max(follower.beat, min(frame.number, self._number))
         if follower.held >= follower.goal:
             self._caught_up_at[sender] = follower.goal_at
             follower.goal, follower.goal_at = local.end, local.now

@@ -90,6 +90,13 @@ def is_table(epochs: tuple[EpochStart, ...]) -> bool:
     )
 
 
+def is_table_of(epochs: tuple[EpochStart, ...], epoch: int, begin: int, end: int) -> bool:
+    """Whether it may be the table of the master of an epoch, whose log has these ends."""
+    if not epochs or not is_table(epochs):
+        return False
+    return epochs[-1].epoch == epoch and epochs[-1].start <= end and begin <= end
+
+
 def within(epochs: tuple[EpochStart, ...], begin: int, end: int) -> tuple[EpochStart, ...]:
     """The entries that tell of a log from `begin` to `end`.
 
@@ -118,7 +125,8 @@ def common_ends(
     The last epoch that both have from the same start decides; the others are for the case that
     the bytes there differ all the same.
     """
-    ends_of_other = dict(zip(other, [*(each.start for each in other[1:]), other_end], strict=True))
+    stops = [*(each.start for each in other[1:]), other_end]
+    ends_of_other = dict(zip(other, stops, strict=False))  # none, where there is no entry
     found = []
     end = own_end
     for entry in reversed(own):
