@@ -114,7 +114,7 @@ class Refused(Frame, frozen=True, tag=9):
 AnyFrame = Hello | Welcome | Marks | Agreed | Bytes | Beat | Ack | Bid | Refused
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(AnyFrame).decode
+_decoder: Final[msgspec.msgpack.Decoder[AnyFrame]] = msgspec.msgpack.Decoder(AnyFrame)
 
 
 def encode_frame(frame: AnyFrame) -> bytes:
@@ -128,6 +128,6 @@ def decode_frame(content: bytes) -> AnyFrame:
             f"a frame of replication has {len(content)} bytes, at most {FRAME_BYTES_MAX}"
         )
     try:
-        return _decode(content)
+        return _decoder.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"a frame of replication cannot be read: {error}") from None

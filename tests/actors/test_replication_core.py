@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,6 +48,9 @@ from cometmq.actors.replication.settings import Settings
 SETTINGS = Settings(group="g", replica="a", address="host-a:1", frame_bytes=10, window_bytes=30)
 PROMISED = Promises(group="g", replica="a", store_uuid="ua", boot_id="boot", clean=False)
 TABLE = (EpochStart(1, 0), EpochStart(4, 60))
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Log:
@@ -690,3 +695,32 @@ def test_a_deposed_master_follows_only_when_its_log_stands_still() -> None:
     table = (*TABLE, EpochStart(7, 100))
     actions = rig.replica.frame("c", Welcome("g", 7, hello.nonce, table, 0, 120))
     assert frames_in(actions, Marks)[0].marks[0] == Mark(100, 90, 1100)
+
+
+# --- the source -----------------------------------------------------------------------------------
+
+CORE = {
+    "record", "promises", "frames", "actions", "settings", "local", "link", "registering",
+    "electing", "following", "leading", "replica",
+}  # fmt: skip
+PURE = {"__future__", "collections", "enum", "itertools", "typing", "zlib", "msgspec"}
+
+
+@pytest.mark.parametrize("name", sorted(CORE))
+def test_the_core_is_pure(name: str) -> None:
+    """It knows the protocol's declarations and itself: no I/O, no clock, no chance."""
+    tree = ast.parse((ROOT / f"actors/replication/{name}.py").read_text())
+    modules = [
+        module
+        for node in ast.walk(tree)
+        for module in (
+            [each.name for each in node.names]
+            if isinstance(node, ast.Import)
+            else [str(node.module)]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    ]
+    for module in modules:
+        own = module.removeprefix("cometmq.actors.replication.") in CORE
+        assert own or module.startswith("cometmq.protocol.") or module.split(".")[0] in PURE

@@ -9,6 +9,7 @@ python -m tests.simulator --report
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -28,8 +29,9 @@ PLANTED = "\n".join(f"  {name}  {each.__doc__}" for name, each in MUTANTS.items(
 
 @click.command(
     help="Run the replication core through random courses of faults.\n\n"
-    "Each run goes on behind the last seed of the tally, and adds lines to it. Exit code 1: a "
-    "promise was broken; its seed is printed, and stands in the tally.\n\n"
+    "Each run goes on behind the last seed of the tally, and adds lines to it; Ctrl-C ends and "
+    "keeps what was counted. Exit code 1: a promise was broken; its seed is printed, and stands in "
+    "the tally.\n\n"
     "\b\nPlanted bugs, for --mutant (nothing goes to the tally; exit code 1: not noticed):\n"
     f"{PLANTED}"
 )
@@ -62,12 +64,29 @@ def main(
             print(f"{count} replicas, seed {replay}: {outcome}")
         return
     until = time.monotonic() + minutes * 60
+    asked: list[int] = []
+
+    def stop(signal_number: int, frame: object) -> None:
+        """The first Ctrl-C asks; the second means it."""
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signal_number)
+        print("\nending; once more breaks off", flush=True)
+
+    signal.signal(signal.SIGINT, stop)
     found = False
     for count in replicas:
         lines = [] if mutant else read_lines(tally)
         first = next_seed(lines, count) if seed is None else seed
+        if asked:
+            break
         for line in campaign(
-            count, schedules, seed=first, processes=processes, until=until, mutant=mutant or ""
+            count,
+            schedules,
+            seed=first,
+            processes=processes,
+            is_over=lambda: bool(asked) or time.monotonic() >= until,
+            mutant=mutant or "",
         ):
             if not mutant:
                 append_line(line, tally)

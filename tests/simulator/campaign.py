@@ -10,8 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -68,23 +67,22 @@ def campaign(
     *,
     seed: int,
     processes: int,
-    until: float,
+    is_over: Callable[[], bool],
     mutant: str = "",
 ) -> Iterator[Line]:
     """Lines for the tally, as they are complete; all that was run is in one.
 
     Args:
-        until: on the monotonic clock; nothing is begun later.
+        is_over: asked after every few hundred schedules.
     """
     line = new_line(replicas, seed)
     with multiprocessing.Pool(processes, initializer=_behind_all_others) as pool:
         for chunk, outcomes in pool.imap(of_chunk, chunks(seed, schedules, replicas, mutant)):
             add(line, chunk, outcomes)
-            is_late = time.monotonic() >= until
-            if line.schedules >= LINE or is_late:
+            if line.schedules >= LINE:
                 yield line
                 line = new_line(replicas, line.seed + line.schedules)
-            if is_late:
+            if is_over():
                 break
         pool.terminate()
     if line.schedules:
