@@ -69,7 +69,9 @@ class Electing:
                 local.do(Send(replica, bid))
 
     def on_bid(self, sender: str, frame: Bid) -> None:
-        self._bids[sender] = (frame.last_epoch, frame.end, sender)
+        record = self._link.record
+        if record is not None and sender in record.replicas:
+            self._bids[sender] = (frame.last_epoch, frame.end, sender)
 
     def _is_behind(self, record: GroupRecord) -> bool:
         own = self._standing()

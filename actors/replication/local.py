@@ -131,3 +131,4 @@ class Local:
     def start_over(self, at: int) -> None:
         self.actions.append(StartOver(at))
         self.begin = self.end = self.flushed = self.confirm = at
+        self.promises = msgspec.structs.replace(self.promises, confirm_offset=at)

@@ -33,6 +33,7 @@ from cometmq.actors.replication.frames import (
     Agreed,
     AnyFrame,
     Beat,
+    Bid,
     Bytes,
     Hello,
     Mark,
@@ -337,6 +338,30 @@ def test_an_empty_log_begins_where_the_masters_begins() -> None:
     assert frames_in(actions, Marks)[0].marks == ()
     actions = rig.replica.frame("b", Agreed("g", 5, nonce, 50))
     assert [type(each) for each in actions] == [StartOver, Keep, Send]
+    assert actions[1].promises.confirm_offset == 50  # type: ignore[attr-defined]
+
+
+def test_a_log_of_which_nothing_is_confirmed_may_begin_anew() -> None:
+    """Also before its own beginning; what it then has is no damaged log."""
+    rig = Rig(begin=40)
+    nonce = rig.follow()
+    rig.replica.frame("b", welcome(nonce, begin=20))
+    actions = rig.replica.frame("b", Agreed("g", 5, nonce, 20))
+    assert actions[0] == StartOver(20)
+    assert actions[1].promises.confirm_offset == 20  # type: ignore[attr-defined]
+
+
+def test_the_longer_log_goes_first() -> None:
+    rig = Rig()
+    rig.replica.session(100.0)
+    rig.replica.sessions(lives("a", "c"))
+    rig.learn(7, a_record())
+    (bid, _) = frames_in(rig.replica.tick(2.0), Bid)
+    assert (bid.last_epoch, bid.end) == (4, 100)
+    rig.replica.frame("c", Bid("g", 4, 1, 4, 110))
+    rig.replica.frame("x", Bid("g", 4, 1, 4, 990))
+    assert not of_kind(rig.replica.tick(2.3), Cas)
+    assert of_kind(rig.replica.tick(2.7), Cas)  # it has not come: then without it
 
 
 def test_a_log_that_ends_before_the_masters_begins_is_kept() -> None:
