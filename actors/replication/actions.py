@@ -45,6 +45,7 @@ class Why(Enum):
     BEYOND_END = "it says {there} is held, our log ends at {here}"
     NOT_THE_MASTER = "it says to lead epoch {there}, our record has epoch {here}"
     BAD_TABLE = "its epoch table does not go onward to epoch {here} and to the log's end at {there}"
+    NOT_MARKED = "it says that all up to {there} is the same, which we have not marked up to {here}"
     CURRENT_EPOCH = "it would cut at {there} what the present epoch wrote up to {here}"
     ENGINE_BEHIND = (
         "the record has epoch {there}, {here} is promised: the engine has lost something"

@@ -10,6 +10,7 @@ from cometmq.actors.replication.frames import (
     Ack,
     Agreed,
     AnyFrame,
+    Apart,
     Beat,
     Bytes,
     Hello,
@@ -40,13 +41,14 @@ class Following:
         self._nonce = 0
         self._epoch = 0  # of the session, once it is welcome
         self._epochs: tuple[EpochStart, ...] = ()  # the master's
+        self._ends: set[int] = set()  # of the marks that were sent
         self._heard_at = 0.0
         self._acked = 0
         self._beat = 0
 
-    def follow(self, master: str) -> None:
-        """Whom the record names; "": nobody. Another one ends the session."""
-        if master != self._master:
+    def follow(self, master: str, epoch: int) -> None:
+        """Whom the record names; "": nobody. Another mastership ends the session."""
+        if master != self._master or 0 < self._epoch < epoch:
             self.leave()
             self._master = master
             if master:
@@ -115,49 +117,71 @@ class Following:
         if frame.epoch > self._local.promises.promised_epoch:
             self._local.keep(promised_epoch=frame.epoch)
         self._epoch, self._epochs, self._stage = frame.epoch, frame.epochs, Stage.MARKS
-        self._send(Marks(frame.group, frame.epoch, frame.nonce, self._marks(frame)))
+        marks = self._marks(frame)
+        self._ends = {mark.end for mark in marks}
+        self._send(Marks(frame.group, frame.epoch, frame.nonce, marks))
 
     def _marks(self, welcome: Welcome) -> tuple[Mark, ...]:
         """The last record before each end that both logs may have, the furthest first."""
         local = self._local
         ends = common_ends(local.promises.epochs, local.end, welcome.epochs, welcome.end)
-        found = (local.log.last_record(end) for end in ends[:MARKS_MAX] if end > local.begin)
-        return tuple(mark for mark in found if mark is not None)
+        found = []
+        for end in ends[:MARKS_MAX]:
+            if end > local.begin:
+                mark = local.log.last_record(end)
+                if mark is not None:
+                    found.append(mark)
+            elif end == local.begin:
+                found.append(Mark(end, end, 0))  # no record to compare: the tables alone tell
+        return tuple(found)
 
     def on_agreed(self, sender: str, frame: Agreed) -> None:
-        """Cut what is not the master's, take over its table, and take bytes from there on."""
+        """Cut what is not the master's."""
+        if not self._is_of_session(sender, frame, Stage.MARKS):
+            return
+        local, to = self._local, frame.offset
+        if to not in self._ends:
+            local.refuse(sender, "Agreed", Why.NOT_MARKED, local.end, to)
+        elif to == local.end:
+            self._stream()
+        elif self._is_current():
+            local.refuse(sender, "Agreed", Why.CURRENT_EPOCH, local.end, to)
+        elif to < local.confirm:
+            self._stop(f"only what lies below {to} in common with")
+        else:
+            local.cut(to)
+            self._stream()
+
+    def on_apart(self, sender: str, frame: Apart) -> None:
+        """Begin anew where the master's log does, if nothing that is here was ever confirmed."""
         if not self._is_of_session(sender, frame, Stage.MARKS):
             return
         local = self._local
-        if not self._cut(sender, frame.offset):
-            return
-        # After the cut: a table that tells of more than there is, is put right by a start.
-        local.keep(epochs=self._epochs)
+        if self._is_current():
+            local.refuse(sender, "Apart", Why.CURRENT_EPOCH, local.end, frame.offset)
+        elif local.confirm > local.begin:
+            self._stop(f"nothing in common from {frame.offset} on with")
+        else:
+            local.start_over(frame.offset)
+            self._stream()
+
+    def _stop(self, what: str) -> None:
+        """Confirmed bytes are never cut (rule 4)."""
+        local = self._local
+        local.stop(
+            f"the log from {local.begin} to {local.end}, confirmed up to {local.confirm}, has "
+            f"{what} that of the master {self._master} of epoch {self._epoch}: confirmed bytes are "
+            "not cut; replace this store by an empty one once it is known why"
+        )
+
+    def _stream(self) -> None:
+        """Take over the master's table, and bytes from here on.
+
+        After the cut: a table that tells of more than there is, is put right by a start.
+        """
+        self._local.keep(epochs=self._epochs)
         self._stage = Stage.STREAM
         self._ack()
-
-    def _cut(self, sender: str, to: int) -> bool:
-        """Whether the log ends there now. Confirmed bytes are never cut (rule 4)."""
-        local = self._local
-        if to == local.end:
-            return True
-        if to < local.end and self._is_current():
-            local.refuse(sender, "Agreed", Why.CURRENT_EPOCH, local.end, to)
-            self._say_hello()
-        elif local.begin <= to < local.end and to >= local.confirm:
-            local.cut(to)
-            return True
-        elif not local.begin <= to <= local.end and local.confirm <= local.begin:
-            local.start_over(to)  # nothing that is here was ever confirmed
-            return True
-        else:
-            local.stop(
-                f"the log from {local.begin} to {local.end}, confirmed up to {local.confirm}, has "
-                f"only what lies below {to} in common with what the master {sender} of epoch "
-                f"{self._epoch} keeps: confirmed bytes are not cut; replace this store by an "
-                "empty one once it is known why"
-            )
-        return False
 
     def _is_current(self) -> bool:
         """Whether the log's end was written in the epoch of this very session: then it came from

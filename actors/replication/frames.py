@@ -1,13 +1,15 @@
 """What replicas say to each other, and how it is written. Pure: no I/O.
 
 Each frame names its group, the sender's epoch, and the session that it belongs to (`nonce`, drawn
-by the follower: its incarnation and a number, so later sessions have higher ones).
+by the follower: its incarnation and a number, so later sessions have higher ones, also those of
+another store under the same name).
 
     follower                       master
     Hello            ------->              who I am, by store and incarnation
                      <-------      Welcome its epoch table
     Marks            ------->              the last record before each end that we may share
-                     <-------      Agreed  the first of them that is the same here
+                     <-------      Agreed  the first of them that is the same here; or
+                     <-------      Apart   none is
     (cuts its log)
                      <-------      Bytes   records, from where the last frame ended
     Ack              ------->              how far they are held
@@ -33,7 +35,7 @@ Crc = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class Mark(NamedTuple):
-    """The last whole record before an offset."""
+    """The last whole record before an offset. It is empty, if the log begins there."""
 
     end: Whole
     start: Whole
@@ -70,7 +72,7 @@ class Marks(Frame, frozen=True, tag=3):
 
 
 class Agreed(Frame, frozen=True, tag=4):
-    """Up to where the logs are the same. `begin` of the Welcome, if no mark is."""
+    """Up to where the logs are the same: the end of one of the marks."""
 
     offset: Whole
 
@@ -111,7 +113,13 @@ class Refused(Frame, frozen=True, tag=9):
     """A Hello was none for this replica now. `epoch` may be news."""
 
 
-AnyFrame = Hello | Welcome | Marks | Agreed | Bytes | Beat | Ack | Bid | Refused
+class Apart(Frame, frozen=True, tag=10):
+    """No mark is the same. The master's log begins at `offset`."""
+
+    offset: Whole
+
+
+AnyFrame = Hello | Welcome | Marks | Agreed | Apart | Bytes | Beat | Ack | Bid | Refused
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final[msgspec.msgpack.Decoder[AnyFrame]] = msgspec.msgpack.Decoder(AnyFrame)

@@ -7,6 +7,7 @@ from cometmq.actors.replication.frames import (
     Ack,
     Agreed,
     AnyFrame,
+    Apart,
     Beat,
     Hello,
     Mark,
@@ -146,15 +147,19 @@ class Leading:
         if follower is None or follower.is_streaming:
             return
         same = [mark.end for mark in frame.marks if self._has(mark)]
-        follower.agreed = follower.next = same[0] if same else self._local.begin
+        offset = same[0] if same else self._local.begin
+        follower.agreed = follower.next = offset
         follower.is_streaming = True
         follower.goal, follower.goal_at = self._local.end, self._local.now
-        self._send(sender, Agreed(frame.group, self.epoch, frame.nonce, follower.next))
+        kind = Agreed if same else Apart
+        self._send(sender, kind(frame.group, self.epoch, frame.nonce, offset))
         self._stream(sender, follower)
 
     def _has(self, mark: Mark) -> bool:
         """Whether this log has that very record there, and all that follows it."""
         local = self._local
+        if mark.start == mark.end:  # an empty log begins there
+            return local.begin <= mark.end <= local.end
         return local.begin < mark.end <= local.end and local.log.last_record(mark.end) == mark
 
     def on_ack(self, sender: str, frame: Ack) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cometmq.actors.replication.link import EngineLink
 from cometmq.actors.replication.local import Local
 from cometmq.actors.replication.promises import within
-from cometmq.actors.replication.record import GroupRecord, registered
+from cometmq.actors.replication.record import GroupRecord, Member, registered
 
 
 class Registering:
@@ -57,7 +57,7 @@ class Registering:
         elif self.is_done:
             local.stop(f"another store, {known.store_uuid}, has taken the place of this one")
         else:
-            self._propose_as_new(record, known.store_uuid)
+            self._propose_as_new(record, known)
         return False
 
     def _settle_known(self, record: GroupRecord, incarnation: int) -> bool:
@@ -76,16 +76,22 @@ class Registering:
                 self._vouch()
         return self.is_done and not local.stopped
 
-    def _propose_as_new(self, record: GroupRecord, predecessor: str) -> None:
-        """A store that the group has not seen."""
+    def _propose_as_new(self, record: GroupRecord, predecessor: Member) -> None:
+        """A store that the group has not seen.
+
+        Its lives are numbered behind those of its predecessor: what was said in a session of that
+        one, and comes late, is of no session of this one.
+        """
         local = self._local
-        is_first = not predecessor and local.me in record.iss
+        is_first = not predecessor.store_uuid and local.me in record.iss
         if local.end > local.begin and not is_first:
             local.stop(
                 f"this store has bytes from {local.begin} to {local.end} and is new to the group "
                 f"{record.group}: a replica begins with an empty store"
             )
             return
+        if local.promises.incarnation <= predecessor.incarnation:
+            local.keep(incarnation=predecessor.incarnation + 1)
         self._propose(record, stays=is_first)
 
     def _propose(self, record: GroupRecord, *, stays: bool) -> None:

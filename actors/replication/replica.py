@@ -18,6 +18,7 @@ from cometmq.actors.replication.frames import (
     Ack,
     Agreed,
     AnyFrame,
+    Apart,
     Beat,
     Bid,
     Bytes,
@@ -276,6 +277,8 @@ class Replica:
             following.on_welcome(sender, frame)
         elif isinstance(frame, Agreed):
             following.on_agreed(sender, frame)
+        elif isinstance(frame, Apart):
+            following.on_apart(sender, frame)
         elif isinstance(frame, Bid):
             self._electing.on_bid(sender, frame)
         elif frame.epoch > self._local.promises.promised_epoch:
@@ -303,7 +306,7 @@ class Replica:
         elif is_named and record.epoch > local.promises.promised_epoch:
             self._lead(record)
         else:
-            self._following.follow("" if is_named else record.master)
+            self._following.follow("" if is_named else record.master, record.epoch)
 
     def _step_down(self) -> None:
         assert self._leading is not None

@@ -32,6 +32,7 @@ from cometmq.actors.replication.frames import (
     Ack,
     Agreed,
     AnyFrame,
+    Apart,
     Beat,
     Bid,
     Bytes,
@@ -218,7 +219,7 @@ def test_a_store_with_bytes_is_no_new_replica() -> None:
     assert isinstance(stop, Stop)
     assert "bytes from 0 to 100" in stop.why
     empty = Rig(end=0, epochs=(), confirm_offset=0, promised_epoch=0)
-    (cas,) = empty.learn(7, a_record(replicas=replicas))
+    _, cas = empty.learn(7, a_record(replicas=replicas))
     assert isinstance(cas, Cas)
     assert cas.record.iss == ("b", "c")
 
@@ -226,7 +227,7 @@ def test_a_store_with_bytes_is_no_new_replica() -> None:
 def test_the_last_one_that_has_everything_cannot_be_replaced_by_an_empty_store() -> None:
     replicas = {**a_record().replicas, "a": Member("host-a:1", "old", 5)}
     rig = Rig(end=0, epochs=(), confirm_offset=0, promised_epoch=0)
-    (stop,) = rig.learn(7, a_record(replicas=replicas, iss=("a",), elr=()))
+    *_, stop = rig.learn(7, a_record(replicas=replicas, iss=("a",), elr=()))
     assert isinstance(stop, Stop)
     assert "only a had every confirmed byte" in stop.why
 
@@ -313,10 +314,48 @@ def test_a_log_is_cut_where_it_parts_from_the_masters() -> None:
 def test_confirmed_bytes_are_never_cut() -> None:
     rig = Rig()
     nonce = rig.follow()
-    rig.replica.frame("b", welcome(nonce))
+    table = (EpochStart(1, 0), EpochStart(5, 30))
+    rig.replica.frame("b", welcome(nonce, epochs=table))
     (stop,) = rig.replica.frame("b", Agreed("g", 5, nonce, 30))
     assert isinstance(stop, Stop)
     assert "confirmed up to 40, has only what lies below 30" in stop.why
+
+
+def test_an_agreement_on_what_was_not_marked() -> None:
+    rig = Rig()
+    nonce = rig.follow()
+    rig.replica.frame("b", welcome(nonce))
+    actions = rig.replica.frame("b", Agreed("g", 5, nonce, 70))
+    assert refused(actions) == (Why.NOT_MARKED, 100, 70)
+
+
+def test_a_log_that_has_nothing_in_common_keeps_none_of_its_bytes() -> None:
+    """Nor those before the beginning of the master's, which nobody can compare any more."""
+    rig = Rig(confirm_offset=0)
+    nonce = rig.follow()
+    actions = rig.replica.frame("b", welcome(nonce, epochs=(EpochStart(5, 50),), begin=50))
+    assert frames_in(actions, Marks)[0].marks == ()
+    actions = rig.replica.frame("b", Apart("g", 5, nonce, 50))
+    assert [type(each) for each in actions] == [StartOver, Keep, Send]
+
+
+def test_an_empty_log_goes_on_where_it_has_begun() -> None:
+    rig = Rig(begin=100)
+    nonce = rig.follow()
+    actions = rig.replica.frame("b", welcome(nonce))
+    assert frames_in(actions, Marks)[0].marks == (Mark(100, 100, 0),)
+    actions = rig.replica.frame("b", Agreed("g", 5, nonce, 100))
+    assert [type(each) for each in actions] == [Keep, Send]
+
+
+def test_a_store_that_replaces_another_numbers_its_lives_behind_it() -> None:
+    """A word of the old one's session is none of the new one's."""
+    replicas = {**a_record().replicas, "a": Member("host-a:1", "old", 5)}
+    rig = Rig(end=0, epochs=(), confirm_offset=0, promised_epoch=0)
+    keep, cas = rig.learn(7, a_record(replicas=replicas))
+    assert isinstance(keep, Keep)
+    assert isinstance(cas, Cas)
+    assert keep.promises.incarnation == cas.record.replicas["a"].incarnation == 6
 
 
 def test_what_the_present_epoch_wrote_is_never_cut() -> None:
@@ -336,7 +375,7 @@ def test_an_empty_log_begins_where_the_masters_begins() -> None:
     nonce = rig.follow()
     actions = rig.replica.frame("b", welcome(nonce, begin=50))
     assert frames_in(actions, Marks)[0].marks == ()
-    actions = rig.replica.frame("b", Agreed("g", 5, nonce, 50))
+    actions = rig.replica.frame("b", Apart("g", 5, nonce, 50))
     assert [type(each) for each in actions] == [StartOver, Keep, Send]
     assert actions[1].promises.confirm_offset == 50  # type: ignore[attr-defined]
 
@@ -346,7 +385,7 @@ def test_a_log_of_which_nothing_is_confirmed_may_begin_anew() -> None:
     rig = Rig(begin=40)
     nonce = rig.follow()
     rig.replica.frame("b", welcome(nonce, begin=20))
-    actions = rig.replica.frame("b", Agreed("g", 5, nonce, 20))
+    actions = rig.replica.frame("b", Apart("g", 5, nonce, 20))
     assert actions[0] == StartOver(20)
     assert actions[1].promises.confirm_offset == 20  # type: ignore[attr-defined]
 
@@ -368,7 +407,7 @@ def test_a_log_that_ends_before_the_masters_begins_is_kept() -> None:
     rig = Rig()
     nonce = rig.follow()
     rig.replica.frame("b", welcome(nonce, begin=110))
-    (stop,) = rig.replica.frame("b", Agreed("g", 5, nonce, 110))
+    (stop,) = rig.replica.frame("b", Apart("g", 5, nonce, 110))
     assert isinstance(stop, Stop)
 
 
@@ -465,6 +504,14 @@ def test_a_new_master_in_the_record_ends_the_session() -> None:
     nonce = rig.stream()
     assert frames_in(rig.learn(8, a_record(epoch=6, master="c")), Hello)
     assert refused(rig.replica.frame("b", bytes_frame(nonce), 10, 7))[0] is Why.OTHER_SESSION
+
+
+def test_a_master_that_was_elected_again_is_another_one() -> None:
+    rig = Rig()
+    nonce = rig.stream()
+    assert not frames_in(rig.learn(8, a_record(iss=("a", "b"))), Hello)
+    (hello,) = frames_in(rig.learn(9, a_record(epoch=7)), Hello)
+    assert hello.nonce > nonce
 
 
 # --- electing -------------------------------------------------------------------------------------
@@ -583,8 +630,8 @@ def test_records_that_differ_are_walked_back_over() -> None:
     (agreed,) = frames_in(rig.replica.frame("b", Marks("g", 6, 1, marks)), Agreed)
     assert agreed.offset == 60
     rig.replica.frame("c", Hello("g", 4, 1, "uc", 1))
-    (agreed,) = frames_in(rig.replica.frame("c", Marks("g", 6, 1, marks[:1])), Agreed)
-    assert agreed.offset == 0
+    (apart,) = frames_in(rig.replica.frame("c", Marks("g", 6, 1, marks[:1])), Apart)
+    assert apart.offset == 0
 
 
 def test_what_is_under_way_is_bounded() -> None:

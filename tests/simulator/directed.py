@@ -46,7 +46,7 @@ class Course(Schedule):
 
     def _request(self, hold: bool) -> None:
         world = self.world
-        node, core, request = world.requests[0]
+        node, core, request, _ = world.requests[0]
         if hold and isinstance(request, Cas) and node is self.master:
             del world.requests[0]
             self.held.append(request)
@@ -101,7 +101,7 @@ def late_joining(replica: type[Replica]) -> int:
     acked = world.acks - before
     late = course.held[0]
     assert late.version == world.version
-    world.requests.append((master, master.core, late))
+    world.requests.append((master, master.core, late, late.version))
     world.serve_request(0, fate=0.15)
     assert far.name in world.record.iss
     course.leave_alone(far)

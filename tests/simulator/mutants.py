@@ -17,7 +17,7 @@ from cometmq.actors.replication.frames import Ack, Agreed, Bytes, Mark, Welcome
 from cometmq.actors.replication.leading import Follower, Leading
 from cometmq.actors.replication.link import EngineLink
 from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.record import GroupRecord
+from cometmq.actors.replication.record import GroupRecord, Member
 from cometmq.actors.replication.registering import Registering
 from cometmq.actors.replication.replica import Replica
 
@@ -215,7 +215,7 @@ class K(Replica):
 
 
 class _RegisteringL(Registering):
-    def _propose_as_new(self, record: GroupRecord, predecessor: str) -> None:
+    def _propose_as_new(self, record: GroupRecord, predecessor: Member) -> None:
         self._propose(record, stays=True)
 
 

@@ -210,12 +210,10 @@ class Schedule:
         world.cut.clear()
         for node in self.nodes:
             node.connected = True
-            if node.halted:
-                node.new_store()
         for name in [each for each in world.sessions if world.nodes[each].core is None]:
             del world.sessions[name]
             world.sessions_number += 1
-        if not self._calm(ROUNDS_MAX):
+        if not self._well_again():
             hopeful = [
                 name
                 for name in (*world.record.iss, *world.record.elr)
@@ -227,6 +225,16 @@ class Schedule:
         master = next(node for node in self.nodes if node.lead)
         world.truth.final(master.begin, master.log, world.counts)
         return True
+
+    def _well_again(self) -> bool:
+        """Replicas that have stopped are replaced, also those that find their damage only now."""
+        for _ in range(2):
+            for node in self.nodes:
+                if node.halted:
+                    node.new_store()
+            if self._calm(ROUNDS_MAX):
+                return True
+        return False
 
     def _calm(self, rounds: int, *, until_open: bool = False) -> bool:
         """All works, in turns, until all is well; False if it is not by then.

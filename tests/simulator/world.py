@@ -185,7 +185,7 @@ class World:
         self.crash = 0.0  # the probability that a process dies between two actions
         self.net: list[tuple[str, str, AnyFrame, Sequence[int]]] = []
         self.cut: set[tuple[str, str]] = set()  # from, to: nothing passes
-        self.requests: list[tuple[Node, Replica, Get | Cas]] = []
+        self.requests: list[tuple[Node, Replica, Get | Cas, int]] = []  # the version when asked
         self.cleans = False  # old records were deleted somewhere
         names = [f"r{number}" for number in range(count)]
         self.record: GroupRecord = new_record(GROUP, [(name, name) for name in names])
@@ -241,7 +241,7 @@ class World:
                     raise Violation(f"hole: {node.name} ends at {node.end}, told to {action}")
                 node.log.extend(payload)
             elif kind is Get or kind is Cas:
-                self.requests.append((node, node.core, action))
+                self.requests.append((node, node.core, action, self.version))
             elif kind is Keep:
                 node.promises = action.promises
                 if self.wire:
@@ -402,18 +402,19 @@ class World:
         Args:
             fate: of a change. Below 0.1: lost. Below 0.2: applied, but the answer is lost. Below
                 0.4: no answer in time, and applied later. Else answered.
-            stale: of a read, how many versions too old its answer is.
+            stale: of a read, how many versions its answer is behind, at most to when it was asked.
         """
-        node, core, request = self.requests.pop(index)
+        node, core, request, asked_at = self.requests.pop(index)
         is_there = node.core is core and node.connected
         if isinstance(request, Get):
-            version = max(1, self.version - stale)
+            version = max(asked_at, self.version - stale)
             if is_there:
                 record = self.history[version - 1]
                 self.do(node, core.learned(version, record, request.number))
             return
         if 0.2 <= fate < 0.4:
-            self.requests.append((node, core, Cas(-1, request.version, request.record)))
+            late = Cas(-1, request.version, request.record)
+            self.requests.append((node, core, late, asked_at))
         elif fate >= 0.1 and request.version == self.version:
             self.version += 1
             self.record = request.record
