@@ -157,7 +157,8 @@ class Following:
         if not self._is_of_session(sender, frame, Stage.MARKS):
             return
         local = self._local
-        if self._is_current():
+        if self._is_current() and frame.offset < local.end:
+            # Of the present epoch it can have deleted what is old, and nothing else.
             local.refuse(sender, "Apart", Why.CURRENT_EPOCH, local.end, frame.offset)
         elif local.confirm > local.begin:
             self._stop(f"nothing in common from {frame.offset} on with")

@@ -339,6 +339,21 @@ def test_a_log_that_has_nothing_in_common_keeps_none_of_its_bytes() -> None:
     assert [type(each) for each in actions] == [StartOver, Keep, Send]
 
 
+@pytest.mark.parametrize(("begin", "is_refused"), [(109, True), (110, False), (111, False)])
+def test_a_master_may_have_deleted_what_it_sent_itself(begin: int, is_refused: bool) -> None:
+    rig = Rig(end=0, epochs=(), confirm_offset=0, promised_epoch=0)
+    nonce = rig.follow()
+    rig.replica.frame("b", welcome(nonce, epochs=(EpochStart(5, 0),)))
+    rig.replica.frame("b", Apart("g", 5, nonce, 0))
+    for offset in range(0, 110, 10):
+        rig.replica.frame("b", bytes_frame(nonce, offset=offset), 10, 7)
+    (hello,) = frames_in(rig.replica.tick(20.0), Hello)
+    rig.replica.frame("b", welcome(hello.nonce, epochs=(EpochStart(5, 0),), begin=begin))
+    actions = rig.replica.frame("b", Apart("g", 5, hello.nonce, begin))
+    assert bool(of_kind(actions, Refuse)) is is_refused
+    assert bool(of_kind(actions, StartOver)) is not is_refused
+
+
 def test_an_empty_log_goes_on_where_it_has_begun() -> None:
     rig = Rig(begin=100)
     nonce = rig.follow()
