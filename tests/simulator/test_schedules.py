@@ -53,7 +53,7 @@ def test_the_tally_is_whole_and_says_what_it_has_seen() -> None:
     """Seeds follow each other, and no line was run twice."""
     lines = read_lines()
     assert lines, f"{TALLY} is empty"
-    assert sum(line.schedules for line in lines) >= 200_000
+    assert sum(line.schedules for line in lines) >= 150_000
     for replicas in {line.replicas for line in lines}:
         spans = sorted(
             (line.seed, line.seed + line.schedules) for line in lines if line.replicas == replicas
