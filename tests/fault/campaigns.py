@@ -136,7 +136,7 @@ def commit_under_test() -> str:
 
     try:
         changed = git(
-            "status", "--porcelain", "--untracked-files=no", "--", ":!tests/fault/tally.jsonl"
+            "status", "--porcelain", "--untracked-files=no", "--", ":!tests/*/tally.jsonl"
         )
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
