@@ -30,6 +30,7 @@ from cometmq.conf.settings import (
     NetworkSettings,
     ReadSettings,
     SendSettings,
+    SlaveSettings,
     StoreSettings,
     TopicSettings,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "ReadSettings",
     "SendSettings",
     "ShownSetting",
+    "SlaveSettings",
     "StoreSettings",
     "TopicSettings",
     "Unit",

@@ -135,8 +135,8 @@ _KEYS: Final = """
     fetchNamesrvAddrInterval filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed
     flushConsumerOffsetHistoryInterval flushLeastPagesWhenWarmMapedFile
     forceRegister forceVerifyPropCRC forwardTimeout globalColdReadThreshold haFlowControlEnable
-    haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup
-    haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize heartbeatThreadPoolNums
+    haListenPort haMaxGapNotInSync haMaxTimeSlaveNotCatchup
+    haSlaveFallbehindMax haTransferBatchSize heartbeatThreadPoolNums
     heartbeatThreadPoolQueueCapacity highSpeedMode initAuthenticationUser
     initPopOffsetByCheckMsgInMem innerClientAuthenticationCredentials inSyncReplicas
     isBrokerContainer isEnableBatchPush isInBrokerContainer isolateLogEnable isScanAvailableNameSrv

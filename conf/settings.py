@@ -125,7 +125,14 @@ def _split_hours(value: str) -> list[str]:
 
 
 def _supported_role(value: BrokerRole) -> str | None:
-    return None if value is BrokerRole.ASYNC_MASTER else "not supported yet; use ASYNC_MASTER"
+    return "not supported yet" if value is BrokerRole.SYNC_MASTER else None
+
+
+def _a_peer(value: str) -> str | None:
+    found = re.fullmatch(r"(?:[^\s:/;,]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", value)
+    if value and (found is None or not 1 <= int(found[1]) <= 65535):
+        return "must be host:port"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -155,8 +162,34 @@ class IdentitySettings:
         BrokerRole.ASYNC_MASTER,
         key="brokerRole",
         check=_supported_role,
-        help="Whether the broker takes messages itself, and whether it waits for a slave. "
-        "Only ASYNC_MASTER is supported yet.",
+        help="Whether the broker takes messages itself, or copies a master (SLAVE). "
+        "SYNC_MASTER is not supported yet.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class SlaveSettings:
+    """Following a master"""
+
+    ha_master_address: str = option(
+        "",
+        key="haMasterAddress",
+        check=_a_peer,
+        help="host:port where a slave's master sends its log: its haListenPort. A slave needs it.",
+    )
+    ha_send_heartbeat_interval_ms: int = option(
+        5_000,
+        key="haSendHeartbeatInterval",
+        at_least=10,
+        help="A slave that has nothing new tells its master how far it is, every so many "
+        "milliseconds.",
+    )
+    ha_housekeeping_interval_ms: int = option(
+        20_000,
+        key="haHousekeepingInterval",
+        at_least=100,
+        help="A connection between master and slave that nothing has come by for so many "
+        "milliseconds is closed.",
     )
 
 
@@ -812,6 +845,7 @@ class LoggingSettings:
 # In the order of the documentation.
 GROUPS: Final = (
     IdentitySettings,
+    SlaveSettings,
     NetworkSettings,
     StoreSettings,
     FlushSettings,
@@ -827,6 +861,7 @@ GROUPS: Final = (
 @dataclass(frozen=True, kw_only=True)
 class BrokerSettings(
     IdentitySettings,
+    SlaveSettings,
     NetworkSettings,
     StoreSettings,
     FlushSettings,
@@ -862,8 +897,7 @@ class BrokerSettings(
             raise ConfigError(*problems)
 
     def _contradictions(self) -> Iterable[str]:
-        if self.broker_id != 0:
-            yield f"brokerId = {self.broker_id}: must be 0 with brokerRole = ASYNC_MASTER"
+        yield from self._contradictions_of_role()
         index_file_bytes = (
             _INDEX_HEADER_BYTES
             + _INDEX_SLOT_BYTES * self.max_hash_slot_num
@@ -873,6 +907,26 @@ class BrokerSettings(
             yield (
                 f"maxHashSlotNum = {self.max_hash_slot_num}, maxIndexNum = {self.max_index_num}: "
                 f"an index file of {index_file_bytes} bytes, at most {_INDEX_FILE_BYTES_MAX}"
+            )
+
+    @property
+    def is_slave(self) -> bool:
+        return self.broker_role is BrokerRole.SLAVE
+
+    def _contradictions_of_role(self) -> Iterable[str]:
+        role = f"brokerRole = {self.broker_role.value}"
+        if self.is_slave and self.broker_id == 0:
+            yield f"brokerId = 0: must be larger with {role}, another one for each slave"
+        if not self.is_slave and self.broker_id != 0:
+            yield f"brokerId = {self.broker_id}: must be 0 with {role}"
+        if self.is_slave and not self.broker_name:
+            yield f"brokerName: must be the master's with {role}"
+        if self.is_slave and not self.ha_master_address:
+            yield f"haMasterAddress: must be the master's host:port with {role}"
+        if self.ha_housekeeping_interval_ms <= self.ha_send_heartbeat_interval_ms:
+            yield (
+                f"haHousekeepingInterval = {self.ha_housekeeping_interval_ms}: must be above "
+                f"haSendHeartbeatInterval = {self.ha_send_heartbeat_interval_ms}"
             )
 
     def check_for_writing(self) -> None:

@@ -40,6 +40,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "brokerClusterName": "DefaultCluster",
     "brokerRole": "ASYNC_MASTER",
+    "haMasterAddress": "",
+    "haSendHeartbeatInterval": 5_000,
+    "haHousekeepingInterval": 20_000,
     "mappedFileSizeCommitLog": 1_073_741_824,
     "mappedFileSizeConsumeQueue": 6_000_000,
     "mappedFileSizeTimerLog": 104_857_600,
@@ -289,12 +292,7 @@ def test_a_text_is_a_number_or_refused(text: str, unit: Unit | None) -> None:
         ("mlockEnable", "yes", "mlockEnable = yes: must be true or false"),
         ("mlockEnable", 1, "mlockEnable = 1: must be true or false"),
         ("flushDiskType", "SYNC", "flushDiskType = SYNC: must be ASYNC_FLUSH or SYNC_FLUSH"),
-        ("brokerRole", "SLAVE", "brokerRole = SLAVE: not supported yet; use ASYNC_MASTER"),
-        (
-            "brokerRole",
-            "SYNC_MASTER",
-            "brokerRole = SYNC_MASTER: not supported yet; use ASYNC_MASTER",
-        ),
+        ("brokerRole", "SYNC_MASTER", "brokerRole = SYNC_MASTER: not supported yet"),
         ("brokerId", 1, "brokerId = 1: must be 0 with brokerRole = ASYNC_MASTER"),
         (
             "brokerName",

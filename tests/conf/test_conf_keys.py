@@ -93,7 +93,7 @@ def test_what_is_far_from_any_key_is_a_warning() -> None:
         ("brokerPermission=4", "take the permission from its topics"),
         ("storeType=defaultRocksDB", "RocksDB is not read"),
         ("readOnlyCommitLogStorePaths=/old/log", "would not be found"),
-        ("brokerRole=SLAVE", "not supported yet"),
+        ("brokerRole=SYNC_MASTER", "not supported yet"),
     ],
 )
 def test_what_only_looks_safe_is_refused(pair: str, told: str) -> None:
