@@ -31,7 +31,8 @@ cdef class LogCopy:
     lies. For the holder of the put lock.
 
     A record is judged before it is believed. What has come of one that is not whole lies in the
-    segment behind the log's end, where nobody looks, and no memory is taken for it.
+    segment behind the log's end, where nobody looks, and no memory is taken for it. Its head is laid
+    down last: a power cut must not leave one that looks whole, with zeros for what had not come.
 
     Args:
         log: lays down at its end; the caller publishes.
@@ -49,8 +50,8 @@ cdef class LogCopy:
     cdef Py_ssize_t _begin, _end  # of what lies in it
     cdef int64_t _frame_left  # bytes of the frame that were not taken yet
     cdef int64_t _held  # bytes behind the log's end
-    cdef uint8_t[BLANK_BYTES] _blank  # its head, as long as its tail is not whole
-    cdef bint _is_blank
+    cdef uint8_t[BLANK_BYTES] _head  # of a record or blank that is not whole: its size, its magic
+    cdef int64_t _cut_bytes  # its size; 0: there is none, or its head has not come
     cdef readonly int64_t frames  # since the last `forget`
     cdef readonly int64_t frame_offset  # of the last one
     cdef readonly int64_t frame_bytes
@@ -143,7 +144,7 @@ cdef class LogCopy:
         if self._held:
             memset(self._log._base + self._log._at, 0, self._held)
         self._held = self._frame_left = self._begin = self._end = self.frames = 0
-        self._is_blank = False
+        self._cut_bytes = 0
         self.why = ""
 
     cdef int _open_frame(self) except -1:
@@ -183,48 +184,40 @@ cdef class LogCopy:
         cdef uint8_t *at
         cdef int64_t left, size
         cdef int why
-        while self._held >= BLANK_BYTES:
+        while self._held >= max(BLANK_BYTES, self._cut_bytes):
             at = log._base + log._at
             left = log._segment_bytes - log._at
-            if self._is_blank or load_be32(at + RECORD_HEAD_MAGIC) == <uint32_t>MAGIC_BLANK:
-                return self._judge_blank(at, left)
+            if self._cut_bytes:
+                memcpy(at, self._head, BLANK_BYTES)
+                self._cut_bytes = 0
             size = <int32_t>load_be32(at + RECORD_HEAD_TOTAL_SIZE)
             why = self._judge_head(at, size, left)
             if why == REC_OK and size > self._held:
+                memcpy(self._head, at, BLANK_BYTES)
+                memset(at, 0, BLANK_BYTES)
+                self._cut_bytes = size
                 return C_MORE
             if why == REC_OK:
                 why = judge_record(at, size, log.segment_start + log._at, True, &record)
-            if why != REC_OK:
+            if why != REC_OK and not (why == REC_BLANK and size == left):
                 return self._refuse(why, at, size, left)
-            self._take_in(&record)
+            if why == REC_OK:
+                self._take_in(&record)
             log._at += size
             self._held -= size
         return C_MORE
 
     cdef int _judge_head(self, const uint8_t *at, int64_t size, int64_t left) noexcept:
-        """Behind a record there is room for a blank, or nothing at all (RocketMQ)."""
+        """Behind a record there is room for a blank, or nothing at all (RocketMQ). A blank, with
+        whatever lies behind its head, reaches to the segment's end."""
         cdef uint32_t magic = load_be32(at + RECORD_HEAD_MAGIC)
+        if magic == <uint32_t>MAGIC_BLANK:
+            return REC_OK if size == left else REC_BLANK
         if magic != <uint32_t>MAGIC_V1 and magic != <uint32_t>MAGIC_V2:
             return REC_BAD_MAGIC
         if not RECORD_MIN <= size <= min(left, self._record_max) or 0 < left - size < BLANK_BYTES:
             return REC_BAD_SIZE
         return REC_OK
-
-    cdef int _judge_blank(self, uint8_t *at, int64_t left) except -1:
-        """Its head is laid down last: where it stands, everything behind it is there, too."""
-        cdef int64_t size
-        if not self._is_blank:
-            size = <int32_t>load_be32(at + BLANK_SIZE)
-            if size != left:
-                return self._refuse(REC_BLANK, at, size, left)
-            memcpy(self._blank, at, BLANK_BYTES)
-            memset(at, 0, BLANK_BYTES)
-            self._is_blank = True
-        if self._held == left:
-            memcpy(at, self._blank, BLANK_BYTES)
-            self._log._at = self._log._segment_bytes
-            self._held, self._is_blank = 0, False
-        return C_MORE
 
     cdef int _take_in(self, Record *record) except -1:
         """Whoever waits for its queue's messages is told with the next `publish`."""
