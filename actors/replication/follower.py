@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from enum import StrEnum
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, ClassVar, Final, NoReturn
 
 from cometmq.actors.replication.master_line import MasterLine, ask_where_it_begins
 from cometmq.actors.runtime.connections import ConnectionLimits
@@ -19,20 +20,7 @@ from cometmq.actors.writer.ends import Ends
 from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
 from cometmq.actors.writer.segments import SegmentWait
 from cometmq.conf import FlushDiskType
-from cometmq.protocol.commands import (
-    AppendRecords,
-    CloseStage,
-    Command,
-    CommitStages,
-    DiskState,
-    Done,
-    DropStages,
-    GetDerived,
-    GetLine,
-    SendMessages,
-    StageMessages,
-    TopicsChanged,
-)
+from cometmq.protocol.commands import Command, DiskState, Done, TopicsChanged
 from cometmq.protocol.errors import (
     DiskFull,
     MessageIllegal,
@@ -76,6 +64,43 @@ class State(StrEnum):
     STOPPED = "stopped"  # for a reason that only people can remove
 
 
+class MastersCommands:
+    """What a master's commitlog process takes, and a slave's refuses."""
+
+    def __init__(self, master: str) -> None:
+        self._master = master
+
+    def _refuse(self, _command: Command, _request: Request) -> NoReturn:
+        raise not_master(self._master)
+
+    on_send_messages = on_append_records = on_get_line = on_get_derived = _refuse
+    on_stage_messages = on_close_stage = on_commit_stages = on_drop_stages = _refuse
+
+
+class KeptMarks:
+    """Tells the cleaner which marks of derived writes whoever becomes a master will need: see
+    DerivedWrites, which does so on a master."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._needed_from = family.control.own(Counter.MARKS_FROM)
+        self._flushed = family.control.read(Counter.FLUSHED)
+        self._dispatched = family.control.read(Counter.DISPATCHED)
+        self._seen = -1
+
+    def look(self) -> None:
+        dispatched = self._dispatched.value  # before: what comes meanwhile lies behind it
+        if dispatched == self._seen:
+            return
+        with closing(self._family.store_reader()) as reader:
+            marks = last_marks(reader)
+        if not marks:
+            self._needed_from.reset(dispatched or NO_MARKS)
+        elif marks[0].physical_offset < self._flushed.value:
+            self._needed_from.reset(marks[0].physical_offset)
+        self._seen = dispatched
+
+
 class FollowerActor(ServiceActor):
     """Follows the master at haMasterAddress: takes its log's bytes, judges each record natively
     (`LogCopy`), lays whole ones down where they say that they lie, and tells the master how far
@@ -92,14 +117,15 @@ class FollowerActor(ServiceActor):
     """
 
     role = "commitlog"
+    part_types: ClassVar[tuple[type, ...]] = (MastersCommands,)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        self._masters_commands = MastersCommands(family.settings.ha_master_address)
         super().__init__(bind=bind, limits=ConnectionLimits.of(family.settings))
         self._family = family
         self._settings = family.settings
         control = family.control
         self._phase = control.own(Counter.PHASE)
-        self._marks_from = control.own(Counter.MARKS_FROM)
         self._sleepers = Sleepers(family.doorbells[Doorbell.APPENDERS])
         self._segments = SegmentWait(family, self._sleepers)
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
@@ -113,14 +139,16 @@ class FollowerActor(ServiceActor):
         self._fd = -1  # that is listened to
         self._disk_full = ""  # what the cleaner says of it
         self._refused_at, self._refusals = -1, 0
-        self._marks_seen = -1
+
+    def parts(self) -> Sequence[object]:
+        return (self._masters_commands,)
 
     # --- start ---
 
     def on_start(self) -> None:
         settings = self._settings
         self._lock = StoreLock(self._family.store, 0)
-        begin_log(self._family, where_empty=self._ask_where_it_begins)
+        begin_log(self._family, where_empty=partial(_ask_where_it_begins, self._family))
         self._log = open_log(
             self._family, self._flushed, lambda end: self._segments.need(end, self._log)
         )
@@ -131,8 +159,11 @@ class FollowerActor(ServiceActor):
         self._ends = Ends(self._family, self._log.appender)
         self._ends.add(self._cursors)  # the one before us may not have told of all
         self._cursors.on_new = self._ends.add
-        self._copy = LogCopy(self._log.appender, settings.record_bytes_max, self._cursor_of)
-        self._look_for_marks()
+        self._copy = LogCopy(
+            self._log.appender, settings.record_bytes_max, partial(_cursor_of, self._cursors)
+        )
+        marks = KeptMarks(self._family)
+        marks.look()
         self._cursors.begin(ask_topics(self._family))
         self._line = MasterLine(
             settings.ha_master_address,
@@ -144,27 +175,10 @@ class FollowerActor(ServiceActor):
         heartbeat_s = settings.ha_send_heartbeat_interval_ms / 1000
         self.every(min(LOOK_S, heartbeat_s / 4), self._look_at_line)
         self.every(ROOM_RETRY_S, self._try_again)
-        self.every(MARKS_LOOK_S, self._look_for_marks)
+        self.every(MARKS_LOOK_S, marks.look)
         self._phase.reset(Phase.SERVING)  # lower after one that was told to stop
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         self._line.open()
-
-    def _ask_where_it_begins(self) -> int:
-        master = self._settings.ha_master_address
-        log.info("this store is empty: asking master %s where its log begins", master)
-        return ask_where_it_begins(
-            master,
-            gone=self._family.gone,
-            say=lambda why: log.warning("waiting for master %s: %s", master, why),
-        )
-
-    def _cursor_of(self, topic: str, queue_id: int) -> QueueCursor | None:
-        """None for a queue too many: its messages are stored all the same."""
-        try:
-            return self._cursors.of(topic, queue_id)
-        except (SystemBusy, MessageIllegal) as error:
-            log.error("nobody is told of messages in queue %d of %s: %s", queue_id, topic, error)
-            return None
 
     # --- the connection ---
 
@@ -282,21 +296,17 @@ class FollowerActor(ServiceActor):
     def _publish(self) -> None:
         self._log.publish()
         if self._sync:
-            self._make_durable()
+            try:
+                synced = self._log.sync()  # a little here, what is more by the flush process
+            except OSError as error:
+                out_of_service("the CommitLog could not be flushed", error, self._errno)
+            if synced:
+                self._synced.raise_to(synced)
+            else:
+                self._log.appender.want()
         self._acknowledge()
         self._log.wake()
         self._synced.wake()
-
-    def _make_durable(self) -> None:
-        """A little here, what is more by the flush process."""
-        try:
-            end = self._log.sync()
-        except OSError as error:
-            out_of_service("the CommitLog could not be flushed", error, self._errno)
-        if end:
-            self._synced.raise_to(end)
-        else:
-            self._log.appender.want()
 
     def _go_on(self) -> None:
         """A frame was taken: the master is there, and its log is this one."""
@@ -325,7 +335,8 @@ class FollowerActor(ServiceActor):
                 else f"it sends from {copy.frame_offset} on, and this log ends at {end}"
             )
         elif why == COPY_GAP:
-            begin = "; this store is empty: start the broker again" if self._is_empty else ""
+            is_empty = end == self._family.control.read(Counter.MIN_OFFSET).value
+            begin = "; this store is empty: start the broker again" if is_empty else ""
             self._lose(f"sends from {copy.frame_offset} on, and this log ends at {end}{begin}")
         else:
             self._refuse_record(self._log.physical_offset, copy.why)
@@ -338,10 +349,6 @@ class FollowerActor(ServiceActor):
             self._end_following(f"what it sends for {at} does not follow on this log: {why}")
         else:
             self._lose(f"sends for {at} what is refused: {why}")
-
-    @property
-    def _is_empty(self) -> bool:
-        return self._log.physical_offset == self._family.control.read(Counter.MIN_OFFSET).value
 
     # --- a full disk ---
 
@@ -376,52 +383,10 @@ class FollowerActor(ServiceActor):
             self._acknowledge()
         self._ends.place_new()
 
-    def _look_for_marks(self) -> None:
-        """Which marks of derived writes whoever becomes a master will need; see DerivedWrites."""
-        control = self._family.control
-        dispatched = control.read(Counter.DISPATCHED).value
-        if dispatched == self._marks_seen:
-            return
-        with closing(self._family.store_reader()) as reader:
-            marks = last_marks(reader)
-        if not marks:
-            self._marks_from.reset(dispatched or NO_MARKS)
-        elif marks[0].physical_offset < self._flushed.value:
-            self._marks_from.reset(marks[0].physical_offset)
-        self._marks_seen = dispatched
-
     # --- commands ---
 
     def on_topics_changed(self, command: TopicsChanged, _request: Request) -> Command:
         return self._cursors.take(command.topics)
-
-    def on_send_messages(self, _command: SendMessages, _request: Request) -> NoReturn:
-        raise self.not_master
-
-    def on_append_records(self, _command: AppendRecords, _request: Request) -> NoReturn:
-        raise self.not_master
-
-    def on_get_line(self, _command: GetLine, _request: Request) -> NoReturn:
-        raise self.not_master
-
-    def on_get_derived(self, _command: GetDerived, _request: Request) -> NoReturn:
-        raise self.not_master
-
-    def on_stage_messages(self, _command: StageMessages, _request: Request) -> NoReturn:
-        raise self.not_master
-
-    def on_close_stage(self, _command: CloseStage, _request: Request) -> NoReturn:
-        raise self.not_master
-
-    def on_commit_stages(self, _command: CommitStages, _request: Request) -> NoReturn:
-        raise self.not_master
-
-    def on_drop_stages(self, _command: DropStages, _request: Request) -> NoReturn:
-        raise self.not_master
-
-    @property
-    def not_master(self) -> NotMaster:
-        return not_master(self._settings.ha_master_address)
 
     # --- end ---
 
@@ -451,6 +416,26 @@ class FollowerActor(ServiceActor):
         elif self._log.last_store_timestamp:
             found["behind_ms"] = int(time.time() * 1000) - self._log.last_store_timestamp
         return found
+
+
+def _ask_where_it_begins(family: Family) -> int:
+    """For a store without records."""
+    master = family.settings.ha_master_address
+    log.info("this store is empty: asking master %s where its log begins", master)
+    return ask_where_it_begins(
+        master,
+        gone=family.gone,
+        say=lambda why: log.warning("waiting for master %s: %s", master, why),
+    )
+
+
+def _cursor_of(cursors: Cursors, topic: str, queue_id: int) -> QueueCursor | None:
+    """None for a queue too many: its messages are stored all the same."""
+    try:
+        return cursors.of(topic, queue_id)
+    except (SystemBusy, MessageIllegal) as error:
+        log.error("nobody is told of messages in queue %d of %s: %s", queue_id, topic, error)
+        return None
 
 
 def not_master(master: str) -> NotMaster:

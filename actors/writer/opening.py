@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.writer.batches import host_bytes
@@ -18,7 +19,14 @@ from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.live.control import HOT_STEP_BYTES, Counter, Phase
 from cometmq.shm.log.commit_log import CommitLog
-from cometmq.shm.log.recovery import LAST_RUN_ENDED, cut, recover_log, zero_behind
+from cometmq.shm.log.recovery import (
+    LAST_RUN_ENDED,
+    cut,
+    recover_log,
+    without_torn_write,
+    zero_behind,
+)
+from cometmq.shm.log.torn import without_torn_record
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment, list_segments
 
@@ -50,13 +58,15 @@ def begin_log(family: Family, *, where_empty: Callable[[], int] | None = None) -
         check_crc=family.settings.check_crc_on_recover,
         cut_at_damage=family.settings.cut_log_at_damage,
         last_run=family.last_run,
-        cut_torn_write=not family.settings.is_slave,
+        without_torn=without_torn_record if family.settings.is_slave else without_torn_write,
     )
     starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
     if where_empty is not None and end.physical_offset == (starts[0] if starts else 0):
         begin = where_empty()
         _begin_empty_log(store, segment_bytes, begin)
-        end = replace(end, scanned_from=begin, physical_offset=begin, reason="it is empty")
+        end = msgspec.structs.replace(
+            end, scanned_from=begin, physical_offset=begin, reason="it is empty"
+        )
         starts = [begin]
     log_min = starts[0] if starts else 0
     redo_from = end.physical_offset if family.clean else end.scanned_from

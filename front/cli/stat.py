@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 ASK_S: Final = 0.5
+# Of a slave's commitlog process.
+FOLLOWING: Final = (
+    "master", "master_state", "master_trouble", "acknowledged", "last_heard_s", "behind_ms",
+)  # fmt: skip
 # What a counter says about work in hand rather than about how far it has come.
 OFFSETS: Final = (
     Counter.MIN_OFFSET, Counter.ALLOCATED, Counter.WROTE, Counter.FLUSHED, Counter.DISPATCHED,
@@ -73,6 +77,7 @@ class Snapshot:
     segments: dict[str, Any] = field(default_factory=dict)  # as the allocator says
     # By role, of those that clients come to; what reached a limit is counted there as well.
     connections: dict[str, dict[str, int]] = field(default_factory=dict)
+    following: dict[str, Any] = field(default_factory=dict)  # as a slave's commitlog process says
 
     def as_record(self, before: Snapshot | None) -> dict[str, Any]:
         """For JSON; rates per second where there is a moment to compare with."""
@@ -88,6 +93,7 @@ class Snapshot:
             "dispatch_behind_bytes": counters["wrote"] - counters["dispatched"],
             "segments": self.segments,
             "connections": self.connections,
+            **({"following": self.following} if self.following else {}),
             "topics": self.topics,
             "holds": {hold["name"]: hold["physical_offset"] for hold in self.holds},
             "processes": self.processes,
@@ -158,6 +164,7 @@ class Watcher:
                 role: {name: found[role][name] for name in CONNECTION_COUNTS if name in found[role]}
                 for role in self._ports
             },
+            {name: found["commitlog"][name] for name in FOLLOWING if name in found["commitlog"]},
         )
 
     def _ask_all(self) -> dict[str, dict[str, Any]]:
@@ -387,6 +394,7 @@ def drawing(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
         f"{record['flush']}",
         "behind": f"flush {record['flush_behind_bytes']:,} bytes, "
         f"dispatch {record['dispatch_behind_bytes']:,} bytes",
+        **_following_lines(snapshot.following, counters["wrote"]),
         **_segment_lines(snapshot.segments),
         "connections": _connections(snapshot.connections),
     }
@@ -405,6 +413,20 @@ def drawing(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
         table_of([_process_row(process, before) for process in snapshot.processes]),
     )
     return Group(record_of(head), grid)
+
+
+def _following_lines(following: dict[str, Any], end: int) -> dict[str, str]:
+    """Of a slave: whom it follows, how far it is, and what keeps it."""
+    if not following:
+        return {}
+    text = f"{following['master']}: {following['master_state']} at {end:,}"
+    if following["master_trouble"]:
+        text += f" ({following['master_trouble']})"
+    if "last_heard_s" in following:
+        text += f", last heard {following['last_heard_s']:.1f} s ago"
+    if following.get("behind_ms"):
+        text += f", its last message is {following['behind_ms'] / 1000:,.1f} s old"
+    return {"master": text}
 
 
 def _segment_lines(segments: dict[str, Any]) -> dict[str, str]:

@@ -398,39 +398,6 @@ def without_torn_write(store: Path, segment_bytes: int, end: LogEnd) -> LogEnd:
     )
 
 
-def without_torn_record(store: Path, segment_bytes: int, end: LogEnd) -> LogEnd:
-    """The log's end, or where its last record begins, if a page of that record's properties was
-    never written to the disk: no CRC covers them. For a copy, which gets the record again. Reads
-    only."""
-    start = end.physical_offset // segment_bytes * segment_bytes
-    path = store / COMMITLOG_DIR / segment_name(start)
-    if end.physical_offset == start or not path.exists():
-        return end
-    with map_segment(path, segment_bytes, writable=False) as memory:
-        reached, _, count, last, _ = _kernel.scan(memory, start, start, end.physical_offset, False)
-        if not count or reached != end.physical_offset:
-            return end
-        record = bytes(memory[last - start : reached - start])
-    (message,) = _kernel.decode(record)
-    if not _has_lost_page(message.raw_properties, reached - start):
-        return end
-    log.warning("the record at %d has properties that never came to the disk: it is cut", last)
-    return replace(end, physical_offset=last, reason=PAGES_LOST, records=max(0, end.records - 1))
-
-
-def _has_lost_page(content: bytes, end: int) -> bool:
-    """Whether a page has nothing of it, or nothing but zeros at its own end; `end` is the
-    content's, in its file."""
-    at = end - len(content)
-    while content:
-        size = PAGE - at % PAGE
-        piece, content = content[:size], content[size:]
-        if not any(piece) or (content and not any(piece[-PAGE_END_BYTES:])):
-            return True
-        at += size
-    return False
-
-
 class _LastMark(msgspec.Struct, frozen=True):
     at: int  # physical offset
     size: int
@@ -474,13 +441,12 @@ def recover_log(
     check_crc: bool = True,
     cut_at_damage: bool = False,
     last_run: LastRun | None = None,
-    cut_torn_write: bool = True,
+    without_torn: Callable[[Path, int, LogEnd], LogEnd] = without_torn_write,
 ) -> LogEnd:
     """Bring the CommitLog to the end of its last whole record, and say so in one line.
 
     Args:
-        cut_torn_write: a slave keeps the part of a derived write that it has told its master of;
-            the rest comes.
+        without_torn: what is cut at the end as well, since it is not whole.
         last_run: where a killed run says that it ended. It is looked at first: nothing has to be
             searched then, and a batch that was not whole yet goes as a whole.
     """
@@ -493,10 +459,7 @@ def recover_log(
             store, segment_bytes, clean=clean, check_crc=check_crc, cut_at_damage=cut_at_damage,
             on_step=_telling(store, segment_bytes),
         )  # fmt: skip
-        if cut_torn_write:
-            end = without_torn_write(store, segment_bytes, end)
-        else:
-            end = without_torn_record(store, segment_bytes, end)
+        end = without_torn(store, segment_bytes, end)
         dirty = cut(store, segment_bytes, end.physical_offset)
     report(end.damages)
     log.info(

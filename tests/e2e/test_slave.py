@@ -1,4 +1,4 @@
-"""A slave that follows a scripted master, which serves the bytes of a log that a broker has written."""
+"""A slave that follows a scripted master, which serves the log that a broker has written."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from scripted_master import (
     slave_settings,
 )
 
+from cometmq.cli.stat import Watcher
 from cometmq.client.sending.producer import Producer
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (
@@ -152,6 +153,10 @@ def test_it_copies_serves_and_answers(master: Master, tmp_path: Path) -> None:
         assert told_of["master_state"] == "caught up"
         assert told_of["acknowledged"] == told_of["wrote"] == source.end
         assert told_of["behind_ms"] == 0
+        shown = Watcher(tmp_path / "slave").look().as_record(None)["following"]
+        assert shown["master"] == source.address
+        assert shown["master_state"] == "caught up"
+        assert shown["acknowledged"] == source.end
     assert_same(tmp_path / "slave", master.log)
     assert reference.check_store(tmp_path / "slave", SEGMENT_BYTES) == []
 
@@ -171,7 +176,9 @@ def test_a_pull_that_is_held_gets_what_comes(master: Master, tmp_path: Path) -> 
             source.grow(Log(master.log.content[:cut], segment_bytes=SEGMENT_BYTES))
             source.wait_acknowledged(slave.counter(Counter.WROTE))
             wanted = sum(
-                each.topic == "orders" and each.queue_id == 1 and each.physical_offset + 70_000 < cut
+                each.topic == "orders"
+                and each.queue_id == 1
+                and each.physical_offset + 70_000 < cut
                 for each in master.sent
             )
             while next_offset < wanted:
@@ -480,8 +487,9 @@ def test_kills_of_each_process_under_load(
         offsets = slave.coordinator.ask(FetchOffsets(GROUP, [KEY]))[0]
         assert isinstance(offsets, GroupOffsets)
         wait_until(
-            lambda: slave.coordinator.ask(FetchOffsets(GROUP, [KEY]))[0].offsets[0].queue_offset
-            == 123,
+            lambda: (
+                slave.coordinator.ask(FetchOffsets(GROUP, [KEY]))[0].offsets[0].queue_offset == 123
+            ),
             "the ledger is not replayed",
         )
     finally:
@@ -529,22 +537,28 @@ def test_a_disk_that_is_full_to_its_last_block(master: Master, tmp_path: Path) -
         filler = disk.folder / "filler"
         half = len(master.log.content) // 2
         settings = {"diskSpaceWarningLevelRatio": 99, "diskSpaceCleanForciblyRatio": 98}
-        with ScriptedMaster(Log(master.log.content[:half], segment_bytes=SEGMENT_BYTES)) as source:
-            with RunningBroker(
+        with (
+            ScriptedMaster(Log(master.log.content[:half], segment_bytes=SEGMENT_BYTES)) as source,
+            RunningBroker(
                 store, slave_of(source.address, **settings), log_path=tmp_path / "slave.log"
-            ) as slave:
-                source.wait_acknowledged(half - 70_000)
-                with filler.open("wb") as file:
-                    with pytest.raises(OSError, match="No space left"):
-                        while True:
-                            file.write(bytes(1 << 16))
-                            file.flush()
-                source.grow(master.log)
-                wait_until(lambda: state_of(slave) == "no room", slave.log, 120)
-                slave.assert_stored([e for e in master.sent if e.physical_offset < half // 2])
-                filler.unlink()
-                source.wait_acknowledged(source.end, 120)
-                assert_same(store, master.log)
+            ) as slave,
+        ):
+            source.wait_acknowledged(half - 70_000)
+            with pytest.raises(OSError, match="No space left"):
+                fill(filler)
+            source.grow(master.log)
+            wait_until(lambda: state_of(slave) == "no room", slave.log, 120)
+            slave.assert_stored([e for e in master.sent if e.physical_offset < half // 2])
+            filler.unlink()
+            source.wait_acknowledged(source.end, 120)
+            assert_same(store, master.log)
+
+
+def fill(filler: Path) -> None:
+    """Take what room there is. Raises OSError."""
+    with filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
 
 
 # --- a slave becomes a master ---

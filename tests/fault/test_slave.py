@@ -1,4 +1,4 @@
-"""A slave and the power: what it has told its master of under SYNC_FLUSH is there after each cut."""
+"""A slave and the power: what it has told its master of under SYNC_FLUSH is there after a cut."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ def test_power_cuts_of_a_slave(kind: str, log: Log, tmp_path: Path) -> None:
                     source.grow(Log(log.content[:size], segment_bytes=SEGMENT_BYTES))
                     grown.wait(0.01)
                 source.wait_for(
-                    lambda before=before, part=part: max(source.reports)
-                    > before + (part - before) // 2
+                    lambda before=before, part=part: (
+                        max(source.reports) > before + (part - before) // 2
+                    )
                 )
                 acknowledged = max(source.reports)  # told before the cut began
                 disk.cut()

@@ -34,8 +34,8 @@ def record(at: int, body: bytes = b"b" * 40, **fields: int) -> bytes:
 
 
 def log_bytes(segments: int = 3, *, segment_bytes: int = SEGMENT_BYTES, begin: int = 0) -> bytes:
-    """Records, and a blank at the end of each segment; what RocketMQ leaves behind one's head, which
-    may be anything, is copied as well."""
+    """Records, and a blank at the end of each segment; what RocketMQ leaves behind one's head may
+    be anything, and is copied as well."""
     made = bytearray()
     chance = random.Random(3)
     number = 0
@@ -249,7 +249,7 @@ def test_what_is_no_record_is_refused(told: str, body: bytes) -> None:
 
 
 def test_no_room_is_left_that_no_blank_fits_into() -> None:
-    """RocketMQ leaves 8 bytes at least. A record may fill its segment, as some stores of ours do."""
+    """RocketMQ leaves 8 bytes at least. A record may fill its segment."""
     for left in range(12):
         copying = Copying(segment_bytes=len(record(0)) + left)
         why = copying.feed(frame(0, record(0)))
