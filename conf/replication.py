@@ -31,6 +31,13 @@ def _networks(value: str) -> str | None:
     return None
 
 
+def _a_peer(value: str) -> str | None:
+    found = re.fullmatch(r"(?:[^\s:/;,]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", value)
+    if value and (found is None or not 1 <= int(found[1]) <= 65535):
+        return "must be host:port"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ReplicationSettings:
     """Replication"""
@@ -51,6 +58,12 @@ class ReplicationSettings:
         'separated by ";". RocketMQ\'s protocol asks nobody who they are, and hides nothing of '
         "what it carries. Empty: this machine alone.",
     )
+    ha_master_address: str = option(
+        "",
+        key="haMasterAddress",
+        check=_a_peer,
+        help="host:port where a slave's master sends its log: its haListenPort. A slave needs it.",
+    )
     ha_transfer_batch_size: int = option(
         1_048_576,  # RocketMQ: 32 KiB, with an acknowledgement for each
         key="haTransferBatchSize",
@@ -62,13 +75,14 @@ class ReplicationSettings:
         5_000,
         key="haSendHeartbeatInterval",
         at_least=1,
-        help="How long nothing is sent to a slave before it is told that there is nothing.",
+        help="How long nothing is sent to a slave before it is told that there is nothing; and a "
+        "slave that has nothing new tells its master how far it is, that often.",
     )
     ha_housekeeping_interval_ms: int = option(
         20_000,
         key="haHousekeepingInterval",
         at_least=1,
-        help="A slave that has reported nothing for so long is disconnected.",
+        help="A connection between master and slave that nothing comes by for so long is closed.",
     )
     in_sync_replicas: int | None = option(
         None,

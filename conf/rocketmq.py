@@ -141,7 +141,7 @@ _KEYS: Final = """
     fetchNamesrvAddrInterval filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed
     flushConsumerOffsetHistoryInterval flushLeastPagesWhenWarmMapedFile
     forceRegister forceVerifyPropCRC forwardTimeout globalColdReadThreshold haFlowControlEnable
-    haMasterAddress haMaxTimeSlaveNotCatchup heartbeatThreadPoolNums
+    haMaxTimeSlaveNotCatchup heartbeatThreadPoolNums
     heartbeatThreadPoolQueueCapacity highSpeedMode initAuthenticationUser
     initPopOffsetByCheckMsgInMem innerClientAuthenticationCredentials
     isBrokerContainer isEnableBatchPush isInBrokerContainer isolateLogEnable isScanAvailableNameSrv

@@ -125,12 +125,6 @@ def _split_hours(value: str) -> list[str]:
     return value.rstrip(";").split(";")  # Java's split, too, drops what is empty at the end
 
 
-def _supported_role(value: BrokerRole) -> str | None:
-    if value is BrokerRole.SLAVE:
-        return "not supported yet; use ASYNC_MASTER or SYNC_MASTER"
-    return None
-
-
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class IdentitySettings:
     """Identity"""
@@ -157,9 +151,8 @@ class IdentitySettings:
     broker_role: BrokerRole = option(
         BrokerRole.ASYNC_MASTER,
         key="brokerRole",
-        check=_supported_role,
         help="Whether the broker takes messages itself, and whether it waits for a slave "
-        "(SYNC_MASTER, see inSyncReplicas). SLAVE is not supported yet.",
+        "(SYNC_MASTER, see inSyncReplicas), or copies a master (SLAVE, see haMasterAddress).",
     )
 
 
@@ -867,23 +860,7 @@ class BrokerSettings(
             raise ConfigError(*problems)
 
     def _contradictions(self) -> Iterable[str]:
-        if self.broker_id != 0:
-            role = self.broker_role.value
-            yield f"brokerId = {self.broker_id}: must be 0 with brokerRole = {role}"
-        if (
-            self.in_sync_replicas not in (None, 1)
-            and self.broker_role is not BrokerRole.SYNC_MASTER
-        ):
-            yield (
-                f"inSyncReplicas = {self.in_sync_replicas}: nobody waits for a slave with "
-                f"brokerRole = {self.broker_role.value}; SYNC_MASTER does"
-            )
-        if self.ha_send_heartbeat_interval_ms >= self.ha_housekeeping_interval_ms:
-            yield (
-                f"haSendHeartbeatInterval = {self.ha_send_heartbeat_interval_ms}: must be below "
-                f"haHousekeepingInterval = {self.ha_housekeeping_interval_ms}, or who is idle is "
-                "disconnected"
-            )
+        yield from self._contradictions_of_role()
         index_file_bytes = (
             _INDEX_HEADER_BYTES
             + _INDEX_SLOT_BYTES * self.max_hash_slot_num
@@ -893,6 +870,35 @@ class BrokerSettings(
             yield (
                 f"maxHashSlotNum = {self.max_hash_slot_num}, maxIndexNum = {self.max_index_num}: "
                 f"an index file of {index_file_bytes} bytes, at most {_INDEX_FILE_BYTES_MAX}"
+            )
+
+    @property
+    def is_slave(self) -> bool:
+        return self.broker_role is BrokerRole.SLAVE
+
+    def _contradictions_of_role(self) -> Iterable[str]:
+        role = f"brokerRole = {self.broker_role.value}"
+        if self.is_slave and self.broker_id == 0:
+            yield f"brokerId = 0: must be larger with {role}, another one for each slave"
+        if not self.is_slave and self.broker_id != 0:
+            yield f"brokerId = {self.broker_id}: must be 0 with {role}"
+        if self.is_slave and not self.broker_name:
+            yield f"brokerName: must be the master's with {role}"
+        if self.is_slave and not self.ha_master_address:
+            yield f"haMasterAddress: must be the master's host:port with {role}"
+        if (
+            self.in_sync_replicas not in (None, 1)
+            and self.broker_role is not BrokerRole.SYNC_MASTER
+        ):
+            yield (
+                f"inSyncReplicas = {self.in_sync_replicas}: nobody waits for a slave with "
+                f"{role}; SYNC_MASTER does"
+            )
+        if self.ha_send_heartbeat_interval_ms >= self.ha_housekeeping_interval_ms:
+            yield (
+                f"haSendHeartbeatInterval = {self.ha_send_heartbeat_interval_ms}: must be below "
+                f"haHousekeepingInterval = {self.ha_housekeeping_interval_ms}, or who is idle is "
+                "disconnected"
             )
 
     @property

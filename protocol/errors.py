@@ -14,6 +14,7 @@ CometError
 │   ├── GroupInUse             it has members
 │   ├── TooManyGroups          maxGroups
 │   ├── NoPermission
+│   ├── NotMaster              a slave takes nothing but what its master sends
 │   ├── SystemBusy             too much is waiting; retry
 │   ├── ServiceNotAvailable    not writable just now
 │   │   ├── DiskFull           disk: over the mark, or no room for the next segment
@@ -157,6 +158,12 @@ class NoPermission(Refused):
     """The topic is not writable or not readable (perm), or the group may not consume."""
 
     code = 16  # RocketMQ NO_PERMISSION
+
+
+class NotMaster(Refused):
+    """This broker is a slave: it serves what it has. The text names its master, which takes it."""
+
+    code = 9120
 
 
 class SystemBusy(Refused):

@@ -52,7 +52,7 @@ WINGS: dict[str, dict[str, set[str]]] = {
         "reading": _WING,
         "coordination": _WING,
         "semantics": _WING,
-        "replication": _WING,
+        "replication": {*_WING, "writer", "coordination"},  # a slave's are theirs, but for changes
         "launch": {
             *_WING,
             "writer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from cometmq.actors.coordination.snapshots import Snapshots
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import CometError, NotConfirmed
-from cometmq.protocol.ledger import ENTRY_BYTES_MAX, KINDS, Change, OffsetSet, PopsForgotten
+from cometmq.protocol.ledger import ENTRY_BYTES_MAX, KINDS, Change, OffsetSet, Place, PopsForgotten
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.resuming import resume
 
@@ -75,10 +75,13 @@ class Books:
         slave_wait_s: float = 0.0,
         ends: Callable[[], Mapping[tuple[str, int], int]] | None,
         template_queues: int | None = None,
+        make_ledger: Callable[[Place, int], Ledger] | None = None,
     ) -> None:
         """From here on the books are what they were, and changes are kept.
 
         Args:
+            make_ledger: takes the place of the last entry, and the queue offset behind it, and
+                makes what takes the changes; the default has them appended to the log.
             template_queues: of TBW102; None: it is not there. See TopicBook.
             ledger_log: as the log has it; closed here.
             ends: where the queues end, if a power cut can have cut them.
@@ -88,15 +91,18 @@ class Books:
             resumed = resume(self._store, parts, ledger_log)
         finally:
             ledger_log.close()
-        self._ledger = Ledger(
-            self._actor,
-            commitlog_endpoint,
-            last=resumed.last,
-            position=ledger_log.end,
-            keep=lambda: self.snapshots.write_now(),
-            entry_bytes_max=entry_bytes_max,
-            slave_wait_s=slave_wait_s,
-        )
+        if make_ledger is not None:
+            self._ledger = make_ledger(resumed.last, ledger_log.end)
+        else:
+            self._ledger = Ledger(
+                self._actor,
+                commitlog_endpoint,
+                last=resumed.last,
+                position=ledger_log.end,
+                keep=lambda: self.snapshots.write_now(),
+                entry_bytes_max=entry_bytes_max,
+                slave_wait_s=slave_wait_s,
+            )
         self.snapshots = Snapshots(
             self._actor, self._store, self._ledger, self._files, resumed.mark
         )
@@ -117,7 +123,7 @@ class Books:
     @property
     def epoch(self) -> int:
         """Of this life of the coordinator: above those of all that were before it."""
-        return self._ledger.covered.epoch
+        return self._ledger.epoch
 
     def change(self, change: Change, *, on_disk: bool = False) -> None:
         """Make a change; `send` has it kept. Raises BadRequest for one that is too large.
@@ -126,6 +132,13 @@ class Books:
             on_disk: it is not kept before a power cut cannot take it either.
         """
         self._ledger.add(change, self._books_of[type(change)], on_disk=on_disk)
+
+    def replay(self, changes: Sequence[Change]) -> None:
+        """Make changes that lie in the log, of somebody else's ledger."""
+        for change in changes:
+            for book in self._books_of[type(change)]:
+                book.apply(change)
+        self.topics.kept(changes)
 
     def move(self, change: OffsetSet) -> None:
         """Have a group go on elsewhere: what it has popped of that queue counts no more."""

@@ -163,13 +163,18 @@ class CoordinatorActor(ServiceActor):
 
     @classmethod
     def of_family(cls, family: Family, bind: Sequence[tuple[str, bool]]) -> pykka.ActorRef[Any]:
+        return cls.start(**cls.arguments_of(family, bind))
+
+    @classmethod
+    def arguments_of(cls, family: Family, bind: Sequence[tuple[str, bool]]) -> dict[str, Any]:
+        """What it is made with as one of a broker's processes."""
         log_begin = family.control.read(Counter.MIN_OFFSET)
-        return cls.start(
-            family.settings,
-            family.store,
+        return dict(
+            settings=family.settings,
+            store_dir=family.store,
             commitlog_endpoint=family.addresses["commitlog"],
             cleaner_endpoint=family.addresses["cleaner"],
-            scheduler_endpoint=family.addresses["scheduler"],
+            scheduler_endpoint=family.addresses.get("scheduler", ""),
             log_begin=lambda: log_begin.value,
             name_server_endpoints=list(family.name_servers),
             ledger_log=family.ledger_log,

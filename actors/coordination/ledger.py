@@ -132,6 +132,11 @@ class Ledger:
         return self._flight is None and not self._gathered
 
     @property
+    def epoch(self) -> int:
+        """Of this life of the coordinator: above those of all that were before it."""
+        return self.covered.epoch
+
+    @property
     def given(self) -> Place:
         """The last place that an entry was given."""
         return Place(self.covered.epoch, self._numbers)

@@ -219,7 +219,8 @@ class AllocatorActor(DiskActor):
 
     def _reserve_until(self, end: int) -> None:
         size = self._segment_bytes
-        begin = max(self._allocated.value, self._tail // PAGE * PAGE)
+        # The segment before may be gone, and the page that it ends in is no business of ours.
+        begin = max(self._allocated.value, self._current, self._tail // PAGE * PAGE)
         while begin < end:
             start = begin // size * size
             until = self._maker.reserve(start, begin - start, min(size, end - start))

@@ -47,7 +47,7 @@ from cometmq.shm.log.marks import remove_marks
 from cometmq.shm.log.references import create_references
 from cometmq.shm.os.ballast import BASE_BYTES, drop_ballast, take_ballast
 from cometmq.shm.os.durable import sync_folder
-from cometmq.shm.os.files import ABORT_FILE
+from cometmq.shm.os.files import ABORT_FILE, SLAVE_FILE
 from cometmq.shm.os.locks import StoreLock
 from cometmq.shm.state.identity import keep_identity
 
@@ -117,10 +117,18 @@ class BrokerActor(ServiceActor):
     def on_start(self) -> None:
         self._lock = StoreLock(self._store, 1)
         abort = self._store / ABORT_FILE
-        self._clean = not abort.exists()
-        self._last_run = None if self._clean else LastRun.read(self._store, self._segment_bytes)
+        self._was_slave = (self._store / SLAVE_FILE).exists()
+        # A slave may end in the middle of what its master wrote in one piece, and its books may be
+        # ahead of its log: who becomes a master looks at all of it.
+        promoted = self._was_slave and not self._settings.is_slave
+        self._clean = not abort.exists() and not promoted
+        self._last_run = None
+        if not (self._clean or promoted):
+            self._last_run = LastRun.read(self._store, self._segment_bytes)
         drop_ballast(self._store)
         abort.write_text(str(os.getpid()))
+        if self._settings.is_slave:
+            (self._store / SLAVE_FILE).touch()
         sync_folder(self._store)
         queue_segment_bytes = self._settings.mapped_file_size_consume_queue_bytes
         keep_identity(self._store, self._name, self._segment_bytes, queue_segment_bytes)
@@ -234,6 +242,8 @@ class BrokerActor(ServiceActor):
         channel.close()
         if not self._is_ready:
             self._is_ready = True
+            if self._was_slave and not self._settings.is_slave:
+                (self._store / SLAVE_FILE).unlink(missing_ok=True)
             self._take_ballast(leave_bytes=2 * BASE_BYTES)
             log.info(
                 "%s serves %s after %.2f s; name server %s",

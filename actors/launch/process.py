@@ -34,6 +34,7 @@ def load_roles() -> None:
     """What the zygote has imported, no child has to."""
     for each in ROLES:
         each.load()
+        each.load(slave=True)
 
 
 def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
@@ -47,7 +48,8 @@ def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
         bind = [(family.addresses[role], True)]
         if family.bind:
             bind.append((family.bind, False))
-        reference = role_of(role).load().of_family(family, bind)
+        actor_class = role_of(role).load(slave=family.settings.is_slave)
+        reference = actor_class.of_family(family, bind)
     except Exception as error:
         return _report_broken(reports, role, error)
     actor = actor_of(reference)

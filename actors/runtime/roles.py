@@ -23,11 +23,16 @@ def _one(_settings: BrokerSettings) -> int:
     return 1
 
 
+def _one_on_a_master(settings: BrokerSettings) -> int:
+    return 0 if settings.is_slave else 1
+
+
 class Role(msgspec.Struct, frozen=True, kw_only=True):
     """One of the broker's processes.
 
     Args:
         actor: "module:Class" of the ServiceActor that plays it.
+        slave_actor: on a slave, if it is another one there.
         doorbell: the number of its eventfd; the first one's, where there are several.
         count: how many there are with these settings.
         numbered: there may be several; then each has a number, also where there is one.
@@ -38,6 +43,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     actor: str
+    slave_actor: str = ""
     doorbell: Doorbell
     count: Callable[[BrokerSettings], int] = _one
     numbered: bool = False
@@ -45,9 +51,10 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     owns: frozenset[Counter] = frozenset()
     owns_second: frozenset[Counter] = frozenset()
 
-    def load(self) -> Any:
-        """The actor's class; imports it."""
-        module, _, name = self.actor.partition(":")
+    def load(self, *, slave: bool = False) -> Any:
+        """The actor's class, on a master or on a slave; imports it."""
+        actor = (slave and self.slave_actor) or self.actor
+        module, _, name = actor.partition(":")
         return getattr(import_module(module), name)
 
     def names(self, settings: BrokerSettings) -> list[str]:
@@ -62,10 +69,12 @@ ROLES: Final = (
         name="scheduler",
         actor="cometmq.actors.semantics.scheduler:SchedulerActor",
         doorbell=Doorbell.SCHEDULER,
+        count=_one_on_a_master,
     ),
     Role(
         name="commitlog",
         actor="cometmq.actors.writer.commitlog:CommitLogActor",
+        slave_actor="cometmq.actors.replication.follower:FollowerActor",
         doorbell=Doorbell.COMMITLOG,
         port=1,
         owns=frozenset({
@@ -121,6 +130,7 @@ ROLES: Final = (
     Role(
         name="coordinator",
         actor="cometmq.actors.coordination.coordinator:CoordinatorActor",
+        slave_actor="cometmq.actors.replication.coordinator:SlaveCoordinatorActor",
         doorbell=Doorbell.COORDINATOR,
         port=2,
     ),

@@ -173,13 +173,7 @@ class CommitLogActor(ServiceActor):
 
     def _wait_for_space(self, end: int) -> int:
         """Until file space is ready up to there; up to where it is."""
-        if not self._segments.take(end):
-            if self._log.physical_offset > self._wrote.value:
-                # Or the allocator would not know how far we have come.
-                self._log.publish()
-                self._log.wake()
-            self._segments.wait(end)
-        return self._segments.end
+        return self._segments.need(end, self._log)
 
     # --- what is stored ---
 

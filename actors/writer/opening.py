@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.writer.batches import host_bytes
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import ListTopics, TopicList
+from cometmq.protocol.errors import StoreError
 from cometmq.protocol.topics import TopicMirror, fetch_topics
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.live.control import HOT_STEP_BYTES, Counter, Phase
 from cometmq.shm.log.commit_log import CommitLog
-from cometmq.shm.log.recovery import LAST_RUN_ENDED, recover_log, zero_behind
-from cometmq.shm.os.files import COMMITLOG_DIR, list_segments
+from cometmq.shm.log.recovery import (
+    LAST_RUN_ENDED,
+    cut,
+    recover_log,
+    without_torn_write,
+    zero_behind,
+)
+from cometmq.shm.log.torn import without_torn_record
+from cometmq.shm.os.durable import sync_folder
+from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment, list_segments
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +38,12 @@ SYNC_HERE_BYTES: Final = 256 * 1024
 TOPICS_TIMEOUT_S: Final = 10
 
 
-def begin_log(family: Family) -> None:
-    """Find the end of the log: by scanning at the start of a run, else `wrote` says it."""
+def begin_log(family: Family, *, where_empty: Callable[[], int] | None = None) -> None:
+    """Find the end of the log: by scanning at the start of a run, else `wrote` says it.
+
+    Args:
+        where_empty: asked where a log begins that never had a record; the default is 0.
+    """
     store, control = family.store, family.control
     segment_bytes = family.settings.mapped_file_size_commit_log_bytes
     phase, wrote = control.own(Counter.PHASE), control.own(Counter.WROTE)
@@ -42,8 +58,16 @@ def begin_log(family: Family) -> None:
         check_crc=family.settings.check_crc_on_recover,
         cut_at_damage=family.settings.cut_log_at_damage,
         last_run=family.last_run,
+        without_torn=without_torn_record if family.settings.is_slave else without_torn_write,
     )
     starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
+    if where_empty is not None and end.physical_offset == (starts[0] if starts else 0):
+        begin = where_empty()
+        _begin_empty_log(store, segment_bytes, begin)
+        end = msgspec.structs.replace(
+            end, scanned_from=begin, physical_offset=begin, reason="it is empty"
+        )
+        starts = [begin]
     log_min = starts[0] if starts else 0
     redo_from = end.physical_offset if family.clean else end.scanned_from
     if family.last_run is not None and end.reason == LAST_RUN_ENDED:
@@ -54,6 +78,21 @@ def begin_log(family: Family) -> None:
     wrote.reset(end.physical_offset)
     control.own(Counter.STEPS).reset(end.physical_offset // _step_bytes(family))
     phase.advance(Phase.RECOVERED)
+
+
+def _begin_empty_log(store: Path, segment_bytes: int, begin: int) -> None:
+    """Have a log without records begin there. Raises StoreError, DiskFull."""
+    if begin % segment_bytes:
+        raise StoreError(
+            f"the log is to begin at {begin}, where no segment of {segment_bytes} bytes begins: is "
+            "mappedFileSizeCommitLog the master's?"
+        )
+    folder = store / COMMITLOG_DIR
+    if list_segments(folder, segment_bytes) != [begin]:
+        cut(store, segment_bytes, 0)
+        create_segment(folder, begin, segment_bytes, store / STAGING_DIR, reserve_bytes=0)
+        sync_folder(folder)
+        log.info("the log begins at %d", begin)
 
 
 def open_log(family: Family, flushed: SleepCell, ready: Callable[[int], int]) -> CommitLog:

@@ -13,6 +13,7 @@ from cometmq.actors.runtime.family import Family
 from cometmq.protocol.errors import CometError, DiskFull, ServiceNotAvailable
 from cometmq.shm.kernel._kernel import Sleepers
 from cometmq.shm.live.control import Counter, Doorbell
+from cometmq.shm.log.commit_log import CommitLog
 
 SEGMENT_TIMEOUT_S: Final = 5  # RocketMQ waits as long for its allocator
 SEGMENT_LOOK_S: Final = 0.1
@@ -38,6 +39,7 @@ class SegmentWait:
         self._sleepers = sleepers
         self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
         self._allocated = family.control.sleep_on(Counter.ALLOCATED, Doorbell.APPENDERS)
+        self._wrote = family.control.read(Counter.WROTE)
         self._errno = family.control.read(Counter.ALLOCATE_ERRNO)
         self._wanted = family.control.own(Counter.SPACE_WANTED)
         self._missing: Missing | None = None
@@ -62,6 +64,16 @@ class SegmentWait:
         self._missing = None
         self.end = min(wanted, allocated)
         return True
+
+    def need(self, end: int, log: CommitLog) -> int:
+        """Wait until it is there for the log up to `end`; up to where it is. Raises as `wait`."""
+        if not self.take(end):
+            if log.physical_offset > self._wrote.value:
+                # Or the allocator would not know how far we have come.
+                log.publish()
+                log.wake()
+            self.wait(end)
+        return self.end
 
     def wait(self, end: int) -> None:
         """Raises DiskFull, ServiceNotAvailable: it cannot be had now."""

@@ -28,6 +28,7 @@ from cometmq.cli.broker import load
 from cometmq.cli.health import processes_of
 from cometmq.cli.options import output_option
 from cometmq.cli.output import JSON, console, print_json, record_of, table_of
+from cometmq.cli.stat_replication import FOLLOWING, following_lines, slaves_in, slaves_text
 from cometmq.cli.topics import BROKERS_OWN
 from cometmq.client.routes import Routes
 from cometmq.protocol.commands import (
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 ASK_S: Final = 0.5
-# What a counter says about work in hand rather than about how far it has come.
 OFFSETS: Final = (
     Counter.MIN_OFFSET, Counter.ALLOCATED, Counter.WROTE, Counter.FLUSHED, Counter.DISPATCHED,
 )  # fmt: skip
@@ -75,6 +75,7 @@ class Snapshot:
     connections: dict[str, dict[str, int]] = field(default_factory=dict)
     slaves: list[dict[str, Any]] = field(default_factory=list)
     replication: dict[str, Any] = field(default_factory=dict)  # as `ha` says; where it is
+    following: dict[str, Any] = field(default_factory=dict)  # as a slave's commitlog process says
 
     def as_record(self, before: Snapshot | None) -> dict[str, Any]:
         """For JSON; rates per second where there is a moment to compare with."""
@@ -90,6 +91,7 @@ class Snapshot:
             "dispatch_behind_bytes": counters["wrote"] - counters["dispatched"],
             "segments": self.segments,
             "connections": self.connections,
+            **({"following": self.following} if self.following else {}),
             "topics": self.topics,
             "holds": {hold["name"]: hold["physical_offset"] for hold in self.holds},
             "processes": self.processes,
@@ -165,7 +167,8 @@ class Watcher:
                 role: {name: found[role][name] for name in CONNECTION_COUNTS if name in found[role]}
                 for role in self._ports
             },
-            *_slaves_in(found.get("ha", {})),
+            *slaves_in(found.get("ha", {})),
+            {name: found["commitlog"][name] for name in FOLLOWING if name in found["commitlog"]},
         )
 
     def _ask_all(self) -> dict[str, dict[str, Any]]:
@@ -253,20 +256,6 @@ class Watcher:
     def close(self) -> None:
         for channel in self._channels.values():
             channel.close()
-
-
-def _slaves_in(values: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What the `ha` process counts: each slave, and the rest."""
-    slaves: dict[str, dict[str, Any]] = defaultdict(dict)
-    rest = {}
-    for key, value in values.items():
-        head, dot, name = key.partition(".")
-        number, _, name = name.partition(".")
-        if dot and head == "slave":
-            slaves[number][name] = value
-        elif key != "pid":
-            rest[key] = value
-    return list(slaves.values()), rest
 
 
 def _pss(process: psutil.Process) -> int | None:
@@ -409,6 +398,7 @@ def drawing(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
         f"{record['flush']}",
         "behind": f"flush {record['flush_behind_bytes']:,} bytes, "
         f"dispatch {record['dispatch_behind_bytes']:,} bytes",
+        **following_lines(snapshot.following, counters["wrote"]),
         **_segment_lines(snapshot.segments),
         "connections": _connections(snapshot.connections),
     }
@@ -421,7 +411,7 @@ def drawing(snapshot: Snapshot, before: Snapshot | None) -> RenderableType:
     if record["holds"]:
         head["holds"] = ", ".join(f"{name} at {at:,}" for name, at in record["holds"].items())
     if snapshot.replication:
-        head["slaves"] = _slaves(snapshot.slaves)
+        head["slaves"] = slaves_text(snapshot.slaves)
     topics = [{"topic": name, **values} for name, values in snapshot.topics.items()]
     grid = Table.grid(padding=(0, 3))
     grid.add_row(
@@ -441,18 +431,6 @@ def _segment_lines(segments: dict[str, Any]) -> dict[str, str]:
         "hot_window": segments["hot_window"],
     }
     return lines | ({"limits": segments["limits"]} if segments["limits"] else {})
-
-
-def _slaves(slaves: list[dict[str, Any]]) -> str:
-    """Each of them, and how far it is."""
-    return (
-        "; ".join(
-            f"{slave['address']} at {slave['acknowledged']:,}, {slave['lag_bytes']:,} bytes behind "
-            f"since {datetime.fromtimestamp(slave['since_ms'] / 1000):%Y-%m-%d %H:%M:%S}"
-            for slave in slaves
-        )
-        or "none is connected"
-    )
 
 
 def _connections(by_role: dict[str, dict[str, int]]) -> str:

@@ -1231,3 +1231,38 @@ def java_hash(text: str) -> int:
 
 def crc32(buffer: Any, value: int = 0) -> int:
     """CRC-32 as zlib's, unmasked."""
+
+# --- copying ---
+
+COPY_MORE: Final[int]
+COPY_ROOM: Final[int]
+COPY_GAP: Final[int]
+COPY_FRAME: Final[int]
+COPY_RECORD: Final[int]
+COPY_STREAM_BYTES: Final[int]
+COPY_FRAME_MAX: Final[int]
+
+@final
+class LogCopy:
+    """Takes a master's frames and lays whole records down as they are."""
+
+    end: int  # physical offset of the next byte
+    held: int  # bytes of a record that is not whole yet
+    frames: int  # since the last `forget`
+    frame_offset: int  # of the last one
+    frame_bytes: int
+    why: str  # what is wrong with the record at the log's end
+    def __init__(
+        self,
+        log: LogAppender,
+        record_max: int,
+        cursor_of: Callable[[str, int], QueueCursor | None],
+    ) -> None: ...
+    def receive(self, fd: int) -> int:
+        """Take what a socket holds: so many bytes, 0 at its end, -1 for nothing. Raises OSError."""
+    def feed(self, content: Buffer) -> int:
+        """As `receive`, from memory; how many bytes there was room for."""
+    def take(self) -> int:
+        """Lay down what has come; one of the COPY_ reasons why it stopped."""
+    def forget(self) -> None:
+        """The connection is lost: what is not whole comes again."""

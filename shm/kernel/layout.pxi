@@ -23,6 +23,11 @@ cdef enum:  # BLANK
     BLANK_MAGIC = 4
     BLANK_BYTES = 8
 
+cdef enum:  # HA_FRAME
+    HA_FRAME_PHYSICAL_OFFSET = 0
+    HA_FRAME_SIZE = 8
+    HA_FRAME_BYTES = 12
+
 cdef enum:  # BATCH_ELEMENT
     BATCH_ELEMENT_TOTAL_SIZE = 0
     BATCH_ELEMENT_MAGIC = 4

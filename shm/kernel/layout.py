@@ -88,6 +88,9 @@ assert RECORD_MIDDLE.size == 16
 # RocketMQ CommitLog, the end-of-segment blank.
 BLANK: Final = Layout("BLANK", {"size": "i32", "magic": "u32"})
 
+# What a master sends its slave ahead of the log's bytes (RocketMQ DefaultHAConnection).
+HA_FRAME: Final = Layout("HA_FRAME", {"physical_offset": "i64", "size": "i32"})
+
 # One element of a client batch body (RocketMQ MessageDecoder.encodeMessage): this head, the body,
 # an i16 length and the properties.
 BATCH_ELEMENT: Final = Layout(
@@ -253,6 +256,7 @@ LAYOUTS: Final = (
     RECORD_HEAD,
     RECORD_MIDDLE,
     BLANK,
+    HA_FRAME,
     BATCH_ELEMENT,
     STAGE_ENTRY,
     INNER_RECORD,

@@ -194,9 +194,10 @@ cdef class LogAppender:
             self._ends._wake(queue)
 
     cdef void _publish(self) noexcept:
-        store_release64(self._timestamp_cell._word, <uint64_t>self.last_store_timestamp)
         store_release64(self._messages._word, <uint64_t>self.count)
         store_release64(self._wrote._word, <uint64_t>(self.segment_start + self._at))
+        # Last: who reads the time and then `wrote` finds all of that time below it.
+        store_release64(self._timestamp_cell._word, <uint64_t>self.last_store_timestamp)
 
     cdef int _wake(self) except -1:
         """Behind a full barrier."""

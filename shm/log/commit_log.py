@@ -128,6 +128,14 @@ class CommitLog:
         else:
             self._roll(need)
 
+    def make_room(self) -> None:
+        """For a LogCopy that has come to the end of its file space, or of its segment: `ready` may
+        raise."""
+        if self._memory is None:
+            self.open_segment()
+        else:
+            self._make_room()
+
     def append_all(self, queue: QueueCursor, bodies: list[bytes], properties: bytes = b"") -> int:
         """Append messages that differ in their bodies only, all or none; the first queue offset."""
         if self._memory is None:

@@ -441,10 +441,12 @@ def recover_log(
     check_crc: bool = True,
     cut_at_damage: bool = False,
     last_run: LastRun | None = None,
+    without_torn: Callable[[Path, int, LogEnd], LogEnd] = without_torn_write,
 ) -> LogEnd:
     """Bring the CommitLog to the end of its last whole record, and say so in one line.
 
     Args:
+        without_torn: what is cut at the end as well, since it is not whole.
         last_run: where a killed run says that it ended. It is looked at first: nothing has to be
             searched then, and a batch that was not whole yet goes as a whole.
     """
@@ -457,7 +459,7 @@ def recover_log(
             store, segment_bytes, clean=clean, check_crc=check_crc, cut_at_damage=cut_at_damage,
             on_step=_telling(store, segment_bytes),
         )  # fmt: skip
-        end = without_torn_write(store, segment_bytes, end)
+        end = without_torn(store, segment_bytes, end)
         dirty = cut(store, segment_bytes, end.physical_offset)
     report(end.damages)
     log.info(

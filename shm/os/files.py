@@ -27,6 +27,7 @@ RETIRED_DIR: Final = "cometmq.retired"  # segments that have left the log; see s
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
+SLAVE_FILE: Final = "cometmq.slave"  # the last broker on this store copied a master
 
 _CHUNK: Final = 1_048_576
 _BLOCK: Final = 65_536  # at most, of a file system

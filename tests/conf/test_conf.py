@@ -40,6 +40,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "brokerClusterName": "DefaultCluster",
     "brokerRole": "ASYNC_MASTER",
+    "haMasterAddress": "",
+    "haSendHeartbeatInterval": 5_000,
+    "haHousekeepingInterval": 20_000,
     "mappedFileSizeCommitLog": 1_073_741_824,
     "mappedFileSizeConsumeQueue": 6_000_000,
     "mappedFileSizeTimerLog": 104_857_600,
@@ -86,8 +89,6 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "defaultTopicQueueNums": 8,
     "autoCreateTopicEnable": True,
     "autoCreateSubscriptionGroup": True,
-    "haSendHeartbeatInterval": 5_000,
-    "haHousekeepingInterval": 20_000,
     "slaveTimeout": 3_000,
     "haMaxGapNotInSync": 256 * 2**20,
 }
@@ -297,11 +298,6 @@ def test_a_text_is_a_number_or_refused(text: str, unit: Unit | None) -> None:
         ("mlockEnable", "yes", "mlockEnable = yes: must be true or false"),
         ("mlockEnable", 1, "mlockEnable = 1: must be true or false"),
         ("flushDiskType", "SYNC", "flushDiskType = SYNC: must be ASYNC_FLUSH or SYNC_FLUSH"),
-        (
-            "brokerRole",
-            "SLAVE",
-            "brokerRole = SLAVE: not supported yet; use ASYNC_MASTER or SYNC_MASTER",
-        ),
         ("brokerId", 1, "brokerId = 1: must be 0 with brokerRole = ASYNC_MASTER"),
         (
             "brokerName",
@@ -599,17 +595,17 @@ def test_unknown_keys_from_elsewhere() -> None:
     loaded = load_settings(
         environment={
             "COMETMQ_FLUSH_DISK": "1",
-            "COMETMQ_HA_MASTER_ADDRESS": "x",
+            "COMETMQ_BROKER_IP2": "x",
             "COMETMQ_X": "",
         },
-        pairs=["haMasterAddress=10912", "x=1", "logging=a", "k" * 500 + "=1"],
+        pairs=["brokerIP2=10912", "x=1", "logging=a", "k" * 500 + "=1"],
     )
     assert loaded.settings == BrokerSettings()
     assert loaded.warnings == (
+        "COMETMQ_BROKER_IP2: brokerIP2: RocketMQ key, not used by CometMQ",
         "COMETMQ_FLUSH_DISK: unknown variable, ignored; did you mean COMETMQ_FLUSH_DISK_TYPE?",
-        "COMETMQ_HA_MASTER_ADDRESS: haMasterAddress: RocketMQ key, not used by CometMQ",
         "COMETMQ_X: unknown variable, ignored",
-        "--set: haMasterAddress: RocketMQ key, not used by CometMQ",
+        "--set: brokerIP2: RocketMQ key, not used by CometMQ",
         '--set: unknown key "x", ignored',
         '--set: unknown key "logging", ignored',
         f'--set: unknown key "{"k" * 80}...", ignored',

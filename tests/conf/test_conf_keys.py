@@ -94,7 +94,6 @@ def test_what_is_far_from_any_key_is_a_warning() -> None:
         ("brokerPermission=4", "take the permission from its topics"),
         ("storeType=defaultRocksDB", "RocksDB is not read"),
         ("readOnlyCommitLogStorePaths=/old/log", "would not be found"),
-        ("brokerRole=SLAVE", "not supported yet"),
     ],
 )
 def test_what_only_looks_safe_is_refused(pair: str, told: str) -> None:
@@ -121,8 +120,9 @@ def test_settings_in_python_say_whose_key_it_is() -> None:
         ConfigError, match=r"^aclEnable: no such key here, RocketMQ has it; there is"
     ):
         BrokerSettings.from_keys({"aclEnable": True})
-    with pytest.raises(ConfigError, match=r"^haMasterAddress: no such key here, RocketMQ has it$"):
-        BrokerSettings.from_keys({"haMasterAddress": 1})
+    said = r"^haMaxTimeSlaveNotCatchup: no such key here, RocketMQ has it$"
+    with pytest.raises(ConfigError, match=said):
+        BrokerSettings.from_keys({"haMaxTimeSlaveNotCatchup": 1})
 
 
 def test_every_promise_is_a_key_that_sets_nothing() -> None:

@@ -360,8 +360,40 @@ def try_put_records(chance: random.Random, content: bytes) -> None:
     _kernel.put_records(SEGMENT.put(bytes(4096)), start, rows, given)
 
 
+def try_copy(chance: random.Random, content: bytes) -> None:
+    """Frames of a master, whole or not, in a segment that may be too small for what they bring."""
+    size = chance.choice([len(content), len(content) + 8, 91, 512, SEGMENT_BYTES])
+    segment = SEGMENT.put(bytes(min(size, SEGMENT_BYTES)))
+    start = chance.choice([0, 0, 2**62, hostile_number(chance)])
+    log = LogAppender(bytes(8), 1 << 20)
+    log.attach(segment, start, start, chance.choice([-1, start]))
+    copy = _kernel.LogCopy(log, chance.choice([91, 400, 1 << 20]), QueueCursor)
+    stream, at = bytearray(), 0
+    while at < len(content):
+        count = chance.choice([1, 7, 8, 90, 400, len(content)])
+        body = content[at : at + count]
+        stream += (start + at & (1 << 64) - 1).to_bytes(8, "big") + len(body).to_bytes(4, "big")
+        stream += body
+        at += len(body)
+    hostile = bytes(stream) if chance.random() < 0.7 else mutated(chance, bytes(stream))
+    for begin in range(0, len(hostile), piece := chance.choice([1, 11, 100, 1 << 20])):
+        copy.feed(CONTENT.put(hostile[begin : begin + piece]))
+        while (why := copy.take()) == _kernel.COPY_ROOM and log.remaining >= log.wanted > 0:
+            log.reserve_to(log.physical_offset + log.wanted)
+        if why != _kernel.COPY_MORE:
+            break
+    end = log.physical_offset - start
+    copy.forget()
+    reached, _, _, _, _ = scan(segment, start, start, start + end)
+    blank = int.from_bytes(segment[reached - start :][:4], "big")
+    assert reached == start + end or reached + blank == start + end == start + len(segment)
+    if hostile == stream:
+        assert bytes(segment[:end]) == content[:end], "what is laid down is what was sent"
+    assert not any(segment[end:]), "something stays behind it"
+
+
 BY_CONTENT = (
-    try_deliver, try_columns, try_spans, try_tail, try_walk, try_index, try_put_records,
+    try_copy, try_deliver, try_columns, try_spans, try_tail, try_walk, try_index, try_put_records,
 )  # fmt: skip
 
 
