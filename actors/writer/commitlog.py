@@ -37,6 +37,7 @@ from cometmq.protocol.commands import (
     DropStages,
     GetDerived,
     GetLine,
+    OpenProducer,
     Position,
     SendMessages,
     StageMessages,
@@ -134,6 +135,7 @@ class CommitLogActor(ServiceActor):
         )
         with closing(self._family.store_reader()) as reader:
             self._desk.derived.load(last_marks(reader))
+        self._desk.producers.load()
         self._staging = Staging(
             self._family.store,
             self._desk,
@@ -202,6 +204,9 @@ class CommitLogActor(ServiceActor):
         self._store_all([request])
 
     def on_append_records(self, _command: AppendRecords, request: Request) -> None:
+        self._store_all([request])
+
+    def on_open_producer(self, _command: OpenProducer, request: Request) -> None:
         self._store_all([request])
 
     def _store_all(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
@@ -312,6 +317,7 @@ class CommitLogActor(ServiceActor):
 
     def _keep_positions(self) -> None:
         """Whatever the log is filled with, there is a snapshot of them near its end."""
+        self._desk.keyed.let_go_of_deleted()
         derived = self._desk.derived
         derived.tell_cleaner()
         if derived.is_snapshot_due:
@@ -334,6 +340,7 @@ class CommitLogActor(ServiceActor):
             self._answers.release()
         self._staging.close()
         self._repeats.close()
+        self._desk.keyed.close()
         with self._log.gate:  # who has asked, and been let in, comes to its end
             self._phase.advance(Phase.STOPPED)
             self._log.close()
@@ -346,9 +353,11 @@ class CommitLogActor(ServiceActor):
             "topics": self._cursors.topic_count,
             "waiting_for_flush": len(self._answers),
             "repeats_found": self._repeats.found,
+            "copies_by_key": self._desk.keyed.copies,
             "syncs": self._family.control.read(Counter.SYNCS).value,
             "staged_bytes": self._staging.files.size,
-            "derivers": len(self._desk.derived.book),
+            "derivers": len(self._desk.derived.book) - len(self._desk.producers),
+            "named_producers": len(self._desk.producers),
             "pid": os.getpid(),
         }
 
