@@ -7,7 +7,7 @@ producer's, its note the sender's number. So it lies in the log, in its order am
 from __future__ import annotations
 
 import struct
-import time
+from datetime import UTC, datetime
 from typing import Final
 
 from cometmq.protocol.commands import OpenProducer, SendMessages
@@ -76,6 +76,6 @@ def fenced(producer_id: str, epoch: int, last: int) -> ProducerFenced:
 def _when(epoch: int) -> str:
     """When it was opened, for people."""
     try:
-        return time.strftime(" (%Y-%m-%d %H:%M:%S UTC)", time.gmtime(epoch // 1000))
+        return f" ({datetime.fromtimestamp(epoch // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC)"
     except (ValueError, OverflowError, OSError):
         return ""

@@ -26,7 +26,6 @@ from cometmq.actors.writer.segments import SegmentWait
 from cometmq.actors.writer.staging import Staging
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import (
-    AppendRecords,
     CloseStage,
     Command,
     CommitStages,
@@ -37,7 +36,6 @@ from cometmq.protocol.commands import (
     DropStages,
     GetDerived,
     GetLine,
-    OpenProducer,
     Position,
     SendMessages,
     StageMessages,
@@ -70,8 +68,8 @@ class CommitLogActor(ServiceActor):
 
     Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`, `sync_wanted`,
     `marks_from`; `flushed` in a word of its own; the ends of queues and their stripes.
-    Wakes on: SendMessages, AppendRecords, `flushed` while an answer waits for it, a timer for one
-    that waits too long; `queues`, to tell how far new ones reach.
+    Wakes on: SendMessages, AppendRecords, OpenProducer, `flushed` while an answer waits for it, a
+    timer for one that waits too long; `queues`, to tell how far new ones reach.
     Under SYNC_FLUSH it syncs a small group itself, so that nobody has to be woken between append
     and answer; what is more, or comes while the flush process is at work, is that one's.
     Dies of: a broken invariant. What was acknowledged lies below `wrote`, which outlives the
@@ -200,14 +198,10 @@ class CommitLogActor(ServiceActor):
                 self.handle(request)
         self._store_all(group)
 
-    def on_send_messages(self, _command: SendMessages, request: Request) -> None:
+    def _store_alone(self, _command: Command, request: Request) -> None:
         self._store_all([request])
 
-    def on_append_records(self, _command: AppendRecords, request: Request) -> None:
-        self._store_all([request])
-
-    def on_open_producer(self, _command: OpenProducer, request: Request) -> None:
-        self._store_all([request])
+    on_send_messages = on_append_records = on_open_producer = _store_alone
 
     def _store_all(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
         """Append whatever was sent, publish it once, answer, and then wake who waits for it.

@@ -263,21 +263,23 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         """Whether the topic had a message with that key already (`Producer(dedup="keys")`), so that
         this one was not stored: all else that is said here is of the first one. Waits for the
         answer."""
-        return self._batch.copy_of(self._index) is not None
+        batch: Batch = self._batch
+        return batch.copy_of(self._index) is not None
 
     @property
     def queue_id(self) -> int:
         """The queue that it lies in; waits for the answer."""
-        copy = self._batch.copy_of(self._index)
-        return int(self._batch.queue_id) if copy is None else copy.queue_id
+        batch: Batch = self._batch
+        copy = batch.copy_of(self._index)
+        return batch.queue_id if copy is None else copy.queue_id
 
     @property
     def queue_offset(self) -> int:
         """Where the message stands in its queue."""
-        result: SectionResult = self._batch.answer()
-        index = self._index
+        batch: Batch = self._batch
+        result, index = batch.answer(), self._index
         if result.copies:
-            copy = self._batch.copy_of(index)
+            copy = batch.copy_of(index)
             if copy is not None:
                 return copy.queue_offset
             index -= bisect_left(result.copies, index, key=_index_of)
@@ -301,10 +303,11 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     @property
     def store_timestamp_ms(self) -> int:
         """The broker's clock when it stored the message."""
-        copy = self._batch.copy_of(self._index)
+        batch: Batch = self._batch
+        copy = batch.copy_of(self._index)
         if copy is not None and copy.store_timestamp_ms:
             return copy.store_timestamp_ms
-        return int(self._batch.store_timestamp_ms)
+        return batch.store_timestamp_ms
 
     @property
     def due_ms(self) -> int | None:

@@ -13,7 +13,6 @@ from typing import Final
 
 from cometmq.protocol.errors import SystemBusy
 from cometmq.shm.derived.index_file import (
-    INDEX_DIR,
     IndexHeader,
     IndexReader,
     IndexShape,
@@ -24,6 +23,7 @@ from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, KeyTail, LogView, Message
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.log.references import LogMaps
+from cometmq.shm.os.files import INDEX_DIR
 
 BEHIND_MAX: Final = 16 << 20  # bytes of the log that may not be indexed yet
 KEYS_MAX: Final = 262_144  # that are kept of them

@@ -7,6 +7,7 @@ import itertools
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,3 +239,27 @@ def test_one_that_the_broker_has_forgotten_says_again_who_it_is(
         once._sender.delivery.identity.epoch += 1
         with pytest.raises(ProducerUnknown, match=name):
             once.send("forgotten", b"not stored")
+
+
+def test_a_broker_remembers_those_that_were_opened_last(tmp_path: Path) -> None:
+    """In a log of small segments a few; one that is forgotten says again who it is."""
+    settings = {"mappedFileSizeCommitLog": 64 << 10, "maxMessageSize": 4 << 10}
+    with Served(tmp_path / "store", settings) as broker:
+        _ = broker.endpoints
+        broker.create_topic("t", 1)
+        with broker.producer(producer_id="first") as first:
+            first.send("t", b"a")
+            for number in range(100):
+                assert broker.open(producer_id=f"other-{number}", sender=number).code == 0
+            remembered = broker.statistics("commitlog")["named_producers"]
+            assert 5 < remembered < 50
+            assert first.send("t", b"b").queue_offset == 1
+            broker.kill("commitlog")
+            assert broker.statistics("commitlog")["named_producers"] in (remembered, remembered - 1)
+            assert first.send("t", b"c").queue_offset == 2
+            with broker.producer(producer_id="first") as second:
+                second.send("t", b"d")
+                with pytest.raises(ProducerFenced):
+                    first.send("t", b"late")
+            with pytest.raises(ProducerFenced):
+                broker.open(producer_id="other-99", sender=1, epoch=1)
