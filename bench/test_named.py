@@ -86,9 +86,7 @@ OTHERS = {"producer_id": {"producer_id": "bench"}, "dedup": {"dedup": "keys"}}
 def test_send(broker: Broker, full: bool, report: Report, what: str) -> None:
     count, rounds = (2_000, 15) if full else (50, 3)
     with broker.producer() as plain, broker.producer(**OTHERS[what]) as other:
-        found = ratio(
-            one_by_one(plain, count), one_by_one(other, count), rounds, time.perf_counter
-        )
+        found = ratio(one_by_one(plain, count), one_by_one(other, count), rounds, time.perf_counter)
     report(f"{what}, send", found, "times as long")
 
 

@@ -155,6 +155,4 @@ def answered(
 
 def _copy_of(index: int, first: Message) -> Copy:
     identity = first.msg_id if len(first.msg_id) <= ID_MAX else ""
-    return Copy(
-        index, first.queue_id, first.queue_offset, identity, first.store_timestamp_ms
-    )
+    return Copy(index, first.queue_id, first.queue_offset, identity, first.store_timestamp_ms)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cometmq.client.routes import Routes
+from cometmq.client.sending.receipt import STORED_CODES
 from cometmq.protocol.commands import OpenProducer, ProducerOpened
 from cometmq.protocol.errors import (
     CometError,
@@ -97,8 +98,10 @@ class Identity:
         answer, _ = routes.commitlog(endpoint, "a broker").ask(command, timeout_s=timeout_s)
         if not isinstance(answer, ProducerOpened):
             raise CometError(f"{endpoint} answered {type(answer).__name__} to OpenProducer")
-        if answer.code:
+        if answer.code not in STORED_CODES:
             raise from_code(answer.code, answer.text)
+        if answer.code:
+            log.warning("producer %s at %s: %s", self.producer_id, endpoint, answer.text)
         return answer.epoch
 
 

@@ -139,8 +139,9 @@ class Batch:
 
     @property
     def may_go_elsewhere(self) -> bool:
-        """Any queue will do, and it is in none; else it could be stored here and there."""
-        return self.free and not self.unconfirmed
+        """Any queue will do, and it is in none; else it could be stored here and there. What is
+        stored once by its key belongs to one broker."""
+        return self.free and not self.unconfirmed and not self.window_ms
 
     def settle(
         self,

@@ -88,7 +88,7 @@ class OpenProducer(Command, frozen=True, tag=17):
 
 
 class ProducerOpened(Answer, frozen=True, tag=18):
-    code: Int32  # 0; or 10: stored, but not yet on the disk
+    code: Int32  # 0; or as in a SectionResult: stored, but not as safe as it should be
     epoch: Int64 = 0  # the broker's clock in ms, unless one as new was there already
     text: str = ""
 

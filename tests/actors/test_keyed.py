@@ -206,9 +206,7 @@ def test_a_repeat_is_found_by_its_keys(broker: Served, topic: str) -> None:
     broker.by_hand(topic, encoded("r2"), 1)
     first = broker.by_hand(topic, batch, 4, number=1)
     assert [copy.index for copy in first.copies] == [1, 3]
-    again = broker.by_hand(
-        topic, batch, 4, number=2, fence=True, repeats_ms=3_000, window_ms=1
-    )
+    again = broker.by_hand(topic, batch, 4, number=2, fence=True, repeats_ms=3_000, window_ms=1)
     assert [copy.index for copy in again.copies] == [0, 1, 2, 3]
     assert [copy.queue_offset for copy in again.copies] == [1, 0, 2, 1]
     assert len(broker.bodies(topic)) == 3

@@ -62,8 +62,8 @@ def test_both_epochs_are_named() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order_of_opening_losing_and_sending(seed: int) -> None:
     """Processes of one name open it, the broker loses what it knows or goes back to before, its
-    clock steps. At any time at most one may send, and none that was fenced by what the broker knows;
-    whoever is unknown may send after it has opened again with its epoch, unless it is fenced then."""
+    clock steps. At any time one may send at most, none that is fenced by what the broker knows; and
+    whoever is unknown may send once it has opened again."""
     chance = random.Random(SEED + seed)
     now_ms, held = 1_000_000, None
     before: list[Known | None] = [None]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from family import RunningBroker
 
-from cometmq import AsyncProducer, Producer
+from cometmq import Admin, AsyncProducer, Producer
+from cometmq.actors.coordination.namesrv import NameServerActor
 from cometmq.protocol.commands import OpenProducer, ProducerOpened
 from cometmq.protocol.errors import (
     ArgumentIllegal,
@@ -263,3 +264,43 @@ def test_a_broker_remembers_those_that_were_opened_last(tmp_path: Path) -> None:
                     first.send("t", b"late")
             with pytest.raises(ProducerFenced):
                 broker.open(producer_id="other-99", sender=1, epoch=1)
+
+
+@pytest.mark.slow
+def test_several_brokers(tmp_path: Path) -> None:
+    """One epoch at all of them; one that was away hears of the newer producer before it stores
+    anything of it. And all messages of a key have one broker."""
+    server = NameServerActor.start(bind=[("tcp://127.0.0.1:*", False)])
+    address = server.proxy().addresses.get()[0]
+    names = "ab"
+    brokers = {
+        name: RunningBroker(tmp_path / name, {"brokerName": name, "namesrvAddr": address})
+        for name in names
+    }
+    options = {"producer_id": "spread", "timeout_s": 10}
+    try:
+        with Admin(address) as admin:
+            admin.create_topic("t", queues=2)
+            assert {each.broker for each in admin.brokers()} == set(names)
+        with Producer(address, **options) as old:
+            assert {old.send("t", b"x").broker for _ in range(8)} == set(names)
+            brokers["b"].kill_all()
+            with Producer(address, **options) as new:
+                assert epoch_of(new) > epoch_of(old)
+                brokers["b"] = RunningBroker(brokers["b"].store, brokers["b"].settings)
+                assert new.send("t", b"x", queue_id=0).broker == "a"
+                while new.send("t", b"x").broker != "b":  # it is avoided for some seconds
+                    pass
+                for _ in range(8):
+                    with pytest.raises(ProducerFenced):
+                        old.send("t", b"late")
+        with Producer(address, dedup="keys") as producer:
+            places = {key: producer.send("t", b"x", keys=key).broker for key in map(str, range(20))}
+            assert set(places.values()) == set(names)
+            for key, broker in places.items():
+                again = producer.send("t", b"x", keys=key)
+                assert (again.duplicate, again.broker) == (True, broker)
+    finally:
+        for each in brokers.values():
+            each.close()
+        server.stop()

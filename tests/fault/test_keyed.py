@@ -95,6 +95,10 @@ class Senders:
             with contextlib.suppress(CometError):
                 producer.close()
 
+    def end(self) -> None:
+        """They send nothing more; what is on its way they wait for."""
+        self._over.set()
+
     def __enter__(self) -> Senders:
         for each in self._threads:
             each.start()
@@ -203,9 +207,13 @@ def test_the_whole_broker_is_killed(sync: bool, cold: bool, tmp_path: Path) -> N
         broker = begun(store, sync)
         check(broker, told)
         senders = Senders(broker, keys(round_), SEED + round_, timeout_s=3)
-        threading.Timer(chance.uniform(0.3, 1.5), broker.kill_all).start()
         with senders:
-            broker.wait_ended()
+            done = threading.Event()
+            wanted = chance.randint(50, 400)
+            while senders.sent < wanted and not done.wait(0.01):
+                pass
+            broker.kill_all()
+            senders.end()
         merge(told, senders.told)
         if cold:
             (store / CONTROL_FILE).unlink()
@@ -235,11 +243,12 @@ def test_the_power_is_cut(tmp_path: Path) -> None:
             senders = Senders(broker, keys(round_), SEED + round_, timeout_s=3)
             with senders:
                 done = threading.Event()
-                while senders.sent < chance.randint(100, 300) and not done.wait(0.01):
+                wanted = chance.randint(100, 300)
+                while senders.sent < wanted and not done.wait(0.01):
                     pass
                 disk.cut()
                 broker.kill_all()
-                senders._over.set()
+                senders.end()
             merge(told, senders.told)
             disk.power_on()
         with begun(store, True, log_path=log) as broker:
