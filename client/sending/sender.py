@@ -159,7 +159,7 @@ class Sender:
             self._check_open()
             self._window.wait_for_room()
             lanes.writable()
-            lane = self._lane_for(lanes, target, message)
+            lane = _lane_for(lanes, target, message.keys if self._window_ms else None)
             touched: list[Lane] = []
             try:
                 batch, index = accumulator.add(lanes, lane, message, touched)
@@ -187,7 +187,7 @@ class Sender:
             self.prepare(message)
         with self._lock:
             self._check_open()
-            lane = self._lane_for(lanes, target, message)
+            lane = _lane_for(lanes, target, message.keys if self._window_ms else None)
             free = lane is None
             lane = lane or lanes.next()
             busy = not lane.idle
@@ -205,7 +205,9 @@ class Sender:
         batch = self._alone(target.topic, message)
         with self._lock:
             self._check_open()
-            lane = self._lane_for(lanes, target, message) or lanes.next()
+            lane = (
+                _lane_for(lanes, target, message.keys if self._window_ms else None) or lanes.next()
+            )
         batch.queue_id = lane.queue_id
         command = send_command(lane.endpoint, self.delivery.identity, [batch], oneway=True)
         self.routes.commitlog(lane.endpoint, f"broker {lane.broker}").tell(command, [batch.body])
@@ -393,13 +395,6 @@ class Sender:
         self.delivery.launch(flights)
         return end, batch
 
-    def _lane_for(self, lanes: TopicLanes, target: Target, message: Outgoing) -> Lane | None:
-        """The queue that the message is meant for; None = any."""
-        if self._window_ms and target.queue_id is None and target.sharding_key is None:
-            assert message.keys is not None
-            target.broker = lanes.broker_for(message.keys)
-        return _lane_for(lanes, target)
-
     # --- the end ---
 
     def flush(self) -> None:
@@ -436,8 +431,14 @@ class Sender:
         self._accumulator.quick.clear()  # the way that asks for no lock
 
 
-def _lane_for(lanes: TopicLanes, target: Target) -> Lane | None:
-    """The queue that the message is meant for; None = any."""
+def _lane_for(lanes: TopicLanes, target: Target, key: str | None = None) -> Lane | None:
+    """The queue that the message is meant for; None = any.
+
+    Args:
+        key: by which it is stored once: all messages of a key go to one broker.
+    """
+    if key is not None and target.queue_id is None and target.sharding_key is None:
+        target.broker = lanes.broker_for(key)
     lane = None
     if target.sharding_key is not None:
         lane = lanes.for_key(target.sharding_key)
