@@ -16,7 +16,7 @@ import pytest
 from family import RunningBroker, encode_batch
 from inside import wait_indexed
 
-from cometmq import AsyncProducer, Producer
+from cometmq import AsyncProducer, Broker, Producer
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
 from cometmq.protocol.errors import (
     ArgumentIllegal,
@@ -260,6 +260,31 @@ def answered(broker: Served, batch: bytes, count: int) -> SectionResult:
         time.sleep(0.01)
     assert result.code == 0, result
     return result
+
+
+def test_what_a_service_appends(tmp_path: Path) -> None:
+    """Its own threads append beside the actor, which sees what they have laid down."""
+    with Broker(tmp_path / "store", writer="here", profile="test") as broker:
+        appender = broker.appender("t", 0)
+        appended = [appender.append(b"a", keys=f"k{number}") for number in range(50)]
+        over = threading.Event()
+
+        def append_on() -> None:
+            while not over.is_set():
+                appender.append(b"others", keys="others")
+
+        thread = threading.Thread(target=append_on)
+        thread.start()
+        try:
+            with broker.producer(dedup="keys") as producer:
+                for number, queue_offset in enumerate(appended):
+                    receipt = producer.send("t", b"x", keys=f"k{number}")
+                    assert (receipt.duplicate, receipt.queue_offset) == (True, queue_offset)
+                    assert not producer.send("t", b"x", keys=f"new{number}").duplicate
+                assert producer.send("t", b"x", keys="others").duplicate
+        finally:
+            over.set()
+            thread.join()
 
 
 # --- limits ---------------------------------------------------------------------------------------
