@@ -134,6 +134,9 @@ def test_the_window_begins_with_the_first_one(broker: Served, topic: str, indexe
         while now_ms() <= first.store_timestamp_ms + 320:
             time.sleep(0.01)
         assert long.send(topic, b"x", keys="k").msg_id == first.msg_id
+        long.send(topic, b"beside", keys="beside")  # so that the index file is no older
+        if indexed:
+            wait_indexed(broker)
         second = short.send(topic, b"second", keys="k")
         assert not second.duplicate
         assert long.send(topic, b"x", keys="k").msg_id == second.msg_id
