@@ -64,7 +64,8 @@ class AsyncProducer:
         self._loop = LoopChecker(checker)
         if inspect.iscoroutinefunction(checker):
             options["checker"] = self._loop.check
-        self._producer = Producer(name_server, **options)
+        self._producer = _BeginsLater(name_server, **options)
+        self._begun = options.get("producer_id") is None and not self._wait_s
         self._sender = self._producer._sender
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -175,7 +176,11 @@ class AsyncProducer:
         await asyncio.to_thread(self._producer.close)
 
     async def __aenter__(self) -> Self:
-        await self._begin()
+        try:
+            await self._begin()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
         return self
 
     async def __aexit__(
@@ -188,9 +193,9 @@ class AsyncProducer:
 
     async def _begin(self) -> None:
         self._loop.begin()
-        if self._wait_s:
-            await self._elsewhere("broker", self._producer.wait_for_broker, self._wait_s)
-            self._wait_s = 0
+        if not self._begun:
+            await self._elsewhere("broker", self._producer.begin, self._wait_s)
+            self._begun = True
 
     async def _prepare(self, topic: str) -> None:
         """Whatever could block, elsewhere: the route of a new topic, room for one more batch."""
@@ -234,6 +239,15 @@ class AsyncProducer:
 
         self._sender.gather(target, message, watch)
         return future
+
+
+class _BeginsLater(Producer):
+    """It asks nobody before it is told to: an event loop is not held up."""
+
+    def _begin(self, wait_s: float) -> None: ...
+
+    def begin(self, wait_s: float) -> None:
+        super()._begin(wait_s)
 
 
 async def _in_thread(call: Callable[..., object], *arguments: Any) -> None:

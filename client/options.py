@@ -32,6 +32,9 @@ class ProducerOptions(TypedDict, total=False):
     wait_for_broker: float
     name: str | None
     checker: Checker | None
+    producer_id: str | None
+    dedup: str | None
+    dedup_window: timedelta | float
 
 
 class OnewayOptions(TypedDict, total=False):

@@ -28,6 +28,8 @@ CometError
 │   ├── TransactionIncomplete  one of its messages failed
 │   ├── RequesterGone          nobody waits for that reply any more
 │   ├── Overtaken              a later message of the same producer came to that queue before
+│   ├── ProducerFenced         a newer process has the same producer_id
+│   ├── ProducerUnknown        the broker does not know that producer_id any more
 │   ├── NotOwner               the queue belongs to another member of the group now
 │   └── BadRequest             a frame or command that cannot be understood
 │       ├── UnknownCommand
@@ -163,7 +165,8 @@ class NoPermission(Refused):
 class NotMaster(Refused):
     """This broker is a slave: it serves what it has. The text names its master, which takes it."""
 
-    code = 9120
+    code = 9122
+    retriable = True
 
 
 class SystemBusy(Refused):
@@ -241,6 +244,26 @@ class Overtaken(Refused):
     """Its producer had given it up, and a later message to that queue came before it."""
 
     code = 9013
+    retriable = True
+
+
+class ProducerFenced(Refused):
+    """A producer that was started later has the same `producer_id`; the text names both epochs.
+
+    Nothing was stored, and nothing of this producer is any more. It has been replaced: end it.
+    """
+
+    code = 9120
+
+
+class ProducerUnknown(Refused):
+    """The broker does not know that `producer_id`, or only an older epoch of it; both are named.
+
+    It has lost them (a loss of power under ASYNC_FLUSH), has forgotten them, or was away when the
+    producer began. A producer says again who it is, and sends again.
+    """
+
+    code = 9121
     retriable = True
 
 

@@ -148,6 +148,11 @@ def check_hold(name: str) -> None:
     _check("hold", name, GROUP_MAX)
 
 
+def check_producer_id(name: str) -> None:
+    """Raise NameIllegal unless a producer may have that producer_id."""
+    _check("producer", name, GROUP_MAX)
+
+
 def check_staging_name(kind: str, name: str) -> None:
     """Raise NameIllegal unless the name may be a sink's or a stage's."""
     if (

@@ -13,6 +13,7 @@ from cometmq.actors.runtime.service import Payload, Request, Timer
 from cometmq.protocol.commands import (
     Command,
     Cover,
+    ProducerOpened,
     RecordsAppended,
     SendResult,
 )
@@ -227,6 +228,10 @@ def late(answer: Command, error: type[NotConfirmed], text: str) -> Command:
     Of two such errors the one of this machine's disk is told."""
     if isinstance(answer, RecordsAppended):
         return RecordsAppended(error.code, answer.store_timestamp_ms, text, answer.already)
+    if isinstance(answer, ProducerOpened):
+        if answer.code in (0, FlushSlaveTimeout.code, SlaveNotAvailable.code):
+            return ProducerOpened(error.code, answer.epoch, text)
+        return answer
     assert isinstance(answer, SendResult)
     results = [
         msgspec.structs.replace(result, code=error.code, text=text)

@@ -16,6 +16,7 @@ from cometmq.actors.books.timers import RECALL_MARGIN_MS
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Payload, Request
 from cometmq.actors.writer.cursors import Cursors
+from cometmq.actors.writer.keyed import Keyed, answered, rest_of
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (
     TIMED,
@@ -39,6 +40,7 @@ from cometmq.protocol.timed import LATEST_MS
 from cometmq.shm.kernel._kernel import (
     BatchIllegal,
     InnerEncoder,
+    QueueCursor,
     RecordTooLarge,
     element_start,
 )
@@ -75,6 +77,8 @@ class Batches:
         check_admitted: raises why nothing is stored now.
         append_records: lays down records of ours.
         cover: that the answers wait for.
+        check_producer: raises why a sender with a name stores nothing.
+        keyed: tells what is there by its key.
     """
 
     def __init__(
@@ -86,12 +90,17 @@ class Batches:
         check_admitted: Callable[[], None],
         append_records: Callable[[Sequence[QueueKey], bytes, int], bytes],
         cover: int,
+        check_producer: Callable[[SendMessages], None],
+        keyed: Keyed,
     ) -> None:
         self._log = commit_log
         self._cursors = cursors
         self._check_admitted = check_admitted
         self._append_records = append_records
         self._cover = cover
+        self._check_producer = check_producer
+        self._keyed = keyed
+        self._keyed_count = 0  # messages of the command that is being stored
         self._store_host = settings.advertised_address
         self._delay_levels_ms = settings.delay_levels_ms
         self._fences = Fences()
@@ -100,6 +109,7 @@ class Batches:
         """Append the sections of one command, but for what is `found` to be there."""
         results = []
         wait = False
+        self._keyed_count = 0
         if len(command.sections) != len(request.payload):
             error = BadRequest(
                 f"{len(command.sections)} sections, {len(request.payload)} payload frames"
@@ -136,12 +146,21 @@ class Batches:
     def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
         if section.fence or self._fences:
             self._fences.let_pass(command.sender, section)
+        if command.producer_id:
+            self._check_producer(command)
         self._check_admitted()
         queue = self._cursors.writable(section.topic, section.queue_id)
+        if section.window_ms:
+            return self._append_keyed(queue, section, batch, command)
         if section.delay_level > 0 or section.producer_group:
             return self._append_elsewhere(section, batch, command)
         if section.delay_level == TIMED:
             return self._append_timed(section, batch, command)
+        return self._append_batch(queue, section, batch, command)
+
+    def _append_batch(
+        self, queue: QueueCursor, section: Section, batch: bytes | memoryview, command: SendMessages
+    ) -> SectionResult:
         at = self._log.append_batch(
             queue,
             batch,
@@ -151,6 +170,22 @@ class Batches:
             born_host=host_bytes(command.born_host),
         )
         return SectionResult(0, self._log.appender.batch_queue_offset, at)
+
+    def _append_keyed(
+        self, queue: QueueCursor, section: Section, batch: memoryview, command: SendMessages
+    ) -> SectionResult:
+        """Store the messages whose keys the topic does not have. No other thread comes between."""
+        self._keyed_count += max(section.count, 0)
+        self._keyed.check(section, self._keyed_count)
+        with self._log.gate:
+            found, inside = self._keyed.stored(section, batch, self._log.physical_offset)
+            if not found and not inside:
+                return self._append_batch(queue, section, batch, command)
+            left_out = sorted({*found, *inside})
+            stored = SectionResult(0)
+            if len(left_out) < section.count:
+                stored = self._append_batch(queue, *rest_of(batch, left_out, section), command)
+        return answered(section, batch, found, inside, stored)
 
     def _append_rest(
         self,

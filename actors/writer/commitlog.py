@@ -26,7 +26,6 @@ from cometmq.actors.writer.segments import SegmentWait
 from cometmq.actors.writer.staging import Staging
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import (
-    AppendRecords,
     CloseStage,
     Command,
     CommitStages,
@@ -69,8 +68,8 @@ class CommitLogActor(ServiceActor):
 
     Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`, `sync_wanted`,
     `marks_from`; `flushed` in a word of its own; the ends of queues and their stripes.
-    Wakes on: SendMessages, AppendRecords, `flushed` while an answer waits for it, a timer for one
-    that waits too long; `queues`, to tell how far new ones reach.
+    Wakes on: SendMessages, AppendRecords, OpenProducer, `flushed` while an answer waits for it, a
+    timer for one that waits too long; `queues`, to tell how far new ones reach.
     Under SYNC_FLUSH it syncs a small group itself, so that nobody has to be woken between append
     and answer; what is more, or comes while the flush process is at work, is that one's.
     Dies of: a broken invariant. What was acknowledged lies below `wrote`, which outlives the
@@ -134,6 +133,7 @@ class CommitLogActor(ServiceActor):
         )
         with closing(self._family.store_reader()) as reader:
             self._desk.derived.load(last_marks(reader))
+        self._desk.producers.load()
         self._staging = Staging(
             self._family.store,
             self._desk,
@@ -192,11 +192,10 @@ class CommitLogActor(ServiceActor):
                 self.handle(request)
         self._store_all(group)
 
-    def on_send_messages(self, _command: SendMessages, request: Request) -> None:
+    def _store_alone(self, _command: Command, request: Request) -> None:
         self._store_all([request])
 
-    def on_append_records(self, _command: AppendRecords, request: Request) -> None:
-        self._store_all([request])
+    on_send_messages = on_append_records = on_open_producer = _store_alone
 
     def _store_all(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
         """Append whatever was sent, publish it once, answer, and then wake who waits for it.
@@ -306,6 +305,7 @@ class CommitLogActor(ServiceActor):
 
     def _keep_positions(self) -> None:
         """Whatever the log is filled with, there is a snapshot of them near its end."""
+        self._desk.keyed.let_go_of_deleted()
         derived = self._desk.derived
         derived.tell_cleaner()
         if derived.is_snapshot_due:
@@ -328,6 +328,7 @@ class CommitLogActor(ServiceActor):
             self._answers.release()
         self._staging.close()
         self._repeats.close()
+        self._desk.keyed.close()
         with self._log.gate:  # who has asked, and been let in, comes to its end
             self._phase.advance(Phase.STOPPED)
             self._log.close()
@@ -340,9 +341,11 @@ class CommitLogActor(ServiceActor):
             "topics": self._cursors.topic_count,
             "waiting_for_flush": len(self._answers),
             "repeats_found": self._repeats.found,
+            "copies_by_key": self._desk.keyed.copies,
             "syncs": self._family.control.read(Counter.SYNCS).value,
             "staged_bytes": self._staging.files.size,
-            "derivers": len(self._desk.derived.book),
+            "derivers": len(self._desk.derived.book) - len(self._desk.producers),
+            "named_producers": len(self._desk.producers),
             "pid": os.getpid(),
         }
 

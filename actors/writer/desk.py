@@ -16,10 +16,14 @@ from cometmq.actors.writer.answers import SLOW_S, Answers
 from cometmq.actors.writer.batches import NOTHING_FOUND, Batches, Found, Stored
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.derived import DerivedWrites
+from cometmq.actors.writer.keyed import Keyed
+from cometmq.actors.writer.producers import Producers
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import (
     AppendRecords,
     Cover,
+    OpenProducer,
+    ProducerOpened,
     QueueKey,
     RecordsAppended,
     Section,
@@ -43,7 +47,7 @@ from cometmq.shm.log.commit_log import CommitLog
 
 log = logging.getLogger(__name__)
 
-STORED = SendMessages, AppendRecords  # what the desk takes
+STORED = SendMessages, AppendRecords, OpenProducer  # what the desk takes
 
 
 class Desk:
@@ -85,6 +89,16 @@ class Desk:
         self._on_failed_sync = on_failed_sync
         self.own_records = 0  # of the broker's own, which are nobody's messages
         segment_bytes = settings.mapped_file_size_commit_log_bytes
+        bytes_max = snapshot_bytes_max(segment_bytes, settings.max_message_size)
+        self.derived = DerivedWrites(
+            Derivers(bytes_max),
+            self.append_records,
+            segment_start=lambda: commit_log.appender.segment_start,
+            flushed=lambda: flushed.value,
+            tell_needed=family.control.own(Counter.MARKS_FROM).reset,
+        )
+        self.producers = Producers(self.derived, bytes_max)
+        self.keyed = Keyed(family)
         self.batches = Batches(
             settings,
             commit_log,
@@ -92,13 +106,8 @@ class Desk:
             check_admitted=self._check_admitted,
             append_records=self.append_records,
             cover=answers.policy,
-        )
-        self.derived = DerivedWrites(
-            Derivers(snapshot_bytes_max(segment_bytes, settings.max_message_size)),
-            self.append_records,
-            segment_start=lambda: commit_log.appender.segment_start,
-            flushed=lambda: flushed.value,
-            tell_needed=family.control.own(Counter.MARKS_FROM).reset,
+            check_producer=self.producers.check,
+            keyed=self.keyed,
         )
 
     # --- commands ---
@@ -108,8 +117,19 @@ class Desk:
         command = request.command
         if isinstance(command, SendMessages):
             return self.batches.store(request, command, found)
+        if isinstance(command, OpenProducer):
+            return self._open_producer(command)
         assert isinstance(command, AppendRecords)
         return self._store_records(request, command)
+
+    def _open_producer(self, command: OpenProducer) -> Stored:
+        try:
+            self._check_admitted()
+            epoch = self.producers.open(command)
+        except Exception as caught:
+            error = explained(caught, "producer %.140r could not be opened", command.producer_id)
+            return Stored(failed(error))
+        return Stored(ProducerOpened(0, epoch), self._answers.policy)
 
     def _store_records(self, request: Request, command: AppendRecords) -> Stored:
         """Append an actor's records, or say why not: all or none."""

@@ -54,10 +54,10 @@ class _Held(msgspec.Struct):
 
 
 def is_repeat(command: object) -> bool:
-    """Whether any of it was sent before."""
+    """Whether any of it was sent before, and is to be looked for; not what is found by its keys."""
     if isinstance(command, SendMessages):
         for section in command.sections:
-            if section.repeats_ms >= 0:
+            if section.repeats_ms >= 0 and not section.window_ms:
                 return True
     return False
 
@@ -176,7 +176,7 @@ class Repeats:
         for index, (section, frame) in enumerate(
             zip(command.sections, request.payload, strict=False)
         ):
-            if section.repeats_ms < 0:
+            if section.repeats_ms < 0 or section.window_ms:
                 continue
             try:
                 found[index] = yield from self._find(section, frame.buffer)

@@ -23,6 +23,7 @@ class Batching(NamedTuple):
     bytes_max: int = 262_144
     count_max: int = 16_384
     linger_s: float = 0.0
+    window_ms: int = 0  # messages whose keys are there are not stored; 0: all are
 
 
 class Accumulator:
@@ -81,6 +82,7 @@ class Accumulator:
             delay_level=delay_level,
             sys_flag=sys_flag,
             producer_group=producer_group,
+            window_ms=self._batching.window_ms,
         )
         self._window.opened(batch)
         now = time.monotonic()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from cometmq.client.sending.identity import Identity
 from cometmq.client.sending.lanes import Lane
 from cometmq.client.sending.receipt import STORED_CODES, Batch
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
@@ -73,7 +74,7 @@ def begin_attempt(lane: Lane, batch: Batch) -> None:
 
 
 def send_command(
-    endpoint: str, sender: int, batches: Sequence[Batch], *, oneway: bool = False
+    endpoint: str, identity: Identity, batches: Sequence[Batch], *, oneway: bool = False
 ) -> SendMessages:
     """What goes to the commitlog process at `endpoint` in front of the batch bodies."""
     return SendMessages(
@@ -90,13 +91,16 @@ def send_command(
                 batch.repeats_ms,
                 batch.after,
                 batch.producer_group,
+                batch.window_ms,
             )
             for batch in batches
         ],
         int(time.time() * 1000),
         born_host(endpoint),
         oneway,
-        sender,
+        identity.sender,
+        identity.producer_id,
+        identity.epoch,
     )
 
 

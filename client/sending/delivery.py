@@ -9,7 +9,6 @@ sent again.
 from __future__ import annotations
 
 import functools
-import secrets
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from cometmq.client.sending.attempts import (
     typed,
 )
 from cometmq.client.sending.clock import Clock
+from cometmq.client.sending.identity import Identity
 from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.recovery import Recovery
@@ -54,6 +54,7 @@ class Delivery:
         attempts_max: how often it is sent at most; None: as often as the time allows.
         in_flight_bytes_max: closed and unanswered bytes; beyond that sending waits.
         batching: of the messages that `accumulator` takes.
+        identity: of the producer; None: it has no name.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class Delivery:
         attempts_max: int | None,
         in_flight_bytes_max: int,
         batching: Batching = Batching(),  # noqa: B008 - a tuple
+        identity: Identity | None = None,
     ) -> None:
         self.lock: Any = threading.Lock()
-        self.sender = secrets.randbits(62) | 1  # who numbers the attempts
+        self.identity = identity or Identity(None)
         self.topics: dict[str, TopicLanes] = {}
         self.policy = RetryPolicy(timeout_s, attempts_max)
         self.presences = Presences("a producer")
@@ -114,6 +116,12 @@ class Delivery:
         elif lanes.route is not route:
             lanes.update(route)
         return lanes
+
+    def open_again(self, topic: str) -> None:
+        """Say to the brokers of the topic who this is: one does not know it any more."""
+        with self.lock:
+            endpoints = {lane.endpoint for lane in self.topics[topic].all()}
+        self.identity.open_again(self._routes, endpoints)
 
     @property
     def connected(self) -> bool:
@@ -180,7 +188,7 @@ class Delivery:
                     flight.endpoint, f"broker {flight.batches[0].broker}"
                 )
                 flight.pending = channel.request(
-                    send_command(flight.endpoint, self.sender, flight.batches),
+                    send_command(flight.endpoint, self.identity, flight.batches),
                     [batch.body for batch in flight.batches],
                     on_done=functools.partial(self._answered, flight),
                 )

@@ -74,7 +74,9 @@ class Lane:
         """A batch of it was answered."""
         self.failures, self.error = 0, None
         if not batch.waits:
-            first, count = result.queue_offset, batch.count
+            first, count = result.queue_offset, batch.count - len(result.copies)
+            if not count:
+                return
             if result.head:
                 first, count = result.rest_queue_offset, count - result.head
             self.end = first + count
@@ -155,6 +157,13 @@ class TopicLanes:
             return None
         self._turn += 1
         return next((lane for lane in lanes if lane.idle), lanes[self._turn % len(lanes)])
+
+    def broker_for(self, key: str) -> str | None:
+        """That of the brokers which has all messages of a key; None: there is only one."""
+        brokers = sorted({lane.broker for lane in self.lanes})
+        if len(brokers) < 2:
+            return None
+        return brokers[abs(_kernel.java_hash(key)) % len(brokers)]
 
     def next_idle(self) -> Lane | None:
         """The next queue in turn that has nothing to do; None also where none may be written."""

@@ -20,6 +20,7 @@ Keys = str | Iterable[str] | None
 
 PROPERTIES_BYTES_MAX: Final = 32_767
 UNIQ_KEY_BYTES: Final = 42  # the property that the encoder adds
+KEY_MAX: Final = 1_024  # bytes, of a key by which a message is stored once
 ENCODED_BYTES_MAX: Final = 16_777_216  # of one message in a batch
 
 
@@ -126,6 +127,23 @@ def check_body(body: Body, bytes_max: int) -> None:
         raise no_body(body)
     if len(body) > bytes_max:
         raise MessageTooLarge(f"body of {len(body)} bytes, at most {bytes_max}")
+
+
+def check_key(message: Outgoing) -> None:
+    """Raise ArgumentIllegal unless the message can be stored once by its key."""
+    if not message.keys or " " in message.keys:
+        raise ArgumentIllegal(
+            f"keys={message.keys!r:.100}: with dedup='keys' a message has one key, without spaces"
+        )
+    if len(message.keys) > KEY_MAX or len(message.keys.encode()) > KEY_MAX:
+        raise ArgumentIllegal(
+            f"keys has {len(message.keys.encode())} bytes, at most {KEY_MAX} with dedup='keys'"
+        )
+    if message.delay_level or message.producer_group:
+        raise ArgumentIllegal(
+            "with dedup='keys' a message is neither delayed nor part of a transaction: it would be "
+            "stored elsewhere first"
+        )
 
 
 def no_body(body: object) -> Exception:

@@ -8,13 +8,14 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Final, Self, Unpack
 
 from cometmq.client.arguments import checked
 from cometmq.client.options import TransactionOptions
 from cometmq.client.sending.accumulator import Batching
 from cometmq.client.sending.callbacks import Callback, Callbacks, Sent
 from cometmq.client.sending.compressing import compression
+from cometmq.client.sending.identity import Identity
 from cometmq.client.sending.outgoing import Body, Keys, compose, recalling
 from cometmq.client.sending.pending import Checker
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
@@ -27,6 +28,9 @@ from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel import _kernel
 
 log = logging.getLogger(__name__)
+
+WINDOW_S_MAX: Final = 7 * 24 * 3_600
+KEYED_COUNT_MAX: Final = 2_048  # messages of a batch, with dedup
 
 
 class Producer:
@@ -85,6 +89,16 @@ class Producer:
             rolled back (False); None: it is not decided yet. The broker asks it, by any live
             producer of the name, when the end of a transaction is missing. It is called by a
             thread of its own.
+        producer_id: of this producer alone, and of the process that takes its place: once this
+            returns, brokers store nothing more of an older producer with the same one, which gets
+            ProducerFenced. All brokers that the name server knows are asked for that, here, within
+            `timeout_s` (NotReachable if none answers); one that is away is asked before it stores
+            anything. 1 to 120 of %|a-zA-Z0-9_-.
+        dedup: "keys": a message is not stored if a broker's topic had one with the same `keys`
+            within `dedup_window`, in whichever queue and whoever sent it; its receipt is that of
+            the first one, and says `duplicate`. Each message has one key. None: all are stored.
+        dedup_window: a timedelta or seconds, a millisecond to 7 days; it counts from when the first
+            one was stored.
     """
 
     @checked
@@ -106,6 +120,9 @@ class Producer:
         wait_for_broker: float = 0,
         name: str | None = None,
         checker: Checker | None = None,
+        producer_id: str | None = None,
+        dedup: str | None = None,
+        dedup_window: timedelta | float = 600.0,
     ) -> None:
         if timeout_s <= 0 or linger_ms < 0:
             raise ArgumentIllegal(f"timeout_s={timeout_s}, linger_ms={linger_ms}: above 0")
@@ -117,15 +134,19 @@ class Producer:
         ):
             if value < 1:
                 raise ArgumentIllegal(f"{argument}={value}: at least 1")
+        window_ms = _window_ms(dedup, dedup_window)
+        if window_ms:
+            batch_count = min(batch_count, KEYED_COUNT_MAX)
         self._sender = Sender(
             name_server,
             transport=transport,
-            batching=Batching(batch_bytes, batch_count, linger_ms / 1000),
+            batching=Batching(batch_bytes, batch_count, linger_ms / 1000, window_ms),
             timeout_s=timeout_s,
             attempts_max=None if retry_max is None else retry_max + 1,
             max_in_flight_bytes=max_in_flight_bytes,
             max_message_bytes=max_message_bytes,
             compression=compression(compress, compress_over, compress_level),
+            identity=Identity(producer_id),
         )
         self._callbacks = callbacks = Callbacks()
         self._transactions = Transactions(name, checker, self._sender, timeout_s)
@@ -138,12 +159,17 @@ class Producer:
             # What most calls do, in one native one.
             quick = self._sender.delivery.accumulator.quick
             self.send = _kernel.QuickSend(quick, Receipt, self.send).send  # type: ignore[method-assign]
-        if wait_for_broker:
-            try:
-                self.wait_for_broker(wait_for_broker)
-            except BaseException:
-                self.close()
-                raise
+        try:
+            self._begin(wait_for_broker)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, wait_s: float) -> None:
+        """What asks brokers before the first message."""
+        if wait_s:
+            self.wait_for_broker(wait_s)
+        self._sender.begin()
 
     # --- whom it sends to ---
 
@@ -410,6 +436,18 @@ class Producer:
             self.close()
         except CometError as late:  # the first exception is the one to be seen
             log.warning("messages were not confirmed when the producer closed: %s", late)
+
+
+def _window_ms(dedup: str | None, window: timedelta | float) -> int:
+    """0: messages are not looked for by their keys. Raises ArgumentIllegal."""
+    if dedup not in (None, "keys"):
+        raise ArgumentIllegal(f"dedup={dedup!r:.80}: 'keys', or None")
+    seconds = window.total_seconds() if isinstance(window, timedelta) else window
+    if not 0.001 <= seconds <= WINDOW_S_MAX:
+        raise ArgumentIllegal(
+            f"dedup_window={window!r:.80}: 0.001 s to {WINDOW_S_MAX} s, which are 7 days"
+        )
+    return round(seconds * 1000) if dedup else 0
 
 
 def _close(

@@ -6,13 +6,13 @@ import logging
 import math
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import msgspec
 
-from cometmq.protocol.commands import TIMED, SectionResult
+from cometmq.protocol.commands import TIMED, Copy, SectionResult
 from cometmq.protocol.errors import (
     ArgumentIllegal,
     CometError,
@@ -83,6 +83,7 @@ class Batch:
         "unconfirmed",
         "wait",
         "waiters",
+        "window_ms",
     )
 
     def __init__(
@@ -94,12 +95,14 @@ class Batch:
         delay_level: int = 0,
         sys_flag: int | None = 0,
         producer_group: str = "",
+        window_ms: int = 0,
     ) -> None:
         self.topic = topic
         self.encoder = encoder
         self.wait = wait
         self.delay_level = delay_level
         self.producer_group = producer_group  # they are half messages of its transactions
+        self.window_ms = window_ms  # messages whose keys are there are not stored; 0: all are
         self.sys_flag = sys_flag or 0  # of all its messages: how their bodies are compressed
         self.free = False  # any queue of the topic will do
         self.lane: Any = None  # else: the Lane that it is meant for; lanes know batches
@@ -136,8 +139,9 @@ class Batch:
 
     @property
     def may_go_elsewhere(self) -> bool:
-        """Any queue will do, and it is in none; else it could be stored here and there."""
-        return self.free and not self.unconfirmed
+        """Any queue will do, and it is in none; else it could be stored here and there. What is
+        stored once by its key belongs to one broker."""
+        return self.free and not self.unconfirmed and not self.window_ms
 
     def settle(
         self,
@@ -209,6 +213,18 @@ class Batch:
         assert self.result is not None
         return self.result
 
+    def copy_of(self, index: int) -> Copy | None:
+        """Where the first message with that one's key lies, if it was not stored itself."""
+        copies = self.answer().copies
+        if not copies:
+            return None
+        place = bisect_left(copies, index, key=_index_of)
+        return copies[place] if place < len(copies) and copies[place].index == index else None
+
+
+def _index_of(copy: Copy) -> int:
+    return copy.index
+
 
 def _id_after(first: str, index: int) -> str:
     """The id that a process makes `index` ids later, in the same millisecond."""
@@ -235,23 +251,42 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     def msg_id(self) -> str:
         """RocketMQ's UNIQ_KEY: made by the producer, the same in every copy of the message."""
         batch: Batch = self._batch
+        if batch.window_ms:
+            copy = batch.copy_of(self._index)
+            if copy is not None:
+                return copy.msg_id
         if batch.encoder is not None:
             batch.wait_settled()
         return batch.id_of(self._index)
 
     @property
+    def duplicate(self) -> bool:
+        """Whether the topic had a message with that key already (`Producer(dedup="keys")`), so that
+        this one was not stored: all else that is said here is of the first one. Waits for the
+        answer."""
+        batch: Batch = self._batch
+        return batch.copy_of(self._index) is not None
+
+    @property
     def queue_id(self) -> int:
         """The queue that it lies in; waits for the answer."""
-        self._batch.answer()
-        return int(self._batch.queue_id)
+        batch: Batch = self._batch
+        copy = batch.copy_of(self._index)
+        return batch.queue_id if copy is None else copy.queue_id
 
     @property
     def queue_offset(self) -> int:
         """Where the message stands in its queue."""
-        result: SectionResult = self._batch.answer()
-        if result.head and self._index >= result.head:
-            return result.rest_queue_offset + self._index - result.head
-        return result.queue_offset + self._index
+        batch: Batch = self._batch
+        result, index = batch.answer(), self._index
+        if result.copies:
+            copy = batch.copy_of(index)
+            if copy is not None:
+                return copy.queue_offset
+            index -= bisect_left(result.copies, index, key=_index_of)
+        if result.head and index >= result.head:
+            return result.rest_queue_offset + index - result.head
+        return result.queue_offset + index
 
     @property
     def broker(self) -> str:
@@ -269,8 +304,11 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     @property
     def store_timestamp_ms(self) -> int:
         """The broker's clock when it stored the message."""
-        self._batch.answer()
-        return int(self._batch.store_timestamp_ms)
+        batch: Batch = self._batch
+        copy = batch.copy_of(self._index)
+        if copy is not None and copy.store_timestamp_ms:
+            return copy.store_timestamp_ms
+        return batch.store_timestamp_ms
 
     @property
     def due_ms(self) -> int | None:

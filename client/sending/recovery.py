@@ -13,7 +13,13 @@ from typing import Any, Final, Protocol
 
 from cometmq.client.routes import Routes
 from cometmq.client.sending.lanes import Lane, TopicLanes
-from cometmq.protocol.errors import CometError, NotReachable, SystemBusy, TopicNotExist
+from cometmq.protocol.errors import (
+    CometError,
+    NotReachable,
+    ProducerUnknown,
+    SystemBusy,
+    TopicNotExist,
+)
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.steady import Steady
 
@@ -31,6 +37,8 @@ class Delivers(Protocol):
     def resume(self, lanes: Iterable[Lane]) -> None: ...
     def update(self, topic: str) -> TopicLanes:
         """Under the lock."""
+
+    def open_again(self, topic: str) -> None: ...
 
 
 class Recovery:
@@ -99,6 +107,9 @@ class Recovery:
         moved: set[str] = set()
         for topic, cause in causes.items():
             if isinstance(cause, SystemBusy):
+                continue
+            if isinstance(cause, ProducerUnknown):
+                self._delivery.open_again(topic)
                 continue
             try:
                 self._learn(topic, cause)

@@ -17,8 +17,17 @@ from cometmq.client.sending.accumulator import Batching
 from cometmq.client.sending.attempts import CHECK_S, begin_attempt, outcomes_of, send_command
 from cometmq.client.sending.compressing import Compression
 from cometmq.client.sending.delivery import Delivery
+from cometmq.client.sending.identity import Identity
 from cometmq.client.sending.lanes import Lane, TopicLanes
-from cometmq.client.sending.outgoing import Body, Outgoing, Target, check_body, illegal, no_body
+from cometmq.client.sending.outgoing import (
+    Body,
+    Outgoing,
+    Target,
+    check_body,
+    check_key,
+    illegal,
+    no_body,
+)
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
 from cometmq.protocol.commands import SendResult
 from cometmq.protocol.errors import ArgumentIllegal, CometError, NotConfirmed, again
@@ -50,6 +59,7 @@ class Sender:
         max_in_flight_bytes: int,
         max_message_bytes: int,
         compression: Compression | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.routes = Routes(name_server, transport=transport)
         self.delivery = Delivery(
@@ -58,12 +68,17 @@ class Sender:
             attempts_max=attempts_max,
             in_flight_bytes_max=max_in_flight_bytes,
             batching=batching,
+            identity=identity,
         )
         self.lingers = batching.linger_s > 0
         # Into an open batch goes only what is smaller than a batch: then its size need not be seen.
         self.may_be_quick = (
-            self.lingers and batching.bytes_max <= max_message_bytes and compression is None
+            self.lingers
+            and batching.bytes_max <= max_message_bytes
+            and compression is None
+            and not batching.window_ms
         )
+        self._window_ms = batching.window_ms
         self._compression = compression
         self._lock = self.delivery.lock
         self._topics = self.delivery.topics
@@ -77,6 +92,12 @@ class Sender:
         _senders.add(self)
 
     # --- what could block, asked before ---
+
+    def begin(self) -> None:
+        """Tell the brokers that this producer has its name now, if any. Raises NotReachable."""
+        if not self.delivery.identity.producer_id:
+            return
+        self.delivery.identity.begin(self.routes, self._timeout_s)
 
     def knows(self, topic: str) -> bool:
         """Whether sending to it has to ask nobody first."""
@@ -103,6 +124,8 @@ class Sender:
     def prepare(self, message: Outgoing) -> None:
         """See whether its body may be sent, and compress it; once. Raises MessageTooLarge, ..."""
         if message.sys_flag is None:
+            if self._window_ms:
+                check_key(message)
             check_body(message.body, self._max_message_bytes)
             message.sys_flag = 0
             if self._compression is not None:
@@ -136,7 +159,7 @@ class Sender:
             self._check_open()
             self._window.wait_for_room()
             lanes.writable()
-            lane = _lane_for(lanes, target)
+            lane = _lane_for(lanes, target, message.keys if self._window_ms else None)
             touched: list[Lane] = []
             try:
                 batch, index = accumulator.add(lanes, lane, message, touched)
@@ -160,9 +183,11 @@ class Sender:
     def send_now(self, target: Target, message: Outgoing) -> Receipt:
         """Send in this thread, and wait in it for the answer."""
         lanes = self.learn(target.topic)
+        if self._window_ms:
+            self.prepare(message)
         with self._lock:
             self._check_open()
-            lane = _lane_for(lanes, target)
+            lane = _lane_for(lanes, target, message.keys if self._window_ms else None)
             free = lane is None
             lane = lane or lanes.next()
             busy = not lane.idle
@@ -180,9 +205,11 @@ class Sender:
         batch = self._alone(target.topic, message)
         with self._lock:
             self._check_open()
-            lane = _lane_for(lanes, target) or lanes.next()
+            lane = (
+                _lane_for(lanes, target, message.keys if self._window_ms else None) or lanes.next()
+            )
         batch.queue_id = lane.queue_id
-        command = send_command(lane.endpoint, self.delivery.sender, [batch], oneway=True)
+        command = send_command(lane.endpoint, self.delivery.identity, [batch], oneway=True)
         self.routes.commitlog(lane.endpoint, f"broker {lane.broker}").tell(command, [batch.body])
 
     def _alone(self, topic: str, message: Outgoing) -> Batch:
@@ -203,6 +230,7 @@ class Sender:
             delay_level=message.delay_level,
             sys_flag=message.sys_flag,
             producer_group=message.producer_group,
+            window_ms=self._window_ms,
         )
         batch.count = 1
         batch.body = encoder.take()
@@ -240,7 +268,7 @@ class Sender:
     def _attempt(self, lane: Lane, endpoint: str, batch: Batch) -> None:
         delivery = self.delivery
         channel = self.routes.commitlog(endpoint, f"broker {lane.broker}")
-        command = send_command(endpoint, delivery.sender, [batch])
+        command = send_command(endpoint, delivery.identity, [batch])
         pending = channel.request(command, [batch.body])
         while not channel.wait(pending, CHECK_S, keep=True):
             if time.monotonic() >= batch.deadline:
@@ -282,6 +310,11 @@ class Sender:
 
     def send_all(self, target: Target, message: Outgoing, bodies: Sequence[Body]) -> Receipts:
         """Messages that differ in their bodies alone; see `Producer.send_many`."""
+        if self._window_ms:
+            raise ArgumentIllegal(
+                "send_many gives all its messages the same keys, of which dedup would store one: "
+                "send them one by one, with linger_ms if there are many"
+            )
         self._check_bodies(bodies)
         lanes = self.learn(target.topic)
         batches: list[Batch] = []
@@ -398,8 +431,14 @@ class Sender:
         self._accumulator.quick.clear()  # the way that asks for no lock
 
 
-def _lane_for(lanes: TopicLanes, target: Target) -> Lane | None:
-    """The queue that the message is meant for; None = any."""
+def _lane_for(lanes: TopicLanes, target: Target, key: str | None = None) -> Lane | None:
+    """The queue that the message is meant for; None = any.
+
+    Args:
+        key: by which it is stored once: all messages of a key go to one broker.
+    """
+    if key is not None and target.queue_id is None and target.sharding_key is None:
+        target.broker = lanes.broker_for(key)
     lane = None
     if target.sharding_key is not None:
         lane = lanes.for_key(target.sharding_key)

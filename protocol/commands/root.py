@@ -38,6 +38,7 @@ class On(Enum):
     TOPIC = "topic"
     GROUP = "group"
     SINK = "sink"  # of staged messages
+    PRODUCER = "producer"  # that has a producer_id
     BROKER = "broker"
 
 

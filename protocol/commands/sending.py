@@ -43,6 +43,9 @@ class Section(Part, frozen=True):
     # They are half messages of transactions of that group of producers; the result tells where
     # those lie. "": they are none.
     producer_group: Annotated[str, Since("0.2.0")] = ""
+    # A message is not stored if its topic has one with the same key that is no older than so many
+    # ms, in whichever queue: the result tells where that lies. Each has one key then. 0: it is.
+    window_ms: Annotated[Int64, Since("0.2.0")] = 0
 
 
 class SendMessages(Command, frozen=True, tag=10):
@@ -60,6 +63,44 @@ class SendMessages(Command, frozen=True, tag=10):
     oneway: bool = False  # no answer is wanted
     # Who numbers the sections; a random number for each producer.
     sender: Annotated[Int64, Since("0.2.0")] = 0
+    # Of a sender that has said OpenProducer. Sections are refused with ProducerFenced when another
+    # one has opened the name since, with ProducerUnknown when nobody has in that epoch.
+    producer_id: Annotated[str, Since("0.2.0")] = ""
+    epoch: Annotated[Int64, Since("0.2.0")] = 0
+
+
+class OpenProducer(Command, frozen=True, tag=17):
+    """From now on this sender alone has that name. -> ProducerOpened
+
+    Once it is answered nothing is stored any more of senders with an older epoch of the name; that
+    outlives what a stored message outlives. A command that comes again is answered alike.
+
+    With an epoch: take the name up again in it, after ProducerUnknown or at one more broker.
+    ProducerFenced if another sender has the same or a newer one.
+    """
+
+    access = by_clients(publish("producer_id", On.PRODUCER), later=True)
+    new_in = "0.2.0"
+
+    producer_id: str
+    sender: Int64
+    epoch: Int64 = 0  # 0: one above all before it
+
+
+class ProducerOpened(Answer, frozen=True, tag=18):
+    code: Int32  # 0; or as in a SectionResult: stored, but not as safe as it should be
+    epoch: Int64 = 0  # the broker's clock in ms, unless one as new was there already
+    text: str = ""
+
+
+class Copy(Part, frozen=True):
+    """A message of a section was not stored (Section.window_ms): the first one lies there."""
+
+    index: Int32  # of the message in its section
+    queue_id: Int32
+    queue_offset: Int64
+    msg_id: str = ""  # of the first one; "": it is a long one
+    store_timestamp_ms: Int64 = 0  # 0: it was stored just now
 
 
 class SectionResult(Part, frozen=True):
@@ -76,6 +117,8 @@ class SectionResult(Part, frozen=True):
     physical_offsets: Annotated[list[Int64], Since("0.2.0")] = []
     # The time from which TIMER_DELAY_MS counts; 0: not known, of a repeat.
     timed_ms: Annotated[Int64, Since("0.2.0")] = 0
+    # The messages that were there, by their index; the offsets above count the others alone.
+    copies: Annotated[list[Copy], Since("0.2.0")] = []
 
 
 class SendResult(Answer, frozen=True, tag=11):

@@ -292,7 +292,7 @@ class IndexReader:
         lies in the range, and some that do not are among the answers.
         """
         key_hash = _kernel.index_hash(topic, key)
-        for name, memory in reversed(list(self._files())):
+        for name, memory in reversed(list(self.files())):
             header = IndexHeader.of(memory)
             if header.index_count <= 1 or header.begin_physical_offset >= below:
                 continue
@@ -328,7 +328,7 @@ class IndexReader:
         newest = islice(self.offsets(topic, key, begin_ms, end_ms), min(max_count, QUERY_MAX))
         return sorted(newest)
 
-    def _files(self) -> Iterator[tuple[str, FileMap]]:
+    def files(self) -> Iterator[tuple[str, FileMap]]:
         """The files there are now, oldest first, mapped."""
         names = list_index_files(self._store)
         for gone in self._maps.keys() - set(names):

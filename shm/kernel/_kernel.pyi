@@ -1200,6 +1200,43 @@ class Tail:
     ) -> TailView:
         """What a queue is about to get, from an offset on if that is in it."""
 
+class KeyTail:
+    """The newest record of each key of some topics, in a stretch of the log. One thread uses it."""
+
+    begin: int  # physical offsets
+    reached: int
+    count: int  # of keys
+    def __init__(self, log: LogView) -> None: ...
+    def restart(self, begin: int) -> None:
+        """Forget what was seen, and begin there."""
+    def watches(self, topic: bytes) -> bool: ...
+    def watch(self, topic: bytes) -> None:
+        """Note its keys as well, from the next restart on."""
+    def scan(self, end: int) -> int:
+        """Look at all records up to there; a TAIL_ reason. TAIL_STRANGE: `reached` has damage."""
+    def skip_to(self, place: int) -> None:
+        """Damage lies before that place: a record that does not hold has no key."""
+    def find(self, topic: bytes, keys: list[bytes]) -> list[tuple[int, int]]:
+        """(index, physical offset) of each of these keys that is there."""
+
+def batch_keys(batch: Buffer, count: int) -> list[bytes]:
+    """The one key of each message of a batch body. Raises BatchIllegal where there is none, or
+    several."""
+
+def batch_without(batch: Buffer, left_out: list[int]) -> bytes:
+    """A batch body without the messages of these indexes, which ascend. It has been checked."""
+
+def index_hits(
+    memory: Any, slots: int, entries: int, topic: bytes, keys: list[bytes], begin_ms: int
+) -> list[int]:
+    """Which of the keys, by their index, an index file may have at `begin_ms` or later."""
+
+def record_bytes(log: LogView, physical_offset: int) -> bytes | None:
+    """The record there, if it is a whole one with the right checksum; None: there is none.
+
+    Raises KeyError where its segment is to be mapped first.
+    """
+
 def runs(messages: list[Message]) -> list[tuple[str, int, int, int, int]]:
     """Messages as runs of one queue: (topic, queue_id, first offset, last offset, count) each."""
 

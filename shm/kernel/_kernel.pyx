@@ -49,6 +49,7 @@ cdef extern from "kernel.h" nogil:
     bint is_ascii8(const uint8_t *p)
     uint32_t hash_ascii8(uint32_t h, const uint8_t *p)
     void prefetch_to_write(const uint8_t *p)
+    void prefetch_to_read(const uint8_t *p)
     struct recent:
         pass
     int64_t recent_ms(recent *last)
@@ -93,4 +94,5 @@ include "rows.pxi"
 include "walk.pxi"
 include "verify.pxi"
 include "tail.pxi"
+include "keyed.pxi"
 include "json.pxi"

@@ -37,6 +37,7 @@ static inline void store_release_be32(uint8_t *p, uint32_t v) {
     __atomic_store_n((uint32_t *)p, __builtin_bswap32(v), __ATOMIC_RELEASE);
 }
 static inline void prefetch_to_write(const uint8_t *p) { __builtin_prefetch(p, 1); }
+static inline void prefetch_to_read(const uint8_t *p) { __builtin_prefetch(p, 0); }
 
 /* Java's String.hashCode, eight characters a step: h * 31^8 + c0 * 31^7 + ... + c7. */
 static inline int is_ascii8(const uint8_t *p) {

@@ -41,8 +41,9 @@ _HIT: Final = struct.Struct("<II")  # number of the point, process
 
 Own = Callable[[ControlFile, Counter], OwnedCell]
 When = Literal[
-    "load", "restart", "start", "clean", "cold start", "derived", "transactions", "replication"
-]
+    "load", "restart", "start", "clean", "cold start", "derived", "transactions", "replication",
+    "named",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Point:
         moment: just before or just after the call.
         when: what leads there: the usual load; a restart of that role; a start of the broker after
             a bad end; deleting old segments; a deriver at work (test_derived.py); transactions
-            (test_transactions.py); a slave that follows (test_replication.py).
+            (test_transactions.py); a slave that follows (test_replication.py); producers with names
+            or keys (test_named_producers.py, test_keyed.py).
         nth_max: the pass is drawn from 1 to this.
         sync_only: it is passed under SYNC_FLUSH only.
     """
@@ -87,6 +89,7 @@ def _both(
 _COMMITLOG = "cometmq.actors.writer.commitlog:"
 _OPENING = "cometmq.actors.writer.opening:"
 _BOOKS = "cometmq.actors.coordination.books:"
+_WRITER = "cometmq.actors.writer."
 _DERIVED = "cometmq.actors.writer.derived:DerivedWrites."
 _TRANSACTIONS = "cometmq.actors.semantics.transaction_log:TransactionLog."
 _LEDGER = "cometmq.actors.coordination.ledger:Ledger."
@@ -210,6 +213,11 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("ha.heard", "ha", "cometmq.actors.replication.slave:Slave.take", "replication"),
     **_both("ha.replicated", "ha", "Counter.REPLICATED", "replication"),
     **_both("ha.waits", "commitlog", "cometmq.actors.writer.answers:Answers.expect", "replication"),
+    # A producer takes its name; a key is looked for, and its message stored.
+    **_both("producers.open", "commitlog", _WRITER + "producers:Producers.open", "named", 2),
+    **_both("producers.loaded", "commitlog", _WRITER + "producers:Producers.load", "restart", 1),
+    **_both("keyed.found", "commitlog", _WRITER + "keyed:Keyed.stored", "named", 5),
+    **_both("keyed.stored", "commitlog", _WRITER + "batches:Batches._append_keyed", "named", 5),
     # Old segments go.
     **_both("clean.min_offset", "cleaner", "Counter.MIN_OFFSET", "clean", 1),
     **_both("clean.rename", "cleaner", _RETIRED + "take_in", "clean", 1),

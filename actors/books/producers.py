@@ -1,0 +1,81 @@
+"""Producers with a name: which process has it now. Pure: no I/O, time is handed in.
+
+Who has a name is kept as a deriver without records (derivers.py): its position's epoch is the
+producer's, its note the sender's number. So it lies in the log, in its order among the messages.
+"""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime
+from typing import Final
+
+from cometmq.protocol.commands import OpenProducer, SendMessages
+from cometmq.protocol.derived import KNOWN_HEAD_MAX, Known
+from cometmq.protocol.errors import ArgumentIllegal, ProducerFenced, ProducerUnknown
+
+PREFIX: Final = "producer:"  # of the deriver's name
+EPOCH_MAX: Final = (1 << 62) - 1
+_SENDER: Final = struct.Struct(">q")
+KEPT_BYTES: Final = len(PREFIX) + _SENDER.size + KNOWN_HEAD_MAX  # of each, beside its name
+
+
+def deriver_of(producer_id: str) -> str:
+    return PREFIX + producer_id
+
+
+def note_of(sender: int) -> bytes:
+    return _SENDER.pack(sender)
+
+
+def epoch_for(command: OpenProducer, known: Known | None, now_ms: int) -> int:
+    """The epoch in which its sender has the name from now on.
+
+    A new one is the time, so that it is above those that a loss of power may have taken from the
+    log; two that were given at one moment, or beside a clock that was set back, follow each other.
+    Raises ProducerFenced, ArgumentIllegal.
+    """
+    if not 0 <= command.epoch <= EPOCH_MAX:
+        raise ArgumentIllegal(f"epoch = {command.epoch}: 0 to {EPOCH_MAX}")
+    if known is None:
+        return command.epoch or max(1, now_ms)
+    last = known.position.epoch
+    if known.note == note_of(command.sender):
+        return max(last, command.epoch)
+    if not command.epoch:
+        return min(max(last + 1, now_ms), EPOCH_MAX)
+    if command.epoch <= last:
+        raise fenced(command.producer_id, command.epoch, last)
+    return command.epoch
+
+
+def check_sender(command: SendMessages, known: Known | None) -> None:
+    """Raises ProducerFenced or ProducerUnknown unless the command's sender has its name now."""
+    if known is not None and known.note == note_of(command.sender):
+        if known.position.epoch == command.epoch:
+            return
+        last = known.position.epoch
+    elif known is not None and command.epoch <= known.position.epoch:
+        raise fenced(command.producer_id, command.epoch, known.position.epoch)
+    else:
+        last = 0 if known is None else known.position.epoch
+    raise ProducerUnknown(
+        f"producer {command.producer_id!r:.140}: epoch {command.epoch} is not known here, "
+        + (f"but epoch {last}" if last else "and no other")
+        + ": OpenProducer is wanted first"
+    )
+
+
+def fenced(producer_id: str, epoch: int, last: int) -> ProducerFenced:
+    return ProducerFenced(
+        f"producer {producer_id!r:.140}: epoch {epoch}{_when(epoch)} is fenced by epoch "
+        f"{last}{_when(last)}: a producer that was started later has the same producer_id"
+    )
+
+
+def _when(epoch: int) -> str:
+    """When it was opened, for people."""
+    try:
+        return f" ({datetime.fromtimestamp(epoch // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC)"
+    except (ValueError, OverflowError, OSError):
+        return ""
