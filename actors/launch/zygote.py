@@ -76,7 +76,10 @@ def write_report(descriptor: int, report: Report) -> None:
         body = msgspec.msgpack.encode(
             Broken(report.role, report.pid, report.text[:800], report.code)
         )
-    os.write(descriptor, _LENGTH.pack(len(body)) + body)
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # nobody reads it: the broker ends, as its children will see
+        os.write(descriptor, _LENGTH.pack(len(body)) + body)
 
 
 class ReportReader:

@@ -158,6 +158,8 @@ class HaActor(ServiceActor):
                 raise SlaveLost(f"its log ends at {first}, and {why}", is_fault=True)
             begin, cut_until = first, found
         slave.start(first, begin, cut_until)
+        if begin >= self._cover.value:
+            slave.send_heartbeat()  # an empty one learns where the log begins, and serves
         self._counts["connected"] += 1
         log.info(
             "slave %s is connected: its log ends at %d, ours at %d; it is sent %d bytes",

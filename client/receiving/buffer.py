@@ -107,9 +107,9 @@ class Queue:
         return self.replicas.at(self.replica)
 
     @property
-    def may_be_read_elsewhere(self) -> bool:
-        """Another replica may be asked: the pull has not gone to any yet."""
-        return len(self.replicas.all()) > 1 and self.pull is not None and not self.pull.handed_over
+    def is_unsent(self) -> bool:
+        """Whether the pull waits for a connection."""
+        return self.pull is not None and not self.pull.handed_over
 
     def pause(self) -> None:
         """Hand out nothing more of what is buffered until `unpause`; none of it is lost."""

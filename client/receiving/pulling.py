@@ -34,7 +34,7 @@ SUSPEND_MS: Final = 15_000  # RocketMQ brokerSuspendMaxTimeMillis
 ANSWER_S: Final = SUSPEND_MS / 1000 + 5.0
 PULL_COUNT: Final = 8_192
 CHECK_S: Final = 1.0
-CONNECT_S: Final = 2.0  # then another replica is asked, if there is one
+CONNECT_S: Final = 2.0  # then it is asked where it is by now, or another replica of it
 RECORD_BYTES_MIN: Final = 91  # RocketMQ: a record without topic, body and properties
 MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
 _NOTHING: Final = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.NO_NEW_MESSAGE)
@@ -202,6 +202,8 @@ class Puller:
             self.failed(queue, f"no answer within {ANSWER_S:g} s")
         for queue in self._troubles.take_unsent(now - CONNECT_S):
             queue.epoch += 1
+            assert queue.pull is not None
+            queue.pull.channel.forget(queue.pull)
             self.failed(queue, f"no connection within {CONNECT_S:g} s")
         self._check_at = self._troubles.next_at(now + CHECK_S)
 

@@ -50,8 +50,8 @@ class Troubles:
         return [queue for queue in sent if queue.pulling]
 
     def take_unsent(self, asked_before: float) -> list[Queue]:
-        """Those that have slaves, and whose pull has waited since that time for a connection."""
-        sent = [queue for queue in self._sent(asked_before) if queue.may_be_read_elsewhere]
+        """Those whose pull has waited since that time for a connection."""
+        sent = [queue for queue in self._sent(asked_before) if queue.is_unsent]
         for queue in sent:
             del self._asked[queue]
         return [queue for queue in sent if queue.pulling]

@@ -14,7 +14,7 @@ from family import RunningBroker
 from ports import free_ports
 from scripted_slave import ScriptedSlave, log_bytes
 
-from cometmq.cli import stat as stat_page
+from cometmq.cli.stat_replication import slaves_text
 from cometmq.shm.live.control import Counter
 
 FAST = {"haSendHeartbeatInterval": 200, "haHousekeepingInterval": 2_000}
@@ -380,6 +380,6 @@ def test_the_page_of_a_terminal() -> None:
     slave = {"address": "10.0.0.7:4711", "acknowledged": 1_000, "lag_bytes": 24, "since_ms": 0}
     assert re.fullmatch(
         r"10\.0\.0\.7:4711 at 1,000, 24 bytes behind since 19(70|69)-\d\d-\d\d \d\d:\d\d:\d\d",
-        stat_page._slaves([slave]),
+        slaves_text([slave]),
     )
-    assert stat_page._slaves([]) == "none is connected"
+    assert slaves_text([]) == "none is connected"

@@ -50,6 +50,7 @@ class Settings:
     broker_cluster_name: str = "DefaultCluster"
     max_message_size: int = 4_194_304
     store_reply_message_enable: bool = False
+    slave_wait_s: float = 0.0
 
 
 class FakeLedger:

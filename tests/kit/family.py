@@ -146,8 +146,9 @@ class RunningBroker:
             else:
                 self._process = forked.fork(module, log.fileno(), its)
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(keys) + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, and `wait_ready` says so
+            self._process.stdin.write(msgspec.json.encode(keys) + b"\n")
+            self._process.stdin.flush()
         self.pid = self._process.pid
         if wait:
             self.wait_ready()
