@@ -98,9 +98,10 @@ public final class BrokerHost {
             case "start":
                 broker = BrokerStartup.createBrokerController(
                     new String[] {"-c", command.get("config").getAsString()});
+                long end = broker.getMessageStore().getMaxPhyOffset(); // recovered; it writes on
                 broker.start();
                 awaitRoute(command.get("topic").getAsString());
-                return broker.getBrokerConfig().getBrokerName();
+                return end;
             case "consume":
                 consume(command);
                 return true;
@@ -214,6 +215,7 @@ public final class BrokerHost {
         shown.put("topic", message.getTopic());
         shown.put("queueId", message.getQueueId());
         shown.put("queueOffset", message.getQueueOffset());
+        shown.put("commitLogOffset", message.getCommitLogOffset());
         shown.put("reconsumeTimes", message.getReconsumeTimes());
         shown.put("bornTimestamp", message.getBornTimestamp());
         shown.put("storeTimestamp", message.getStoreTimestamp());

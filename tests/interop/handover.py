@@ -142,6 +142,7 @@ class Handover:
         # By group, topic, queue id: before the store is given away, and at the end of all.
         self.before: dict[tuple[str, str, int], int] = {}
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.theirs_from: int  # where RocketMQ's records begin in the commit log, in bytes
         self.at_first: Found  # as RocketMQ takes the store over
         self.at_last: Found  # as it leaves it
         self.scheduled: list[Scheduled] = []
@@ -291,7 +292,7 @@ class Handover:
     def go_on(self) -> None:
         """A real broker, which ends in order."""
         rocket = self._rocket
-        rocket.start(self.store, THEIRS, "orders")
+        self.theirs_from = rocket.start(self.store, THEIRS, "orders")
         self.at_first = Found(rocket.state())
         rocket.consume(WORKERS, {"work": ""}, maxReconsumeTimes=LIMIT, holdLevel=HOLD_LEVEL)
         rocket.consume(OTHERS, {"later": "", "timed": "", "orders": ""})

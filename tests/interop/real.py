@@ -80,9 +80,13 @@ class RealRocketMQ:
 
     # --- brokers ---
 
-    def start(self, store: Path, settings: Mapping[str, Any], topic: str) -> None:
+    def start(self, store: Path, settings: Mapping[str, Any], topic: str) -> int:
         """A broker on the store; returns when the name server knows the way to the topic. What
-        clients saw of the one before is forgotten."""
+        clients saw of the one before is forgotten.
+
+        Returns:
+            Where its own records begin in the commit log, in bytes.
+        """
         self._starts += 1
         self._events = []
         first = free_ports(4)  # its second port is the one two below; then replication
@@ -96,7 +100,8 @@ class RealRocketMQ:
             "storePathRootDir": store,
         }
         path = self._properties(f"broker-{self._starts}", config)
-        self._ask("start", config=str(path), topic=topic)
+        begin: int = self._ask("start", config=str(path), topic=topic)
+        return begin
 
     def stop(self) -> None:
         """In order, its clients first."""
