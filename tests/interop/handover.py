@@ -104,6 +104,9 @@ LATE: Final = [  # that RocketMQ delivers first
     Plan(fails, None, theirs, "late ")
     for fails, theirs in ((0, None), (2, None), (3, 1), (99, None), (99, 0), (99, 2), (99, 3))
 ]
+# Sent when RocketMQ is done with all else: it waits yet when RocketMQ ends, however long that took.
+LATEST: Final = Plan(1, None, 0, "latest ")
+PLANS: Final = [*EARLY, *LATE, LATEST]
 
 
 @dataclass(frozen=True)
@@ -309,6 +312,8 @@ class Handover:
             return self._is_passed_on()
 
         rocket.wait(is_done)
+        rocket.send(SHOP, "work", LATEST.body, properties=LATEST.properties)
+        rocket.wait(lambda events: is_done(events) and self._waits_for(LATEST, LATEST.theirs))
         # A consumer that is closed may have told of a message and not given it back yet.
         read = [(WORKERS, "work"), (WORKERS, f"%RETRY%{WORKERS}")]
         read += [(OTHERS, topic) for topic in ("later", "timed", "orders")]
@@ -375,7 +380,7 @@ class Handover:
     def _is_over(self, admin: Admin) -> bool:
         self.lags = {group: admin.describe_group(group).lag for group in (WORKERS, OTHERS, PICKERS)}
         return (
-            all(self._waits_for(plan, None) for plan in (*EARLY, *LATE))
+            all(self._waits_for(plan, None) for plan in PLANS)
             and "theirs" in self.bodies("later")
             and "theirs" in self.bodies("timed")
             and len(self.of("picked", "ours again")) >= len(PICKED)

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 from interop import peers, rocketmq
 from interop.handover import (
-    EARLY,
     FAR_S,
     HOLD_S,
-    LATE,
     LIMIT,
     PICKED,
     PICKERS,
+    PLANS,
     SQL,
     TOPICS,
     WORKERS,
@@ -82,7 +81,7 @@ def stored(over: Handover, topic: str, queue_id: int = 0) -> list[Message]:
 def test_each_attempt_is_made_once(over: Handover) -> None:
     """By one broker, or by the next one if a machine that is slow has it held for too short."""
     handed_on = Counter[tuple[str, ...]]()
-    for plan in (*EARLY, *LATE):
+    for plan in PLANS:
         found = [each for each in over.of("work") if each.body == plan.body]
         assert [each.reconsume_times for each in found] == plan.attempts, (plan, found)
         brokers = [each.broker for each in found]
@@ -109,7 +108,7 @@ def test_what_a_consumer_is_shown_of_a_retry(over: Handover) -> None:
 
 def test_dead_letters(over: Handover) -> None:
     dead = stored(over, DLQ_TOPIC)
-    wanted = [plan.body for plan in (*EARLY, *LATE) if plan.is_dead] + ["rejected"]
+    wanted = [plan.body for plan in PLANS if plan.is_dead] + ["rejected"]
     assert Counter(each.body.decode() for each in dead) == Counter(wanted)
     with closing(StoreReader.open_closed(over.store)) as reader:
         for each in dead:
