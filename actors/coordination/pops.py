@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from secrets import randbits
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from cometmq.actors.books.group_settings import check_consuming
 from cometmq.actors.books.popped import Key
@@ -65,6 +65,7 @@ SPAN_MAX: Final = 65_536  # of a queue: from the first that is not acknowledged 
 HANDLES_MAX: Final = 200_000  # of all groups
 HELD_MAX: Final = 16_384  # commands that wait for messages
 LOOK_MAX: Final = 64  # groups and topics that are looked at at once
+BEGIN_S: Final = 5.0  # so long the beginning at an end waits for the dispatcher; our clients, 10 s
 RETRY_TURNS: Final = 5  # RocketMQ: in one of so many the retry topic comes first
 
 
@@ -73,6 +74,8 @@ class Arrivals(Protocol):
 
     @property
     def value(self) -> int: ...
+    @property
+    def due(self) -> int: ...
     def arm(self) -> None: ...
 
 
@@ -89,6 +92,15 @@ class _Held:
 
     def __lt__(self, other: _Held) -> bool:
         return self.until < other.until
+
+
+class _Beginning(NamedTuple):
+    """A command whose group begins at the end, which is known once so much is dispatched."""
+
+    request: Request
+    command: PopMessages
+    due: int
+    deadline: float  # time.monotonic()
 
 
 class Pops:
@@ -114,6 +126,7 @@ class Pops:
         self._held_count = 0
         self._until: list[_Held] = []  # a heap, with some that are held no longer
         self._alarm: Timer | None = None
+        self._beginning: deque[_Beginning] = deque()  # as they came, and so as they are due
         self._to_look: deque[tuple[str, str]] = deque()  # whose messages may have come
         self._answers: list[tuple[Request, Command]] = []  # of this round
 
@@ -127,6 +140,9 @@ class Pops:
         for held in self._held.values():
             for each in held:
                 each.request.fail(error)
+        for beginning in self._beginning:
+            beginning.request.fail(error)
+        self._beginning.clear()
         self._held.clear()
         self._until.clear()
         self._held_count = 0
@@ -134,6 +150,11 @@ class Pops:
     # --- commands ---
 
     def on_pop_messages(self, command: PopMessages, request: Request) -> None:
+        self._check(command)
+        if not self._waits_for_end(command, request):
+            self._serve(command, request)
+
+    def _check(self, command: PopMessages) -> None:
         check_topic(command.topic)
         if not 0 < command.max_count <= POP_COUNT_MAX:
             raise ArgumentIllegal(f"max_count={command.max_count}: 1 to {POP_COUNT_MAX}")
@@ -150,6 +171,8 @@ class Pops:
                 f"group {command.group} has members that share its queues ({members[0][:140]}): "
                 "end them before it is used without queues"
             )
+
+    def _serve(self, command: PopMessages, request: Request) -> None:
         self._begin(command)
         popped = self._pop(command)
         if popped or command.wait_ms <= 0:
@@ -184,13 +207,47 @@ class Pops:
             codes.append(0)
         self._answers.append((request, PopsSettled(codes)))
 
+    # --- a group that begins at the end ---
+
+    def _waits_for_end(self, command: PopMessages, request: Request) -> bool:
+        """What was acknowledged before lies below the end, though it may not be dispatched yet."""
+        if not command.from_latest or self._arrivals is None or self._is_known(command):
+            return False
+        due = self._arrivals.due
+        if self._arrivals.value >= due:
+            return False
+        self._check_held()
+        self._beginning.append(_Beginning(request, command, due, time.monotonic() + BEGIN_S))
+        self._actor.after(BEGIN_S, self._look_on)
+        return True  # `look` at the end of this round arms the counter
+
+    def _is_known(self, command: PopMessages) -> bool:
+        return command.topic in self._members.subscribed.get(command.group, ())
+
+    def _begin_those_due(self, dispatched: int) -> None:
+        now = time.monotonic()
+        while self._beginning:
+            first = self._beginning[0]
+            if dispatched < first.due and now < first.deadline:
+                return
+            self._beginning.popleft()
+            try:
+                self._check(first.command)
+                if dispatched < first.due and not self._is_known(first.command):
+                    raise SystemBusy(
+                        f"where topic {first.command.topic} ends is not known yet: what was "
+                        f"written before is not dispatched after {BEGIN_S:g} s"
+                    )
+                self._serve(first.command, first.request)
+            except CometError as error:
+                first.request.fail(error)
+
     # --- popping ---
 
     def _begin(self, command: PopMessages) -> None:
         """A group that comes for the first time begins somewhere, in each queue of the topic."""
         group, topic = command.group, command.topic
-        asked = self._members.subscribed.get(group, ())
-        if topic in asked:
+        if self._is_known(command):
             return
         self._books.change(TopicAsked(group, topic))
         if command.from_latest:
@@ -303,8 +360,7 @@ class Pops:
     # --- waiting for messages ---
 
     def _hold(self, command: PopMessages, request: Request) -> None:
-        if self._held_count >= HELD_MAX:
-            raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
+        self._check_held()
         wait_s = min(command.wait_ms, POP_WAIT_MS_MAX) / 1000
         held = _Held(request, command, time.monotonic() + wait_s)
         self._held.setdefault(held.key, {})[held] = None
@@ -312,6 +368,10 @@ class Pops:
         heapq.heappush(self._until, held)
         if self._until[0] is held:
             self._set_alarm()
+
+    def _check_held(self) -> None:
+        if self._held_count + len(self._beginning) >= HELD_MAX:
+            raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
@@ -335,10 +395,11 @@ class Pops:
     def look(self) -> None:
         """Those that came first have what has come since; some groups at a time, so that others
         are heard meanwhile."""
-        if not self._held or self._arrivals is None:
+        if not (self._held or self._beginning) or self._arrivals is None:
             return
         self._arrivals.arm()
         value = self._arrivals.value
+        self._begin_those_due(value)
         if value != self._seen:
             self._seen = value
             self._to_look = deque(self._held)
@@ -377,10 +438,14 @@ class Pops:
             for held in list(self._held.get(key, ())):
                 if held.command.consumer == command.consumer:
                     self._end_held(held)
+        for each in list(self._beginning):
+            if (each.command.group, each.command.consumer) == (command.group, command.consumer):
+                self._beginning.remove(each)
+                each.request.reply(PoppedMessages([]))
         return Done()
 
     def statistics(self) -> dict[str, int | float | str]:
-        return {"popped": self._book.count, "held_pops": self._held_count}
+        return {"popped": self._book.count, "held_pops": self._held_count + len(self._beginning)}
 
 
 def _check_invisible(invisible_ms: int) -> None:
