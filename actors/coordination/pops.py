@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from secrets import randbits
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
-from cometmq.actors.books.group_settings import check_consuming
 from cometmq.actors.books.popped import Key
+from cometmq.actors.coordination.beginnings import HELD_MAX, Arrivals, Beginnings
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.popped_out import PoppedOut, now_ms
@@ -28,7 +28,6 @@ from cometmq.protocol.commands import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
     POP_ACKS_MAX,
-    POP_COUNT_MAX,
     POP_WAIT_MS_MAX,
     AckPopped,
     ChangeInvisible,
@@ -44,9 +43,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import (
     ArgumentIllegal,
     CometError,
-    GroupInUse,
     HandleUnknown,
-    NoPermission,
     OffsetIllegal,
     SystemBusy,
 )
@@ -56,27 +53,14 @@ from cometmq.protocol.ledger import (
     OffsetSet,
     PopExtended,
     PopsAcked,
-    TopicAsked,
 )
-from cometmq.protocol.names import POP_RETRY_SIGNS, RETRY_PREFIX, check_topic
+from cometmq.protocol.names import POP_RETRY_SIGNS, RETRY_PREFIX
 from cometmq.shm.live.queue_table import QueueRange
 
 SPAN_MAX: Final = 65_536  # of a queue: from the first that is not acknowledged to the last popped
 HANDLES_MAX: Final = 200_000  # of all groups
-HELD_MAX: Final = 16_384  # commands that wait for messages
 LOOK_MAX: Final = 64  # groups and topics that are looked at at once
-BEGIN_S: Final = 5.0  # so long the beginning at an end waits for the dispatcher; our clients, 10 s
 RETRY_TURNS: Final = 5  # RocketMQ: in one of so many the retry topic comes first
-
-
-class Arrivals(Protocol):
-    """How far the dispatcher has come; see Dispatched."""
-
-    @property
-    def value(self) -> int: ...
-    @property
-    def due(self) -> int: ...
-    def arm(self) -> None: ...
 
 
 class _Held:
@@ -92,15 +76,6 @@ class _Held:
 
     def __lt__(self, other: _Held) -> bool:
         return self.until < other.until
-
-
-class _Beginning(NamedTuple):
-    """A command whose group begins at the end, which is known once so much is dispatched."""
-
-    request: Request
-    command: PopMessages
-    due: int
-    deadline: float  # time.monotonic()
 
 
 class Pops:
@@ -126,13 +101,13 @@ class Pops:
         self._held_count = 0
         self._until: list[_Held] = []  # a heap, with some that are held no longer
         self._alarm: Timer | None = None
-        self._beginning: deque[_Beginning] = deque()  # as they came, and so as they are due
+        self._beginnings = Beginnings(actor, books, members, stored, self._look_on)
         self._to_look: deque[tuple[str, str]] = deque()  # whose messages may have come
         self._answers: list[tuple[Request, Command]] = []  # of this round
 
     def begin(self, arrivals: Arrivals | None) -> None:
         """The books are as they were."""
-        self._arrivals = arrivals
+        self._arrivals = self._beginnings.arrivals = arrivals
         self._out.find()
 
     def end(self, error: CometError) -> None:
@@ -140,9 +115,7 @@ class Pops:
         for held in self._held.values():
             for each in held:
                 each.request.fail(error)
-        for beginning in self._beginning:
-            beginning.request.fail(error)
-        self._beginning.clear()
+        self._beginnings.end(error)
         self._held.clear()
         self._until.clear()
         self._held_count = 0
@@ -150,30 +123,13 @@ class Pops:
     # --- commands ---
 
     def on_pop_messages(self, command: PopMessages, request: Request) -> None:
-        self._check(command)
-        if not self._waits_for_end(command, request):
+        _check_invisible(command.invisible_ms)
+        self._beginnings.check(command)
+        if not self._beginnings.waits(command, request):
             self._serve(command, request)
 
-    def _check(self, command: PopMessages) -> None:
-        check_topic(command.topic)
-        if not 0 < command.max_count <= POP_COUNT_MAX:
-            raise ArgumentIllegal(f"max_count={command.max_count}: 1 to {POP_COUNT_MAX}")
-        _check_invisible(command.invisible_ms)
-        self._books.check_room()
-        config = self._members.config_of(command.group)
-        check_consuming(config)
-        self._books.topics.config_of(command.topic)  # or it does not exist
-        if not self._books.topics.queue_counts[command.topic]:
-            raise NoPermission(f"topic {command.topic} may not be read")
-        members = self._members.active(command.group)
-        if members:
-            raise GroupInUse(
-                f"group {command.group} has members that share its queues ({members[0][:140]}): "
-                "end them before it is used without queues"
-            )
-
     def _serve(self, command: PopMessages, request: Request) -> None:
-        self._begin(command)
+        self._beginnings.begin(command)
         popped = self._pop(command)
         if popped or command.wait_ms <= 0:
             self._answers.append((request, PoppedMessages(popped)))
@@ -207,56 +163,7 @@ class Pops:
             codes.append(0)
         self._answers.append((request, PopsSettled(codes)))
 
-    # --- a group that begins at the end ---
-
-    def _waits_for_end(self, command: PopMessages, request: Request) -> bool:
-        """What was acknowledged before lies below the end, though it may not be dispatched yet."""
-        if not command.from_latest or self._arrivals is None or self._is_known(command):
-            return False
-        due = self._arrivals.due
-        if self._arrivals.value >= due:
-            return False
-        self._check_held()
-        self._beginning.append(_Beginning(request, command, due, time.monotonic() + BEGIN_S))
-        self._actor.after(BEGIN_S, self._look_on)
-        return True  # `look` at the end of this round arms the counter
-
-    def _is_known(self, command: PopMessages) -> bool:
-        return command.topic in self._members.subscribed.get(command.group, ())
-
-    def _begin_those_due(self, dispatched: int) -> None:
-        now = time.monotonic()
-        while self._beginning:
-            first = self._beginning[0]
-            if dispatched < first.due and now < first.deadline:
-                return
-            self._beginning.popleft()
-            try:
-                self._check(first.command)
-                if dispatched < first.due and not self._is_known(first.command):
-                    raise SystemBusy(
-                        f"where topic {first.command.topic} ends is not known yet: what was "
-                        f"written before is not dispatched after {BEGIN_S:g} s"
-                    )
-                self._serve(first.command, first.request)
-            except CometError as error:
-                first.request.fail(error)
-
     # --- popping ---
-
-    def _begin(self, command: PopMessages) -> None:
-        """A group that comes for the first time begins somewhere, in each queue of the topic."""
-        group, topic = command.group, command.topic
-        if self._is_known(command):
-            return
-        self._books.change(TopicAsked(group, topic))
-        if command.from_latest:
-            stored = self._stored(topic)
-            for queue_id in range(self._books.topics.config_of(topic).read_queue_nums):
-                if self._books.offsets.get(group, topic, queue_id) < 0:
-                    there = stored.get(queue_id)
-                    end = 0 if there is None else there.max_queue_offset
-                    self._books.change(OffsetSet(group, topic, queue_id, end))
 
     def _pop(self, command: PopMessages) -> list[Popped]:
         """Give out what there is, of all queues in turn."""
@@ -360,7 +267,8 @@ class Pops:
     # --- waiting for messages ---
 
     def _hold(self, command: PopMessages, request: Request) -> None:
-        self._check_held()
+        if self._held_count >= HELD_MAX:
+            raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
         wait_s = min(command.wait_ms, POP_WAIT_MS_MAX) / 1000
         held = _Held(request, command, time.monotonic() + wait_s)
         self._held.setdefault(held.key, {})[held] = None
@@ -368,10 +276,6 @@ class Pops:
         heapq.heappush(self._until, held)
         if self._until[0] is held:
             self._set_alarm()
-
-    def _check_held(self) -> None:
-        if self._held_count + len(self._beginning) >= HELD_MAX:
-            raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
@@ -395,11 +299,11 @@ class Pops:
     def look(self) -> None:
         """Those that came first have what has come since; some groups at a time, so that others
         are heard meanwhile."""
-        if not (self._held or self._beginning) or self._arrivals is None:
+        if not (self._held or self._beginnings) or self._arrivals is None:
             return
         self._arrivals.arm()
         value = self._arrivals.value
-        self._begin_those_due(value)
+        self._beginnings.serve_due(value, self._serve)
         if value != self._seen:
             self._seen = value
             self._to_look = deque(self._held)
@@ -438,14 +342,11 @@ class Pops:
             for held in list(self._held.get(key, ())):
                 if held.command.consumer == command.consumer:
                     self._end_held(held)
-        for each in list(self._beginning):
-            if (each.command.group, each.command.consumer) == (command.group, command.consumer):
-                self._beginning.remove(each)
-                each.request.reply(PoppedMessages([]))
+        self._beginnings.stop(command)
         return Done()
 
     def statistics(self) -> dict[str, int | float | str]:
-        return {"popped": self._book.count, "held_pops": self._held_count + len(self._beginning)}
+        return {"popped": self._book.count, "held_pops": self._held_count + len(self._beginnings)}
 
 
 def _check_invisible(invisible_ms: int) -> None:
