@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Final, Protocol
 import pykka
 
 from cometmq.actors.coordination.announcing import Announcing
+from cometmq.actors.coordination.beginnings import Arrivals
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.groups import Groups
 from cometmq.actors.coordination.holds import Holds
 from cometmq.actors.coordination.members import Members, MemberSettings
 from cometmq.actors.coordination.moves import Moves
-from cometmq.actors.coordination.pops import Arrivals, Pops
+from cometmq.actors.coordination.pops import Pops
 from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
 from cometmq.actors.coordination.replies import RepliesPart, ReplySettings

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from secrets import randbits
-from typing import Final, Protocol
+from typing import Final
 
-from cometmq.actors.books.group_settings import check_consuming
 from cometmq.actors.books.popped import Key
+from cometmq.actors.coordination.beginnings import HELD_MAX, Arrivals, Beginnings
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.popped_out import PoppedOut, now_ms
@@ -28,7 +28,6 @@ from cometmq.protocol.commands import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
     POP_ACKS_MAX,
-    POP_COUNT_MAX,
     POP_WAIT_MS_MAX,
     AckPopped,
     ChangeInvisible,
@@ -44,9 +43,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import (
     ArgumentIllegal,
     CometError,
-    GroupInUse,
     HandleUnknown,
-    NoPermission,
     OffsetIllegal,
     SystemBusy,
 )
@@ -56,24 +53,14 @@ from cometmq.protocol.ledger import (
     OffsetSet,
     PopExtended,
     PopsAcked,
-    TopicAsked,
 )
-from cometmq.protocol.names import POP_RETRY_SIGNS, RETRY_PREFIX, check_topic
+from cometmq.protocol.names import POP_RETRY_SIGNS, RETRY_PREFIX
 from cometmq.shm.live.queue_table import QueueRange
 
 SPAN_MAX: Final = 65_536  # of a queue: from the first that is not acknowledged to the last popped
 HANDLES_MAX: Final = 200_000  # of all groups
-HELD_MAX: Final = 16_384  # commands that wait for messages
 LOOK_MAX: Final = 64  # groups and topics that are looked at at once
 RETRY_TURNS: Final = 5  # RocketMQ: in one of so many the retry topic comes first
-
-
-class Arrivals(Protocol):
-    """How far the dispatcher has come; see Dispatched."""
-
-    @property
-    def value(self) -> int: ...
-    def arm(self) -> None: ...
 
 
 class _Held:
@@ -114,12 +101,13 @@ class Pops:
         self._held_count = 0
         self._until: list[_Held] = []  # a heap, with some that are held no longer
         self._alarm: Timer | None = None
+        self._beginnings = Beginnings(actor, books, members, stored, self._look_on)
         self._to_look: deque[tuple[str, str]] = deque()  # whose messages may have come
         self._answers: list[tuple[Request, Command]] = []  # of this round
 
     def begin(self, arrivals: Arrivals | None) -> None:
         """The books are as they were."""
-        self._arrivals = arrivals
+        self._arrivals = self._beginnings.arrivals = arrivals
         self._out.find()
 
     def end(self, error: CometError) -> None:
@@ -127,6 +115,7 @@ class Pops:
         for held in self._held.values():
             for each in held:
                 each.request.fail(error)
+        self._beginnings.end(error)
         self._held.clear()
         self._until.clear()
         self._held_count = 0
@@ -134,23 +123,13 @@ class Pops:
     # --- commands ---
 
     def on_pop_messages(self, command: PopMessages, request: Request) -> None:
-        check_topic(command.topic)
-        if not 0 < command.max_count <= POP_COUNT_MAX:
-            raise ArgumentIllegal(f"max_count={command.max_count}: 1 to {POP_COUNT_MAX}")
         _check_invisible(command.invisible_ms)
-        self._books.check_room()
-        config = self._members.config_of(command.group)
-        check_consuming(config)
-        self._books.topics.config_of(command.topic)  # or it does not exist
-        if not self._books.topics.queue_counts[command.topic]:
-            raise NoPermission(f"topic {command.topic} may not be read")
-        members = self._members.active(command.group)
-        if members:
-            raise GroupInUse(
-                f"group {command.group} has members that share its queues ({members[0][:140]}): "
-                "end them before it is used without queues"
-            )
-        self._begin(command)
+        self._beginnings.check(command)
+        if not self._beginnings.waits(command, request):
+            self._serve(command, request)
+
+    def _serve(self, command: PopMessages, request: Request) -> None:
+        self._beginnings.begin(command)
         popped = self._pop(command)
         if popped or command.wait_ms <= 0:
             self._answers.append((request, PoppedMessages(popped)))
@@ -185,21 +164,6 @@ class Pops:
         self._answers.append((request, PopsSettled(codes)))
 
     # --- popping ---
-
-    def _begin(self, command: PopMessages) -> None:
-        """A group that comes for the first time begins somewhere, in each queue of the topic."""
-        group, topic = command.group, command.topic
-        asked = self._members.subscribed.get(group, ())
-        if topic in asked:
-            return
-        self._books.change(TopicAsked(group, topic))
-        if command.from_latest:
-            stored = self._stored(topic)
-            for queue_id in range(self._books.topics.config_of(topic).read_queue_nums):
-                if self._books.offsets.get(group, topic, queue_id) < 0:
-                    there = stored.get(queue_id)
-                    end = 0 if there is None else there.max_queue_offset
-                    self._books.change(OffsetSet(group, topic, queue_id, end))
 
     def _pop(self, command: PopMessages) -> list[Popped]:
         """Give out what there is, of all queues in turn."""
@@ -335,10 +299,11 @@ class Pops:
     def look(self) -> None:
         """Those that came first have what has come since; some groups at a time, so that others
         are heard meanwhile."""
-        if not self._held or self._arrivals is None:
+        if not (self._held or self._beginnings) or self._arrivals is None:
             return
         self._arrivals.arm()
         value = self._arrivals.value
+        self._beginnings.serve_due(value, self._serve)
         if value != self._seen:
             self._seen = value
             self._to_look = deque(self._held)
@@ -377,10 +342,11 @@ class Pops:
             for held in list(self._held.get(key, ())):
                 if held.command.consumer == command.consumer:
                     self._end_held(held)
+        self._beginnings.stop(command)
         return Done()
 
     def statistics(self) -> dict[str, int | float | str]:
-        return {"popped": self._book.count, "held_pops": self._held_count}
+        return {"popped": self._book.count, "held_pops": self._held_count + len(self._beginnings)}
 
 
 def _check_invisible(invisible_ms: int) -> None:

@@ -13,12 +13,18 @@ class Dispatched:
 
     def __init__(self, family: Family) -> None:
         self._cell = family.control.sleep_on(Counter.DISPATCHED, family.doorbell)
+        self._cover = family.control.read(family.cover)
         self._napping = family.control.read(Counter.NAPPING)
         self._its_doorbell = family.doorbells[Doorbell.DISPATCHER]
 
     @property
     def value(self) -> int:
         return self._cell.value
+
+    @property
+    def due(self) -> int:
+        """How far it has to come for all to be there that is acknowledged now."""
+        return self._cover.value
 
     def arm(self) -> None:
         """Have the next move ring, and see that it comes soon."""

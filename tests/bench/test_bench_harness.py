@@ -250,7 +250,7 @@ def test_our_broker_in_a_real_run(tmp_path: Path) -> None:
     try:
         system.start(tmp_path, systems.Durability.PAGE_CACHE)
         for number, plan in enumerate((
-            Plan(mode=ONE, messages=200, warmup=20),
+            Plan(mode=ONE, messages=5_000, warmup=20),  # many ticks of the processor's clock
             Plan(messages=20_000, warmup=100, queues=4, groups=2, consumers=2, reading=EARLY),
             Plan(rate=1000, messages=1000, warmup=200, reading=EARLY),
         )):  # fmt: skip

@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import still
 from family import RunningBroker
 
 from cometmq import Admin, Broker, Reject, Retry, errors
+from cometmq.actors.launch.addresses import address_of
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
 from cometmq.protocol.commands import (
     AckPopped,
@@ -161,6 +163,51 @@ def test_a_group_begins_at_the_end(broker: Broker, topic: str) -> None:
         send(broker, topic, 4)
         assert len(pop(consumer, 4, ack=True)) == 4
         assert consumer.poll(timeout_s=0) == []
+
+
+def dispatcher_of(broker: Broker) -> int:
+    with Channel(address_of(broker._ready.token, "broker"), "broker") as line:
+        answer, _ = line.ask(GetStatistics(), timeout_s=WAIT_S)
+    assert isinstance(answer, Statistics)
+    return int(answer.values["pid.dispatcher"])
+
+
+def test_the_end_is_behind_what_was_acknowledged(broker: Broker, topic: str) -> None:
+    """Also when the dispatcher has not come to it, and the queue has no slot yet."""
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Admin(broker.name_server) as admin,
+        broker.pop_consumer(topic, topic, start="latest") as consumer,
+    ):
+        with still.stopped(dispatcher_of(broker)):
+            send(broker, topic, 5)
+            waiting = pool.submit(consumer.poll, 10, WAIT_S)
+            until(lambda: held(broker) > 0)
+        until(lambda: sum(admin.committed(topic, topic).values()) == 5)
+        with broker.producer() as producer:
+            producer.send(topic, b"new")
+        assert [message.body for message in waiting.result(WAIT_S)] == [b"new"]
+
+
+def test_an_end_that_is_not_known_in_time_is_an_error(broker: Broker, topic: str) -> None:
+    command = PopMessages(topic, topic, 10, 10_000, 0, True, "me")
+    with Channel(coordinator_of(broker), "coordinator") as channel:
+        with still.stopped(dispatcher_of(broker)):
+            send(broker, topic, 5)
+            with pytest.raises(errors.SystemBusy, match="dispatched"):
+                channel.ask(command, timeout_s=WAIT_S)
+        assert held(broker) == 0
+
+
+def test_nobody_waits_for_an_end_after_close(broker: Broker, topic: str) -> None:
+    with ThreadPoolExecutor(1) as pool, still.stopped(dispatcher_of(broker)):
+        send(broker, topic, 1)
+        consumer = broker.pop_consumer(topic, topic, start="latest")
+        waiting = pool.submit(consumer.poll, 10, WAIT_S)
+        until(lambda: held(broker) > 0)
+        consumer.close()
+        assert waiting.result(WAIT_S) == []
+        assert held(broker) == 0
 
 
 # --- what is not acknowledged ---

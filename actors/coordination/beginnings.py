@@ -1,0 +1,154 @@
+"""Where a queue-less group begins that comes for the first time.
+
+At the end: behind all that was acknowledged before, which may not be dispatched yet. So what asks
+waits until the dispatcher has come to where the log ended then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from cometmq.actors.books.group_settings import check_consuming
+from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.members import Members
+from cometmq.actors.coordination.topics import Stored
+from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.protocol.commands import POP_COUNT_MAX, PopMessages, PoppedMessages, StopPopping
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    GroupInUse,
+    NoPermission,
+    SystemBusy,
+)
+from cometmq.protocol.ledger import OffsetSet, TopicAsked
+from cometmq.protocol.names import check_topic
+
+HELD_MAX: Final = 16_384  # commands that wait for messages
+BEGIN_S: Final = 5.0  # so long the beginning at an end waits for the dispatcher; our clients, 10 s
+
+
+class Arrivals(Protocol):
+    """How far the dispatcher has come; see Dispatched."""
+
+    @property
+    def value(self) -> int: ...
+    @property
+    def due(self) -> int: ...
+    def arm(self) -> None: ...
+
+
+class _Beginning(NamedTuple):
+    """A command whose group begins at the end, which is known once so much is dispatched."""
+
+    request: Request
+    command: PopMessages
+    due: int
+    deadline: float  # time.monotonic()
+
+
+class Beginnings:
+    """See the module.
+
+    Args:
+        look: to be called when a wait is over; it calls `serve_due`.
+    """
+
+    def __init__(
+        self,
+        actor: ServiceActor,
+        books: Books,
+        members: Members,
+        stored: Stored,
+        look: Callable[[], None],
+    ) -> None:
+        self._actor = actor
+        self._books = books
+        self._members = members
+        self._stored = stored
+        self._look = look
+        self.arrivals: Arrivals | None = None
+        self._beginning: deque[_Beginning] = deque()  # as they came, and so as they are due
+
+    def __len__(self) -> int:
+        return len(self._beginning)
+
+    def check(self, command: PopMessages) -> None:
+        check_topic(command.topic)
+        if not 0 < command.max_count <= POP_COUNT_MAX:
+            raise ArgumentIllegal(f"max_count={command.max_count}: 1 to {POP_COUNT_MAX}")
+        self._books.check_room()
+        config = self._members.config_of(command.group)
+        check_consuming(config)
+        self._books.topics.config_of(command.topic)  # or it does not exist
+        if not self._books.topics.queue_counts[command.topic]:
+            raise NoPermission(f"topic {command.topic} may not be read")
+        members = self._members.active(command.group)
+        if members:
+            raise GroupInUse(
+                f"group {command.group} has members that share its queues ({members[0][:140]}): "
+                "end them before it is used without queues"
+            )
+
+    def waits(self, command: PopMessages, request: Request) -> bool:
+        """What was acknowledged before lies below the end, though it may not be dispatched yet."""
+        if not command.from_latest or self.arrivals is None or self._is_known(command):
+            return False
+        due = self.arrivals.due
+        if self.arrivals.value >= due:
+            return False
+        if len(self) >= HELD_MAX:
+            raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
+        self._beginning.append(_Beginning(request, command, due, time.monotonic() + BEGIN_S))
+        self._actor.after(BEGIN_S, self._look)
+        return True  # a look at the end of this round arms the counter
+
+    def _is_known(self, command: PopMessages) -> bool:
+        return command.topic in self._members.subscribed.get(command.group, ())
+
+    def serve_due(self, dispatched: int, serve: Callable[[PopMessages, Request], None]) -> None:
+        now = time.monotonic()
+        while self._beginning:
+            first = self._beginning[0]
+            if dispatched < first.due and now < first.deadline:
+                return
+            self._beginning.popleft()
+            try:
+                self.check(first.command)
+                if dispatched < first.due and not self._is_known(first.command):
+                    raise SystemBusy(
+                        f"where topic {first.command.topic} ends is not known yet: what was "
+                        f"written before is not dispatched after {BEGIN_S:g} s"
+                    )
+                serve(first.command, first.request)
+            except CometError as error:
+                first.request.fail(error)
+
+    def begin(self, command: PopMessages) -> None:
+        """A group that comes for the first time begins somewhere, in each queue of the topic."""
+        group, topic = command.group, command.topic
+        if self._is_known(command):
+            return
+        self._books.change(TopicAsked(group, topic))
+        if command.from_latest:
+            stored = self._stored(topic)
+            for queue_id in range(self._books.topics.config_of(topic).read_queue_nums):
+                if self._books.offsets.get(group, topic, queue_id) < 0:
+                    there = stored.get(queue_id)
+                    end = 0 if there is None else there.max_queue_offset
+                    self._books.change(OffsetSet(group, topic, queue_id, end))
+
+    def stop(self, command: StopPopping) -> None:
+        """This consumer waits no longer."""
+        for each in list(self._beginning):
+            if (each.command.group, each.command.consumer) == (command.group, command.consumer):
+                self._beginning.remove(each)
+                each.request.reply(PoppedMessages([]))
+
+    def end(self, error: CometError) -> None:
+        for each in self._beginning:
+            each.request.fail(error)
+        self._beginning.clear()
