@@ -17,6 +17,7 @@ from dying import DIED
 from family import RunningBroker, encode_batch, read_queue
 from fault.disk import Disk, need
 from fault.points import POINTS, Point, Points
+from old_segments import until
 
 from cometmq.protocol.commands import (
     DerivedPosition,
@@ -28,7 +29,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import Message
-from cometmq.shm.live.control import CONTROL_FILE
+from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
 from cometmq.shm.tools.verify import verify_store
 
@@ -286,7 +287,8 @@ def test_a_write_that_a_power_cut_has_torn(tmp_path: Path) -> None:
 
 
 def copy_all(broker: RunningBroker, count: int) -> None:
-    """In one write."""
+    """In one write, and so of one pull: that has either what is dispatched or what is not yet."""
+    wrote = broker.counter(Counter.WROTE)
+    until(lambda: broker.counter(Counter.DISPATCHED) >= wrote, lambda: broker.log)
     with Channel(broker.address("commitlog")) as line, Channel(broker.address("reader-0")) as other:
-        read_queue(other, SOURCE, 0, position(broker) + count)
         assert Copier(line, other).step() == count
