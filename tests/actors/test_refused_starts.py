@@ -115,8 +115,8 @@ def no_room_for_a_message(_store: Path) -> tuple[Settings, str]:
     return {"maxInFlightSendBytes": 1 << 16}, "maxInFlightSendBytes = 65536: must be at least"
 
 
-def unsupported_role(_store: Path) -> tuple[Settings, str]:
-    return {"brokerRole": "SLAVE"}, "not supported yet"
+def slave_of_nobody(_store: Path) -> tuple[Settings, str]:
+    return {"brokerRole": "SLAVE"}, "haMasterAddress: must be the master's host:port"
 
 
 def nobody_s_address(_store: Path) -> tuple[Settings, str]:
@@ -134,7 +134,7 @@ def port_behind_the_last(_store: Path) -> tuple[Settings, str]:
 REASONS = [
     other_segments, other_queue_segments, foreign_file, damaged_checkpoint,
     damaged_identity, damaged_holds, damaged_new_holds, log_elsewhere, no_room_for_a_message,
-    unsupported_role, nobody_s_address, port_behind_the_last, no_such_group,
+    slave_of_nobody, nobody_s_address, port_behind_the_last, no_such_group,
     *(
         pytest.param(damaged_config(name, content), id=f"{name}-{number}")
         for name in ("topics.json", "subscriptionGroup.json", "consumerOffset.json")

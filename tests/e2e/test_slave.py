@@ -413,7 +413,7 @@ def test_a_segment_size_that_is_not_the_masters(master: Master, tmp_path: Path) 
         ({"haMasterAddress": "host:0"}, "must be host:port"),
         ({"haMasterAddress": "host:65536"}, "must be host:port"),
         ({"brokerRole": "ASYNC_MASTER"}, "brokerId = 1: must be 0"),
-        ({"haHousekeepingInterval": 200}, "must be above haSendHeartbeatInterval = 200"),
+        ({"haHousekeepingInterval": 200}, "must be below haHousekeepingInterval = 200"),
     ],
 )
 def test_settings_that_make_no_slave(changed: dict[str, Any], told: str) -> None:

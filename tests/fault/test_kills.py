@@ -14,7 +14,7 @@ import pytest
 from family import EndedEarly, RunningBroker
 from fault import launcher, points
 from fault.campaigns import Options, Tally, append_tally, read_tally, report
-from fault.kills import TARGETS, Outcome, Rig, kill_at_one, kill_one, one_round
+from fault.kills import ELSEWHERE, TARGETS, Outcome, Rig, kill_at_one, kill_one, one_round
 from fault.pairs import VICTIMS, Pair, fault_with, pair_one
 from fault.points import POINTS, Point, Points
 
@@ -58,9 +58,7 @@ def test_kill_9_of_each_process(sync: bool, tmp_path: Path) -> None:
 def test_kill_9_at_each_point(sync: bool, tmp_path: Path) -> None:
     """Half of the points in either mode; the long form has them all in both."""
     load = [
-        point
-        for point in POINTS.values()
-        if point.when not in ("clean", "derived", "transactions", "replication")
+        point for point in POINTS.values() if point.when != "clean" and point.when not in ELSEWHERE
     ]
     chosen = [point for point in load if not point.sync_only][sync::2]
     if sync:

@@ -238,7 +238,8 @@ class ManagedServer:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send it a signal."""
         if self.is_running:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended in this moment
+                os.kill(self.pid, number)
 
     def close(self) -> None:
         """End it; what it has answered is on the disk however it ends."""
