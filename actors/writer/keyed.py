@@ -43,7 +43,9 @@ class Keyed:
             family.index_shape,
             family.settings.mapped_file_size_commit_log_bytes,
         )
-        self._dispatcher = Channel(family.addresses["dispatcher"], "dispatcher")
+        self._address = family.addresses["dispatcher"]
+        # Opened when it is needed first: a service's writer may come to its end without `close`.
+        self._dispatcher: Channel | None = None
 
     def check(self, section: Section, count: int) -> None:
         """Raises why it cannot be asked of such a section.
@@ -111,13 +113,16 @@ class Keyed:
         while self._recent.damaged:
             name = self._recent.damaged.pop()
             log.error("index file %s is damaged", name)
+            if self._dispatcher is None:
+                self._dispatcher = Channel(self._address, "dispatcher")
             self._dispatcher.tell(RebuildIndex(name))
 
     def let_go_of_deleted(self) -> None:
         self._recent.let_go_of_deleted()
 
     def close(self) -> None:
-        self._dispatcher.close()
+        if self._dispatcher is not None:
+            self._dispatcher.close()
         self._recent.close()
 
 
