@@ -161,8 +161,9 @@ def test_the_commitlog_process_is_killed_at_every_point(sync: bool, tmp_path: Pa
                     for number, point in enumerate(points[at : at + POINTS_EACH]):
                         pid = broker.pids()["commitlog"]
                         fresh = [f"{point.name}-{each}" for each in range(3_000)]
+                        # Armed first: later all fresh keys might be stored already.
+                        hits.arm(point, chance.randint(1, min(5, point.nth_max)))
                         with Senders(broker, fresh, SEED - at - number) as more:
-                            hits.arm(point, chance.randint(1, min(5, point.nth_max)))
                             assert hits.wait_hit(WAIT_S) is not None, point.name
                             hits.disarm()
                             broker.wait_serves("commitlog", not_pid=pid)
