@@ -117,6 +117,7 @@ def test_a_message_without_end(broker: RunningBroker, role: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # it measures the reader
 def test_answers_that_nobody_receives(broker: RunningBroker) -> None:
     """A thousand pulls of 4 MiB each by a client that reads nothing, and then reads after all."""
     broker.create_topic("large", 1)
@@ -264,6 +265,7 @@ def test_thousands_of_connections(broker: RunningBroker) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # it measures the reader
 def test_a_process_without_descriptors(broker: RunningBroker) -> None:
     """It says so once, does not spin, and serves who is there; then it takes connections again."""
     process = psutil.Process(broker.pids()["reader-0"])
