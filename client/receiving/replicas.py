@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from cometmq.client.routes import MASTER
-from cometmq.protocol.commands import BrokerEndpoints
+from cometmq.client.routes import MASTER, replicas_of
+from cometmq.protocol.commands import BrokerEndpoints, TopicRoute
 
 log = logging.getLogger(__name__)
 
@@ -91,3 +91,12 @@ class Replicas:
         ids = [each.broker_id for each in self.all()]
         usable = [each for each in ids if self._passed_over.get(each, 0.0) <= now]
         return wanted if wanted in usable else next(iter(usable), self._master.broker_id)
+
+
+def follow(known: dict[str, Replicas], route: TopicRoute) -> None:
+    """Bring what is known of brokers, by name, up to a route."""
+    for broker, replicas in replicas_of(route).items():
+        if broker in known:
+            known[broker].update(replicas)
+        else:
+            known[broker] = Replicas(replicas)

@@ -21,8 +21,8 @@ from cometmq.client.questions import Position, offsets_at, ranges, resolve
 from cometmq.client.receiving.kept import Kept, KeptByUser
 from cometmq.client.receiving.mapped import check_mapped
 from cometmq.client.receiving.owned import OwnedQueues, QueueId
-from cometmq.client.receiving.replicas import Replicas
-from cometmq.client.routes import Routes, broker_routes, replicas_of
+from cometmq.client.receiving.replicas import Replicas, follow
+from cometmq.client.routes import Routes, broker_routes
 from cometmq.protocol.commands import BrokerEndpoints, QueueKey, QueueOffset, TopicRoute
 from cometmq.protocol.errors import ArgumentIllegal, CometError, NotOwner
 from cometmq.protocol.positions import EARLIEST
@@ -147,14 +147,10 @@ class Unshared:
 
     def _meet(self, topic: str, route: TopicRoute) -> None:
         """Follow brokers that have moved, take on queues that are new, leave what is gone."""
-        replicas = replicas_of(route)
+        follow(self._places, route)
         for each in broker_routes(route):
-            broker = each.endpoints.broker
-            if broker in self._places:
-                self._places[broker].update(replicas[broker])
-            else:
-                self._places[broker] = Replicas(replicas[broker])
-            self._compare_with_any(topic, self._places[broker], each.info.read_queues)
+            place = self._places[each.endpoints.broker]
+            self._compare_with_any(topic, place, each.info.read_queues)
 
     def _compare_with_any(self, topic: str, place: Replicas, count: int) -> None:
         """The master is asked, and its slaves while it does not answer."""

@@ -156,14 +156,13 @@ class Clock:
             if not flight.was_never_sent():
                 return  # it has left in this moment
             self._call_back(flight, touched)
-            staying = [batch for batch in lane.waiting if not batch.may_go_elsewhere]
-            for batch in lane.waiting:
-                other = topic.elsewhere(lane.broker)
-                if batch.may_go_elsewhere and other is not None:
-                    batch.broker, batch.queue_id = other.broker, other.queue_id
-                    other.waiting.append(batch)
-                    touched.append(other)
-            lane.waiting = deque(staying)
+            waiting, lane.waiting = lane.waiting, deque()
+            for batch in waiting:
+                other = topic.elsewhere(lane.broker) if batch.may_go_elsewhere else None
+                taker = other or lane  # whatever happens, one of them has it
+                batch.broker, batch.queue_id = taker.broker, taker.queue_id
+                taker.waiting.append(batch)
+                touched.append(taker)
 
     def _call_back(self, flight: Flight, touched: list[Lane]) -> None:
         """It has not left: its batches stand at the head of their lanes again."""

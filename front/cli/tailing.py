@@ -22,8 +22,8 @@ from cometmq.cli.positions import Offset, Position
 from cometmq.client import Admin, Consumer, Message
 from cometmq.client.receiving.buffer import Chunk, Queue
 from cometmq.client.receiving.pulling import Puller
-from cometmq.client.receiving.replicas import Replicas
-from cometmq.client.routes import Routes, replicas_of
+from cometmq.client.receiving.replicas import Replicas, follow
+from cometmq.client.routes import Routes
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.positions import EARLIEST, LATEST
 from cometmq.protocol.tags import ALL_TAGS, check_expression, joined
@@ -263,11 +263,7 @@ class TopicReader:
 
     def _learn(self) -> None:
         route = self._routes.find(self._options.topic)
-        for broker, replicas in replicas_of(route).items():
-            if broker in self._brokers:
-                self._brokers[broker].update(replicas)
-            else:
-                self._brokers[broker] = Replicas(replicas)
+        follow(self._brokers, route)
 
     def _look_up(self) -> None:
         """A reader does not answer: the broker may be elsewhere by now."""
