@@ -33,11 +33,8 @@ _OPEN: Final = (
 )
 _PLAIN: Final = "there is no TLS yet: everything travels as it is"
 _ALONE: Final = (
-    "there are no groups of replicas yet: a master has slaves (haListenPort), and nothing else"
-)
-_NO_SET: Final = (
-    "there is no set of replicas to count yet: SYNC_MASTER says with each message whether slaves "
-    "have it"
+    "there is no controller: a group elects its master with enableDLegerCommitLog, and a master "
+    "without a group has slaves (haListenPort)"
 )
 _OWN_QUEUE: Final = "there are no light queues yet: a message is in the queue of its topic alone"
 _TOLD: Final = "name servers are not looked up: namesrvAddr has to name them"
@@ -57,9 +54,8 @@ PROMISES: Final[Mapping[str, Promise]] = {
         ("aclEnable authenticationEnabled authorizationEnabled", _OPEN, _OFF),
         ("useTLS tls.enable", _PLAIN, _OFF),
         ("tls.server.mode", _PLAIN, ("", "disabled", "permissive")),
-        ("enableDLegerCommitLog enableControllerMode duplicationEnable", _ALONE, _OFF),
+        ("enableControllerMode duplicationEnable", _ALONE, _OFF),
         ("allAckInSyncStateSet", _ALONE, _OFF),
-        ("minInSyncReplicas", _NO_SET, _ONE),
         (
             "brokerPermission",
             "a whole broker cannot be closed yet: take the permission from its topics",
@@ -124,11 +120,11 @@ _KEYS: Final = """
     debugLockEnable defaultMessageRequestMode defaultPopShareQueueNum defaultQueryMaxNum
     delayOffsetUpdateVersionStep disableCallbackExecutor disableConsumeIfConsumerReadSlowly
     disableNettyWorkerGroup disappearTimeAfterStart diskFallRecorded dispatchCqCacheNum
-    dispatchCqThreads dispatchFromSenderThread dLegerGroup dLegerPeers dLegerSelfId
+    dispatchCqThreads dispatchFromSenderThread
     duplicationEnable enableAsyncReput enableAutoInSyncReplicas enableBatchPush
     enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently enableCalcFilterBitMap
     enableCleanExpiredOffset enableCompaction enableConsumeQueueExt enableControllerMode
-    enableCreateSysGroup enableDetailStat enableDLegerCommitLog enableFastChannelEventProcess
+    enableCreateSysGroup enableDetailStat  enableFastChannelEventProcess
     enableLmq enableLmqStats enableMixedMessageType enableMultiDispatch enableNetWorkFlowControl
     enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
     enablePopBufferMerge enablePopLog enablePopMessageThreshold
@@ -160,7 +156,7 @@ _KEYS: Final = """
     messageStorePlugIn metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
     metricLoggingExporterIntervalInMills metricsExporterType metricsGrpcExporterHeader
     metricsGrpcExporterTarget metricsInDelta metricsLabel metricsOtelCardinalityLimit
-    metricsPromExporterHost metricsPromExporterPort migrateAuthFromV1Enabled minInSyncReplicas
+    metricsPromExporterHost metricsPromExporterPort migrateAuthFromV1Enabled
     msgTraceTopicName notifyConsumerIdsChangedEnable offsetCheckInSlave popCkMaxBufferSize
     popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
     popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from cometmq.conf.delay_levels import DEFAULT_LEVELS, parse_levels
+from cometmq.conf.group import GroupSettings, Peer
 from cometmq.conf.option import Option, as_text, option, options_of
 from cometmq.conf.replication import ReplicationSettings
 from cometmq.conf.rocketmq import NOT_USED, PROMISES
@@ -817,6 +818,7 @@ GROUPS: Final = (
     DelaySettings,
     CleaningSettings,
     ReplicationSettings,
+    GroupSettings,
     LoggingSettings,
 )
 
@@ -833,6 +835,7 @@ class BrokerSettings(
     DelaySettings,
     CleaningSettings,
     ReplicationSettings,
+    GroupSettings,
     LoggingSettings,
 ):
     """All settings of a broker, checked when they are made and frozen afterwards.
@@ -884,7 +887,7 @@ class BrokerSettings(
             yield f"brokerId = {self.broker_id}: must be 0 with {role}"
         if self.is_slave and not self.broker_name:
             yield f"brokerName: must be the master's with {role}"
-        if self.is_slave and not self.ha_master_address:
+        if self.is_slave and not (self.ha_master_address or self.is_in_group):
             yield f"haMasterAddress: must be the master's host:port with {role}"
         if (
             self.in_sync_replicas not in (None, 1)
@@ -909,6 +912,27 @@ class BrokerSettings(
         if self.ha_listen_port == 0 and self.broker_role is BrokerRole.SYNC_MASTER:
             return self.listen_port + 1  # RocketMQ's default
         return self.ha_listen_port or None
+
+    @property
+    def group_name(self) -> str:
+        return self.d_leger_group or self.broker_name
+
+    @property
+    def own_peer(self) -> Peer:
+        """This replica. Raises ConfigError where dLegerPeers does not name it."""
+        for peer in self.group_peers:
+            if peer.replica == self.d_leger_self_id:
+                return peer
+        raise ConfigError(
+            f"dLegerSelfId = {self.d_leger_self_id!r}: none of dLegerPeers = {self.d_leger_peers}"
+        )
+
+    def for_run(self, epoch: int) -> BrokerSettings:
+        """A replica's settings for a run as the master of an epoch, or (0) as a follower."""
+        if epoch:
+            return replace(self, broker_role=BrokerRole.ASYNC_MASTER, broker_id=0)
+        number = 1 + [peer.replica for peer in self.group_peers].index(self.d_leger_self_id)
+        return replace(self, broker_role=BrokerRole.SLAVE, broker_id=number)
 
     @property
     def slaves_wanted(self) -> int:

@@ -15,6 +15,7 @@ CometError
 │   ├── TooManyGroups          maxGroups
 │   ├── NoPermission
 │   ├── NotMaster              a slave takes nothing but what its master sends
+│   ├── InSyncReplicasNotEnough  too few replicas of the group are in sync
 │   ├── SystemBusy             too much is waiting; retry
 │   ├── ServiceNotAvailable    not writable just now
 │   │   ├── DiskFull           disk: over the mark, or no room for the next segment
@@ -166,6 +167,14 @@ class NotMaster(Refused):
     """This broker is a slave: it serves what it has. The text names its master, which takes it."""
 
     code = 9122
+    retriable = True
+
+
+class InSyncReplicasNotEnough(Refused):
+    """Of a group of replicas fewer are in sync than must have a message before it is acknowledged.
+    Retry once they are back."""
+
+    code = 9123
     retriable = True
 
 

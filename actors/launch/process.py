@@ -33,8 +33,7 @@ FINISH_TIMEOUT_S: Final = 20
 def load_roles() -> None:
     """What the zygote has imported, no child has to."""
     for each in ROLES:
-        each.load()
-        each.load(slave=True)
+        each.load_all()
 
 
 def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
@@ -48,7 +47,7 @@ def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
         bind = [(family.addresses[role], True)]
         if family.bind:
             bind.append((family.bind, False))
-        actor_class = role_of(role).load(slave=family.settings.is_slave)
+        actor_class = role_of(role).load(family.settings)
         reference = actor_class.of_family(family, bind)
     except Exception as error:
         return _report_broken(reports, role, error)

@@ -97,7 +97,9 @@ class Family:
     @property
     def cover(self) -> Counter:
         """The counter below which messages may be shown: under SYNC_FLUSH nobody sees what a power
-        cut could take back."""
+        cut could take back, and in a group nobody sees what the next master may not have."""
+        if self.settings.is_in_group:
+            return Counter.REPLICATED
         sync = self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         return Counter.FLUSHED if sync else Counter.WROTE
 

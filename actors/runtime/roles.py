@@ -33,6 +33,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         actor: "module:Class" of the ServiceActor that plays it.
         slave_actor: on a slave, if it is another one there.
+        group_actor: in a group that elects its master, if it is another one there.
         doorbell: the number of its eventfd; the first one's, where there are several.
         count: how many there are with these settings.
         numbered: there may be several; then each has a number, also where there is one.
@@ -44,6 +45,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     actor: str
     slave_actor: str = ""
+    group_actor: str = ""
     doorbell: Doorbell
     count: Callable[[BrokerSettings], int] = _one
     numbered: bool = False
@@ -51,11 +53,17 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     owns: frozenset[Counter] = frozenset()
     owns_second: frozenset[Counter] = frozenset()
 
-    def load(self, *, slave: bool = False) -> Any:
-        """The actor's class, on a master or on a slave; imports it."""
-        actor = (slave and self.slave_actor) or self.actor
+    def load(self, settings: BrokerSettings) -> Any:
+        """The actor's class in a run with these settings; imports it."""
+        actor = (settings.is_slave and self.slave_actor) or self.actor
+        actor = (settings.is_in_group and self.group_actor) or actor
         module, _, name = actor.partition(":")
         return getattr(import_module(module), name)
+
+    def load_all(self) -> None:
+        """Import all that it may ever be."""
+        for actor in filter(None, (self.actor, self.slave_actor, self.group_actor)):
+            import_module(actor.partition(":")[0])
 
     def names(self, settings: BrokerSettings) -> list[str]:
         count = self.count(settings)
@@ -103,9 +111,12 @@ ROLES: Final = (
     Role(
         name="ha",
         actor="cometmq.actors.replication.ha:HaActor",
+        group_actor="cometmq.actors.replication.member:MemberActor",
         doorbell=Doorbell.HA,
-        count=lambda settings: 0 if settings.ha_port is None else 1,
-        owns=frozenset({Counter.REPLICATED, Counter.SLAVES, Counter.SLAVES_FROM}),
+        count=lambda settings: 1 if settings.is_in_group or settings.ha_port is not None else 0,
+        owns=frozenset({
+            Counter.REPLICATED, Counter.SLAVES, Counter.SLAVES_FROM, Counter.SERVICE,
+        }),
     ),
     Role(
         name="allocator",

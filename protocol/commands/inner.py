@@ -32,6 +32,28 @@ class EndpointsChanged(Command, frozen=True, tag=71):
     endpoints: BrokerEndpoints
 
 
+class BeginRun(Command, frozen=True, tag=176):
+    """Ha to supervisor, in a group that elects its master: end all processes but those of the name
+    server and of ha, change the log if that is said, and start them again. -> RunBegun once the
+    new ones are under way, and nothing of the old ones is left.
+
+    Args:
+        epoch: that this replica is the master of; 0: it follows.
+        cut_to: the log is cut to this end, durably; -1: it stays.
+        begin_at: all of the log is dropped, durably, and it begins there; -1: it stays.
+    """
+
+    access = by_family(later=True)
+
+    epoch: Int64
+    cut_to: Int64 = -1
+    begin_at: Int64 = -1
+
+
+class RunBegun(Answer, frozen=True, tag=177):
+    end: Int64  # of the log, as the old run has left it
+
+
 class DiskState(Command, frozen=True, tag=72):
     """Cleaner to commitlog: whether writes are taken, and if not, why. -> Done"""
 

@@ -70,10 +70,13 @@ class Counter(IntEnum):
     # commitlog: what lies at or above is needed to know how far derivers have come; 0 until it has
     # looked
     MARKS_FROM = 24
-    REPLICATED = 25  # ha: as many slaves as are waited for have everything below this
+    # ha: as many slaves as are waited for have everything below this; in a group that elects its
+    # master: all below this is confirmed
+    REPLICATED = 25
     SLAVES = 26  # ha: that are connected and close enough to be waited for
     # ha: slaves still read what lies at or above this, plus one; 0 while none is connected
     SLAVES_FROM = 27
+    SERVICE = 28  # ha, in a group that elects its master: see Service
 
 
 STRIPES_FROM: Final = 64  # their cells are numbered behind those of the counters
@@ -103,6 +106,16 @@ class Phase:
     RECOVERED: Final = 1  # `wrote` is known; the dispatcher may catch up
     SERVING: Final = 2
     STOPPED: Final = 3  # nothing more will be written
+
+
+class Service:
+    """What the master of a group does for clients, as of now (actions.Service)."""
+
+    NONE: Final = 0  # a follower, or nothing is known yet
+    OPEN: Final = 1  # everything
+    UNSURE: Final = 2  # sends and reads, but no invisibility of popped messages, and no locks
+    SHORT: Final = 3  # reads: in-sync replicas not enough
+    DEPOSED: Final = 4  # its session is lost: nothing
 
 
 class Doorbell(IntEnum):

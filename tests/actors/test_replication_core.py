@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cometmq.actors.replication.actions import (
+from cometmq.actors.replication.core.actions import (
     Action,
     Append,
     Cas,
@@ -28,7 +28,7 @@ from cometmq.actors.replication.actions import (
     Truncate,
     Why,
 )
-from cometmq.actors.replication.frames import (
+from cometmq.actors.replication.core.frames import (
     Ack,
     Agreed,
     AnyFrame,
@@ -42,10 +42,10 @@ from cometmq.actors.replication.frames import (
     Refused,
     Welcome,
 )
-from cometmq.actors.replication.promises import EpochStart, Promises
-from cometmq.actors.replication.record import GroupRecord, Member, new_record
-from cometmq.actors.replication.replica import Replica
-from cometmq.actors.replication.settings import Settings
+from cometmq.actors.replication.core.promises import EpochStart, Promises
+from cometmq.actors.replication.core.record import GroupRecord, Member, new_record
+from cometmq.actors.replication.core.replica import Replica
+from cometmq.actors.replication.core.settings import Settings
 
 SETTINGS = Settings(group="g", replica="a", address="host-a:1", frame_bytes=10, window_bytes=30)
 PROMISED = Promises(group="g", replica="a", store_uuid="ua", boot_id="boot", clean=False)
@@ -796,7 +796,7 @@ PURE = {"__future__", "collections", "enum", "itertools", "typing", "zlib", "msg
 @pytest.mark.parametrize("name", sorted(CORE))
 def test_the_core_is_pure(name: str) -> None:
     """It knows the protocol's declarations and itself: no I/O, no clock, no chance."""
-    tree = ast.parse((ROOT / f"actors/replication/{name}.py").read_text())
+    tree = ast.parse((ROOT / f"actors/replication/core/{name}.py").read_text())
     modules = [
         module
         for node in ast.walk(tree)
@@ -809,5 +809,5 @@ def test_the_core_is_pure(name: str) -> None:
         )
     ]
     for module in modules:
-        own = module.removeprefix("cometmq.actors.replication.") in CORE
+        own = module.removeprefix("cometmq.actors.replication.core.") in CORE
         assert own or module.startswith("cometmq.protocol.") or module.split(".")[0] in PURE

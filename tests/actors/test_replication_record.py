@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cometmq.actors.replication import frames, record
-from cometmq.actors.replication.frames import (
+from cometmq.actors.replication.core import frames, record
+from cometmq.actors.replication.core.frames import (
     FRAME_BYTES_MAX,
     MARKS_MAX,
     Ack,
@@ -28,7 +28,7 @@ from cometmq.actors.replication.frames import (
     decode_frame,
     encode_frame,
 )
-from cometmq.actors.replication.promises import (
+from cometmq.actors.replication.core.promises import (
     EPOCHS_MAX,
     EpochStart,
     Promises,
@@ -38,7 +38,7 @@ from cometmq.actors.replication.promises import (
     with_epoch,
     within,
 )
-from cometmq.actors.replication.record import (
+from cometmq.actors.replication.core.record import (
     GroupRecord,
     Member,
     changed,

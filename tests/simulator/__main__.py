@@ -22,7 +22,7 @@ from simulator.campaign import TALLY, append_line, campaign, next_seed, read_lin
 from simulator.mutants import MUTANTS
 from simulator.schedule import run
 
-from cometmq.actors.replication.replica import Replica
+from cometmq.actors.replication.core.replica import Replica
 
 PLANTED = "\n".join(f"  {name}  {each.__doc__}" for name, each in MUTANTS.items())
 

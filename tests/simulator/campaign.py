@@ -19,7 +19,7 @@ from fault.campaigns import commit_under_test, today
 from simulator.mutants import MUTANTS
 from simulator.schedule import Outcome, run
 
-from cometmq.actors.replication.replica import Replica
+from cometmq.actors.replication.core.replica import Replica
 
 TALLY: Final = Path(__file__).with_name("tally.jsonl")
 CHUNK: Final = 500  # schedules that a process takes at once

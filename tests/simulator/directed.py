@@ -7,9 +7,9 @@ from random import Random
 from simulator.schedule import Schedule
 from simulator.world import Node, World
 
-from cometmq.actors.replication.actions import Cas
-from cometmq.actors.replication.frames import Agreed
-from cometmq.actors.replication.replica import Replica
+from cometmq.actors.replication.core.actions import Cas
+from cometmq.actors.replication.core.frames import Agreed
+from cometmq.actors.replication.core.replica import Replica
 
 
 class Course(Schedule):

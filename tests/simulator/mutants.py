@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import msgspec
 
-from cometmq.actors.replication.actions import Lead, Service
-from cometmq.actors.replication.electing import Electing
-from cometmq.actors.replication.following import Following, Stage
-from cometmq.actors.replication.frames import Ack, Agreed, Bytes, Mark, Welcome
-from cometmq.actors.replication.leading import Follower, Leading
-from cometmq.actors.replication.link import EngineLink
-from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.record import GroupRecord, Member
-from cometmq.actors.replication.registering import Registering
-from cometmq.actors.replication.replica import Replica
+from cometmq.actors.replication.core.actions import Lead, Service
+from cometmq.actors.replication.core.electing import Electing
+from cometmq.actors.replication.core.following import Following, Stage
+from cometmq.actors.replication.core.frames import Ack, Agreed, Bytes, Mark, Welcome
+from cometmq.actors.replication.core.leading import Follower, Leading
+from cometmq.actors.replication.core.link import EngineLink
+from cometmq.actors.replication.core.local import Local
+from cometmq.actors.replication.core.record import GroupRecord, Member
+from cometmq.actors.replication.core.registering import Registering
+from cometmq.actors.replication.core.replica import Replica
 
 # --- B: a joining member is not counted before the change is sent (apache/rocketmq#5663) ----------
 

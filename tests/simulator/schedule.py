@@ -12,8 +12,8 @@ from typing import NamedTuple
 from simulator.truth import Violation
 from simulator.world import Node, World
 
-from cometmq.actors.replication.actions import Service
-from cometmq.actors.replication.replica import Replica
+from cometmq.actors.replication.core.actions import Service
+from cometmq.actors.replication.core.replica import Replica
 
 STEPS = 200
 ROUNDS_MAX = 120

@@ -8,9 +8,9 @@ from simulator.mutants import MUTANTS, I, J, _FollowingJ
 from simulator.schedule import run
 from simulator.truth import Violation
 
-from cometmq.actors.replication.following import Following, Stage
-from cometmq.actors.replication.frames import Agreed
-from cometmq.actors.replication.replica import Replica
+from cometmq.actors.replication.core.following import Following, Stage
+from cometmq.actors.replication.core.frames import Agreed
+from cometmq.actors.replication.core.replica import Replica
 
 # By how many schedules of 3 replicas at the latest. I and J have courses of their own below.
 FOUND_BY = {

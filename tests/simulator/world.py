@@ -11,7 +11,7 @@ from random import Random
 
 from simulator.truth import Truth, Violation
 
-from cometmq.actors.replication.actions import (
+from cometmq.actors.replication.core.actions import (
     Action,
     Append,
     Cas,
@@ -28,23 +28,23 @@ from cometmq.actors.replication.actions import (
     Stop,
     Truncate,
 )
-from cometmq.actors.replication.frames import (
+from cometmq.actors.replication.core.frames import (
     AnyFrame,
     Bytes,
     Mark,
     decode_frame,
     encode_frame,
 )
-from cometmq.actors.replication.promises import Promises, decode_promises, encode_promises
-from cometmq.actors.replication.record import (
+from cometmq.actors.replication.core.promises import Promises, decode_promises, encode_promises
+from cometmq.actors.replication.core.record import (
     GroupRecord,
     Life,
     decode_record,
     encode_record,
     new_record,
 )
-from cometmq.actors.replication.replica import Replica
-from cometmq.actors.replication.settings import Settings
+from cometmq.actors.replication.core.replica import Replica
+from cometmq.actors.replication.core.settings import Settings
 
 GROUP = "g"
 TTL = 40.0

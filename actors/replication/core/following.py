@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from cometmq.actors.replication.actions import Send, Why
-from cometmq.actors.replication.frames import (
+from cometmq.actors.replication.core.actions import Send, Why
+from cometmq.actors.replication.core.frames import (
     MARKS_MAX,
     Ack,
     Agreed,
@@ -18,9 +18,9 @@ from cometmq.actors.replication.frames import (
     Marks,
     Welcome,
 )
-from cometmq.actors.replication.link import EngineLink
-from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.promises import EpochStart, common_ends, is_table_of
+from cometmq.actors.replication.core.link import EngineLink
+from cometmq.actors.replication.core.local import Local
+from cometmq.actors.replication.core.promises import EpochStart, common_ends, is_table_of
 
 
 class Stage(Enum):

@@ -13,7 +13,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from cometmq.actors.replication.record import Id, Incarnation, StoreUuid, Whole
+from cometmq.actors.replication.core.record import Id, Incarnation, StoreUuid, Whole
 from cometmq.protocol.errors import StoreDamaged
 
 EPOCHS_MAX: Final = 1024  # of a table; older entries are left out

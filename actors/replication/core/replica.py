@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from cometmq.actors.replication.actions import Action, Lead, LogView, Send, StepDown, Why
-from cometmq.actors.replication.electing import Electing
-from cometmq.actors.replication.following import Following
-from cometmq.actors.replication.frames import (
+from cometmq.actors.replication.core.actions import Action, Lead, LogView, Send, StepDown, Why
+from cometmq.actors.replication.core.electing import Electing
+from cometmq.actors.replication.core.following import Following
+from cometmq.actors.replication.core.frames import (
     Ack,
     Agreed,
     AnyFrame,
@@ -27,13 +27,13 @@ from cometmq.actors.replication.frames import (
     Refused,
     Welcome,
 )
-from cometmq.actors.replication.leading import Leading
-from cometmq.actors.replication.link import EngineLink
-from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.promises import Promises, with_epoch
-from cometmq.actors.replication.record import GroupRecord, Life
-from cometmq.actors.replication.registering import Registering
-from cometmq.actors.replication.settings import Settings
+from cometmq.actors.replication.core.leading import Leading
+from cometmq.actors.replication.core.link import EngineLink
+from cometmq.actors.replication.core.local import Local
+from cometmq.actors.replication.core.promises import Promises, with_epoch
+from cometmq.actors.replication.core.record import GroupRecord, Life
+from cometmq.actors.replication.core.registering import Registering
+from cometmq.actors.replication.core.settings import Settings
 
 _FOR_MASTERS: Final = (Hello, Marks, Ack)
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import msgspec
 
-from cometmq.actors.replication.frames import AnyFrame, Mark
-from cometmq.actors.replication.promises import Promises
-from cometmq.actors.replication.record import GroupRecord
+from cometmq.actors.replication.core.frames import AnyFrame, Mark
+from cometmq.actors.replication.core.promises import Promises
+from cometmq.actors.replication.core.record import GroupRecord
 
 
 class Service(Enum):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cometmq.actors.replication.link import EngineLink
-from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.promises import within
-from cometmq.actors.replication.record import GroupRecord, Member, registered
+from cometmq.actors.replication.core.link import EngineLink
+from cometmq.actors.replication.core.local import Local
+from cometmq.actors.replication.core.promises import within
+from cometmq.actors.replication.core.record import GroupRecord, Member, registered
 
 
 class Registering:

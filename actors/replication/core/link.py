@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cometmq.actors.replication.actions import Cas, Get
-from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.record import GroupRecord, Life
+from cometmq.actors.replication.core.actions import Cas, Get
+from cometmq.actors.replication.core.local import Local
+from cometmq.actors.replication.core.record import GroupRecord, Life
 
 
 class EngineLink:

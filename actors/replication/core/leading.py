@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cometmq.actors.replication.actions import Send, Serve, Service, Ship, Why
-from cometmq.actors.replication.frames import (
+from cometmq.actors.replication.core.actions import Send, Serve, Service, Ship, Why
+from cometmq.actors.replication.core.frames import (
     Ack,
     Agreed,
     AnyFrame,
@@ -15,9 +15,9 @@ from cometmq.actors.replication.frames import (
     Refused,
     Welcome,
 )
-from cometmq.actors.replication.link import EngineLink, names
-from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.record import GroupRecord, Member, changed
+from cometmq.actors.replication.core.link import EngineLink, names
+from cometmq.actors.replication.core.local import Local
+from cometmq.actors.replication.core.record import GroupRecord, Member, changed
 
 
 class Follower:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cometmq.actors.replication.actions import (
+from cometmq.actors.replication.core.actions import (
     Action,
     Append,
     Confirmed,
@@ -18,9 +18,9 @@ from cometmq.actors.replication.actions import (
     Truncate,
     Why,
 )
-from cometmq.actors.replication.promises import Promises, within
-from cometmq.actors.replication.record import INT64_MAX, Life, Member
-from cometmq.actors.replication.settings import Settings
+from cometmq.actors.replication.core.promises import Promises, within
+from cometmq.actors.replication.core.record import INT64_MAX, Life, Member
+from cometmq.actors.replication.core.settings import Settings
 
 _NONCE_BITS: Final = 32
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cometmq.actors.replication.actions import Send
-from cometmq.actors.replication.frames import Bid
-from cometmq.actors.replication.link import EngineLink, names
-from cometmq.actors.replication.local import Local
-from cometmq.actors.replication.promises import within
-from cometmq.actors.replication.record import GroupRecord, elected
+from cometmq.actors.replication.core.actions import Send
+from cometmq.actors.replication.core.frames import Bid
+from cometmq.actors.replication.core.link import EngineLink, names
+from cometmq.actors.replication.core.local import Local
+from cometmq.actors.replication.core.promises import within
+from cometmq.actors.replication.core.record import GroupRecord, elected
 
 _Standing = tuple[int, int, str]  # last epoch, end of the log, replica
 

@@ -1,0 +1,108 @@
+"""The settings of a group of replicas that elects its master: a group of BrokerSettings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cometmq.conf.option import option
+
+MIN_IN_SYNC: Final = 2
+_PEER: Final = re.compile(
+    r"([a-zA-Z0-9_.]{1,120})-((?:[^\s:/;,]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5}))"
+)
+
+
+class Peer(NamedTuple):
+    """One replica of a group."""
+
+    replica: str
+    address: str  # host:port
+
+
+def peers(text: str) -> tuple[Peer, ...]:
+    """Those that a list of RocketMQ's form names: n0-host:port;n1-host:port. Raises ValueError."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        match = _PEER.fullmatch(part)
+        if match is None or not 1 <= int(match[3]) <= 65535:
+            raise ValueError(f"{part!r:.80} is no id-host:port")
+        found.append(Peer(match[1], match[2]))
+    return tuple(found)
+
+
+def _peers(value: str) -> str | None:
+    try:
+        peers(value)
+    except ValueError as error:
+        return f'must be id-host:port of each replica, separated by ";": {error}'
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class GroupSettings:
+    """Groups that elect their master"""
+
+    enable_dleger_commit_log: bool = option(
+        False,
+        key="enableDLegerCommitLog",
+        help="Whether this broker is a replica of a group that elects its master by itself, see "
+        "docs/replication.md. Its role is then the group's affair: brokerRole stays ASYNC_MASTER.",
+    )
+    d_leger_group: str = option(
+        "",
+        key="dLegerGroup",
+        help="The group's name. Empty: brokerName.",
+    )
+    d_leger_peers: str = option(
+        "",
+        key="dLegerPeers",
+        check=_peers,
+        help="All replicas of the group, this one too, and where each takes the others' "
+        "connections: n0-10.0.0.1:40911;n1-10.0.0.2:40911;n2-10.0.0.3:40911. At least three.",
+    )
+    d_leger_self_id: str = option(
+        "",
+        key="dLegerSelfId",
+        help="Which of dLegerPeers this broker is.",
+    )
+    min_in_sync_replicas: int | None = option(
+        None,
+        key="minInSyncReplicas",
+        at_least=MIN_IN_SYNC,
+        at_most=15,
+        help="How many replicas of a group must have a message before it is acknowledged; with "
+        "fewer in sync nothing is stored. Empty: 2.",
+    )
+    group_engine: str = option(
+        "",
+        key="groupEngine",
+        help="What keeps the group's record: sqlite:/folder, zookeeper://host:port,host:port or "
+        "etcd://host:port,host:port; see docs/engines.md.",
+    )
+    group_secret_file: str = option(
+        "",
+        key="groupSecretFile",
+        help="A file with the secret that all replicas of the group share; whoever does not know "
+        "it is no replica. `cometmq cluster init` makes one.",
+    )
+    group_session_timeout_ms: int = option(
+        2_000,
+        key="groupSessionTimeout",
+        at_least=500,
+        at_most=60_000,
+        help="How long the engine hears nothing of a master before another one is elected.",
+    )
+
+    @property
+    def is_in_group(self) -> bool:
+        return self.enable_dleger_commit_log
+
+    @property
+    def group_peers(self) -> tuple[Peer, ...]:
+        return peers(self.d_leger_peers)
+
+    @property
+    def min_iss(self) -> int:
+        return self.min_in_sync_replicas or MIN_IN_SYNC
