@@ -27,7 +27,7 @@ from cometmq.actors.replication.core.frames import (
     Refused,
     Welcome,
 )
-from cometmq.actors.replication.core.leading import Leading
+from cometmq.actors.replication.core.leading import Leading, Standing
 from cometmq.actors.replication.core.link import EngineLink
 from cometmq.actors.replication.core.local import Local
 from cometmq.actors.replication.core.promises import Promises, with_epoch
@@ -91,8 +91,29 @@ class Replica:
         return self._leading.epoch if self._leading else 0
 
     @property
+    def life(self) -> Life:
+        return self._local.life
+
+    @property
+    def begin(self) -> int:
+        return self._local.begin
+
+    @property
+    def end(self) -> int:
+        return self._local.end
+
+    @property
     def confirm(self) -> int:
         return self._local.confirm
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this store has never followed or led."""
+        return not self._local.promises.promised_epoch
+
+    def followers(self) -> list[Standing]:
+        """A master's, as far as they have begun to follow in this epoch."""
+        return self._leading.standings() if self._leading else []
 
     @property
     def record(self) -> GroupRecord | None:
