@@ -76,7 +76,7 @@ def build(writes: Sequence[Write], segment_bytes: int, *, begin: int = 0) -> Bui
             bodies += [("derived", bytes([number % 251]) * size) for size in write]
         size = sum(len(_record(topic, body, 0, 0)) for topic, body in bodies)
         left = segment_bytes - len(built.content) % segment_bytes
-        assert size <= segment_bytes - reference.BLANK_BYTES
+        assert size == segment_bytes or size + reference.BLANK_BYTES <= segment_bytes
         if size != left and size + reference.BLANK_BYTES > left:
             _add(built, reference.encode_blank(left).ljust(left, b"\0"), 0)
             built.pieces.append((built.units[-1].begin, built.end))
