@@ -69,7 +69,7 @@ class SlaveCoordinatorActor(CoordinatorActor):
         return {kind: found[kind] if kind in QUESTIONS else self._refuse for kind in found}
 
     def _refuse(self, _command: Command, _request: Any) -> NoReturn:
-        raise not_master(self._family.settings.ha_master_address)
+        raise not_master(self._family.settings)
 
     # --- start and end ---
 
@@ -89,7 +89,7 @@ class SlaveCoordinatorActor(CoordinatorActor):
             self.listen_for_lines(self._family_address)
 
     def _make_ledger(self, last: Place, position: int) -> Ledger:
-        refusal = not_master(self._family.settings.ha_master_address)
+        refusal = not_master(self._family.settings)
         self._ledger = CopiedLedger(refusal, last=last, position=position)
         return self._ledger
 

@@ -103,6 +103,13 @@ class Family:
         sync = self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         return Counter.FLUSHED if sync else Counter.WROTE
 
+    @property
+    def log_source(self) -> str:
+        """Where the `ha` process of a group hands the commitlog process the log of the master: an
+        abstract Unix socket, see MasterLine."""
+        name = self.addresses["ha"].removeprefix("ipc://").removesuffix("-ha")
+        return f"unix:{name}-log"
+
     def queue_table(self, *, writable: bool = False) -> QueueTable:
         return QueueTable.open(
             self.store / QUEUES_FILE, self.control.read(Counter.QUEUES), writable=writable

@@ -419,7 +419,7 @@ def _last_mark(memory: FileMap, path: Path, start: int, end: int) -> _LastMark |
     return last
 
 
-def _telling(store: Path, segment_bytes: int) -> Callable[[int], None]:
+def telling(store: Path, segment_bytes: int) -> Callable[[int], None]:
     """For `on_step`: says in the log how far it is."""
     progress = Progress("recovering the log", log.info)
     starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
@@ -457,10 +457,19 @@ def recover_log(
     else:
         end = find_end(
             store, segment_bytes, clean=clean, check_crc=check_crc, cut_at_damage=cut_at_damage,
-            on_step=_telling(store, segment_bytes),
+            on_step=telling(store, segment_bytes),
         )  # fmt: skip
         end = without_torn(store, segment_bytes, end)
         dirty = cut(store, segment_bytes, end.physical_offset)
+    say_recovered(end, clean, dirty, began)
+    return end
+
+
+def say_recovered(end: LogEnd, clean: bool, dirty: int, began: float) -> None:
+    """Args:
+    dirty: bytes that were cut.
+    began: time.monotonic()
+    """
     report(end.damages)
     log.info(
         "commitlog recovered after %s end: scanned %d..%d, %d records, stopped at: %s; "
@@ -474,7 +483,6 @@ def recover_log(
         dirty,
         (time.monotonic() - began) * 1000,
     )
-    return end
 
 
 def report(damages: Sequence[Damage]) -> None:
