@@ -25,13 +25,21 @@ class Addresses:
     Args:
         token: random, so that no other family has these addresses.
         name: what clients call the broker.
+        before: of the run before this one: everybody listens where it listened then.
     """
 
     def __init__(
-        self, settings: BrokerSettings, roles: Sequence[str], token: str, name: str
+        self,
+        settings: BrokerSettings,
+        roles: Sequence[str],
+        token: str,
+        name: str,
+        before: Addresses | None = None,
     ) -> None:
-        self.family = {role: address_of(token, role) for role in roles}
+        self.family = {role: address_of(token, role) for role in (*roles, "broker")}
         self.binds = {role: self._first_bind(settings, role) for role in roles}
+        if before is not None:
+            self.binds |= {role: bind for role, bind in before.binds.items() if role in self.binds}
         self._settings = settings
         self._roles = roles
         self._name = name

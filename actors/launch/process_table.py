@@ -27,13 +27,28 @@ class ProcessTable:
         self.asked = ""  # which role is to come to its end
         self.ends: dict[str, int] = {}  # the status of each that has, having been asked
         self._hosted = hosted
+        self._ordered: set[str] = set()  # processes that are not known to run yet
         self._serving: set[str] = set()
         self._deaths: dict[str, list[float]] = defaultdict(list)
 
     def is_hosted(self, role: str) -> bool:
         return bool(role) and role == self._hosted
 
+    def ordered(self, role: str) -> None:
+        """A process is on its way."""
+        self._ordered.add(role)
+
+    @property
+    def all_run(self) -> bool:
+        """Whether every process that was ordered is known."""
+        return not self._ordered
+
+    def begin_run(self, roles: Sequence[str]) -> None:
+        """These are the roles from now on; who lives on has its place."""
+        self.roles = roles
+
     def started(self, role: str, pid: int) -> None:
+        self._ordered.discard(role)
         self.pids[role] = pid
         self.starts[role] += 1
 

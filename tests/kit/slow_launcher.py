@@ -22,6 +22,7 @@ from cometmq.actors.launch import embedded, orderly_end, supervisor
 from cometmq.actors.launch.broker import BrokerActor
 from cometmq.actors.launch.zygote import Zygote
 from cometmq.actors.runtime.roles import ROLES
+from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.derived.queue_builder import QueueBuilder
 
@@ -42,7 +43,7 @@ def install(folder: Path) -> None:
 
     Zygote.start = start_later
     for role in ROLES:
-        actor = role.load()
+        actor = role.load(BrokerSettings())
         actor.settle = slowly(folder, role.name, actor.settle)
     run_child = supervisor.run_child
 
