@@ -34,7 +34,8 @@ class DispatcherActor(ServiceActor):
     Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp; index/
     and its counters (`Indexing`).
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
-    could take back; in a group on `replicated`, likewise; its doorbell, by the commitlog process for the first message of a new queue.
+    could take back; in a group on `replicated`, likewise; its doorbell, by the commitlog process
+    for the first message of a new queue.
     While nobody sleeps on `dispatched` it naps between two looks, so that a stream of single
     messages does not wake it for each; a reader that begins to wait rings it.
     An entry's place is its record's queue offset, so the next process may write the last entries
@@ -121,8 +122,8 @@ class DispatcherActor(ServiceActor):
         return family.confirmed_end if family.settings.is_in_group else self._wrote.value
 
     def _finish_recovery(self, reached: int) -> None:
-        """When `dispatched` comes to the log's end the writer takes the queues' ends for the offsets
-        that come next: the queues have to be finished before."""
+        """When `dispatched` comes to the log's end the writer takes the queues' ends for the
+        offsets that come next: the queues have to be finished before."""
         if self._recover_end is not None and reached >= self._recover_end:
             self._builder.finish_recovery()
             self._recover_end = None

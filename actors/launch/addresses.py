@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from cometmq.actors.runtime.roles import port_of, role_of
 from cometmq.conf import BrokerSettings
@@ -84,3 +86,10 @@ class Addresses:
         """The address as clients reach it: the port that was bound, at the advertised host."""
         port = (self.binds[role] or "").rpartition(":")[2]
         return f"tcp://{bracketed(self._settings.advertised_address)}:{port}"
+
+
+def default_name(store: Path) -> str:
+    """A broker's name where none was given: the machine's, and the store's."""
+    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in os.uname().nodename)
+    folder = "".join(c if c.isalnum() or c in "_-" else "-" for c in store.resolve().name)
+    return f"{host}-{folder}"[:100]

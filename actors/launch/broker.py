@@ -11,10 +11,9 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cometmq.actors.launch.addresses import Addresses, address_of
+from cometmq.actors.launch.addresses import Addresses, address_of, default_name
 from cometmq.actors.launch.binding import bind_error
 from cometmq.actors.launch.ending import end_now, send_signal
 from cometmq.actors.launch.orderly_end import (
@@ -23,14 +22,17 @@ from cometmq.actors.launch.orderly_end import (
     OrderlyEnd,
     writer_has_stopped,
 )
-from cometmq.actors.launch.process_table import ProcessTable
+from cometmq.actors.launch.process_table import ProcessTable, how_it_ended
 from cometmq.actors.launch.runs import (
     OUTLIVING,
     OUTLIVING_HA,
     check_order,
+    description,
+    kill_run,
     left_by,
     next_log,
 )
+from cometmq.actors.launch.telling import Telling
 from cometmq.actors.launch.zygote import (
     Broken,
     Closing,
@@ -41,7 +43,6 @@ from cometmq.actors.launch.zygote import (
     Started,
     Zygote,
 )
-from cometmq.actors.runtime.family import EXIT_FATAL
 from cometmq.actors.runtime.roles import doorbell_of, roles_of
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.conf import BrokerSettings
@@ -49,7 +50,6 @@ from cometmq.protocol.commands import (
     BeginRun,
     BrokerEndpoints,
     Command,
-    EndpointsChanged,
     Finish,
     RunBegun,
 )
@@ -60,11 +60,9 @@ from cometmq.protocol.errors import (
     ShuttingDown,
     StoreError,
 )
-from cometmq.protocol.version import VERSION
-from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.live.control import CONTROL_FILE, IN_GROUP, ControlFile, Counter, Phase
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
-from cometmq.shm.log.last_run import LastRun, life_of
+from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.log.marks import remove_marks
 from cometmq.shm.log.references import create_references
 from cometmq.shm.os.ballast import BASE_BYTES, drop_ballast, take_ballast
@@ -79,7 +77,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("cometmq.actors.launch.supervisor")
 
 START_GRACE_S: Final = 10  # for a start that is under way when the end is asked for
-DEATHS_MAX: Final = 5  # of one role within 10 s; more, and the broker ends
 
 
 class BrokerActor(ServiceActor):
@@ -127,7 +124,7 @@ class BrokerActor(ServiceActor):
         roles = roles_of(settings)
         self._table = ProcessTable(roles, hosted="" if host is None else "commitlog")
         self._addresses = Addresses(settings, roles, token, self._name)
-        self._telling: Channel | None = None  # where the processes listen
+        self._telling = Telling(self.call_soon, self._registered)
         self._is_ready = False
         self._run_is_ready = False  # in a group there may be one that never is
         self._ending_run = False
@@ -179,28 +176,12 @@ class BrokerActor(ServiceActor):
 
     def _create_control(self) -> None:
         self._control = ControlFile.create(
-            self._store / CONTROL_FILE, self._describe(), self._doorbells
+            self._store / CONTROL_FILE,
+            description(self._settings, self._name, self._table.roles, self.token, self._epoch),
+            self._doorbells,
         )
         QueueTable.create(self._store / QUEUES_FILE, self._control.read(Counter.QUEUES))
         create_references(self._store)
-
-    def _describe(self) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "pid": os.getpid(),
-            "token": self.token,
-            "nonce": os.urandom(16).hex(),  # who knows it can read this very file
-            "store": str(self._store.resolve()),
-            "started_ms": int(time.time() * 1000),
-            "roles": self._table.roles,
-            "broker": self._name,
-            "segment_bytes": self._segment_bytes,
-            "max_message_bytes": self._settings.max_message_size,
-            "life": life_of(self._store),
-            "flush": self._settings.flush_disk_type.value,
-            "archive_hold": self._settings.archive_hold,
-            IN_GROUP: self._settings.is_in_group,
-        }
 
     def _start(self, role: str) -> None:
         family_message = {
@@ -277,27 +258,15 @@ class BrokerActor(ServiceActor):
         return left.end
 
     def _kill_run(self, outliving: Collection[str]) -> None:
-        """Kill -9 of all but those, and hear that they are gone: no process of a run is left, nor
-        any report of one. Raises CometError once the broker has given up."""
+        """No process of the run is left, nor any report of one. Raises CometError once the broker
+        has given up."""
         self._ending_run = True
-        if self._telling is not None:
-            self._telling.close()
-            self._telling = None
-        deadline = time.monotonic() + KILL_TIMEOUT_S
-        killed: set[int] = set()
-        while True:
-            left = {role: pid for role, pid in self._table.pids.items() if role not in outliving}
-            if self._table.all_run and not left:
-                break
-            for pid in set(left.values()) - killed:
-                send_signal(pid, signal.SIGKILL)
-                killed.add(pid)
-            self._read_reports(POLL_S)
-            if self.failure is not None:
-                raise self.failure
-            if time.monotonic() > deadline:
-                self._fail(StoreError(f"{', '.join(left)} could not be ended for another run"))
-                raise self.failure
+        self._telling.forget()
+        left = kill_run(self._table, outliving, self._read_reports, lambda: self.failure)
+        if left:
+            self._fail(StoreError(f"{', '.join(left)} could not be ended for another run"))
+        if self.failure is not None:
+            raise self.failure
         self._ending_run = False
 
     # --- reports ---
@@ -348,26 +317,12 @@ class BrokerActor(ServiceActor):
     def _on_serving(self, role: str) -> None:
         if not self._table.all_serve or self._finishing or self._ending_run:
             return
-        self._tell_endpoints()
+        # The coordinator registers the broker; the first time, that makes it ready.
+        self._telling.tell(self._addresses.family["coordinator"], self.endpoints)
         if self._is_ready:
             log.info("%s serves again", role)
 
-    def _tell_endpoints(self) -> None:
-        """The coordinator registers the broker; the first time, that makes it ready."""
-        if self._telling is not None:
-            self._telling.close()
-        channel = self._telling = Channel(self._addresses.family["coordinator"], "coordinator")
-
-        def done(_pending: Any) -> None:
-            self.call_soon(lambda: self._registered(channel))
-
-        channel.request(EndpointsChanged(self.endpoints), on_done=done)
-
-    def _registered(self, channel: Channel) -> None:
-        if channel is not self._telling:
-            return  # of a run that has ended since
-        channel.close()
-        self._telling = None
+    def _registered(self) -> None:
         if self._settings.is_in_group and not self._run_is_ready:
             self._run_is_ready = True
             log.info("this run serves after %.0f ms", (time.monotonic() - self._run_began) * 1000)
@@ -409,21 +364,25 @@ class BrokerActor(ServiceActor):
             return
         if self._table.has_come_to_its_end(role, status):
             return
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         if role == "ha" and self._finishing and self._settings.is_in_group:
             self._table.ends[role] = 0  # there is no other run that it could order
             return
-        reason = self._reason_to_fail(role, pid, status, how)
+        reason = self._table.why_it_is_over(role, pid, status, is_ready=self._is_ready)
         if reason is not None:
             self._fail(reason)
             return
         if role == "ha" and self._settings.is_in_group:
-            log.error("%s (process %d) ended %s: following with another one", role, pid, how)
+            log.error(
+                "%s (process %d) ended %s: following with another one",
+                role,
+                pid,
+                how_it_ended(status),
+            )
             self.restarts += 1
             with contextlib.suppress(CometError):  # then the broker has given up, and said why
                 self._begin_run(BeginRun(0), OUTLIVING_HA)
             return
-        log.error("%s (process %d) ended %s: starting it again", role, pid, how)
+        log.error("%s (process %d) ended %s: starting it again", role, pid, how_it_ended(status))
         self.restarts += 1
         self._start(role)
         # Have everybody look again: it may have moved a counter without waking sleepers.
@@ -431,19 +390,6 @@ class BrokerActor(ServiceActor):
             os.eventfd_write(doorbell, 1)
         assert self._control.wake_words is not None
         self._control.wake_words.wake_everybody()
-
-    def _reason_to_fail(self, role: str, pid: int, status: int, how: str) -> CometError | None:
-        """Why the broker ends of it; None: it goes on with another process."""
-        deaths = self._table.died(role)
-        if status == EXIT_FATAL:
-            return StoreError(f"{role} took the store out of service; see its log")
-        if self._table.is_hosted(role):
-            return CometError(f"the writer in process {pid} has ended, and this broker with it")
-        if not self._is_ready:
-            return CometError(f"{role} (process {pid}) ended {how} before the broker was ready")
-        if deaths > DEATHS_MAX:
-            return CometError(f"{role} has ended {how}, {deaths} times in a row")
-        return None
 
     def _fail(self, error: CometError) -> None:
         """End without order: `abort` stays, and the next start recovers."""
@@ -540,10 +486,3 @@ class BrokerActor(ServiceActor):
         found["broker"] = self._name
         found["name_server"] = self.public_name_server
         return found
-
-
-def default_name(store: Path) -> str:
-    """A broker's name where none was given: the machine's, and the store's."""
-    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in os.uname().nodename)
-    folder = "".join(c if c.isalnum() or c in "_-" else "-" for c in store.resolve().name)
-    return f"{host}-{folder}"[:100]

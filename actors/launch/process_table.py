@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from cometmq.actors.runtime.family import EXIT_UNSETTLED
+from cometmq.actors.runtime.family import EXIT_FATAL, EXIT_UNSETTLED
+from cometmq.protocol.errors import CometError, StoreError
 
 DEATHS_WITHIN_S: Final = 10
+DEATHS_MAX: Final = 5  # of one role within that time; more, and the broker ends
+
+
+def how_it_ended(status: int) -> str:
+    """Of a process, for people."""
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
 
 class ProcessTable:
@@ -79,6 +87,21 @@ class ProcessTable:
         deaths = [at for at in self._deaths[role] if at > now - DEATHS_WITHIN_S]
         self._deaths[role] = [*deaths, now]
         return len(self._deaths[role])
+
+    def why_it_is_over(
+        self, role: str, pid: int, status: int, *, is_ready: bool
+    ) -> CometError | None:
+        """Why the broker ends of that death; None: it goes on with another process."""
+        how, deaths = how_it_ended(status), self.died(role)
+        if status == EXIT_FATAL:
+            return StoreError(f"{role} took the store out of service; see its log")
+        if self.is_hosted(role):
+            return CometError(f"the writer in process {pid} has ended, and this broker with it")
+        if not is_ready:
+            return CometError(f"{role} (process {pid}) ended {how} before the broker was ready")
+        if deaths > DEATHS_MAX:
+            return CometError(f"{role} has ended {how}, {deaths} times in a row")
+        return None
 
     @property
     def children(self) -> list[int]:

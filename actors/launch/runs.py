@@ -6,15 +6,31 @@ as after a kill. `ha`, which orders the runs, and the name server outlive them.
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from cometmq.actors.launch.ending import send_signal
+from cometmq.actors.launch.orderly_end import KILL_TIMEOUT_S, POLL_S
+from cometmq.actors.launch.process_table import ProcessTable
+from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import BeginRun
-from cometmq.protocol.errors import BadRequest
-from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase, end_run
-from cometmq.shm.log.last_run import LastRun
+from cometmq.protocol.errors import BadRequest, CometError
+from cometmq.protocol.version import VERSION
+from cometmq.shm.live.control import (
+    CONTROL_FILE,
+    IN_GROUP,
+    ControlFile,
+    Counter,
+    Phase,
+    end_run,
+)
+from cometmq.shm.log.last_run import LastRun, life_of
 from cometmq.shm.log.recovery import cut, find_end
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment
@@ -22,6 +38,57 @@ from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment
 #: What lives on when a run ends; and when it ends since `ha` has died.
 OUTLIVING: Final = frozenset({"ha", "namesrv"})
 OUTLIVING_HA: Final = frozenset({"namesrv"})
+
+
+def description(
+    settings: BrokerSettings, name: str, roles: Sequence[str], token: str, epoch: int
+) -> dict[str, Any]:
+    """What the control file of a run says of it."""
+    store = settings.store_path_root_dir
+    return {
+        "version": VERSION,
+        "pid": os.getpid(),
+        "token": token,
+        "nonce": os.urandom(16).hex(),  # who knows it can read this very file
+        "store": str(store.resolve()),
+        "started_ms": int(time.time() * 1000),
+        "roles": roles,
+        "broker": name,
+        "segment_bytes": settings.mapped_file_size_commit_log_bytes,
+        "max_message_bytes": settings.max_message_size,
+        "life": life_of(store),
+        "flush": settings.flush_disk_type.value,
+        "archive_hold": settings.archive_hold,
+        IN_GROUP: settings.is_in_group,
+        "epoch": epoch,
+    }
+
+
+def kill_run(
+    table: ProcessTable,
+    outliving: Collection[str],
+    read_reports: Callable[[float], None],
+    failure: Callable[[], CometError | None],
+) -> Collection[str]:
+    """Kill -9 of all but those, until it is reported that they are gone, those that are just being
+    started among them. The roles of which that is not known in time.
+
+    Args:
+        read_reports: takes in what is reported, for so many seconds.
+        failure: why the broker gives up, once it has.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    killed: set[int] = set()
+    while True:
+        left = {role: pid for role, pid in table.pids.items() if role not in outliving}
+        if (table.all_run and not left) or failure() is not None:
+            return ()
+        if time.monotonic() > deadline:
+            return left.keys() or ["a process"]
+        for pid in set(left.values()) - killed:
+            send_signal(pid, signal.SIGKILL)
+            killed.add(pid)
+        read_reports(POLL_S)
 
 
 class Left(msgspec.Struct, frozen=True):

@@ -154,7 +154,7 @@ class FollowerActor(ServiceActor):
         )
         if self._sync:
             self._log.appender.want()  # what the one before us may not have come to ask for
-        self._family.wait_recovered()
+        self._family.wait_confirmed()
         self._cursors.load(self._family.queue_table())
         self._ends = Ends(self._family, self._log.appender)
         self._ends.add(self._cursors)  # the one before us may not have told of all
@@ -440,4 +440,6 @@ def _cursor_of(cursors: Cursors, topic: str, queue_id: int) -> QueueCursor | Non
 
 def not_master(master: str) -> NotMaster:
     """What a slave answers to whoever wants something changed."""
+    if not master or master.startswith("@"):
+        return NotMaster("this replica follows its group's master: the name server knows who it is")
     return NotMaster(f"this broker is a slave of {master}: send to the master")

@@ -136,6 +136,8 @@ class Family:
         them. To be called in the one thread that this process's doorbell is for."""
         if self.clean or self.control.read(Counter.PHASE).value >= Phase.SERVING:
             return None
+        if self.settings.is_in_group:
+            return None  # nothing that was confirmed is cut
 
         def ends() -> dict[tuple[str, int], int]:
             self.wait_recovered()

@@ -42,8 +42,8 @@ class LastRun(msgspec.Struct, frozen=True):
         return min(self.flushed, self.dispatched)
 
     def going_on_from(self, before: LastRun) -> LastRun:
-        """Of a run that itself went on from such counters, and may have ended before it had told how
-        far everything is: what was flushed and dispatched before, is."""
+        """Of a run that itself went on from such counters, and may have ended before it had told
+        how far everything is: what was flushed and dispatched before, is."""
         wrote = self.wrote
         return msgspec.structs.replace(
             self,

@@ -63,7 +63,7 @@ def install(folder: Path) -> None:
     orderly_end.SILENCE_S = 2
     orderly_end.NOTICE_S = 1
     if (folder / "unready").exists():
-        BrokerActor._registered = lambda self, channel: channel.close()
+        BrokerActor._registered = lambda self: None
 
 
 def pause(path: Path, busy_s: float) -> None:
