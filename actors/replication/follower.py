@@ -162,7 +162,7 @@ class FollowerActor(ServiceActor):
         )
         if self._sync:
             self._log.appender.want()  # what the one before us may not have come to ask for
-        self._family.wait_recovered()
+        self._family.wait_confirmed()
         self._cursors.load(self._family.queue_table())
         self._ends = Ends(self._family, self._log.appender)
         self._ends.add(self._cursors)  # the one before us may not have told of all

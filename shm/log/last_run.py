@@ -41,6 +41,32 @@ class LastRun(msgspec.Struct, frozen=True):
         """Everything below is in its queue, and log and queues have once been flushed."""
         return min(self.flushed, self.dispatched)
 
+    def going_on_from(self, before: LastRun) -> LastRun:
+        """Of a run that itself went on from such counters, and may have ended before it had told
+        how far everything is: what was flushed and dispatched before, is."""
+        wrote = self.wrote
+        return msgspec.structs.replace(
+            self,
+            flushed=min(wrote, max(self.flushed, before.redo_from)),
+            dispatched=min(wrote, max(self.dispatched, before.redo_from)),
+        )
+
+    def cut_to(self, end: int) -> LastRun:
+        """As it is with a log that was cut to that end."""
+        return msgspec.structs.replace(
+            self,
+            wrote=min(end, self.wrote),
+            flushed=min(end, self.flushed),
+            dispatched=min(end, self.dispatched),
+            indexed=min(end, self.indexed),
+        )
+
+    def begun_at(self, begin: int) -> LastRun:
+        """As it is with an empty log that begins there."""
+        return msgspec.structs.replace(
+            self, wrote=begin, wrote_timestamp=0, flushed=begin, dispatched=begin, indexed=begin
+        )
+
     @classmethod
     def read(cls, store: Path, segment_bytes: int) -> LastRun | None:
         """None where nothing is left, or where what is left is of another life or another shape."""

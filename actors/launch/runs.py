@@ -1,0 +1,163 @@
+"""Runs of a replica of a group: what one has left, and the log as the next one begins with it.
+
+A run has one role, master or follower, and ends by kill -9 at any line; so its store is recovered
+as after a kill. `ha`, which orders the runs, and the name server outlive them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cometmq.actors.launch.ending import send_signal
+from cometmq.actors.launch.orderly_end import KILL_TIMEOUT_S, POLL_S
+from cometmq.actors.launch.process_table import ProcessTable
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.commands import BeginRun
+from cometmq.protocol.errors import BadRequest, CometError
+from cometmq.protocol.version import VERSION
+from cometmq.shm.live.control import (
+    CONTROL_FILE,
+    IN_GROUP,
+    ControlFile,
+    Counter,
+    Phase,
+    end_run,
+)
+from cometmq.shm.log.last_run import LastRun, life_of
+from cometmq.shm.log.recovery import cut, find_end
+from cometmq.shm.os.durable import sync_folder
+from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment
+
+#: What lives on when a run ends; and when it ends since `ha` has died.
+OUTLIVING: Final = frozenset({"ha", "namesrv"})
+OUTLIVING_HA: Final = frozenset({"namesrv"})
+
+
+def description(
+    settings: BrokerSettings, name: str, roles: Sequence[str], token: str, epoch: int
+) -> dict[str, Any]:
+    """What the control file of a run says of it."""
+    store = settings.store_path_root_dir
+    return {
+        "version": VERSION,
+        "pid": os.getpid(),
+        "token": token,
+        "nonce": os.urandom(16).hex(),  # who knows it can read this very file
+        "store": str(store.resolve()),
+        "started_ms": int(time.time() * 1000),
+        "roles": roles,
+        "broker": name,
+        "segment_bytes": settings.mapped_file_size_commit_log_bytes,
+        "max_message_bytes": settings.max_message_size,
+        "life": life_of(store),
+        "flush": settings.flush_disk_type.value,
+        "archive_hold": settings.archive_hold,
+        IN_GROUP: settings.is_in_group,
+        "epoch": epoch,
+    }
+
+
+def kill_run(
+    table: ProcessTable,
+    outliving: Collection[str],
+    read_reports: Callable[[float], None],
+    failure: Callable[[], CometError | None],
+) -> Collection[str]:
+    """Kill -9 of all but those, until it is reported that they are gone, those that are just being
+    started among them. The roles of which that is not known in time.
+
+    Args:
+        read_reports: takes in what is reported, for so many seconds.
+        failure: why the broker gives up, once it has.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    killed: set[int] = set()
+    while True:
+        left = {role: pid for role, pid in table.pids.items() if role not in outliving}
+        if (table.all_run and not left) or failure() is not None:
+            return ()
+        if time.monotonic() > deadline:
+            return left.keys() or ["a process"]
+        for pid in set(left.values()) - killed:
+            send_signal(pid, signal.SIGKILL)
+            killed.add(pid)
+        read_reports(POLL_S)
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What a run has left.
+
+    Args:
+        end: of its log.
+        clean: the run before it ended in order, and it has changed nothing.
+        last_run: its counters, where they are to be believed.
+    """
+
+    end: int
+    clean: bool
+    last_run: LastRun | None
+
+
+def left_by(
+    store: Path,
+    segment_bytes: int,
+    control: ControlFile,
+    *,
+    clean: bool,
+    before: LastRun | None,
+) -> Left:
+    """What a run leaves whose processes are dead. Its counters are to be had until `next_log`.
+
+    Args:
+        clean, before: what the run itself began with.
+    """
+    if control.read(Counter.PHASE).value == Phase.STARTING:  # it has not come to change anything
+        if before is not None:
+            return Left(before.wrote, clean, before)
+        return Left(find_end(store, segment_bytes, clean=clean).physical_offset, clean, None)
+    last_run = LastRun.read(store, segment_bytes)
+    if last_run is not None and before is not None:
+        last_run = last_run.going_on_from(before)
+    return Left(control.read(Counter.WROTE).value, False, last_run)
+
+
+def next_log(store: Path, segment_bytes: int, left: Left, order: BeginRun) -> Left:
+    """Change the log as it is ordered, durably, and its counters likewise. Killed at any line, the
+    next start knows of no counters, and takes the log as it finds it.
+
+    Raises StoreError, OSError; BadRequest for a beginning where no segment can begin.
+    """
+    end_run(store / CONTROL_FILE)  # whoever has the store mapped looks at that
+    last_run = left.last_run
+    if order.begin_at >= 0:
+        _begin_anew(store, segment_bytes, order.begin_at)
+        last_run = last_run and last_run.begun_at(order.begin_at)
+    elif 0 <= order.cut_to < left.end:
+        cut(store, segment_bytes, order.cut_to)
+        last_run = last_run and last_run.cut_to(order.cut_to)
+    return Left(left.end, left.clean, last_run)
+
+
+def check_order(order: BeginRun, segment_bytes: int) -> None:
+    """Raises BadRequest for what no run could begin with, before one is ended for it."""
+    if order.epoch < 0:
+        raise BadRequest(f"epoch {order.epoch} of a run")
+    if order.begin_at >= 0 and order.begin_at % segment_bytes:
+        raise BadRequest(
+            f"the log is to begin at {order.begin_at}, where no segment of {segment_bytes} bytes "
+            "begins: is mappedFileSizeCommitLog the same in the whole group?"
+        )
+
+
+def _begin_anew(store: Path, segment_bytes: int, begin: int) -> None:
+    cut(store, segment_bytes, 0)
+    folder = store / COMMITLOG_DIR
+    create_segment(folder, begin, segment_bytes, store / STAGING_DIR, reserve_bytes=0)
+    sync_folder(folder)
