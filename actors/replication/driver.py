@@ -94,6 +94,7 @@ class Driver:
 
     def _do_all(self) -> None:
         while self._actions:
+            self.is_busy = True
             if not self._carry_out(self._actions.popleft()):
-                self.is_busy = True
-                return
+                return  # `go_on` is called later, or was called meanwhile
+            self.is_busy = False

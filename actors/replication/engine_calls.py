@@ -279,7 +279,9 @@ class EngineCalls:
                 told.cas_refused(action.ticket, outcome.current.version, record)
                 self._tell_alive()
                 return
-        self._said.warn("cas", "a change of the group's record is not known to be made: %s", outcome)
+        self._said.warn(
+            "cas", "a change of the group's record is not known to be made: %s", outcome
+        )
         told.cas_unknown(action.ticket)
 
     # --- threads ---

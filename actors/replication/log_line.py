@@ -104,6 +104,11 @@ class LogLine:
         """Whether a frame may be handed over."""
         return self._frame is None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is somebody who would lay it down now."""
+        return self._has_begun and self._frame is None
+
     # --- what is to be laid down ---
 
     def lay_down(self, offset: int, content: memoryview) -> None:

@@ -1,11 +1,17 @@
-"""What the `ha` process of a replica reads and writes of one run: its counters."""
+"""Runs of a replica as its `ha` process sees them: their counters, and how the next is begun."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Final
 
 from cometmq.actors.replication.core.actions import Service
 from cometmq.actors.runtime.family import Family
+from cometmq.protocol.commands import BeginRun, RunBegun
+from cometmq.protocol.errors import CometError, ShuttingDown
+from cometmq.protocol.wire.channel import Channel
+from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.live import control
 from cometmq.shm.live.control import Counter, Phase
 
@@ -20,25 +26,25 @@ _SERVED: Final = {
 class Run:
     """The counters of one run; the next has others.
 
-    Args:
-        epoch: that this replica is the master of in it; 0: it follows.
+    `epoch`: that this replica is the master of in it; 0: it follows.
     """
 
-    def __init__(self, family: Family, epoch: int) -> None:
+    def __init__(self, family: Family) -> None:
         self.family = family
-        self.epoch = epoch
+        self.epoch = family.epoch
         control = family.control
         self._phase = control.sleep_on(Counter.PHASE, family.doorbell)
-        self._wrote = control.sleep_on(Counter.WROTE, family.doorbell)
+        self.wrote_cell = control.sleep_on(Counter.WROTE, family.doorbell)
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
         self._min = control.read(Counter.MIN_OFFSET)
         self._replicated = control.own(Counter.REPLICATED)
+        self._known = control.own(Counter.CONFIRM_KNOWN)
         self._service = control.own(Counter.SERVICE)
         self._needed_from = control.own(Counter.SLAVES_FROM)
 
     def arm(self) -> None:
         """Have the next change of any of them ring; whoever reads after that misses nothing."""
-        for cell in (self._phase, self._wrote, self._flushed):
+        for cell in (self._phase, self.wrote_cell, self._flushed):
             cell.arm()
 
     @property
@@ -48,7 +54,7 @@ class Run:
 
     @property
     def wrote(self) -> int:
-        return self._wrote.value if self.is_recovered else 0
+        return self.wrote_cell.value if self.is_recovered else 0
 
     @property
     def flushed(self) -> int:
@@ -61,8 +67,13 @@ class Run:
 
     def confirm(self, offset: int) -> None:
         """All below may be read, and acknowledged."""
-        if self.is_recovered and offset > self._replicated.value:
-            self._replicated.advance(min(offset, self._wrote.value))
+        if not self.is_recovered:
+            return
+        offset = min(offset, self.wrote_cell.value)
+        if offset > self._replicated.value:
+            self._replicated.advance(offset)
+        if not self._known.value:
+            self._known.advance(1)
 
     def serve(self, service: Service) -> None:
         self._service.reset(_SERVED[service])
@@ -72,3 +83,59 @@ class Run:
         wanted = 0 if offset is None else offset + 1
         if wanted != self._needed_from.value:
             self._needed_from.reset(wanted)
+
+
+class Runs:
+    """Has the supervisor begin one run after the other.
+
+    Args:
+        call_soon: has a call made in the actor's thread.
+        on_begun: another run has begun; if a mastership has ended with the one before, the end that
+            the log had then.
+        on_failed: none can be begun, and why.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        *,
+        call_soon: Callable[[Callable[[], object]], object],
+        on_begun: Callable[[int | None], None],
+        on_failed: Callable[[str], object],
+    ) -> None:
+        self.now = Run(family)
+        self._call_soon = call_soon
+        self._on_begun = on_begun
+        self._on_failed = on_failed
+        self._supervisor: Channel | None = None
+
+    def begin(
+        self, epoch: int, *, cut_to: int = -1, begin_at: int = -1, ends_mastership: bool = False
+    ) -> None:
+        """See BeginRun."""
+        channel = self._supervisor
+        if channel is None:
+            address = self.now.family.addresses["broker"]
+            channel = self._supervisor = Channel(address, "the supervisor")
+
+        def done(pending: Pending) -> None:
+            self._call_soon(lambda: self._begun(epoch, ends_mastership, pending))
+
+        command = BeginRun(epoch, cut_to, begin_at, os.getpid())
+        channel.request(command, on_done=done)
+
+    def _begun(self, epoch: int, ends_mastership: bool, pending: Pending) -> None:
+        try:
+            answer, _ = pending.result()
+        except ShuttingDown:
+            return  # this process is about to be told
+        except CometError as error:
+            self._on_failed(f"no other run can be begun: {error}")
+            return
+        assert isinstance(answer, RunBegun)
+        self.now = Run(self.now.family.in_next_run(epoch))
+        self._on_begun(answer.end if ends_mastership else None)
+
+    def close(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.close()

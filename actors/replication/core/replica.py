@@ -75,6 +75,7 @@ class Replica:
         self._local = self.local_type(
             settings, promises, log, begin=begin, end=end, flushed=flushed
         )
+        self.local = self._local  # for its driver to look at
         self._link = self.link_type(self._local)
         self._electing = self.electing_type(self._local, self._link)
         self._following = self.following_type(self._local, self._link)
@@ -89,27 +90,6 @@ class Replica:
     def leads(self) -> int:
         """The epoch that this replica leads; 0: none."""
         return self._leading.epoch if self._leading else 0
-
-    @property
-    def life(self) -> Life:
-        return self._local.life
-
-    @property
-    def begin(self) -> int:
-        return self._local.begin
-
-    @property
-    def end(self) -> int:
-        return self._local.end
-
-    @property
-    def confirm(self) -> int:
-        return self._local.confirm
-
-    @property
-    def is_new(self) -> bool:
-        """Whether this store has never followed or led."""
-        return not self._local.promises.promised_epoch
 
     def followers(self) -> list[Standing]:
         """A master's, as far as they have begun to follow in this epoch."""
