@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import deque
@@ -32,8 +33,9 @@ HEARING: Final = 1
 SPEAKING: Final = 2
 
 # Any sign of an attempt comes more often, unless ZeroMQ has given the connection up.
-GIVEN_UP_S: Final = 5.0
+GIVEN_UP_S: Final = 3.0
 
+_numbers: Final = itertools.count()
 _SUCCEEDED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _ENDED: Final = int(zmq.EVENT_DISCONNECTED)
 _RETRIED: Final = int(zmq.EVENT_CONNECT_RETRIED)
@@ -109,7 +111,7 @@ class PeerDealer:
     def _watch(self) -> zmq.Socket[bytes]:
         """Its monitor without a limit: ZeroMQ's thread would wait where there is no more room, and
         we for that thread."""
-        place = f"inproc://peer-{id(self)}"
+        place = f"inproc://peer-{next(_numbers)}"  # of a socket that is closed it is freed later
         self._socket.monitor(place, _SUCCEEDED | _ENDED | _RETRIED | _CUT_SHORT | _WRONG)
         monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         monitor.linger = 0

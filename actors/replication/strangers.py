@@ -48,6 +48,8 @@ def why_handshake_failed(event: int, code: int) -> str:
 class Strangers(Connections):
     """The connections of a replica's ROUTER."""
 
+    in_flight_bound = "much more than a master sends to a follower that does not acknowledge"
+
     def __init__(self, router: zmq.Socket[bytes], limits: ConnectionLimits) -> None:
         super().__init__(router, limits)
         self._own_said = Said()  # of this thread

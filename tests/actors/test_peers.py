@@ -428,20 +428,17 @@ def test_what_is_too_large_ends_its_connection(group: Group) -> None:
 def test_some_at_a_time(three: Group) -> None:
     """Whoever listens hears its timers between."""
     sender, taker, _ = three.replicas
-    for number in range(500):
-        three.until(lambda number=number: sender.peers.send("n1", beat(number)))
-        three.replicas = [sender]  # nobody takes them up
-    most = 0
+    three.until(lambda: sender.peers.send("n1", beat(0)))
+    for number in range(1, 500):
+        assert sender.peers.send("n1", beat(number))
     deadline = time.monotonic() + WAIT_S
     while len(taker.heard) < 500:
         assert time.monotonic() < deadline
         before = len(taker.heard)
         more = taker.peers.receive()
-        most = max(most, len(taker.heard) - before)
-        assert more or len(taker.heard) - before < 64 or len(taker.heard) % 64 == 0
-    assert most <= 64
-    assert [frame.number for _, frame, _ in taker.heard if isinstance(frame, Beat)] == [*range(500)]
-    three.replicas.append(taker)
+        assert len(taker.heard) - before <= 64
+        assert not more or len(taker.heard) - before == 64
+    assert [frame for _, frame, _ in taker.heard] == [beat(number) for number in range(500)]
 
 
 # --- lines that end ---
@@ -592,12 +589,14 @@ def test_a_full_queue_refuses_and_does_not_grow(three: Group, size: int | None) 
         pytest.fail(f"{limit} messages were taken")
     assert sender.count("peers_dropped") > 0
     assert rss_bytes() - before < peer_dealer.WAITING_BYTES + 192 * MIB
-    three.until(lambda: sender.peers.send("n1", beat(1 << 40)))  # it goes on
-    three.until(lambda: taker.heard[-1][1] == beat(1 << 40))
+    # It goes on; until then more than one may be lost, with a connection that has ended.
+    three.until(
+        lambda: sender.peers.send("n1", beat(1 << 40)) and taker.heard[-1][1] == beat(1 << 40)
+    )
     heard = [
         frame.number if isinstance(frame, Beat) else frame.offset
-        for _, frame, _ in taker.heard[1:-1]
-        if isinstance(frame, Beat | Bytes)
+        for _, frame, _ in taker.heard[1:]
+        if isinstance(frame, Beat | Bytes) and frame != beat(1 << 40)
     ]
     assert heard == sorted(set(heard))  # a connection that ended may have lost some
     assert set(heard) <= set(taken)
