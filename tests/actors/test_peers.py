@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import peers_child
+import psutil
 import pytest
 import zmq
 from hypothesis import given, settings
@@ -108,6 +109,12 @@ class Group:
     def tell(self, sender: Replica, to: str, frame: AnyFrame, content: Any = None) -> None:
         """Again until it is connected."""
         self.until(lambda: sender.peers.send(to, frame, content))
+
+    def ask(self, asker: Replica, to: str, frame: AnyFrame) -> None:
+        """One that says back what it hears; again until its answer is there."""
+        asker.heard.clear()
+        self.until(lambda: asker.peers.send(to, frame) and asker.heard)
+        assert {*asker.heard} == {(to, frame, None)}
 
     def close(self) -> None:
         for each in self.replicas:
@@ -451,17 +458,13 @@ def test_a_replica_is_killed_and_comes_back(group: Group) -> None:
 
     others = {"n0": replica.peers.address}
     with peers_child.running(SECRET, "n1", where, others):
-        group.until(lambda: replica.peers.send("n1", beat(1)))
-        group.until(lambda: replica.heard)
+        group.ask(replica, "n1", beat(1))
     group.until(lambda: not replica.peers.send("n1", beat(2)))
     for number in range(10):  # nothing waits for it
         assert not replica.peers.send("n1", beat(number))
     group.until(lambda: not replica.count("peers_connected"))
-    replica.heard.clear()
     with peers_child.running(SECRET, "n1", where, others) as child:
-        group.until(lambda: replica.peers.send("n1", beat(3)))
-        group.until(lambda: replica.heard)
-        assert replica.heard == [("n1", beat(3), None)]
+        group.ask(replica, "n1", beat(3))
         child.communicate(b"")
         assert child.returncode == 0
 
@@ -649,6 +652,51 @@ def test_a_stranger_that_sends_much_is_ended(group: Group) -> None:
     group.until(lambda: not any(thread.is_alive() for thread in threads))
     assert len(ended) == 8
     assert replica.count("peers_connections_refused") == 8
+
+
+def test_without_descriptors_the_lines_that_are_there_stay(group: Group) -> None:
+    """More strangers than the process has descriptors for; who waits is let in when they go."""
+    replica = group.add("n0")
+    where = f"127.0.0.1:{free_ports()}"
+    late = group.add("n2")
+    others = {"n0": replica.peers.address, "n2": late.peers.address}
+    with peers_child.running(SECRET, "n1", where, others) as child:
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (100, 100))
+        replica.peers.replace({"n1": where})
+        group.ask(replica, "n1", beat(1))
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):
+                client = RawClient(where, handshake=False)
+                stack.callback(client.socket.close)
+            for number in range(2, 100):
+                assert replica.peers.send("n1", beat(number))
+            group.until(lambda: replica.heard[-1][1] == beat(99))
+        late.peers.replace({"n1": where})
+        group.ask(late, "n1", beat(1))
+        child.communicate(b"")
+        assert child.returncode == 0
+
+
+def options_of(port: int) -> Iterator[tuple[int, int]]:
+    """Of each connection of this process that has to do with the port: whether the system asks the
+    other side now and then whether it is there, and after how many ms of silence it ends."""
+    for found in psutil.Process().net_connections("tcp"):
+        if found.status == psutil.CONN_ESTABLISHED and port in (found.laddr.port, found.raddr.port):
+            with socket.socket(fileno=os.dup(found.fd)) as connection:
+                yield (
+                    connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                    connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+                )
+
+
+def test_lines_to_a_machine_that_vanishes_end(three: Group) -> None:
+    """The system sees to that, as it is told for both ends."""
+    first, second, _ = three.replicas
+    three.tell(first, "n1", beat())
+    three.tell(second, "n0", beat())
+    three.until(lambda: first.heard and second.heard)
+    assert [*options_of(int(first.peers.address.rpartition(":")[2]))].count((1, 2_000)) >= 2
+    assert [*options_of(int(second.peers.address.rpartition(":")[2]))].count((1, 2_000)) >= 2
 
 
 # --- keys and the secret ---
