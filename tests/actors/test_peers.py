@@ -677,6 +677,24 @@ def test_without_descriptors_the_lines_that_are_there_stay(group: Group) -> None
         assert child.returncode == 0
 
 
+def test_nothing_is_left_when_it_is_closed() -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    counts = []
+    for _ in range(10):
+        group = Group()
+        for name in NAMES:
+            group.add(name)
+        group.connect()
+        group.tell(group.replicas[0], "n1", *records(bytes(MIB)))
+        group.connect()
+        group.replicas[1].peers.replace({})
+        group.close()
+        counts.append(held())
+    assert counts[0] == counts[-1]
+
+
 def options_of(port: int) -> Iterator[tuple[int, int]]:
     """Of each connection of this process that has to do with the port: whether the system asks the
     other side now and then whether it is there, and after how many ms of silence it ends."""
