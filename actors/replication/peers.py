@@ -179,6 +179,7 @@ class Peers:
                 answer = (b"300", b"no replica of this group", b"")
             else:
                 answer = (b"200", b"OK", name.encode())
+                self._dealers[name].try_now()
             self._zap.send_multipart((*asked[:2], *answer, b""), zmq.NOBLOCK)
 
     # --- what is said ---

@@ -504,6 +504,22 @@ def test_a_line_that_is_given_up_is_made_anew(
     group.until(lambda: second.heard)
 
 
+def test_who_comes_is_gone_to_at_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when the time has come for the next attempt."""
+    for name in ("RECONNECT_MS", "RECONNECT_MAX_MS"):
+        monkeypatch.setattr(peer_dealer, name, 600_000)
+    monkeypatch.setattr(peer_dealer, "GIVEN_UP_S", 600.0)
+    first = group.add("n0")
+    where = f"127.0.0.1:{free_ports()}"
+    first.peers.replace({"n1": where})
+    dealer = first.peers._dealers["n1"]
+    group.until(lambda: first.peers.statistics() and dealer._is_resting)
+    second = group.add("n1", bind=where)
+    second.peers.replace({"n0": first.peers.address})
+    group.tell(first, "n1", beat(1))
+    group.until(lambda: second.heard)
+
+
 def test_a_replica_that_the_others_learn_of_later_is_let_in(group: Group) -> None:
     first, second = group.add("n0"), group.add("n1")
     second.peers.replace({"n0": first.peers.address})
