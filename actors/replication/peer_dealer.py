@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import deque
@@ -32,13 +33,16 @@ HEARING: Final = 1
 SPEAKING: Final = 2
 
 # Any sign of an attempt comes more often, unless ZeroMQ has given the connection up.
-GIVEN_UP_S: Final = 5.0
+GIVEN_UP_S: Final = 3.0
 
+_numbers: Final = itertools.count()
 _SUCCEEDED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _ENDED: Final = int(zmq.EVENT_DISCONNECTED)
 _RETRIED: Final = int(zmq.EVENT_CONNECT_RETRIED)
+_REACHED: Final = int(zmq.EVENT_CONNECTED)  # the handshake begins
 _CUT_SHORT: Final = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 _WRONG: Final = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+_EVENTS: Final = _SUCCEEDED | _ENDED | _RETRIED | _REACHED | _CUT_SHORT | _WRONG
 
 
 def watch_over(socket: zmq.Socket[bytes]) -> None:
@@ -80,6 +84,7 @@ class PeerDealer:
 
     def _open(self) -> None:
         self.is_connected = False
+        self._is_resting = False  # until the next attempt
         self._is_given_up = False
         self._tried_at = time.monotonic()
         self._waiting: deque[tuple[zmq.MessageTracker, int]] = deque()
@@ -109,8 +114,8 @@ class PeerDealer:
     def _watch(self) -> zmq.Socket[bytes]:
         """Its monitor without a limit: ZeroMQ's thread would wait where there is no more room, and
         we for that thread."""
-        place = f"inproc://peer-{id(self)}"
-        self._socket.monitor(place, _SUCCEEDED | _ENDED | _RETRIED | _CUT_SHORT | _WRONG)
+        place = f"inproc://peer-{next(_numbers)}"  # of a socket that is closed it is freed later
+        self._socket.monitor(place, _EVENTS)
         monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         monitor.linger = 0
         monitor.rcvhwm = 0
@@ -167,16 +172,32 @@ class PeerDealer:
                 "replica %s answers by the line that it is to be told things by: dropped",
                 self._name,
             )
-        while readable(self._monitor):
-            self._tried_at = time.monotonic()
-            self._take_event(*read_event(self._monitor))
+        self._take_events()
         if not self.is_connected and time.monotonic() > self._tried_at + GIVEN_UP_S:
             self._is_given_up = True
         if self._is_given_up:
-            self.close()
-            self._open()
+            self._reopen()
+
+    def try_now(self) -> None:
+        """The replica has come to us, so it is there: no need to wait for the next attempt."""
+        self._take_events()
+        if self._is_resting or self._is_given_up:
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self.close()
+        self._open()
+
+    def _take_events(self) -> None:
+        while readable(self._monitor):
+            self._tried_at = time.monotonic()
+            event, value = read_event(self._monitor)
+            self._is_resting = event == _RETRIED
+            self._take_event(event, value)
 
     def _take_event(self, event: int, value: int) -> None:
+        if event == _REACHED:
+            return
         if event == _SUCCEEDED:
             self.is_connected = True
         elif event == _ENDED:

@@ -63,6 +63,8 @@ OnFrame = Callable[[str, AnyFrame, memoryview | None], None]
 class Peers:
     """One replica's lines to the others. All calls come from one thread.
 
+    `replace` says who they are. Who comes before that is turned away, and tries again after 1 s.
+
     Args:
         group, own: names: of the group, of this replica.
         bind: host:port where the others come to; a port of 0 is chosen, see `address`.
@@ -177,6 +179,7 @@ class Peers:
                 answer = (b"300", b"no replica of this group", b"")
             else:
                 answer = (b"200", b"OK", name.encode())
+                self._dealers[name].try_now()
             self._zap.send_multipart((*asked[:2], *answer, b""), zmq.NOBLOCK)
 
     # --- what is said ---

@@ -48,6 +48,8 @@ def why_handshake_failed(event: int, code: int) -> str:
 class Strangers(Connections):
     """The connections of a replica's ROUTER."""
 
+    in_flight_bound = "much more than a master sends to a follower that does not acknowledge"
+
     def __init__(self, router: zmq.Socket[bytes], limits: ConnectionLimits) -> None:
         super().__init__(router, limits)
         self._own_said = Said()  # of this thread
@@ -97,15 +99,16 @@ class Strangers(Connections):
             if found is not None:
                 self._end(found)
         for connection in list(self._known.values()):
-            if _is_stranger(connection) and connection.waiting() > STRANGER_BYTES:
+            if _is_stranger(connection, STRANGER_BYTES):
                 self._refuse(connection, f"over {STRANGER_BYTES} bytes came before its handshake")
         return super()._look()
 
 
-def _is_stranger(connection: Connection) -> bool:
-    """Whether it has not shown by now that it knows our public key; it may have gone, too."""
-    found = tcp_counts(connection.traffic.fd)
-    return found is None or found[0] < 2 * _GREETING_BYTES
+def _is_stranger(connection: Connection, more_than_bytes: int = -1) -> bool:
+    """Whether it has not shown by now that it knows our public key, and how much it has sent all
+    the same. One that has gone is a stranger that has sent nothing."""
+    acknowledged, received = tcp_counts(connection.traffic.fd) or (0, 0)
+    return acknowledged < 2 * _GREETING_BYTES and received > more_than_bytes
 
 
 def _peer_of(fd: int) -> str:

@@ -24,7 +24,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Sized
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import zmq
@@ -126,6 +126,8 @@ class Connection(msgspec.Struct):
 
 class Connections:
     """The connections of one ROUTER. Its thread ends with the monitor of the socket."""
+
+    in_flight_bound: ClassVar[str] = "maxConnectionInFlightBytes"  # where it comes from
 
     def __init__(self, socket: zmq.Socket[bytes], limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -287,8 +289,8 @@ class Connections:
             self._counts["connections_ended"] += 1
             log.error(
                 "the connection of %s is ended: %d bytes of it are in flight, at most %d may be "
-                "(maxConnectionInFlightBytes), and %d of all together",
-                self._end(connection), in_flight[fd], most, self._total_max,
+                "(%s), and %d of all together",
+                self._end(connection), in_flight[fd], most, self.in_flight_bound, self._total_max,
             )  # fmt: skip
 
     def _end(self, connection: Connection) -> str:
