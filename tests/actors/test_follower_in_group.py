@@ -25,9 +25,13 @@ from cometmq.protocol.errors import NotMaster, StoreDamaged
 from cometmq.protocol.wire.line import abstract
 from cometmq.shm.kernel.layout import HA_FRAME
 from cometmq.shm.live.control import Counter
+from cometmq.shm.log.last_run import life_of
 from cometmq.shm.log.replica import REPLACE_IT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+needs_life = pytest.mark.skipif(
+    life_of(Path(__file__).parent) is None, reason="this kernel has no unique mount ids"
+)
 
 SEGMENT = 300_007  # no multiple of anything
 SHAPE = {"mappedFileSizeCommitLog": SEGMENT, "maxMessageSize": 64 << 10}
@@ -124,19 +128,40 @@ def test_the_commitlog_process_is_killed_at_any_time(master: Master, tmp_path: P
         assert_same(tmp_path / "copy", master.log)
 
 
-def test_a_broker_that_was_killed_goes_on(master: Master, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_broker_that_has_ended_goes_on(killed: bool, master: Master, tmp_path: Path) -> None:
     frames = list(master.frames(0, 100_000))
     half = len(frames) // 2
     with replica(tmp_path / "copy") as broker, Feed(broker) as feed:
         for offset, content in frames[:half]:
             feed.lay_down(offset, content)
-        broker.kill_all()
+        if killed:
+            broker.kill_all()
     with replica(tmp_path / "copy") as broker, Feed(broker) as feed:
+        assert "all are rebuilt" not in broker.log
         assert broker.counter(Counter.WROTE) == frames[half][0]
         for offset, content in frames[half:]:
             feed.lay_down(offset, content)
         broker.assert_stored(master.sent)
         assert_same(tmp_path / "copy", master.log)
+
+
+@needs_life
+def test_a_store_that_lacks_what_it_had_is_not_started(master: Master, tmp_path: Path) -> None:
+    """By the counters of the run that was killed; and nothing of it is changed."""
+    store = tmp_path / "copy"
+    (offset, content), *_ = master.frames(0, 100_000)
+    with replica(store) as broker, Feed(broker) as feed:
+        feed.lay_down(offset, content)
+        broker.kill_all()
+    with (store / "commitlog" / f"{0:020d}").open("r+b") as segment:
+        segment.seek(len(content) - 100)
+        segment.write(bytes(100))
+        segment.seek(0)
+        before = segment.read()
+    with pytest.raises(StoreDamaged, match=REPLACE_IT):
+        replica(store)
+    assert (store / "commitlog" / f"{0:020d}").read_bytes() == before
 
 
 def test_what_is_no_record_is_refused_and_in_the_end_it_stops(
