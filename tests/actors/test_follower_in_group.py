@@ -25,6 +25,7 @@ from cometmq.protocol.errors import NotMaster, StoreDamaged
 from cometmq.protocol.wire.line import abstract
 from cometmq.shm.kernel.layout import HA_FRAME
 from cometmq.shm.live.control import Counter
+from cometmq.shm.log.cutting import begin_log_at
 from cometmq.shm.log.last_run import life_of
 from cometmq.shm.log.replica import REPLACE_IT
 
@@ -144,6 +145,23 @@ def test_a_broker_that_has_ended_goes_on(killed: bool, master: Master, tmp_path:
             feed.lay_down(offset, content)
         broker.assert_stored(master.sent)
         assert_same(tmp_path / "copy", master.log)
+
+
+def test_a_log_that_was_begun_later_than_at_0(master: Master, tmp_path: Path) -> None:
+    """Empty, it begins there however often the broker is started."""
+    store = tmp_path / "copy"
+    store.mkdir()
+    begin_log_at(store, SEGMENT, SEGMENT)
+    with replica(store) as broker:
+        broker.kill_all()
+    with replica(store) as broker, Feed(broker) as feed:
+        for counter in (Counter.WROTE, Counter.DISPATCHED, Counter.MIN_OFFSET):
+            assert broker.counter(counter) == SEGMENT
+        for offset, content in master.frames(SEGMENT, 64_000):
+            feed.lay_down(offset, content)
+    copied = log_of(store, master.log.end, SEGMENT)
+    assert copied.begin == SEGMENT
+    assert copied.content == master.log.bytes_of(SEGMENT, master.log.end)
 
 
 @needs_life
