@@ -13,10 +13,10 @@ import logging
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable
 from typing import Final
 
+from cometmq.actors.replication.master_line import REPORT, UNIX
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.wire.line import abstract, peer_uid
 from cometmq.shm.kernel._kernel import COPY_FRAME_MAX, SleepCell
@@ -24,10 +24,8 @@ from cometmq.shm.kernel.layout import HA_FRAME
 
 log = logging.getLogger(__name__)
 
-REPORT: Final = struct.Struct(">q")
 SEND_BUFFER_BYTES: Final = 4 << 20  # as much of it as the system allows
 READ_BYTES: Final = 4_096
-UNIX: Final = "unix:@"
 
 
 class _Frame:
