@@ -13,10 +13,10 @@ import logging
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable
 from typing import Final
 
+from cometmq.actors.replication.master_line import REPORT, UNIX
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.wire.line import abstract, peer_uid
 from cometmq.shm.kernel._kernel import COPY_FRAME_MAX, SleepCell
@@ -24,10 +24,8 @@ from cometmq.shm.kernel.layout import HA_FRAME
 
 log = logging.getLogger(__name__)
 
-REPORT: Final = struct.Struct(">q")
 SEND_BUFFER_BYTES: Final = 4 << 20  # as much of it as the system allows
 READ_BYTES: Final = 4_096
-UNIX: Final = "unix:@"
 
 
 class _Frame:
@@ -80,6 +78,7 @@ class LogLine:
         self._connection: socket.socket | None = None
         self._has_begun = False  # it has said where its log ends
         self._report = b""  # of the first report, as far as it has come
+        self._wants_room = False  # the socket has not taken all of the frame
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._epoll = select.epoll()
         try:
@@ -147,8 +146,10 @@ class LogLine:
         except OSError as error:
             self._lose(error.strerror or str(error))
             return
-        out = 0 if self._frame.is_sent else select.EPOLLOUT
-        self._epoll.modify(self._connection, select.EPOLLIN | out)
+        if self._wants_room == self._frame.is_sent:
+            self._wants_room = not self._frame.is_sent
+            out = select.EPOLLOUT if self._wants_room else 0
+            self._epoll.modify(self._connection, select.EPOLLIN | out)
 
     # --- the other end ---
 
@@ -176,7 +177,7 @@ class LogLine:
         self._hang_up()
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._connection = connection
+        self._connection, self._wants_room = connection, False
         self._epoll.register(connection, select.EPOLLIN)
 
     def _read(self) -> None:

@@ -34,7 +34,7 @@ LONGEST_PAUSE_S: Final = 5.0  # RocketMQ's, always
 FIRST_PAUSE_HERE_S: Final = 0.02
 LONGEST_PAUSE_HERE_S: Final = 0.2  # whoever is to answer is a process of this machine
 REPORT: Final = struct.Struct(">q")
-UNIX: Final = "unix:@"
+UNIX: Final = "unix:@"  # begins the address of an abstract Unix socket
 
 
 def address_of_master(text: str) -> tuple[str, int]:

@@ -65,9 +65,7 @@ def begin_log(family: Family, *, where_empty: Callable[[], int] | None = None) -
         )
         starts = [begin]
     log_min = starts[0] if starts else 0
-    redo_from = end.scanned_from
-    if family.clean and not family.settings.is_in_group:
-        redo_from = end.physical_offset
+    redo_from = end.physical_offset if family.clean else end.scanned_from
     if continued is not None:
         redo_from = min(continued.redo_from, end.physical_offset)
         control.own(Counter.CONTINUED).reset(1)
@@ -86,6 +84,7 @@ def _recover(family: Family) -> tuple[LogEnd, LastRun | None]:
         return recover_replica(
             family.store,
             segment_bytes,
+            clean=family.clean,
             check_crc=settings.check_crc_on_recover,
             last_run=family.last_run,
         )

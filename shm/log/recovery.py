@@ -25,6 +25,7 @@ from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.progress import Progress
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, RecordDamaged
+from cometmq.shm.log.cutting import finish_cut
 from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import (
@@ -451,6 +452,9 @@ def recover_log(
             searched then, and a batch that was not whole yet goes as a whole.
     """
     began = time.monotonic()
+    begun = finish_cut(store, segment_bytes)  # of when the store was a replica's
+    if begun is not None:
+        last_run = begun.counters(last_run)
     end = last_run and find_end_of_last_run(store, segment_bytes, last_run)
     if last_run and end:
         dirty = zero_behind(store, segment_bytes, end.physical_offset, last_run.max_message_bytes)

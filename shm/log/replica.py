@@ -33,12 +33,11 @@ REPLACE_IT = "replace this store by an empty one; the group has what is missing"
 
 
 def recover_replica(
-    store: Path, segment_bytes: int, *, check_crc: bool, last_run: LastRun | None
+    store: Path, segment_bytes: int, *, clean: bool, check_crc: bool, last_run: LastRun | None
 ) -> tuple[LogEnd, LastRun | None]:
     """Bring the log to its end, behind whole records and whole derived writes.
 
-    A cut that was begun is done first. Walks from the checkpoint on, also after an orderly end:
-    what is not confirmed is in no queue then.
+    A cut that was begun is done first.
 
     Args:
         last_run: the counters of a killed run of this boot.
@@ -57,16 +56,16 @@ def recover_replica(
         whole = without_torn_write(store, segment_bytes, end)
         end = msgspec.structs.replace(whole, reason=end.reason)
         dirty = zero_behind(store, segment_bytes, end.physical_offset, last_run.max_message_bytes)
-        say_recovered(end, False, dirty, began)
+        say_recovered(end, clean, dirty, began)
         return end, last_run
     end = find_end(
-        store, segment_bytes, clean=False, check_crc=check_crc,
+        store, segment_bytes, clean=clean, check_crc=check_crc,
         on_step=telling(store, segment_bytes),
     )  # fmt: skip
     _check_nothing_is_missing(store, end, last_run)
     end = without_torn_write(store, segment_bytes, without_torn_record(store, segment_bytes, end))
     dirty = cut_tail(store, segment_bytes, end.physical_offset)
-    say_recovered(end, False, dirty, began)
+    say_recovered(end, clean, dirty, began)
     return end, None
 
 
