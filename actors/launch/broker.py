@@ -476,6 +476,7 @@ class BrokerActor(ServiceActor):
         }
         found["restarts"] = self.restarts
         found["epoch"] = self._epoch
+        found["serves"] = int(self._table.all_serve and self._is_ready)
         found["broker"] = self._name
         found["name_server"] = self.public_name_server
         return found
