@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 import time
@@ -26,9 +27,12 @@ from cometmq.errors import (
 )
 from cometmq.protocol.commands import (
     BeginRun,
+    BrokerEndpoints,
+    BrokerList,
     CreateTopic,
     GetMessageAt,
     GetQueueRange,
+    ListBrokers,
     PopMessages,
     PullMessages,
     PullResult,
@@ -414,3 +418,45 @@ def test_a_change_that_the_group_does_not_confirm_is_not_told(replica: Replica) 
         except CometError:
             assert time.monotonic() < deadline, replica.log
             time.sleep(0.01)
+
+
+# --- clients ---
+
+
+def test_clients_follow_the_master_from_one_replica_to_another(
+    tmp_path: Path, replica: Replica
+) -> None:
+    """What is sent meanwhile waits, and is sent to the new one."""
+    names = replica.ready.name_server
+    with (
+        Producer(names, timeout_s=60) as producer,
+        Consumer(names, "g", "t", auto_commit_ms=50) as consumer,
+    ):
+        producer.send("t", b"one", queue_id=0)
+        assert [m.body for m in consumer.poll(1, timeout_s=30)] == [b"one"]
+        consumer.commit()
+        replica.order(0)
+        replica.wait_serves("coordinator", not_pid=0)
+        sending = threading.Thread(target=lambda: producer.send("t", b"two", queue_id=0))
+        sending.start()
+        store = tmp_path / "other"
+        for folder in ("commitlog", "config"):
+            shutil.copytree(replica.store / folder, store / folder)
+        shutil.copy(replica.store / "cometmq.ledger", store)
+        (store / "abort").touch()
+        settings = {"dLegerSelfId": "n1", "namesrvAddr": names.removeprefix("tcp://")}
+        with Replica(store, settings) as other:
+            other.order(2)
+            sending.join(60)
+            assert not sending.is_alive(), other.log
+            assert [m.body for m in consumer.poll(1, timeout_s=60)] == [b"two"]
+            assert [m.body for m in other.read_queue("t", 0, 2)] == [b"one", b"two"]
+            ids = sorted(each.broker_id for each in brokers_at(names))
+            assert ids == [0, 1]
+
+
+def brokers_at(names: str) -> list[BrokerEndpoints]:
+    with Channel(names) as line:
+        found, _ = line.ask(ListBrokers(), timeout_s=30)
+    assert isinstance(found, BrokerList)
+    return found.brokers
