@@ -440,6 +440,4 @@ def _cursor_of(cursors: Cursors, topic: str, queue_id: int) -> QueueCursor | Non
 
 def not_master(master: str) -> NotMaster:
     """What a slave answers to whoever wants something changed."""
-    if not master or master.startswith("@"):
-        return NotMaster("this replica follows its group's master: the name server knows who it is")
     return NotMaster(f"this broker is a slave of {master}: send to the master")
