@@ -138,7 +138,10 @@ class NameServerActor(ServiceActor):
             or known.endpoints.coordinator == command.endpoints.coordinator
             or known.epoch < command.epoch
         ):
-            return self._register(command)
+            taken = self._register(command)
+            if key in self._doubts and known is not None and known.epoch < command.epoch:
+                self._decide(key, self._doubts[key], True)  # who has the name now lives
+            return taken
         self._ask_whether_alive(key, known, request)
         return None
 

@@ -27,7 +27,7 @@ from cometmq.actors.launch.runs import (
     OUTLIVING,
     OUTLIVING_HA,
     check_order,
-    description,
+    create_control,
     kill_run,
     left_by,
     next_log,
@@ -60,11 +60,9 @@ from cometmq.protocol.errors import (
     ShuttingDown,
     StoreError,
 )
-from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
-from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
+from cometmq.shm.live.control import Counter, Phase
 from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.log.marks import remove_marks
-from cometmq.shm.log.references import create_references
 from cometmq.shm.os.ballast import BASE_BYTES, drop_ballast, take_ballast
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import ABORT_FILE, SLAVE_FILE
@@ -165,7 +163,9 @@ class BrokerActor(ServiceActor):
         sync_folder(self._store)
         queue_segment_bytes = self._settings.mapped_file_size_consume_queue_bytes
         keep_identity(self._store, self._name, self._segment_bytes, queue_segment_bytes)
-        self._create_control()
+        self._control = create_control(
+            self._settings, self._doorbells, self._table.roles, self._name, self.token, self._epoch
+        )
         self.inbox.listen_to(self._zygote.report_fd)
         self.inbox.listen_to(self._zygote.end_fd)
         if self._host is not None:
@@ -173,15 +173,6 @@ class BrokerActor(ServiceActor):
             self.inbox.listen_to(self._host.end_fd)
         for role in self._table.roles:
             self._start(role)
-
-    def _create_control(self) -> None:
-        self._control = ControlFile.create(
-            self._store / CONTROL_FILE,
-            description(self._settings, self._name, self._table.roles, self.token, self._epoch),
-            self._doorbells,
-        )
-        QueueTable.create(self._store / QUEUES_FILE, self._control.read(Counter.QUEUES))
-        create_references(self._store)
 
     def _start(self, role: str) -> None:
         family_message = {
@@ -235,7 +226,9 @@ class BrokerActor(ServiceActor):
             self._addresses = Addresses(
                 self._settings, roles, self.token, self._name, self._addresses
             )
-            self._create_control()
+            self._control = create_control(
+                self._settings, self._doorbells, roles, self._name, self.token, self._epoch
+            )
         except (OSError, CometError) as error:
             failure = error if isinstance(error, CometError) else StoreError(str(error))
             self._fail(failure)
@@ -483,6 +476,7 @@ class BrokerActor(ServiceActor):
         }
         found["restarts"] = self.restarts
         found["epoch"] = self._epoch
+        found["serves"] = int(self._table.all_serve and self._is_ready)
         found["broker"] = self._name
         found["name_server"] = self.public_name_server
         return found

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -30,8 +30,10 @@ from cometmq.shm.live.control import (
     Phase,
     end_run,
 )
+from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
 from cometmq.shm.log.last_run import LastRun, life_of
 from cometmq.shm.log.recovery import cut, find_end
+from cometmq.shm.log.references import create_references
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment
 
@@ -40,12 +42,22 @@ OUTLIVING: Final = frozenset({"ha", "namesrv"})
 OUTLIVING_HA: Final = frozenset({"namesrv"})
 
 
-def description(
-    settings: BrokerSettings, name: str, roles: Sequence[str], token: str, epoch: int
-) -> dict[str, Any]:
-    """What the control file of a run says of it."""
+def create_control(
+    settings: BrokerSettings,
+    doorbells: Sequence[int],
+    roles: Sequence[str],
+    name: str,
+    token: str,
+    epoch: int,
+) -> ControlFile:
+    """The control file of a run, and what lies beside it.
+
+    Args:
+        name: of the broker, for clients.
+        token: of the family's addresses.
+    """
     store = settings.store_path_root_dir
-    return {
+    meta = {
         "version": VERSION,
         "pid": os.getpid(),
         "token": token,
@@ -62,6 +74,10 @@ def description(
         IN_GROUP: settings.is_in_group,
         "epoch": epoch,
     }
+    control = ControlFile.create(store / CONTROL_FILE, meta, doorbells)
+    QueueTable.create(store / QUEUES_FILE, control.read(Counter.QUEUES))
+    create_references(store)
+    return control
 
 
 def kill_run(

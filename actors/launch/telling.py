@@ -17,7 +17,7 @@ class Telling:
     """
 
     def __init__(
-        self, call_soon: Callable[[Callable[[], object]], object], on_told: Callable[[], None]
+        self, call_soon: Callable[[Callable[[], object]], None], on_told: Callable[[], None]
     ) -> None:
         self._call_soon = call_soon
         self._on_told = on_told

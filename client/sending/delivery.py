@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 from cometmq.client.presence import Presences
@@ -37,6 +37,7 @@ from cometmq.client.sending.standing import Standing
 from cometmq.client.sending.window import Window
 from cometmq.protocol.commands import SendResult
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, again
+from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.pending import Pending
 
 REQUEST_BYTES: Final = 262_144  # batches of several queues share a request up to this
@@ -91,9 +92,22 @@ class Delivery:
         if lanes is None or lanes.route is not route:
             with self.lock:
                 lanes = self.update(topic)
+            if lanes.waits_for_master:
+                self._wait_for_master(lanes)
             if self.accumulator.linger_s:
                 self._connect(lanes)
         return lanes
+
+    def _wait_for_master(self, lanes: TopicLanes) -> None:
+        """Of the first message to a topic: for as long as any message is tried."""
+        deadline, failures = monotonic() + self.policy.timeout_s, 0
+        while lanes.waits_for_master and (left_s := deadline - monotonic()) > 0:
+            failures += 1
+            sleep(min(left_s, pause_s(failures)))
+            with suppress(NotReachable):
+                self._routes.refresh(lanes.topic, left_s)
+            with self.lock:
+                self.update(lanes.topic)
 
     def _connect(self, lanes: TopicLanes) -> None:
         """Connect, and start what receives answers, before there is something to send.

@@ -3,7 +3,7 @@
     python -m scripted_ha       the broker, with that process
 
     with Replica(tmp_path / "store") as replica:
-        replica.lead(1)
+        replica.run(1)
         sent = replica.send("t", 0, [b"one"])
 
 It stands for the core of replication and for the other replicas: it confirms what it is told to,
@@ -21,17 +21,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from family import RunningBroker
+
 from cometmq.actors.launch import embedded
 from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.replication import follower, member
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import ServiceActor
-from cometmq.protocol.commands import BeginRun, RunBegun
+from cometmq.protocol.commands import BeginRun, BrokerList, ListBrokers, RunBegun
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase, Service
+from cometmq.shm.os.files import COMMITLOG_DIR, list_segments
 
 ALL = (1 << 63) - 1
+GROUP: Mapping[str, object] = {
+    "enableDLegerCommitLog": True,
+    "brokerName": "group",
+    "dLegerPeers": "n0-127.0.0.1:1;n1-127.0.0.1:2;n2-127.0.0.1:3",
+    "dLegerSelfId": "n0",
+    "haMasterAddress": "127.0.0.1:1",  # nobody is there: what a test follows stays as it is
+    "slaveTimeout": 400,
+}
 
 
 class ScriptedHa(ServiceActor):
@@ -141,9 +152,7 @@ def script_of(address: str) -> str:
 class Script:
     """The test's end."""
 
-    def __init__(self, store: Path, token: str = "") -> None:
-        if not token:
-            token = ControlFile.open(store / CONTROL_FILE, writable=False).meta["token"]
+    def __init__(self, token: str) -> None:
         self._name = "\0" + script_of(address_of(token, "ha"))
 
     def ask(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,9 +179,51 @@ class Script:
         return found
 
 
+class Replica(RunningBroker):
+    """A broker that is one replica of a group; the other ones are what the test says of them."""
+
+    def __init__(self, store: Path, settings: Mapping[str, object] | None = None) -> None:
+        super().__init__(store, {**GROUP, **(settings or {})}, module="scripted_ha")
+        self.token = ControlFile.open(store / CONTROL_FILE, writable=False).meta["token"]
+
+    def tell(self, **wanted: int) -> dict[str, Any]:
+        """`confirm`: up to where, ALL for whatever is written; `service`: see Service."""
+        return Script(self.token).ask(wanted)
+
+    def order(self, epoch: int, **order: int) -> int:
+        """Another run; where the log of the last one ended. Returns when it has begun."""
+        return int(Script(self.token).ask({"order": {"epoch": epoch, **order}})["end"])
+
+    def wait_run(self, epoch: int) -> None:
+        """Until that run serves as a whole, and is registered."""
+        deadline = time.monotonic() + 60
+        wanted = 0 if epoch else 1
+        with Channel(self.ready.name_server) as names:
+            while True:
+                found, _ = names.ask(ListBrokers(), timeout_s=30)
+                assert isinstance(found, BrokerList)
+                told = self.statistics()
+                ids = [each.broker_id for each in found.brokers]
+                if told["epoch"] == epoch and told["serves"] and ids == [wanted]:
+                    return
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.002)
+
+    def run(self, epoch: int, **order: int) -> int:
+        end = self.order(epoch, **order)
+        self.wait_run(epoch)
+        return end
+
+
 def install() -> None:
     member.MemberActor = ScriptedHa
-    follower._ask_where_it_begins = lambda _family: 0  # an empty log begins there
+    follower._ask_where_it_begins = where_it_begins
+
+
+def where_it_begins(family: Family) -> int:
+    """An empty log: as it is."""
+    size = family.settings.mapped_file_size_commit_log_bytes
+    return min(list_segments(family.store / COMMITLOG_DIR, size), default=0)
 
 
 def main() -> None:
