@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,7 +13,7 @@ import click
 
 from cometmq.cli.options import LazyGroup, output_option
 from cometmq.cli.output import JSON, hint
-from cometmq.cluster.folder import ClusterFolder, pairs_to_settings
+from cometmq.cluster.folder import ZOOKEEPER, ClusterFolder, pairs_to_settings
 from cometmq.protocol.errors import ArgumentIllegal
 
 if TYPE_CHECKING:
@@ -72,7 +71,11 @@ def cluster() -> None:
     help="The name server's; the replicas take the ones behind it. 0: free ones, which stay. [0]",
 )
 @click.option("--group", metavar="NAME", help=f"The group's name, its brokers' as well. [{GROUP}]")
-@click.option("--engine", metavar="URL", help="What keeps the group's record. [SQLite in DIR]")
+@click.option(
+    "--engine",
+    metavar="URL",
+    help='What keeps the group\'s record; "zookeeper" runs one of its own. [SQLite in DIR]',
+)
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of each one.")
 @output_option
 def init(
@@ -129,7 +132,7 @@ def _check_same(folder: ClusterFolder, given: Mapping[str, object]) -> None:
         "--min-in-sync": (file.min_in_sync,),
         "--port": (port, 0),
         "--group": (file.group,),
-        "--engine": (file.engine,),
+        "--engine": (file.engine, ZOOKEEPER if file.zookeeper else file.engine),
     }
     for option, value in given.items():
         if value is None or value in there.get(option, ()):
@@ -161,10 +164,9 @@ def run(store: str, replica: str | None, output: str) -> None:
 
 
 def run_all(folder: ClusterFolder, output: str) -> None:
-    from cometmq.actors.replication.engines.opening import open_engine
-    from cometmq.cluster.running import ClusterRun, ensure_formed
+    from cometmq.cluster.running import ClusterRun, ensure_formed, running_engine
 
-    with closing(open_engine(folder.file.engine)) as engine:
+    with running_engine(folder) as engine:
         ensure_formed(folder, engine)
         hint(f"starting {len(folder.replicas)} replicas in {folder.path}; Ctrl-C ends them")
         ClusterRun(folder, engine, say, lambda status: _announce(folder, status, output)).run()

@@ -7,7 +7,8 @@ import click
 from cometmq.cli.cluster_look import opened, place_options
 from cometmq.cli.output import hint
 from cometmq.cluster.administration import SERVE_S, FailOver, add, remove
-from cometmq.cluster.folder import BROKER_CONF
+from cometmq.cluster.folder import BROKER_CONF, ClusterFolder
+from cometmq.cluster.looking import GroupStatus
 from cometmq.cluster.place import GroupPlace
 
 
@@ -66,6 +67,10 @@ def add_replica(replica: str, address: str | None, place: GroupPlace) -> None:
         )
 
 
+def _is_left_over(folder: ClusterFolder, found: GroupStatus, replica: str) -> bool:
+    return found.replica(replica) is None and replica in (each.name for each in folder.replicas)
+
+
 @click.command("remove")
 @click.argument("replica")
 @place_options
@@ -75,8 +80,10 @@ def remove_replica(replica: str, place: GroupPlace) -> None:
     Not the master, nor one that the group needs: three stay, and of those in sync as many as must
     have a message. Its broker stops by itself; its files stay.
     """
-    with opened(place) as (engine, _):
-        remove(engine, place.group, replica)
+    with opened(place) as (engine, looker):
+        # A former attempt may have come as far as the record, and no further.
+        if place.folder is None or not _is_left_over(place.folder, looker.look(), replica):
+            remove(engine, place.group, replica)
     if place.folder is not None:
         place.folder.remove(replica)
         hint(f"its files stay in {place.folder.path / replica}")

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+import psutil
+
 from cometmq.actors.replication.core.record import GroupRecord, decode_record
 from cometmq.actors.replication.engines.engine import Engine, View, now_s
 from cometmq.actors.replication.lives import alive_in
@@ -103,6 +105,10 @@ class Looker:
             group = self.place.group
             view = View(self._engine.get(group), self._engine.alive(group), at_s)
         return status_of(self.place, view, self._stores.look())
+
+    def supervisors(self) -> dict[str, psutil.Process]:
+        """Of the replicas whose brokers run on this machine."""
+        return self._stores.supervisors()
 
     def close(self) -> None:
         self._stores.close()
@@ -226,7 +232,7 @@ class _Standing:
             return f"no replica with all that is confirmed is there: start {needed}"
         in_sync = sum(each.in_sync for each in replicas)
         if in_sync < record.min_iss:
-            return f"{in_sync} replicas are in sync, and {record.min_iss} are needed"
+            return f"in sync: {in_sync}, needed: {record.min_iss}"
         local = self._local.get(self.master)
         if local is not None and local.service not in _SERVES:
             return f"the master {self.master} does not serve yet"

@@ -21,18 +21,20 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import psutil
 import zmq
 
 from cometmq.actors.coordination.namesrv import NameServerActor
 from cometmq.actors.launch.binding import port_holder
 from cometmq.actors.launch.embedded import EmbeddedFailed, EmbeddedReady
+from cometmq.actors.replication.engines import managed
 from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.errors import EngineError
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.children import module_command
 from cometmq.cluster.administration import form
 from cometmq.cluster.changes import changes
-from cometmq.cluster.folder import ClusterFolder
+from cometmq.cluster.folder import ENGINE_DIR, HOST, ZOOKEEPER, ClusterFolder
 from cometmq.cluster.looking import GroupStatus, Looker
 from cometmq.cluster.place import GroupPlace
 from cometmq.protocol.errors import ConfigError, StoreError, StoreLocked
@@ -40,6 +42,7 @@ from cometmq.shm.os.locks import check_not_in_use
 
 LOOK_S: Final = 0.5  # what only the control files say is looked for that often
 END_S: Final = 60.0
+ENGINE_S: Final = 60.0
 TAIL_BYTES: Final = 2_000
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -49,13 +52,32 @@ _decode: Final = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 
 
 def check_new(url: str, group: str) -> None:
-    """A new group of that name may be made in an engine; or raises ConfigError, EngineError."""
+    """A new group of that name may be made with an engine; or raises ConfigError, EngineError."""
+    if url == ZOOKEEPER:
+        managed.check_installed()
+        return
     with closing(open_engine(url)) as engine:
         if engine.get(group) is not None:
             raise ConfigError(
                 f"{engine.where} has a group {group} already: choose another name (--group), or "
                 "another engine"
             )
+
+
+@contextlib.contextmanager
+def running_engine(folder: ClusterFolder) -> Iterator[Engine]:
+    """The cluster's engine; where it has a ZooKeeper server of its own, that runs meanwhile.
+
+    Raises EngineError, ConfigError.
+    """
+    with contextlib.ExitStack() as stack:
+        ports = folder.file.zookeeper
+        if ports is not None:
+            peer = managed.Peer(HOST, *ports)
+            server = managed.ManagedServer(folder.path / ENGINE_DIR, 1, [peer])
+            stack.enter_context(server)
+            server.wait_until_ready(ENGINE_S)
+        yield stack.enter_context(open_engine(folder.file.engine))
 
 
 def ensure_formed(folder: ClusterFolder, engine: Engine) -> None:
@@ -170,6 +192,8 @@ class ClusterRun:
         self._selector = selectors.DefaultSelector()
         self._status: GroupStatus | None = None
         self._has_served = False
+        self._others: list[psutil.Process] = []  # that are no children, and are ending
+        self._ended: list[str] = []  # whose starting again is not told yet
         self._trouble = ""  # that the group could not be looked at
         self._signals = 0
 
@@ -183,6 +207,7 @@ class ClusterRun:
             looker = stack.enter_context(Looker(place, self._engine))
             watch = self._engine.watch(place.group)
             stack.callback(watch.close)
+            stack.callback(lambda: psutil.wait_procs(self._others, END_S))
             stack.callback(self._end_children)
             for replica in self._folder.replicas:
                 self._start(replica.name)
@@ -195,6 +220,7 @@ class ClusterRun:
                 changed = self._wait(look_at)
                 look_at = 0.0 if changed else look_at
             self._say("ending; once more Ctrl-C kills what has not ended")
+            self._end_others(looker)
 
     # --- what happens ---
 
@@ -212,14 +238,23 @@ class ClusterRun:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 self._say(f"cannot look at the group: {error}")
+            self._tell_how_to_start(None)
             return
         self._trouble = ""
         for line in changes(self._status, now) if self._status else ():
             self._say(line)
         self._status = now
+        self._tell_how_to_start(now)
         if now.serves and not self._has_served:
             self._has_served = True
             self._on_served(now)
+
+    def _tell_how_to_start(self, now: GroupStatus | None) -> None:
+        """Of those that have ended; a replica that was removed has ended for good."""
+        for name in self._ended:
+            if now is None or now.replica(name) is not None:
+                self._say(f"to start it again: {run_command(self._folder.path, name)}")
+        self._ended.clear()
 
     @contextlib.contextmanager
     def _noting_signals(self) -> Iterator[None]:
@@ -290,7 +325,22 @@ class ClusterRun:
         words = child.last_words()
         if words and not child.is_refused:
             self._say(f"{child.name}: {words.splitlines()[-1]} ({child.errors})")
-        self._say(f"to start it again: {run_command(self._folder.path, child.name)}")
+        self._ended.append(child.name)
+
+    def _end_others(self, looker: Looker) -> None:
+        """Replicas that `cometmq cluster run` has started again: without the rest they are none."""
+        own = {child.pid for child in self._children}
+        try:
+            others = looker.supervisors()
+        except (StoreError, OSError) as error:
+            self._say(f"cannot see what else runs here: {error}")
+            return
+        for name, process in others.items():
+            if process.pid not in own:
+                self._say(f"{name} (process {process.pid}), started elsewhere, is ended as well")
+                with contextlib.suppress(psutil.NoSuchProcess):  # it looks whether it is the same
+                    process.terminate()
+                    self._others.append(process)
 
     def _end_children(self) -> None:
         """In order, all at once; whoever has not after a minute, or a second signal, is killed."""

@@ -78,6 +78,16 @@ class LocalStores:
             for name, control in controls.items()
         }
 
+    def supervisors(self) -> dict[str, psutil.Process]:
+        """Those that run. Raises StoreError."""
+        controls = {name: _control_of(store) for name, store in self.stores.items()}
+        found = {
+            name: supervisor_of(control.meta)
+            for name, control in controls.items()
+            if control is not None
+        }
+        return {name: process for name, process in found.items() if process is not None}
+
     def _ask(self, tokens: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
         """All at once: who is stopped or busy does not answer in time."""
         for token in set(self._channels) - set(tokens.values()):

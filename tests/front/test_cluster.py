@@ -316,6 +316,18 @@ def test_replicas_are_added_and_removed_by_hand(served: FakeMembers) -> None:
     assert (code, "2 replicas: a group that fails over" in said) == (1, True)
 
 
+def test_a_removal_that_came_half_way_is_gone_on_with(served: FakeMembers) -> None:
+    """Killed between the group's record and the folder; and an addition between folder and record."""
+    path = served.folder.path
+    served.folder.add("n3", None)
+    assert said_by("add", "--store", str(path), "n3")[0] == 0
+    remove(served.engine, "orders", "n1")
+    assert said_by("remove", "--store", str(path), "n1")[0] == 0
+    assert [each.name for each in ClusterFolder(path).replicas] == ["n0", "n2", "n3"]
+    code, said = said_by("remove", "--store", str(path), "n1")
+    assert (code, "orders has no replica n1" in said) == (1, True)
+
+
 def test_a_cluster_that_is_there_stays_as_it_was_made(made: ClusterFolder) -> None:
     for option, value in [
         ("--replicas", "5"), ("--min-in-sync", "3"), ("--port", "30000"), ("--group", "other"),

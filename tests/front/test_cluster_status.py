@@ -155,7 +155,7 @@ def with_changes(**values: Any) -> GroupRecord:
     [
         (RECORD, "abc", ""),
         (RECORD, "ab", ""),
-        (RECORD, "a", "1 replicas are in sync, and 2 are needed"),
+        (RECORD, "a", "in sync: 1, needed: 2"),
         (RECORD, "bc", "the master a is away, and no other one is elected yet"),
         (with_changes(master=""), "bc", "no master is elected yet"),
         (
@@ -282,7 +282,7 @@ def test_what_happened_is_told_in_lines() -> None:
         "a is there: it has not joined yet",
         "c is no longer in sync: it left while too few were in sync, and is to join again",
         "d was removed",
-        "no messages are taken: 1 replicas are in sync, and 2 are needed",
+        "no messages are taken: in sync: 1, needed: 2",
     ]
     assert list(changes(left, elected))[-2:] == [
         "d was added at h:4",

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from cometmq.actors.replication.core.record import (
+    GroupRecord,
     Member,
-    added,
     changed,
     decode_record,
     elected,
@@ -42,7 +42,7 @@ class FakeMembers:
         self._sessions: dict[str, Session] = {}
 
     @property
-    def record(self):  # type: ignore[no-untyped-def]
+    def record(self) -> GroupRecord:
         stored = self.engine.get(self.group)
         assert stored is not None
         return decode_record(stored.record)
@@ -67,9 +67,6 @@ class FakeMembers:
     def elect(self, name: str) -> None:
         alive = set(self._sessions)
         change(self.engine, self.group, lambda each: elected(each, name, alive))
-
-    def add(self, name: str, address: str) -> None:
-        change(self.engine, self.group, lambda each: added(each, name, address))
 
     def log(
         self,
