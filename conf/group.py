@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
 
 from cometmq.conf.option import option
 
 MIN_IN_SYNC: Final = 2
+REPLICAS_MIN: Final = 3  # with two, the loss of either one ends writing
+REPLICAS_MAX: Final = 15
+ID_MAX: Final = 120
+
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=ID_MAX, pattern=r"^[a-zA-Z0-9_.-]+$")]
+
+# What every engine takes for a name, and the group's record as well.
+_GROUP: Final = re.compile(r"[a-zA-Z0-9_-]{1,120}")
 _PEER: Final = re.compile(
     r"([a-zA-Z0-9_.]{1,120})-((?:[^\s:/;,]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5}))"
 )
@@ -70,10 +82,10 @@ class GroupSettings:
     min_in_sync_replicas: int | None = option(
         None,
         key="minInSyncReplicas",
-        at_least=MIN_IN_SYNC,
-        at_most=15,
-        help="How many replicas of a group must have a message before it is acknowledged; with "
-        "fewer in sync nothing is stored. Empty: 2.",
+        at_least=1,  # RocketMQ's default, in a broker.conf without a group
+        at_most=REPLICAS_MAX,
+        help="How many replicas of a group must have a message before it is acknowledged, 2 at "
+        "least; with fewer in sync nothing is stored. Empty: 2.",
     )
     group_engine: str = option(
         "",
@@ -106,3 +118,65 @@ class GroupSettings:
     @property
     def min_iss(self) -> int:
         return self.min_in_sync_replicas or MIN_IN_SYNC
+
+    def group_problems(self, group: str) -> Iterator[str]:
+        """Why no replica can be made of these settings.
+
+        Args:
+            group: the group's name; empty: neither it nor brokerName was given.
+        """
+        if group and not _GROUP.fullmatch(group):
+            key = "dLegerGroup" if self.d_leger_group else "brokerName"
+            yield (
+                f"{key} = {group:.140}: a group's name is 1 to 120 of a-z, A-Z, 0-9, _ and -"
+                + ("" if self.d_leger_group else "; dLegerGroup may differ from brokerName")
+            )
+        for problem in impossible(self.group_peers, self.min_iss):
+            key = "minInSyncReplicas" if problem.startswith("min_iss") else "dLegerPeers"
+            yield f"{key}: {problem}"
+        if self.d_leger_self_id not in dict(self.group_peers):
+            yield (
+                f"dLegerSelfId = {self.d_leger_self_id:.140}: must be one of dLegerPeers = "
+                f"{self.d_leger_peers:.300}"
+            )
+        if not self.group_engine:
+            yield "groupEngine: must name what keeps the group's record, see docs/engines.md"
+        if not self.group_secret_file:
+            yield "groupSecretFile: must be a file with the secret that all replicas share"
+
+
+def impossible(replicas: Sequence[tuple[str, str]], min_iss: int) -> list[str]:
+    """Why a group of these replicas cannot be; one line for each reason, empty if it can.
+
+    Args:
+        replicas: id and address of each, as they were configured.
+        min_iss: how many replicas must have a message before it is acknowledged.
+    """
+    problems = []
+    names = [name for name, _ in replicas]
+    for name, count in sorted(Counter(names).items()):
+        if count > 1:
+            problems.append(f"{count} replicas have the id {name}: each needs one of its own")
+    for address, count in sorted(Counter(address for _, address in replicas).items()):
+        if count > 1:
+            problems.append(f"{count} replicas have the address {address}")
+    for name in names:
+        try:
+            msgspec.convert(name, Id)
+        except msgspec.ValidationError as error:
+            problems.append(f"replica {name!r:.140}: {error}")
+    if not REPLICAS_MIN <= len(replicas) <= REPLICAS_MAX:
+        problems.append(
+            f"{len(replicas)} replicas: a group that fails over by itself has "
+            f"{REPLICAS_MIN} to {REPLICAS_MAX}"
+        )
+    if min_iss > len(replicas):
+        problems.append(
+            f"min_iss = {min_iss}, but there are {len(replicas)} replicas: "
+            "nothing would ever be acknowledged"
+        )
+    if min_iss < 2:
+        problems.append(
+            f"min_iss = {min_iss}: a message would be acknowledged while one disk alone has it"
+        )
+    return problems

@@ -897,6 +897,11 @@ class BrokerSettings(
                 f"inSyncReplicas = {self.in_sync_replicas}: nobody waits for a slave with "
                 f"{role}; SYNC_MASTER does"
             )
+        if self.min_in_sync_replicas not in (None, 1) and not self.is_in_group:
+            yield (
+                f"minInSyncReplicas = {self.min_in_sync_replicas}: nobody counts replicas without "
+                "a group (enableDLegerCommitLog); SYNC_MASTER waits for inSyncReplicas"
+            )
         if self.ha_send_heartbeat_interval_ms >= self.ha_housekeeping_interval_ms:
             yield (
                 f"haSendHeartbeatInterval = {self.ha_send_heartbeat_interval_ms}: must be below "
@@ -969,6 +974,7 @@ class BrokerSettings(
             *self._no_room_for_one_message(),
             *self._unreachable(),
             *self._no_port_for_slaves(),
+            *self._no_replica(),
         ]
         if problems:
             raise ConfigError(*problems)
@@ -986,6 +992,27 @@ class BrokerSettings(
                 f"listenPort = {self.listen_port}: slaves would come to {self.ha_port}, 65535 is "
                 "the last; set haListenPort"
             )
+
+    def _no_replica(self) -> Iterable[str]:
+        """What cannot be a replica of a group. Its runs have roles and ids of their own; so these
+        are looked at here, where the broker's own settings are."""
+        if not self.is_in_group:
+            return
+        if self.broker_role is not BrokerRole.ASYNC_MASTER or self.broker_id != 0:
+            yield (
+                f"brokerRole = {self.broker_role.value}, brokerId = {self.broker_id}: must be "
+                "ASYNC_MASTER and 0 with enableDLegerCommitLog, the group elects its master"
+            )
+        if self.ha_listen_port:
+            yield f"haListenPort = {self.ha_listen_port}: a group has no other slaves; leave it out"
+        if self.ha_master_address:
+            yield (
+                f"haMasterAddress = {self.ha_master_address}: a group elects its master; leave it "
+                "out"
+            )
+        if not self.broker_name:
+            yield "brokerName: must be given in a group, the same for all of its replicas"
+        yield from self.group_problems(self.group_name)
 
     def _unreachable(self) -> Iterable[str]:
         if self.advertised_address in _ANY_ADDRESS:

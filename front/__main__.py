@@ -58,6 +58,11 @@ class _TopGroup(LazyGroup):
             "group",
             "List, describe, change, reset and delete consumer groups.",
         ),
+        "cluster": (
+            "cometmq.cli.cluster",
+            "cluster",
+            "Groups of replicas that elect their master, and lose nothing.",
+        ),
         "store": ("cometmq.cli.store", "store", "Look at the files of a store, and mend them."),
         "spark": ("cometmq.cli.spark", "spark", "Jobs over stores, archives and running brokers."),
         "config": ("cometmq.cli.config", "config", "Show and explain settings."),

@@ -31,6 +31,7 @@ from cometmq.cli.output import JSON, console, print_json, record_of, table_of
 from cometmq.cli.stat_replication import FOLLOWING, following_lines, slaves_in, slaves_text
 from cometmq.cli.topics import BROKERS_OWN
 from cometmq.client.routes import Routes
+from cometmq.cluster.stores import supervisor_of
 from cometmq.protocol.commands import (
     GetStatistics,
     Hold,
@@ -139,12 +140,8 @@ class Watcher:
         self._check_alive()
 
     def _check_alive(self) -> None:
-        try:
-            process = psutil.Process(self.meta["pid"])
-            if process.create_time() * 1000 <= self.meta["started_ms"] + 1000:
-                return
-        except psutil.NoSuchProcess:
-            pass
+        if supervisor_of(self.meta) is not None:
+            return
         raise NotReachable(
             f"{self._store}: the broker (process {self.meta['pid']}) is gone and did not end in "
             "order; the next start recovers the store"

@@ -41,6 +41,7 @@ from cometmq.actors.replication.core.promises import (
 from cometmq.actors.replication.core.record import (
     GroupRecord,
     Member,
+    added,
     changed,
     decode_record,
     elected,
@@ -49,6 +50,7 @@ from cometmq.actors.replication.core.record import (
     impossible,
     new_record,
     registered,
+    removed,
 )
 from cometmq.errors import BadRequest, ConfigError, StoreDamaged
 
@@ -172,6 +174,75 @@ def test_an_election_leaves_out_who_is_away() -> None:
     assert (alone.iss, alone.elr) == (("b",), ("a", "c"))
     from_elr = elected(a_record(epoch=3, iss=("a",), elr=("b",)), "b", {"b"})
     assert (from_elr.iss, from_elr.elr) == (("b",), ("a",))
+
+
+FOUR = added(a_record(master="a", epoch=3, iss=("a", "b")), "d", "host-d:1")
+
+
+def test_one_more_replica_is_not_in_sync() -> None:
+    assert FOUR.replicas["d"] == Member("host-d:1")
+    assert (FOUR.epoch, FOUR.master, FOUR.iss, FOUR.elr) == (3, "a", ("a", "b"), ())
+
+
+@pytest.mark.parametrize(
+    ("replica", "address", "says"),
+    [
+        ("a", "host-e:1", "a is a replica of g already, at host-a:1"),
+        ("e", "host-a:1", "2 replicas have the address host-a:1"),
+        ("e f", "host-e:1", "cannot be read"),
+        ("", "host-e:1", "cannot be read"),
+        ("e", "h" * 256, "cannot be read"),
+    ],
+)
+def test_replicas_that_cannot_be_added(replica: str, address: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        added(a_record(), replica, address)
+
+
+def test_a_group_has_at_most_so_many_replicas() -> None:
+    full = FOUR
+    for each in range(4, 15):
+        full = added(full, f"x{each}", f"host-x:{each}")
+    with pytest.raises(ConfigError):
+        added(full, "x15", "host-x:15")
+
+
+@pytest.mark.parametrize("replica", ["c", "d"])
+def test_who_is_not_needed_is_removed(replica: str) -> None:
+    left = removed(FOUR, replica)
+    assert set(left.replicas) == {"a", "b", "c", "d"} - {replica}
+    assert (left.epoch, left.master, left.iss) == (3, "a", ("a", "b"))
+
+
+def test_who_is_in_sync_is_removed_where_enough_others_are() -> None:
+    left = removed(msgspec.structs.replace(FOUR, iss=("a", "b", "c")), "b")
+    assert left.iss == ("a", "c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "replica", "says"),
+    [
+        ({}, "e", ["g has no replica e"]),
+        ({"iss": ("a", "b", "c")}, "a", ["a is the master"]),
+        ({}, "b", ["b is one of 2 replicas in sync, of which the group needs 2"]),
+        ({}, "a", ["a is the master", "a is one of 2 replicas in sync"]),
+        ({"iss": ("a",), "elr": ("b",)}, "b", ["b has all that is confirmed, and too few"]),
+        ({"min_iss": 4, "iss": ("a",)}, "c", ["min_iss = 4, but there are 3 replicas"]),
+    ],
+)
+def test_who_is_needed_is_not_removed(
+    changes: dict[str, Any], replica: str, says: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        removed(msgspec.structs.replace(FOUR, **changes), replica)
+    assert [said[: len(each)] for said, each in zip(raised.value.problems, says, strict=True)] == (
+        says
+    )
+
+
+def test_three_stay() -> None:
+    with pytest.raises(ConfigError, match="2 replicas: a group that fails over by itself has 3"):
+        removed(a_record(), "c")
 
 
 # --- promises -------------------------------------------------------------------------------------

@@ -128,6 +128,14 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "haAllowedPeers": "",
     "haTransferBatchSize": 2**20,
     "inSyncReplicas": "",
+    "enableDLegerCommitLog": False,
+    "dLegerGroup": "",
+    "dLegerPeers": "",
+    "dLegerSelfId": "",
+    "minInSyncReplicas": "",
+    "groupEngine": "",
+    "groupSecretFile": "",
+    "groupSessionTimeout": 2_000,
     "logFormat": "text",
     "logLevel": "INFO",
     "logLevels": "",
@@ -424,6 +432,97 @@ def test_a_broker_needs_an_address_and_room_for_one_message() -> None:
         "bindAddress = 0.0.0.0: nobody can connect to that; "
         "set brokerIP1 to the address clients use",
     )
+
+
+# -- Groups that elect their master
+
+REPLICA = {
+    "brokerName": "orders",
+    "enableDLegerCommitLog": True,
+    "dLegerPeers": "n0-10.0.0.1:40911;n1-10.0.0.2:40911;n2-10.0.0.3:40911",
+    "dLegerSelfId": "n1",
+    "groupEngine": "etcd://10.0.0.9:2379",
+    "groupSecretFile": "/etc/cometmq/secret",
+}
+
+
+def test_a_replica_follows_first_and_its_runs_have_roles_of_their_own() -> None:
+    settings = BrokerSettings.from_keys(REPLICA)
+    settings.check_for_writing()
+    assert settings.group_name == "orders"
+    assert settings.min_iss == 2
+    assert settings.own_peer == ("n1", "10.0.0.2:40911")
+    follower, master = settings.for_run(0), settings.for_run(7)
+    assert (follower.is_slave, follower.broker_id) == (True, 2)
+    assert (master.is_slave, master.broker_id) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"brokerRole": "SYNC_MASTER"},
+            "brokerRole = SYNC_MASTER, brokerId = 0: must be ASYNC_MAS",
+        ),
+        (
+            {"brokerRole": "SLAVE", "brokerId": 1},
+            "brokerRole = SLAVE, brokerId = 1: must be ASYNC_MASTER and 0",
+        ),
+        ({"haListenPort": 10912}, "haListenPort = 10912: a group has no other slaves"),
+        ({"haMasterAddress": "10.0.0.1:10912"}, "haMasterAddress = 10.0.0.1:10912: a group elects"),
+        ({"brokerName": "", "dLegerGroup": "orders"}, "brokerName: must be given in a group"),
+        ({"dLegerGroup": "a.b"}, "dLegerGroup = a.b: a group's name is 1 to 120 of"),
+        ({"brokerName": "bestellungen-für-köln"}, "brokerName = bestellungen-für-köln: a group's"),
+        ({"dLegerSelfId": "n3"}, "dLegerSelfId = n3: must be one of dLegerPeers"),
+        ({"dLegerSelfId": ""}, "dLegerSelfId = : must be one of dLegerPeers"),
+        ({"minInSyncReplicas": 1}, "minInSyncReplicas: min_iss = 1: a message would be ack"),
+        ({"minInSyncReplicas": 4}, "minInSyncReplicas: min_iss = 4, but there are 3 replicas"),
+        ({"groupEngine": ""}, "groupEngine: must name what keeps the group's record"),
+        ({"groupSecretFile": ""}, "groupSecretFile: must be a file with the secret"),
+        ({"dLegerPeers": "n0-a:1;n1-b:1"}, "dLegerPeers: 2 replicas: a group that fails over"),
+        ({"dLegerPeers": "n0-a:1;n1-b:1;n1-c:1"}, "dLegerPeers: 2 replicas have the id n1"),
+        ({"dLegerPeers": "n0-a:1;n1-b:1;n2-b:1"}, "dLegerPeers: 2 replicas have the address b:1"),
+        (
+            {"dLegerPeers": ";".join(f"n{each}-a:{each + 1}" for each in range(16))},
+            "dLegerPeers: 16 replicas: a group that fails over by itself has 3 to 15",
+        ),
+    ],
+)
+def test_what_can_be_no_replica_does_not_start(changes: dict[str, Any], told: str) -> None:
+    settings = BrokerSettings.from_keys(REPLICA | changes)  # its store can still be read
+    with pytest.raises(ConfigError) as raised:
+        settings.check_for_writing()
+    (said,) = raised.value.problems
+    assert said.startswith(told)
+
+
+def test_all_that_is_wrong_with_a_replica_is_said_at_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        BrokerSettings(enable_dleger_commit_log=True, ha_listen_port=1).check_for_writing()
+    keys = [said.replace(":", " ").split()[0] for said in raised.value.problems]
+    assert keys == [
+        "haListenPort", "brokerName", "dLegerPeers", "minInSyncReplicas", "dLegerSelfId",
+        "groupEngine", "groupSecretFile",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [3, 15])
+def test_so_many_replicas_can_be(count: int) -> None:
+    peers = ";".join(f"n{each}-a:{each + 1}" for each in range(count))
+    keys = {"dLegerPeers": peers, "minInSyncReplicas": count}
+    BrokerSettings.from_keys(REPLICA | keys).check_for_writing()
+
+
+@pytest.mark.parametrize(
+    "peers", ["n0", "n0-a", "n0-a:0", "n0-a:65536", "-a:1", "n0-a:1,n1-b:1", "n0 -a:1", "ü-a:1"]
+)
+def test_peers_are_ids_and_addresses(peers: str) -> None:
+    (said,) = problems_of(dLegerPeers=peers)
+    assert said.startswith(f"dLegerPeers = {peers}: must be id-host:port of each replica")
+
+
+def test_rocketmqs_default_of_replicas_in_sync_promises_nothing() -> None:
+    BrokerSettings.from_keys({"minInSyncReplicas": 1}).check_for_writing()
 
 
 # -- Files

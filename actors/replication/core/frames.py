@@ -25,7 +25,8 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from cometmq.actors.replication.core.promises import Epochs
-from cometmq.actors.replication.core.record import Id, Incarnation, StoreUuid, Whole
+from cometmq.actors.replication.core.record import Incarnation, StoreUuid, Whole
+from cometmq.conf.group import Id
 from cometmq.protocol.errors import BadRequest
 
 FRAME_BYTES_MAX: Final = 64 << 10  # without the bytes of the log

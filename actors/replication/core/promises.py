@@ -13,7 +13,8 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from cometmq.actors.replication.core.record import Id, Incarnation, StoreUuid, Whole
+from cometmq.actors.replication.core.record import Incarnation, StoreUuid, Whole
+from cometmq.conf.group import Id
 from cometmq.protocol.errors import StoreDamaged
 
 EPOCHS_MAX: Final = 1024  # of a table; older entries are left out

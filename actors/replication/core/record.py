@@ -7,25 +7,21 @@ Rules 1, 7, 8 and 9 of docs/replication.md say when an edit is right; here stand
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
+from cometmq.conf.group import ID_MAX, REPLICAS_MAX, Id, impossible
 from cometmq.protocol.errors import ConfigError
 
 RECORD_BYTES_MAX: Final = 64 << 10
-REPLICAS_MAX: Final = 15
-REPLICAS_MIN: Final = 3  # with two, the loss of either one ends writing
-ID_MAX: Final = 120
 ADDRESS_MAX: Final = 255
 INT64_MAX: Final = (1 << 63) - 1
 INCARNATION_MAX: Final = (1 << 31) - 1  # a session's nonce has it as its upper half
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Incarnation = Annotated[int, msgspec.Meta(ge=0, le=INCARNATION_MAX)]
-Id = Annotated[str, msgspec.Meta(min_length=1, max_length=ID_MAX, pattern=r"^[a-zA-Z0-9_.-]+$")]
 StoreUuid = Annotated[str, msgspec.Meta(max_length=36)]
 
 Life = tuple[str, str, int]  # replica, store_uuid, incarnation: what a session stands for
@@ -110,43 +106,6 @@ def faults_of(record: GroupRecord) -> list[str]:
     return problems
 
 
-def impossible(replicas: Sequence[tuple[str, str]], min_iss: int) -> list[str]:
-    """Why a group of these replicas cannot be; one line for each reason, empty if it can.
-
-    Args:
-        replicas: id and address of each, as they were configured.
-        min_iss: how many replicas must have a message before it is acknowledged.
-    """
-    problems = []
-    names = [name for name, _ in replicas]
-    for name, count in sorted(Counter(names).items()):
-        if count > 1:
-            problems.append(f"{count} replicas have the id {name}: each needs one of its own")
-    for address, count in sorted(Counter(address for _, address in replicas).items()):
-        if count > 1:
-            problems.append(f"{count} replicas have the address {address}")
-    for name in names:
-        try:
-            msgspec.convert(name, Id)
-        except msgspec.ValidationError as error:
-            problems.append(f"replica {name!r:.140}: {error}")
-    if not REPLICAS_MIN <= len(replicas) <= REPLICAS_MAX:
-        problems.append(
-            f"{len(replicas)} replicas: a group that fails over by itself has "
-            f"{REPLICAS_MIN} to {REPLICAS_MAX}"
-        )
-    if min_iss > len(replicas):
-        problems.append(
-            f"min_iss = {min_iss}, but there are {len(replicas)} replicas: "
-            "nothing would ever be acknowledged"
-        )
-    if min_iss < 2:
-        problems.append(
-            f"min_iss = {min_iss}: a message would be acknowledged while one disk alone has it"
-        )
-    return problems
-
-
 def new_record(
     group: str, replicas: Sequence[tuple[str, str]], *, min_iss: int = 2, first: str | None = None
 ) -> GroupRecord:
@@ -164,7 +123,7 @@ def new_record(
         raise ConfigError(*problems)
     members = {name: Member(address) for name, address in replicas}
     record = GroupRecord(group=group, replicas=members, iss=(first,), min_iss=min_iss)
-    return decode_record(encode_record(record))  # the group's name as well
+    return _possible(record)  # the group's name as well
 
 
 # --- edits ----------------------------------------------------------------------------------------
@@ -196,6 +155,46 @@ def elected(record: GroupRecord, replica: str, alive: Collection[str]) -> GroupR
 def changed(record: GroupRecord, join: Collection[str], leave: Collection[str]) -> GroupRecord:
     """The master's change of the in-sync set."""
     return _with_set(record, (set(record.iss) | set(join)) - set(leave))
+
+
+def added(record: GroupRecord, replica: str, address: str) -> GroupRecord:
+    """An operator's: one more replica, which joins the set once it has everything. Its store has to
+    be empty: one with messages is not taken in. Raises ConfigError."""
+    if replica in record.replicas:
+        known = record.replicas[replica].address
+        raise ConfigError(f"{replica} is a replica of {record.group} already, at {known}")
+    replicas = {**record.replicas, replica: Member(address)}
+    return _possible(msgspec.structs.replace(record, replicas=replicas))
+
+
+def removed(record: GroupRecord, replica: str) -> GroupRecord:
+    """An operator's: one replica less. Raises ConfigError where the others would be too few, or may
+    lack what it has."""
+    problems = []
+    if replica not in record.replicas:
+        raise ConfigError(f"{record.group} has no replica {replica}")
+    if replica == record.master:
+        problems.append(f"{replica} is the master: name another one first (failover)")
+    if replica in record.iss and len(record.iss) <= record.min_iss:
+        problems.append(
+            f"{replica} is one of {len(record.iss)} replicas in sync, of which the group needs "
+            f"{record.min_iss}: wait until another one has joined"
+        )
+    if replica in record.elr:
+        problems.append(
+            f"{replica} has all that is confirmed, and too few are in sync: wait until they are"
+        )
+    left = {name: member for name, member in record.replicas.items() if name != replica}
+    smaller = msgspec.structs.replace(record, replicas=left, iss=_without(record.iss, replica))
+    if not problems:
+        return _possible(smaller)
+    members = [(name, member.address) for name, member in left.items()]
+    raise ConfigError(*problems, *impossible(members, record.min_iss))
+
+
+def _possible(record: GroupRecord) -> GroupRecord:
+    """It, as it is read again. Raises ConfigError."""
+    return decode_record(encode_record(record))
 
 
 def _with_set(

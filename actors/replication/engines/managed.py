@@ -114,6 +114,18 @@ def find_jars(folder: Path | None = None) -> Jars:
     return Jars(version, os.pathsep.join(paths))
 
 
+def check_installed() -> None:
+    """Whatever a server and its clients need is there; or raises EngineMissing, which says what to
+    install."""
+    find_jars()
+    for name in ("java", "setpriv"):
+        _program(name)
+    if find_spec("kazoo") is None:
+        raise EngineMissing(
+            f"kazoo is not installed: pip install 'cometmq[cluster]'; or {_INSTEAD}"
+        )
+
+
 def _pyspark_jars() -> Path:
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:

@@ -1,0 +1,277 @@
+"""`cometmq cluster`, as somebody at a terminal has it: three brokers, a kill -9, another master."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cli_process import environment, output_of, run
+from family import SMALL, left_behind, of_session
+from forked import MARK, RUN
+
+from cometmq.client import Consumer, Producer
+from cometmq.conf.option import as_text
+from cometmq.protocol.errors import CometError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+WAIT_S = 90
+AWAY_S = 45  # of writing, at the most: a session of 2 s, and a machine that others use as well
+TOPIC = "orders"
+
+
+class RunningCluster:
+    """`cometmq cluster init` in the foreground of a terminal of its own."""
+
+    def __init__(self, path: Path, mark: str) -> None:
+        self.path = path
+        self.mark = mark
+        self._log = path.with_suffix(".said")
+        kept = {key: SMALL[key] for key in SMALL if key not in ("port", "bindAddress")}
+        self._pairs = [part for key in kept for part in ("--set", f"{key}={as_text(kept[key])}")]
+        self.init = self._start("init", *self._options())
+        assert self.init.stdout is not None
+        line = self.init.stdout.readline()
+        assert line, self.said
+        self.ready: dict[str, Any] = json.loads(line)
+
+    def _options(self) -> list[str]:
+        if (self.path / "cluster.json").exists():
+            return []
+        return ["--replicas", "3", "--port", "0", *self._pairs]
+
+    def _start(self, command: str, *more: str) -> subprocess.Popen[bytes]:
+        arguments = [command, "--store", str(self.path), "-o", "json", *more]
+        with self._log.open("ab") as said:
+            return subprocess.Popen(
+                [sys.executable, "-m", "cometmq", "cluster", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                start_new_session=True,
+                env=environment(**{MARK: self.mark}),
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def name_server(self) -> str:
+        return str(self.ready["name_server"])
+
+    def status(self) -> dict[str, Any]:
+        done = run("cluster", "status", "--store", str(self.path), "-o", "json")
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert (done.returncode == 0) == found["serves"], done.stderr
+        return found
+
+    def until(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Look until it holds. Nothing tells a test when."""
+        deadline = time.monotonic() + WAIT_S
+        while not holds(found := self.status()):
+            assert time.monotonic() < deadline, f"{what}\n{json.dumps(found)}\n{self.said}"
+            time.sleep(0.1)
+        return found
+
+    def until_all_in_sync(self) -> dict[str, Any]:
+        return self.until(
+            lambda found: found["serves"] and all(each["in_sync"] for each in found["replicas"]),
+            "not all are in sync",
+        )
+
+    def kill(self, name: str) -> None:
+        """kill -9 of all processes of one replica's broker."""
+        (pid,) = (each["pid"] for each in self.status()["replicas"] if each["name"] == name)
+        kill_session(pid)
+
+    def run_again(self, name: str) -> subprocess.Popen[bytes]:
+        process = self._start("run", name)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["replica"] == name, self.said
+        return process
+
+    def left(self) -> list[psutil.Process]:
+        return left_behind(self.mark)
+
+
+def kill_session(pid: int) -> None:
+    victims = of_session(pid)
+    assert victims
+    for signalled in (signal.SIGSTOP, signal.SIGKILL):  # so that nobody sees another one's end
+        for process in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signalled)
+    gone, alive = psutil.wait_procs(victims, WAIT_S)
+    assert not alive, gone
+
+
+def ctrl_c(process: subprocess.Popen[bytes]) -> int:
+    process.send_signal(signal.SIGINT)
+    return process.wait(WAIT_S)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[str]:
+    found = f"{RUN}/{tmp_path.name}"
+    yield found
+    for process in left_behind(found):  # after a failure
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+class Sending:
+    """Numbered messages, one after the other, and which of them were acknowledged."""
+
+    def __init__(self, name_server: str, begin: int = 0) -> None:
+        self._name_server = name_server
+        self._begin = begin
+        self._ending = threading.Event()
+        self.acknowledged: list[int] = []
+        self.longest_pause_s = 0.0
+        self._thread = threading.Thread(target=self._send)
+
+    def _send(self) -> None:
+        number, last = self._begin, time.monotonic()
+        with Producer(self._name_server, timeout_s=WAIT_S, wait_for_broker=WAIT_S) as producer:
+            while not self._ending.is_set():
+                with contextlib.suppress(CometError):  # it is not known to be stored
+                    producer.send(TOPIC, b"%d" % number).wait()
+                    self.acknowledged.append(number)
+                    now = time.monotonic()
+                    self.longest_pause_s = max(self.longest_pause_s, now - last)
+                    last = now
+                number += 1
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more were acknowledged."""
+        deadline, count = time.monotonic() + WAIT_S, len(self.acknowledged) + more
+        while len(self.acknowledged) < count:
+            assert time.monotonic() < deadline, f"{len(self.acknowledged)} of {count}"
+            time.sleep(0.02)
+
+    def __enter__(self) -> Sending:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+
+def stored(name_server: str, wanted: set[int]) -> list[int]:
+    """What there is, once all that is wanted was seen, or nothing comes any more."""
+    found: list[int] = []
+    with Consumer(name_server, None, transport="zmq") as consumer:
+        consumer.assign(TOPIC)
+        quiet = 0
+        while quiet < 3 and not wanted <= set(found):
+            messages = consumer.poll(1_000, timeout_s=2)
+            quiet = 0 if messages else quiet + 1
+            found += [int(message.body) for message in messages]
+        found += [int(message.body) for message in consumer.poll(1_000, timeout_s=0.5)]
+    return found
+
+
+def assert_kept(name_server: str, acknowledged: list[int]) -> None:
+    found = stored(name_server, set(acknowledged))
+    lost = set(acknowledged) - set(found)
+    assert not lost, f"{len(lost)} of {len(acknowledged)}: {sorted(lost)[:10]}"
+    assert len(set(found)) == len(found), "a message is there twice"
+
+
+def test_a_master_is_killed_and_comes_back(tmp_path: Path, mark: str) -> None:
+    cluster = RunningCluster(tmp_path / "try", mark)
+    found = cluster.until_all_in_sync()
+    master, epoch = found["master"], found["epoch"]
+    assert cluster.ready["name_server"] == found["name_server"]
+    with Sending(found["name_server"]) as sending:
+        sending.wait_for(50)
+        cluster.kill(master)
+        sending.wait_for(50)
+        after = cluster.status()
+        assert after["serves"]
+        assert after["epoch"] > epoch
+        assert after["master"] not in (master, None)
+        (gone,) = (each for each in after["replicas"] if each["name"] == master)
+        assert (gone["role"], gone["in_sync"], gone["pid"]) == ("away", False, None)
+        assert gone["why"] == "its process is not running"
+        again = cluster.run_again(master)
+        back = cluster.until_all_in_sync()
+        assert [each["why"] for each in back["replicas"]] == ["", "", ""]
+        sending.wait_for(20)
+        out = output_of("cluster", "failover", "--store", str(cluster.path), "--to", master)
+        assert out.decode().startswith(f"{master} serves; messages were not taken for ")
+        named = cluster.status()
+        assert (named["master"], named["epoch"] > after["epoch"]) == (master, True)
+        sending.wait_for(50)
+    assert sending.longest_pause_s < AWAY_S
+    cluster.until_all_in_sync()
+    assert_kept(cluster.name_server, sending.acknowledged)
+    assert f"to start it again: cometmq cluster run --store {cluster.path} {master}" in cluster.said
+    assert ctrl_c(cluster.init) == 0, cluster.said  # and what was started beside it ends as well
+    assert again.wait(WAIT_S) == 0
+    assert not cluster.left()
+
+
+def test_all_are_killed_and_the_folder_goes_on(tmp_path: Path, mark: str) -> None:
+    cluster = RunningCluster(tmp_path / "try", mark)
+    found = cluster.until_all_in_sync()
+    with Sending(cluster.name_server) as sending:
+        sending.wait_for(100)
+    for each in found["replicas"]:
+        os.kill(each["pid"], signal.SIGSTOP)
+    os.kill(cluster.init.pid, signal.SIGKILL)
+    cluster.init.wait(WAIT_S)
+    for each in found["replicas"]:
+        kill_session(each["pid"])
+    stopped = cluster.status()
+    assert (stopped["serves"], stopped["master"]) == (False, None)
+    assert [each["role"] for each in stopped["replicas"]] == ["away"] * 3
+    cluster = RunningCluster(tmp_path / "try", mark)
+    assert cluster.name_server == found["name_server"]
+    after = cluster.until_all_in_sync()
+    assert after["epoch"] > found["epoch"]
+    assert_kept(cluster.name_server, sending.acknowledged)
+    with Sending(cluster.name_server, 1_000_000) as more:
+        more.wait_for(50)
+    assert_kept(cluster.name_server, sending.acknowledged + more.acknowledged)
+    assert ctrl_c(cluster.init) == 0, cluster.said
+    assert not cluster.left()
+
+
+def test_it_ends_in_order_and_a_replica_is_replaced(tmp_path: Path, mark: str) -> None:
+    """One more replica is added, and an old one removed, while messages are sent."""
+    cluster = RunningCluster(tmp_path / "try", mark)
+    cluster.until_all_in_sync()
+    store = ("--store", str(cluster.path))
+    with Sending(cluster.name_server) as sending:
+        sending.wait_for(50)
+        output_of("cluster", "add", *store, "n3")
+        fourth = cluster.run_again("n3")
+        found = cluster.until_all_in_sync()
+        assert len(found["replicas"]) == 4
+        victim = next(each["name"] for each in found["replicas"] if each["role"] == "follower")
+        output_of("cluster", "remove", *store, victim)
+        found = cluster.until_all_in_sync()
+        assert {each["name"] for each in found["replicas"]} == {"n0", "n1", "n2", "n3"} - {victim}
+        sending.wait_for(50)
+    assert_kept(cluster.name_server, sending.acknowledged)
+    assert ctrl_c(fourth) == 0
+    assert ctrl_c(cluster.init) == 0, cluster.said
+    assert not cluster.left()
+    cluster = RunningCluster(tmp_path / "try", mark)
+    cluster.until(lambda found: found["serves"], "it does not serve")
+    assert ctrl_c(cluster.init) == 0, cluster.said
+    assert not cluster.left()
