@@ -31,11 +31,10 @@ from cometmq.shm.live.control import (
     end_run,
 )
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
+from cometmq.shm.log.cutting import begin_log_at, cut_log
 from cometmq.shm.log.last_run import LastRun, life_of
-from cometmq.shm.log.recovery import cut, find_end
+from cometmq.shm.log.recovery import find_end
 from cometmq.shm.log.references import create_references
-from cometmq.shm.os.durable import sync_folder
-from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment
 
 #: What lives on when a run ends; and when it ends since `ha` has died.
 OUTLIVING: Final = frozenset({"ha", "namesrv"})
@@ -146,19 +145,18 @@ def left_by(
 
 def next_log(store: Path, segment_bytes: int, left: Left, order: BeginRun) -> Left:
     """Change the log as it is ordered, durably, and its counters likewise. Killed at any line, the
-    next start knows of no counters, and takes the log as it finds it.
+    next start does the rest (shm/log/cutting.py).
 
-    Raises StoreError, OSError; BadRequest for a beginning where no segment can begin.
+    Raises StoreError, OSError; ConfigError for a beginning where no segment can begin.
     """
     end_run(store / CONTROL_FILE)  # whoever has the store mapped looks at that
-    last_run = left.last_run
     if order.begin_at >= 0:
-        _begin_anew(store, segment_bytes, order.begin_at)
-        last_run = last_run and last_run.begun_at(order.begin_at)
+        done = begin_log_at(store, segment_bytes, order.begin_at)
     elif 0 <= order.cut_to < left.end:
-        cut(store, segment_bytes, order.cut_to)
-        last_run = last_run and last_run.cut_to(order.cut_to)
-    return Left(left.end, left.clean, last_run)
+        done = cut_log(store, segment_bytes, order.cut_to)
+    else:
+        return left
+    return Left(left.end, left.clean, done.counters(left.last_run))
 
 
 def check_order(order: BeginRun, segment_bytes: int) -> None:
@@ -170,10 +168,3 @@ def check_order(order: BeginRun, segment_bytes: int) -> None:
             f"the log is to begin at {order.begin_at}, where no segment of {segment_bytes} bytes "
             "begins: is mappedFileSizeCommitLog the same in the whole group?"
         )
-
-
-def _begin_anew(store: Path, segment_bytes: int, begin: int) -> None:
-    cut(store, segment_bytes, 0)
-    folder = store / COMMITLOG_DIR
-    create_segment(folder, begin, segment_bytes, store / STAGING_DIR, reserve_bytes=0)
-    sync_folder(folder)

@@ -140,6 +140,8 @@ class Deeds:
         return False
 
     def _start_over(self, action: StartOver) -> bool:
+        if self._runs.now.wrote == action.at == self._log.begins_at():
+            return True  # an empty log, which begins there already
         log.warning("the log begins anew at %d, where the master's begins", action.at)
         self._changed_log()
         self._runs.begin(0, begin_at=action.at)

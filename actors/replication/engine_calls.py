@@ -6,7 +6,6 @@ are few of: a read a second, and one for each change of the record or of the ses
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -30,6 +29,7 @@ from cometmq.actors.replication.engines.engine import (
     now_s,
 )
 from cometmq.actors.replication.engines.errors import EngineError
+from cometmq.actors.replication.lives import session_id
 from cometmq.actors.replication.said import Said
 from cometmq.protocol.errors import CometError, ConfigError
 from cometmq.protocol.retry import pause_s, spread
@@ -39,14 +39,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OPEN_AGAIN_MOST_S: Final = 1.0
-
-
-def session_id(life: Life) -> int:
-    """The id by which the engine knows a session: that of one life of one store, so that a replica
-    that was killed and starts again need not wait for its former session to end."""
-    replica, store_uuid, incarnation = life
-    text = f"{replica}\0{store_uuid}\0{incarnation}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def _unforeseen(error: Exception) -> Exception:

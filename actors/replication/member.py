@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +20,7 @@ from cometmq.actors.replication.log_line import LogLine
 from cometmq.actors.replication.log_view import GroupLog
 from cometmq.actors.replication.peers import Peers
 from cometmq.actors.replication.promises_file import PromisesFile
-from cometmq.actors.replication.run import Runs
+from cometmq.actors.replication.run import Runs, WholeFlushed
 from cometmq.actors.replication.said import Said
 from cometmq.actors.replication.secret import load_secret
 from cometmq.actors.replication.waiting import WaitingFrames
@@ -63,8 +62,7 @@ class MemberActor(ServiceActor):
         )
         self._secret = load_secret(Path(settings.group_secret_file))
         self._said = Said()
-        self._ends: deque[int] = deque()  # of frames that were laid down, and maybe not flushed
-        self._flushed = 0  # as the core was told
+        self._flushed = WholeFlushed()
         self._known: GroupRecord | None = None  # whose replicas are connected
 
     # --- start ---
@@ -231,36 +229,19 @@ class MemberActor(ServiceActor):
         run.confirm(core.local.confirm)
         if core.leads and run.wrote > core.local.end:
             self._driver.event(core.appended, run.wrote)
-        flushed = self._whole_flushed()
-        if flushed > self._flushed and not self._driver.is_busy:
-            self._flushed = flushed
+        if not self._driver.is_busy and (flushed := self._flushed.news(run, core.local.end)):
             self._driver.event(core.flushed, flushed)
-
-    def _whole_flushed(self) -> int:
-        """What is on the disk, up to the end of a frame: nothing else may ever be confirmed, or a
-        derived write could be confirmed by half."""
-        run, end = self._runs.now, self._core.local.end
-        flushed, whole = run.flushed, self._flushed
-        if flushed >= end:
-            self._ends.clear()
-            return end
-        if run.epoch:  # of a master: the end of something that was published in one piece
-            return flushed
-        while self._ends and self._ends[0] <= flushed:
-            whole = self._ends.popleft()
-        return whole
 
     def _on_laid_down(self, end: int) -> None:
         """The commitlog process has laid down what it was given."""
-        self._ends.append(end)
+        self._flushed.laid_down(end)
         self._driver.go_on()
 
     def _on_run(self, stopped_at: int | None) -> None:
         """Another run has begun."""
         self._log_line.begin_run(self._runs.now.wrote_cell)
         self._log.forget_from(0)
-        self._flushed = 0
-        self._ends.clear()
+        self._flushed.begin_run()
         if stopped_at is not None:
             self._driver.event_first(self._core.stopped, stopped_at)
         self._driver.go_on()

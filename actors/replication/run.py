@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -83,6 +84,38 @@ class Run:
         wanted = 0 if offset is None else offset + 1
         if wanted != self._needed_from.value:
             self._needed_from.reset(wanted)
+
+
+class WholeFlushed:
+    """How far the log is on the disk, by the ends of what is in one piece: nothing else may ever be
+    confirmed, or a derived write could be confirmed by half."""
+
+    def __init__(self) -> None:
+        self._told = 0
+        self._ends: deque[int] = deque()  # of frames that were laid down, and maybe not flushed
+
+    def begin_run(self) -> None:
+        self._told = 0
+        self._ends.clear()
+
+    def laid_down(self, end: int) -> None:
+        """A frame of the master is in the log."""
+        self._ends.append(end)
+
+    def news(self, run: Run, log_end: int) -> int:
+        """What the core has not been told of; 0: nothing."""
+        whole = flushed = run.flushed
+        if flushed >= log_end:
+            self._ends.clear()
+            whole = log_end
+        elif not run.epoch:  # a master's log was flushed up to something that was published
+            whole = 0
+            while self._ends and self._ends[0] <= flushed:
+                whole = self._ends.popleft()
+        if whole <= self._told:
+            return 0
+        self._told = whole
+        return whole
 
 
 class Runs:

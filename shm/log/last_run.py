@@ -51,22 +51,6 @@ class LastRun(msgspec.Struct, frozen=True):
             dispatched=min(wrote, max(self.dispatched, before.redo_from)),
         )
 
-    def cut_to(self, end: int) -> LastRun:
-        """As it is with a log that was cut to that end."""
-        return msgspec.structs.replace(
-            self,
-            wrote=min(end, self.wrote),
-            flushed=min(end, self.flushed),
-            dispatched=min(end, self.dispatched),
-            indexed=min(end, self.indexed),
-        )
-
-    def begun_at(self, begin: int) -> LastRun:
-        """As it is with an empty log that begins there."""
-        return msgspec.structs.replace(
-            self, wrote=begin, wrote_timestamp=0, flushed=begin, dispatched=begin, indexed=begin
-        )
-
     @classmethod
     def read(cls, store: Path, segment_bytes: int) -> LastRun | None:
         """None where nothing is left, or where what is left is of another life or another shape."""

@@ -317,7 +317,7 @@ def test_replicas_are_added_and_removed_by_hand(served: FakeMembers) -> None:
 
 
 def test_a_removal_that_came_half_way_is_gone_on_with(served: FakeMembers) -> None:
-    """Killed between the group's record and the folder; and an addition between folder and record."""
+    """Killed between the group's record and the folder; an addition, between folder and record."""
     path = served.folder.path
     served.folder.add("n3", None)
     assert said_by("add", "--store", str(path), "n3")[0] == 0
