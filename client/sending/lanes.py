@@ -140,6 +140,14 @@ class TopicLanes:
         return names - {ends.broker for ends in found if ends.broker_id == MASTER}
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether there are slaves, one of which may become the master."""
+        route = self.route
+        return route is not None and any(
+            each.endpoints.broker_id != MASTER for each in route.brokers
+        )
+
+    @property
     def waits_for_master(self) -> bool:
         """Whether nothing can be sent before one is elected, or comes back."""
         return not self.lanes and bool(self._without_master())
