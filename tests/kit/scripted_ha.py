@@ -121,7 +121,7 @@ class ScriptedHa(ServiceActor):
 
     def _do(self, wanted: dict[str, Any]) -> dict[str, Any]:
         if "order" in wanted:
-            order = BeginRun(**wanted["order"])
+            order = BeginRun(**wanted["order"], pid=os.getpid())
             answer, _ = self._supervisor.ask(order, timeout_s=60)
             assert isinstance(answer, RunBegun)
             self._in_actor(lambda: self._enter(self._family.in_next_run(order.epoch)))
