@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from cometmq.actors.launch.ending import send_signal
-from cometmq.actors.launch.orderly_end import KILL_TIMEOUT_S, POLL_S
+from cometmq.actors.launch.orderly_end import POLL_S
 from cometmq.actors.launch.process_table import ProcessTable
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import BeginRun
@@ -39,6 +39,7 @@ from cometmq.shm.log.references import create_references
 #: What lives on when a run ends; and when it ends since `ha` has died.
 OUTLIVING: Final = frozenset({"ha", "namesrv"})
 OUTLIVING_HA: Final = frozenset({"namesrv"})
+DEATHS_TIMEOUT_S: Final = 60  # one that waits for a disk dies when that has answered
 
 
 def create_control(
@@ -92,7 +93,7 @@ def kill_run(
         read_reports: takes in what is reported, for so many seconds.
         failure: why the broker gives up, once it has.
     """
-    deadline = time.monotonic() + KILL_TIMEOUT_S
+    deadline = time.monotonic() + DEATHS_TIMEOUT_S
     killed: set[int] = set()
     while True:
         left = {role: pid for role, pid in table.pids.items() if role not in outliving}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cli_process import output_of
 from family import RunningBroker
-from scripted_ha import ALL, Replica, Script
+from scripted_ha import ALL, CONFIRM, DIE, FLAG, Replica, Script
 
 from cometmq import Broker, Consumer, PopConsumer, Producer
 from cometmq.actors.launch.addresses import address_of
@@ -89,7 +89,7 @@ def test_a_follower_serves_what_is_confirmed_and_a_master_goes_on(
         sent = [one for n in range(4) for one in replica.send("t", n % 2, [b"%d" % n] * 10)]
         end = replica.counter(Counter.WROTE)
         ports = replica.ready
-        assert replica.run(0) == end
+        assert (left := replica.run(0)) >= end  # the coordinator writes as well
         assert replica.ready == ports
         replica.assert_stored(sent)
         with pytest.raises(NotMaster):
@@ -97,7 +97,7 @@ def test_a_follower_serves_what_is_confirmed_and_a_master_goes_on(
         with pytest.raises(NotMaster):
             replica.create_topic("u")
         assert "scheduler" not in replica.pids()
-        assert replica.run(7) == end
+        assert replica.run(7) == left
         sent += replica.send("t", 0, [b"more"])
         assert sent[-1].queue_offset == 20
         replica.assert_stored(sent)
@@ -149,7 +149,8 @@ def test_two_orders_at_once_and_one_of_a_process_that_has_died(replica: Replica)
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert ends == [end] * 3
+    assert len(ends) == 3
+    assert min(ends) >= end
     with Channel(address_of(replica.token, "broker")) as supervisor:
         with pytest.raises(BadRequest, match="is not the `ha` process any more"):
             supervisor.ask(BeginRun(9, pid=1), timeout_s=30)
@@ -193,7 +194,7 @@ def test_what_is_cut_was_never_there(replica: Replica, rolled: bool) -> None:
             replica.send("t", n % 4, [b"x" * 200_000])
     end = replica.counter(Counter.WROTE)
     assert end > confirmed
-    assert replica.run(0, cut_to=confirmed) == end
+    assert replica.run(0, cut_to=confirmed) >= end
     assert replica.counter(Counter.WROTE) == confirmed
     replica.tell(confirm=ALL)
     replica.run(2)
@@ -277,12 +278,38 @@ def test_it_ends_in_order_in_the_middle_of_a_change(tmp_path: Path) -> None:
         sent = replica.send("t", 0, [b"one"])
         replica.tell(confirm=0)
         replica.order(2)  # which never serves: nobody confirms
-        began = time.monotonic()
         assert replica.close() == 0
-        assert time.monotonic() - began < 20
     with Replica(tmp_path / "store") as replica:
         replica.run(3)
         replica.assert_stored(sent)
+
+
+@pytest.mark.parametrize("step", ["end_run", "cut", "create_control"])
+def test_the_supervisor_is_killed_as_it_cuts(tmp_path: Path, step: str) -> None:
+    """The next one begins with the log as it is; whoever wanted it cut wants it again."""
+    flag = tmp_path / "flag"
+    store = tmp_path / "store"
+    with Replica(store, environ={DIE: step, FLAG: str(flag)}) as replica:
+        replica.run(1)
+        replica.create_topic("t")
+        replica.send("t", 0, [b"kept"])
+        confirmed = replica.counter(Counter.WROTE)
+        replica.tell(confirm=confirmed)
+        with pytest.raises(FlushSlaveTimeout):
+            replica.send("t", 0, [b"cut"] * 100)
+        end = replica.counter(Counter.WROTE)
+        flag.touch()
+        with suppress(EOFError, NotConfirmed):
+            replica.order(0, cut_to=confirmed)
+        replica.wait_ended()
+    with Replica(store, environ={CONFIRM: str(confirmed)}) as replica:
+        found = replica.order(0, cut_to=confirmed)
+        assert found >= end if step == "end_run" else found == confirmed
+        replica.tell(confirm=ALL)
+        replica.run(2)
+        sent = replica.send("t", 0, [b"another"])
+        assert sent[0].queue_offset == 1
+        assert [m.body for m in replica.read_queue("t", 0, 2)] == [b"kept", b"another"]
 
 
 # --- what is confirmed ---

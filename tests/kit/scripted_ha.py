@@ -14,6 +14,8 @@ of JSON: a request, an answer.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -23,7 +25,7 @@ from typing import Any
 
 from family import RunningBroker
 
-from cometmq.actors.launch import embedded
+from cometmq.actors.launch import broker, embedded, runs
 from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.replication import follower, member
 from cometmq.actors.runtime.family import Family
@@ -35,6 +37,8 @@ from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase, 
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments
 
 ALL = (1 << 63) - 1
+DIE, FLAG = "COMETMQ_TEST_DIE", "COMETMQ_TEST_FLAG"
+CONFIRM = "COMETMQ_TEST_CONFIRM"  # what `confirm` is at the start
 GROUP: Mapping[str, object] = {
     "enableDLegerCommitLog": True,
     "brokerName": "group",
@@ -53,7 +57,7 @@ class ScriptedHa(ServiceActor):
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         super().__init__(bind=bind)
-        self._limit = ALL
+        self._limit = int(os.environ.get(CONFIRM, ALL))
         self._service = Service.OPEN
         self._supervisor = Channel(family.addresses["broker"], "the supervisor")
         self._enter(family)
@@ -117,7 +121,7 @@ class ScriptedHa(ServiceActor):
 
     def _do(self, wanted: dict[str, Any]) -> dict[str, Any]:
         if "order" in wanted:
-            order = BeginRun(**wanted["order"])
+            order = BeginRun(**wanted["order"], pid=os.getpid())
             answer, _ = self._supervisor.ask(order, timeout_s=60)
             assert isinstance(answer, RunBegun)
             self._in_actor(lambda: self._enter(self._family.in_next_run(order.epoch)))
@@ -182,8 +186,14 @@ class Script:
 class Replica(RunningBroker):
     """A broker that is one replica of a group; the other ones are what the test says of them."""
 
-    def __init__(self, store: Path, settings: Mapping[str, object] | None = None) -> None:
-        super().__init__(store, {**GROUP, **(settings or {})}, module="scripted_ha")
+    def __init__(
+        self,
+        store: Path,
+        settings: Mapping[str, object] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        keys = {**GROUP, **(settings or {})}
+        super().__init__(store, keys, module="scripted_ha", environ=environ)
         self.token = ControlFile.open(store / CONTROL_FILE, writable=False).meta["token"]
 
     def tell(self, **wanted: int) -> dict[str, Any]:
@@ -226,8 +236,24 @@ def where_it_begins(family: Family) -> int:
     return min(list_segments(family.store / COMMITLOG_DIR, size), default=0)
 
 
+def die_behind(name: str, flag: Path) -> None:
+    """The supervisor is killed after that step of a change of runs, once the flag is there."""
+    module = broker if name == "create_control" else runs
+    step = getattr(module, name)
+
+    def die(*arguments: Any, **named: Any) -> Any:
+        found = step(*arguments, **named)
+        if flag.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(module, name, die)
+
+
 def main() -> None:
     install()
+    if DIE in os.environ:
+        die_behind(os.environ[DIE], Path(os.environ[FLAG]))
     embedded.main()
 
 
