@@ -37,8 +37,7 @@ from cometmq.cluster.changes import changes
 from cometmq.cluster.folder import ENGINE_DIR, HOST, ZOOKEEPER, ClusterFolder
 from cometmq.cluster.looking import GroupStatus, Looker
 from cometmq.cluster.place import GroupPlace
-from cometmq.protocol.errors import ConfigError, StoreError, StoreLocked
-from cometmq.shm.os.locks import check_not_in_use
+from cometmq.protocol.errors import ConfigError, StoreError
 
 LOOK_S: Final = 0.5  # what only the control files say is looked for that often
 END_S: Final = 60.0
@@ -209,8 +208,13 @@ class ClusterRun:
             stack.callback(watch.close)
             stack.callback(lambda: psutil.wait_procs(self._others, END_S))
             stack.callback(self._end_children)
+            running = looker.supervisors()
             for replica in self._folder.replicas:
-                self._start(replica.name)
+                if replica.name in running:
+                    pid = running[replica.name].pid
+                    self._say(f"{replica.name} (process {pid}) runs already")
+                else:
+                    self._start(replica.name)
             self._selector.register(watch.fileno(), selectors.EVENT_READ, watch.take)
             look_at = 0.0
             while not self._signals:
@@ -297,13 +301,11 @@ class ClusterRun:
 
     def _start(self, name: str) -> None:
         try:
-            check_not_in_use(self._folder.store_of(name))
-        except StoreLocked as error:
-            self._say(f"{name} runs already, and is left to whoever started it: {error}")
+            child = Child(self._folder, name)
+        except ConfigError as error:
+            self._say(f"{name} does not start: {error}")
+            self._ended.append(name)
             return
-        except OSError as error:
-            self._say(f"{name}: {error}")  # its broker says what to do
-        child = Child(self._folder, name)
         self._children.append(child)
         self._selector.register(child.stdout, selectors.EVENT_READ, lambda: self._on_answer(child))
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_end(child))

@@ -122,6 +122,8 @@ def _control_of(store: Path) -> ControlFile | None:
     while True:
         try:
             return ControlFile.open(path, writable=False)
+        except NotADirectoryError:
+            return None  # whatever that is, no broker runs on it
         except StoreError:
             if _beginning_of(path).strip(b"\0"):
                 raise
