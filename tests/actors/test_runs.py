@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cli_process import output_of
 from family import RunningBroker
-from scripted_ha import ALL, CONFIRM, DIE, FLAG, Replica, Script
+from scripted_ha import ALL, CONFIRM, DIE, FLAG, GROUP, Replica, Script
 
 from cometmq import Broker, Consumer, PopConsumer, Producer
 from cometmq.actors.launch.addresses import address_of
@@ -172,8 +172,7 @@ def test_only_the_family_orders_runs_and_only_in_a_group(tmp_path: Path, replica
 
 
 def test_a_service_that_appends_by_itself_is_no_replica(tmp_path: Path) -> None:
-    settings = {"enableDLegerCommitLog": True, "brokerName": "g", "dLegerSelfId": "n0",
-                "dLegerPeers": "n0-127.0.0.1:1;n1-127.0.0.1:2;n2-127.0.0.1:3"}  # fmt: skip
+    settings = dict(GROUP)
     with pytest.raises(ConfigError, match="has the writer in its own process"):
         Broker(tmp_path / "store", settings=settings, writer="here")
 
@@ -284,7 +283,7 @@ def test_it_ends_in_order_in_the_middle_of_a_change(tmp_path: Path) -> None:
         replica.assert_stored(sent)
 
 
-@pytest.mark.parametrize("step", ["end_run", "cut", "create_control"])
+@pytest.mark.parametrize("step", ["end_run", "cut_log", "create_control"])
 def test_the_supervisor_is_killed_as_it_cuts(tmp_path: Path, step: str) -> None:
     """The next one begins with the log as it is; whoever wanted it cut wants it again."""
     flag = tmp_path / "flag"

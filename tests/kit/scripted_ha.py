@@ -27,14 +27,13 @@ from family import RunningBroker
 
 from cometmq.actors.launch import broker, embedded, runs
 from cometmq.actors.launch.addresses import address_of
-from cometmq.actors.replication import follower, member
+from cometmq.actors.replication import member
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol.commands import BeginRun, BrokerList, ListBrokers, RunBegun
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase, Service
-from cometmq.shm.os.files import COMMITLOG_DIR, list_segments
 
 ALL = (1 << 63) - 1
 DIE, FLAG = "COMETMQ_TEST_DIE", "COMETMQ_TEST_FLAG"
@@ -44,7 +43,8 @@ GROUP: Mapping[str, object] = {
     "brokerName": "group",
     "dLegerPeers": "n0-127.0.0.1:1;n1-127.0.0.1:2;n2-127.0.0.1:3",
     "dLegerSelfId": "n0",
-    "haMasterAddress": "127.0.0.1:1",  # nobody is there: what a test follows stays as it is
+    "groupEngine": "sqlite:/nowhere",  # neither is asked for: what a test follows stays as it is
+    "groupSecretFile": "/nowhere",
     "slaveTimeout": 400,
 }
 
@@ -227,13 +227,6 @@ class Replica(RunningBroker):
 
 def install() -> None:
     member.MemberActor = ScriptedHa
-    follower._ask_where_it_begins = where_it_begins
-
-
-def where_it_begins(family: Family) -> int:
-    """An empty log: as it is."""
-    size = family.settings.mapped_file_size_commit_log_bytes
-    return min(list_segments(family.store / COMMITLOG_DIR, size), default=0)
 
 
 def die_behind(name: str, flag: Path) -> None:
