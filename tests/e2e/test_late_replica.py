@@ -3,6 +3,7 @@ the master's books it comes to the same as the master, and is as good a master l
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
@@ -151,6 +152,14 @@ def books_of(store: Path) -> dict[str, Any]:
     return found
 
 
+def undecided(store: Path) -> set[str]:
+    """What is in a store and may be needed elsewhere or not: nobody has said."""
+    there = {path.name for path in store.iterdir()} - {"config"}
+    there |= {f"config/{path.name}" for path in (store / "config").iterdir()}
+    names = {name: re.sub(r"(\.json)?\.(bak|tmp)$", r"\1", name) for name in there}
+    return {name for name, plain in names.items() if not {name, plain} & STORE_FILES.keys()}
+
+
 def but_for_versions(books: dict[str, Any]) -> dict[str, Any]:
     """A new master gives members new versions and epochs."""
     groups = books["config/consumerMembers.json"]["groups"]
@@ -204,6 +213,8 @@ def test_a_slave_that_begins_late(copy: str, flush_ms: int, tmp_path: Path) -> N
         address = f"127.0.0.1:{master.port}"
         with RunningBroker(store, slave_settings(address, **settings)) as slave:
             assert_there(slave, sent)
+            assert not undecided(store)
+            assert not undecided(broker.store)
             until(lambda: broker.statistics("ha")["slaves_in_sync"])
             master.change()
             assert broker.close() == 0  # which gives slaves all of it
@@ -223,6 +234,7 @@ def test_a_slave_that_begins_late(copy: str, flush_ms: int, tmp_path: Path) -> N
             assert_there(broker, sent)
             ask(CommitOffsets("readers", [QueueOffset("t", 0, number)]))
             ask(CreateTopic(TopicInfo(f"new-{number}", 1, 1)))
+            assert not undecided(store)
             broker.close()
             assert "not known" not in broker.log
         after = books_of(store)
