@@ -10,6 +10,7 @@ from cometmq.actors.replication.core.replica import Replica
 from cometmq.actors.replication.driver import Driver
 from cometmq.actors.replication.engine_calls import EngineCalls
 from cometmq.actors.replication.peers import Peers
+from cometmq.actors.replication.run import Runs
 from cometmq.conf import BrokerSettings
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,9 @@ class EngineNews:
     _driver: Driver
     _engine: EngineCalls
 
-    def __init__(self, core: Replica, peers: Peers, settings: BrokerSettings) -> None:
+    def __init__(self, core: Replica, peers: Peers, runs: Runs, settings: BrokerSettings) -> None:
         self._core = core
+        self._runs = runs
         self._peers = peers
         self._settings = settings
         self._connected: GroupRecord | None = None  # whose replicas there are lines to
@@ -58,6 +60,7 @@ class EngineNews:
         self._driver.event(self._core.cas_unknown, ticket)
 
     def session(self, until: float | None) -> None:
+        self._runs.now.sure_until(until or 0.0)
         self._driver.event(self._core.session, until)
 
     def sessions(self, alive: Iterable[Life]) -> None:

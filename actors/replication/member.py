@@ -97,7 +97,7 @@ class MemberActor(ServiceActor):
             on_failed=self._begin_again,
         )
         self._log_line = LogLine(family.log_source, self._runs.now.wrote_cell, self._on_laid_down)
-        self._news = EngineNews(self._core, self._peers, settings)
+        self._news = EngineNews(self._core, self._peers, self._runs, settings)
         self._engine = self._make_engine(settings)
         self._deeds = Deeds(
             self._group,
