@@ -154,7 +154,8 @@ class MemberActor(ServiceActor):
         return self._log_line.is_ready or self._runs.now.epoch > 0
 
     def _connect(self) -> None:
-        """To the replicas that the record names."""
+        """To the replicas that the record names; and to the engine as the life that it has."""
+        self._engine.live_as(self._core.local.life)
         record = self._core.record
         if record is not None and record is not self._known:
             self._known = record
