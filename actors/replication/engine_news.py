@@ -34,7 +34,8 @@ class EngineNews:
         self._engine = engine
 
     def connect(self) -> None:
-        """To the replicas that the record names."""
+        """To the replicas that the record names; and to the engine as the life that it has."""
+        self._engine.live_as(self._core.local.life)
         record = self._core.record
         if record is not None and record is not self._connected:
             self._connected = record

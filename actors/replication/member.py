@@ -173,6 +173,8 @@ class MemberActor(ServiceActor):
     # --- time ---
 
     def _tick(self) -> None:
+        if self.settled:
+            return
         self._engine.tick()
         self._books.tick()
         if self._driver.is_busy:
@@ -188,6 +190,8 @@ class MemberActor(ServiceActor):
     # --- the log of the run that is under way ---
 
     def on_doorbell(self) -> None:
+        if self.settled:
+            return
         self._log_line.look()
         self._look()
         self._take_frames()
@@ -231,6 +235,8 @@ class MemberActor(ServiceActor):
         core, run = self._core, self._runs.now
         if not self._driver.is_busy and run.is_recovered and run.flushed == core.local.end:
             self._driver.event(core.ending)
+        for source in (*self._peers.sources, self._log_line.fileno(), self._engine.watched_fd):
+            self.inbox.forget(source)  # it is still looked at until the actor has stopped
         self._engine.close()
         self._runs.close()
         self._peers.close()
