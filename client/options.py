@@ -21,7 +21,7 @@ class ProducerOptions(TypedDict, total=False):
     linger_ms: float
     batch_bytes: int
     batch_count: int
-    timeout_s: float
+    timeout_s: float | None
     retry_max: int | None
     max_in_flight_bytes: int
     max_message_bytes: int

@@ -949,7 +949,8 @@ class BrokerSettings(
     @property
     def slave_wait_s(self) -> float:
         """How long an answer may wait for slaves."""
-        return self.slave_timeout_ms / 1000 if self.slaves_wanted else 0.0
+        waits = self.slaves_wanted or self.is_in_group
+        return self.slave_timeout_ms / 1000 if waits else 0.0
 
     @property
     def replication_remark(self) -> str:

@@ -59,6 +59,7 @@ class Announcing:
 
     Args:
         confirm_timeout_s: how long a topic may be unknown to them before the client hears of it.
+        epoch: that this broker is the master of, in a group that elects it; 0: no such.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Announcing:
         commitlog_endpoint: str,
         name_server_endpoints: Sequence[str],
         confirm_timeout_s: float,
+        epoch: int = 0,
     ) -> None:
+        self._epoch = epoch
         self.endpoints: BrokerEndpoints | None = None
         self._actor = actor
         self._topics = topics
@@ -214,7 +217,7 @@ class Announcing:
     def _registration(self, page: TopicList) -> Command | None:
         if self.endpoints is None or self._ended:
             return None
-        return RegisterBroker(self.endpoints, page)
+        return RegisterBroker(self.endpoints, page, self._epoch)
 
     def _on_name_server_heard(self, command: Command | None) -> None:
         if isinstance(command, RegisterBroker):
@@ -235,7 +238,7 @@ class Announcing:
         if self.endpoints is None:
             return
         me = self.endpoints
-        command = UnregisterBroker(me.cluster, me.broker, me.broker_id)
+        command = UnregisterBroker(me.cluster, me.broker, me.broker_id, self._epoch)
         asked = [(line, line.ask_last(command)) for line in self._name_servers]
         deadline = time.monotonic() + UNREGISTER_TIMEOUT_S
         for line, pending in asked:

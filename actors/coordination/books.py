@@ -73,6 +73,7 @@ class Books:
         commitlog_endpoint: str,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
         slave_wait_s: float = 0.0,
+        is_alone: bool = True,
         ends: Callable[[], Mapping[tuple[str, int], int]] | None,
         template_queues: int | None = None,
         make_ledger: Callable[[Place, int], Ledger] | None = None,
@@ -102,6 +103,7 @@ class Books:
                 keep=lambda: self.snapshots.write_now(),
                 entry_bytes_max=entry_bytes_max,
                 slave_wait_s=slave_wait_s,
+                is_alone=is_alone,
             )
         self.snapshots = Snapshots(
             self._actor, self._store, self._ledger, self._files, resumed.mark

@@ -27,7 +27,8 @@ from cometmq.actors.coordination.views import Views
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.runtime.gate import Gate
+from cometmq.actors.runtime.service import Handler, Request, ServiceActor
 from cometmq.protocol.commands import Command, GetLine
 from cometmq.protocol.errors import (
     ShuttingDown,
@@ -86,6 +87,8 @@ class CoordinatorActor(ServiceActor):
         family_address: where the family comes; lines of clients are beside it. Empty: there are
             none.
         confirm_timeout_s: how long a topic may be unknown to them before the client hears of it.
+        gate: of a master in a group; None: this broker is master for ever.
+        epoch: that it is the master of.
     """
 
     role: ClassVar[str] = "coordinator"
@@ -114,8 +117,11 @@ class CoordinatorActor(ServiceActor):
         family_address: str = "",
         bind: Sequence[tuple[str, bool]] = (),
         limits: ConnectionLimits | None = None,
+        gate: Gate | None = None,
+        epoch: int = 0,
     ) -> None:
         self._settings = settings
+        self._gate = gate
         self._books = Books(self, store_dir, settings.max_topics, settings.max_groups)
         self._members = Members(self, settings, self._books)
         self._progress = Progress(self._books, self._members)
@@ -133,6 +139,8 @@ class CoordinatorActor(ServiceActor):
         self._replies = RepliesPart(self, settings, commitlog_endpoint, self._topics.make)
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         self._pops = Pops(self, self._books, self._members, self._retries, stored)
+        if gate is not None:
+            self._pops.may_grant = lambda: gate.grants
         self._arrivals = arrivals
         super().__init__(bind=bind, limits=limits)
         self._go_on = partial(
@@ -140,6 +148,7 @@ class CoordinatorActor(ServiceActor):
             commitlog_endpoint=commitlog_endpoint,
             entry_bytes_max=entry_bytes_max,
             slave_wait_s=settings.slave_wait_s,
+            is_alone=gate is None,
             ends=queue_ends,
             template_queues=template_queues(settings),
         )
@@ -151,6 +160,7 @@ class CoordinatorActor(ServiceActor):
             commitlog_endpoint=commitlog_endpoint,
             name_server_endpoints=name_server_endpoints,
             confirm_timeout_s=confirm_timeout_s,
+            epoch=epoch,
         )
         self._announcing: Announcing
         self._family_address = family_address
@@ -189,7 +199,15 @@ class CoordinatorActor(ServiceActor):
             family_address=family.addresses[cls.role],
             bind=bind,
             limits=ConnectionLimits.of(family.settings),
+            gate=Gate.of(family),
+            epoch=family.epoch,
         )
+
+    def _find_handlers(self) -> dict[type[Command], Handler]:
+        found = super()._find_handlers()
+        if self._gate is None:
+            return found
+        return {kind: self._gate.guarded(kind, handler) for kind, handler in found.items()}
 
     def on_start(self) -> None:
         """pykka's hook, in the actor's thread, before the first message."""

@@ -19,8 +19,10 @@ from cometmq.protocol.errors import (
     BadRequest,
     CometError,
     DiskFull,
+    InSyncReplicasNotEnough,
     MessageIllegal,
     NotConfirmed,
+    NotMaster,
     ServiceNotAvailable,
     ShuttingDown,
     SystemBusy,
@@ -42,7 +44,10 @@ RESEND_S: Final = 0.5  # without an answer: the process may have been started ag
 PATIENCE_S: Final = 2.5  # below the 3 s that a client waits, so that it hears the reason
 WAITING_ENTRIES_MAX: Final = 16  # that are gathered; whoever wants more is told to try again
 # With these nothing is stored, ...
-REFUSALS: Final = (DiskFull, MessageIllegal, ServiceNotAvailable, ShuttingDown, SystemBusy)
+REFUSALS: Final = (
+    DiskFull, InSyncReplicasNotEnough, MessageIllegal, NotMaster, ServiceNotAvailable, ShuttingDown,
+    SystemBusy,
+)  # fmt: skip
 # ... and with these it will not be soon.
 LASTING: Final = (DiskFull, ServiceNotAvailable, ShuttingDown)
 
@@ -95,6 +100,8 @@ class Ledger:
             Raises ServiceNotAvailable.
         entry_bytes_max: of an entry's changes; less than a segment holds.
         slave_wait_s: how long the answer may wait for slaves, before it is thought lost.
+        is_alone: nobody else has to know the changes. In a group they are the next master's too:
+            what the log does not take is not kept.
     """
 
     def __init__(
@@ -107,10 +114,12 @@ class Ledger:
         keep: Callable[[], None],
         entry_bytes_max: int = ENTRY_BYTES_MAX,
         slave_wait_s: float = 0.0,
+        is_alone: bool = True,
     ) -> None:
         self._actor = actor
         self._endpoint = endpoint
         self._keep = keep
+        self._is_alone = is_alone
         self._entry_bytes_max = entry_bytes_max
         self._resend_s = RESEND_S + slave_wait_s
         # Above any epoch before, also when the clock has gone back.
@@ -138,8 +147,8 @@ class Ledger:
 
     @property
     def given(self) -> Place:
-        """The last place that an entry was given."""
-        return Place(self.covered.epoch, self._numbers)
+        """The last place of an entry whose changes may be in a snapshot that is made now."""
+        return Place(self.covered.epoch, self._numbers) if self._is_alone else self.covered
 
     def check_room(self) -> None:
         """Raises SystemBusy while so much waits for the log that no more is taken."""
@@ -255,7 +264,7 @@ class Ledger:
             self._succeed(flight, queue_offset)
             return
         error = _error_of(answer)
-        if isinstance(error, LASTING):
+        if isinstance(error, LASTING) and self._is_alone:
             self.keep_otherwise(error)
         elif isinstance(error, REFUSALS) and not flight.is_unsure:
             self._refuse(error)
@@ -307,6 +316,9 @@ class Ledger:
             error: why the log does not take it.
         """
         if self.is_settled:
+            return
+        if not self._is_alone:  # what may be stored is made again by whoever goes on with the log
+            self._refuse(error)
             return
         try:
             self._keep()

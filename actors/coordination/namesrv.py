@@ -66,6 +66,7 @@ class Registration(msgspec.Struct):
     endpoints: BrokerEndpoints
     topics: TopicMirror
     heard_at: float  # time.monotonic()
+    epoch: int = 0  # of the master of a group
 
 
 class Doubt(msgspec.Struct):
@@ -87,6 +88,8 @@ class NameServerActor(ServiceActor):
     A name belongs to whoever registered it. Another broker that claims it is refused while the
     coordinator of the one that has it answers a Ping within a second; if it does not, the claim is
     granted. So a broker that was killed and comes back at other addresses has its name at once.
+    Of two masters of a group nobody is asked: the name is the later epoch's. A replica that comes
+    under another id than before, having become master or ceased to be, has left the one before.
 
     Args:
         broker_silence_s: a broker that has not registered for so long is dropped.
@@ -127,16 +130,26 @@ class NameServerActor(ServiceActor):
         _check(command)
         key = _key(command.endpoints)
         known = self._brokers.get(key)
+        _check_epoch(known, command)
         if known is None and len(self._brokers) >= BROKERS_MAX:
             raise SystemBusy(f"{BROKERS_MAX} brokers are registered, and no more are taken")
-        if known is None or known.endpoints.coordinator == command.endpoints.coordinator:
-            return self._register(command)
+        if (
+            known is None
+            or known.endpoints.coordinator == command.endpoints.coordinator
+            or known.epoch < command.epoch
+        ):
+            taken = self._register(command)
+            if key in self._doubts and known is not None and known.epoch < command.epoch:
+                self._decide(key, self._doubts[key], True)  # who has the name now lives
+            return taken
         self._ask_whether_alive(key, known, request)
         return None
 
     def on_unregister_broker(self, command: UnregisterBroker, _request: Request) -> Command:
-        gone = self._brokers.pop((command.cluster, command.broker, command.broker_id), None)
-        if gone is not None:
+        key = command.cluster, command.broker, command.broker_id
+        gone = self._brokers.get(key)
+        if gone is not None and gone.epoch <= command.epoch:
+            del self._brokers[key]
             log.info("%s has gone", _describe(gone.endpoints))
         return Done()
 
@@ -161,11 +174,20 @@ class NameServerActor(ServiceActor):
         known = self._brokers.get(key)
         if known is None or known.endpoints != endpoints:
             self._check_room(key, endpoints)
-            log.info("%s is registered", _describe(endpoints))
+            self._drop_former(key, endpoints)
+            log.info("%s is registered%s", _describe(endpoints), _of_epoch(command.epoch))
         topics = TopicMirror() if known is None else known.topics
-        self._brokers[key] = Registration(endpoints, topics, time.monotonic())
+        self._brokers[key] = Registration(endpoints, topics, time.monotonic(), command.epoch)
         topics.take(command.topics)
         return topics.known
+
+    def _drop_former(self, key: BrokerKey, endpoints: BrokerEndpoints) -> None:
+        """What the same process was registered as before."""
+        for other, known in list(self._brokers.items()):
+            same = known.endpoints.coordinator == endpoints.coordinator
+            if same and other != key and other[:2] == key[:2]:
+                del self._brokers[other]
+                log.info("%s has another id now", _describe(known.endpoints))
 
     def _check_room(self, key: BrokerKey, endpoints: BrokerEndpoints) -> None:
         """Never take what could not be told: a route to all brokers fits into an answer."""
@@ -246,8 +268,9 @@ class NameServerActor(ServiceActor):
 
     def _settle_claim(self, key: BrokerKey, command: RegisterBroker, alive: bool) -> TopicsKnown:
         known = self._brokers.get(key)
+        _check_epoch(known, command)
         if known is not None and known.endpoints.coordinator != command.endpoints.coordinator:
-            if alive:
+            if alive and command.epoch <= known.epoch:
                 raise Refused(
                     f"{_describe(known.endpoints)} is alive; another of the same name and id at "
                     f"{command.endpoints.coordinator} is not taken"
@@ -263,6 +286,19 @@ def _registration_of(claim: Request) -> RegisterBroker:
 
 def _key(endpoints: BrokerEndpoints) -> BrokerKey:
     return endpoints.cluster, endpoints.broker, endpoints.broker_id
+
+
+def _check_epoch(known: Registration | None, command: RegisterBroker) -> None:
+    """Raise Refused if it comes too late."""
+    if known is not None and command.epoch < known.epoch:
+        raise Refused(
+            f"{_describe(known.endpoints)} is the master of epoch {known.epoch}; one of epoch "
+            f"{command.epoch} at {command.endpoints.coordinator} is not taken"
+        )
+
+
+def _of_epoch(epoch: int) -> str:
+    return f" as the master of epoch {epoch}" if epoch else ""
 
 
 def _describe(endpoints: BrokerEndpoints) -> str:
@@ -287,6 +323,8 @@ def _check(command: RegisterBroker) -> None:
             raise NameIllegal(f"{kind} name {name[:140]!r}: 1 to 127 of a-zA-Z0-9_.-")
     if not 0 <= endpoints.broker_id < 1 << 31:
         raise BadRequest(f"broker id {endpoints.broker_id}: 0 to 2_147_483_647")
+    if command.epoch < 0 or (command.epoch and endpoints.broker_id):
+        raise BadRequest(f"epoch {command.epoch} of id {endpoints.broker_id}: masters have one")
     for endpoint in (endpoints.commitlog, endpoints.coordinator, *endpoints.readers):
         if not _LEGAL_ENDPOINT.match(endpoint):
             raise BadRequest(f"endpoint {endpoint[:140]!r}: tcp://host:port or ipc://path")

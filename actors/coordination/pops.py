@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from secrets import randbits
 from typing import Final
@@ -94,6 +94,7 @@ class Pops:
         self._members = members
         self._out = PoppedOut(actor, books, retries)
         self._stored = stored
+        self.may_grant: Callable[[], bool] = lambda: True  # now; whoever waits goes on waiting
         self._arrivals: Arrivals | None = None
         self._seen = -1  # of the arrivals, when was last looked
         self._turns: dict[tuple[str, str], int] = {}
@@ -300,6 +301,8 @@ class Pops:
         """Those that came first have what has come since; some groups at a time, so that others
         are heard meanwhile."""
         if not (self._held or self._beginnings) or self._arrivals is None:
+            return
+        if not self.may_grant():
             return
         self._arrivals.arm()
         value = self._arrivals.value

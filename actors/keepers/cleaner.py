@@ -77,6 +77,8 @@ class CleanerActor(DiskActor):
         self._done_with = [
             family.control.read(counter) for counter in (Counter.FLUSHED, Counter.DISPATCHED)
         ]
+        if family.settings.is_in_group:  # what is not confirmed may have to be cut
+            self._done_with.append(family.control.read(Counter.REPLICATED))
         self._marks_from = family.control.read(Counter.MARKS_FROM)
         self._slaves_from = family.control.read(Counter.SLAVES_FROM)
         self._min = family.control.own(Counter.MIN_OFFSET)

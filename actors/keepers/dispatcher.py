@@ -34,7 +34,8 @@ class DispatcherActor(ServiceActor):
     Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp; index/
     and its counters (`Indexing`).
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
-    could take back; its doorbell, by the commitlog process for the first message of a new queue.
+    could take back; in a group on `replicated`, likewise; its doorbell, by the commitlog process
+    for the first message of a new queue.
     While nobody sleeps on `dispatched` it naps between two looks, so that a stream of single
     messages does not wake it for each; a reader that begins to wait rings it.
     An entry's place is its record's queue offset, so the next process may write the last entries
@@ -51,6 +52,7 @@ class DispatcherActor(ServiceActor):
         self._queue_bytes = settings.mapped_file_size_consume_queue_bytes
         control = family.control
         self._limit = control.sleep_on(family.cover, family.doorbell)
+        self._recover_end: int | None = None  # of the log, which recovers the queues; None: done
         self._wrote = control.read(Counter.WROTE)
         self._min = control.sleep_on(Counter.MIN_OFFSET, family.doorbell)
         self._dispatched = control.own(Counter.DISPATCHED)
@@ -70,6 +72,8 @@ class DispatcherActor(ServiceActor):
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
+        if self._family.settings.is_in_group:
+            self._family.wait_for(Counter.CONFIRM_KNOWN, 1)
         took_over = bool(self._dispatched.value)
         if took_over:
             self._builder.take_over(self._min.value)
@@ -101,19 +105,28 @@ class DispatcherActor(ServiceActor):
         return recovered.begin
 
     def _catch_up(self, reached: int) -> None:
-        """Everything that is stored gets its entry before the broker serves.
-
-        When `dispatched` comes to the log's end the writer takes the queues' ends for the offsets
-        that come next: the queues have to be finished before.
-        """
+        """Everything that is stored gets its entry before the broker serves; in a group, what is
+        confirmed. The rest follows as it is."""
         began, progress = reached, Progress("bringing the queues to the log's end", log.info)
-        while reached < self._wrote.value:
+        self._recover_end = self._wrote.value
+        while reached < (end := self._catch_up_end()):
             self._dispatched.reset(reached)
-            reached = self._builder.dispatch(reached, self._wrote.value)
-            progress.show(max(0, reached - began), self._wrote.value - began)
-        self._builder.finish_recovery()
+            reached = self._builder.dispatch(reached, end)
+            progress.show(max(0, reached - began), end - began)
+        self._finish_recovery(reached)
         self._family.control.own(Counter.QUEUES_RECOVERED).reset(1)
         self._tell(reached)
+
+    def _catch_up_end(self) -> int:
+        family = self._family
+        return family.confirmed_end if family.settings.is_in_group else self._wrote.value
+
+    def _finish_recovery(self, reached: int) -> None:
+        """When `dispatched` comes to the log's end the writer takes the queues' ends for the
+        offsets that come next: the queues have to be finished before."""
+        if self._recover_end is not None and reached >= self._recover_end:
+            self._builder.finish_recovery()
+            self._recover_end = None
 
     # --- the loop ---
 
@@ -208,6 +221,7 @@ class DispatcherActor(ServiceActor):
         self._tell(reached)
 
     def _tell(self, reached: int) -> None:
+        self._finish_recovery(reached)
         if self._builder.last_store_timestamp:  # else the process before has told of the last one
             self._timestamp.reset(self._builder.last_store_timestamp)
         if reached < self._dispatched.value:
@@ -221,9 +235,10 @@ class DispatcherActor(ServiceActor):
         return Done()
 
     def settle(self) -> None:
-        """Dispatch all that was written, flushed or not: nothing more will come."""
-        while self._dispatched.value < self._wrote.value:
-            self._dispatch(self._wrote.value, whole=True)
+        """Dispatch all that was written, flushed or not: nothing more will come. In a group others
+        may still decide otherwise of what is not confirmed."""
+        while self._dispatched.value < (end := self._catch_up_end()):
+            self._dispatch(end, whole=True)
         self._builder.close()
         self._index.settle(self._dispatched.value)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from cometmq.actors.runtime.roles import port_of, role_of
 from cometmq.conf import BrokerSettings
@@ -25,13 +27,21 @@ class Addresses:
     Args:
         token: random, so that no other family has these addresses.
         name: what clients call the broker.
+        before: of the run before this one: everybody listens where it listened then.
     """
 
     def __init__(
-        self, settings: BrokerSettings, roles: Sequence[str], token: str, name: str
+        self,
+        settings: BrokerSettings,
+        roles: Sequence[str],
+        token: str,
+        name: str,
+        before: Addresses | None = None,
     ) -> None:
-        self.family = {role: address_of(token, role) for role in roles}
+        self.family = {role: address_of(token, role) for role in (*roles, "broker")}
         self.binds = {role: self._first_bind(settings, role) for role in roles}
+        if before is not None:
+            self.binds |= {role: bind for role, bind in before.binds.items() if role in self.binds}
         self._settings = settings
         self._roles = roles
         self._name = name
@@ -76,3 +86,10 @@ class Addresses:
         """The address as clients reach it: the port that was bound, at the advertised host."""
         port = (self.binds[role] or "").rpartition(":")[2]
         return f"tcp://{bracketed(self._settings.advertised_address)}:{port}"
+
+
+def default_name(store: Path) -> str:
+    """A broker's name where none was given: the machine's, and the store's."""
+    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in os.uname().nodename)
+    folder = "".join(c if c.isalnum() or c in "_-" else "-" for c in store.resolve().name)
+    return f"{host}-{folder}"[:100]

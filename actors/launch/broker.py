@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cometmq.actors.launch.addresses import Addresses, address_of
+from cometmq.actors.launch.addresses import Addresses, address_of, default_name
 from cometmq.actors.launch.binding import bind_error
 from cometmq.actors.launch.ending import end_now, send_signal
 from cometmq.actors.launch.orderly_end import (
@@ -21,7 +22,17 @@ from cometmq.actors.launch.orderly_end import (
     OrderlyEnd,
     writer_has_stopped,
 )
-from cometmq.actors.launch.process_table import ProcessTable
+from cometmq.actors.launch.process_table import ProcessTable, how_it_ended
+from cometmq.actors.launch.runs import (
+    OUTLIVING,
+    OUTLIVING_HA,
+    check_order,
+    create_control,
+    kill_run,
+    left_by,
+    next_log,
+)
+from cometmq.actors.launch.telling import Telling
 from cometmq.actors.launch.zygote import (
     Broken,
     Closing,
@@ -32,19 +43,26 @@ from cometmq.actors.launch.zygote import (
     Started,
     Zygote,
 )
-from cometmq.actors.runtime.family import EXIT_FATAL
 from cometmq.actors.runtime.roles import doorbell_of, roles_of
-from cometmq.actors.runtime.service import ServiceActor
+from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.conf import BrokerSettings
-from cometmq.protocol.commands import BrokerEndpoints, EndpointsChanged, Finish
-from cometmq.protocol.errors import BY_CODE, CometError, StoreError
-from cometmq.protocol.version import VERSION
-from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
-from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
-from cometmq.shm.log.last_run import LastRun, life_of
+from cometmq.protocol.commands import (
+    BeginRun,
+    BrokerEndpoints,
+    Command,
+    Finish,
+    RunBegun,
+)
+from cometmq.protocol.errors import (
+    BY_CODE,
+    BadRequest,
+    CometError,
+    ShuttingDown,
+    StoreError,
+)
+from cometmq.shm.live.control import Counter, Phase
+from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.log.marks import remove_marks
-from cometmq.shm.log.references import create_references
 from cometmq.shm.os.ballast import BASE_BYTES, drop_ballast, take_ballast
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import ABORT_FILE, SLAVE_FILE
@@ -57,14 +75,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("cometmq.actors.launch.supervisor")
 
 START_GRACE_S: Final = 10  # for a start that is under way when the end is asked for
-DEATHS_MAX: Final = 5  # of one role within 10 s; more, and the broker ends
 
 
 class BrokerActor(ServiceActor):
     """Supervises the processes of one broker.
 
     Writes, alone: the process table, `abort`, the control file's header.
-    Wakes on: reports of children that have started or ended, Finish (which a signal becomes).
+    Wakes on: reports of children that have started or ended, Finish (which a signal becomes),
+    BeginRun of `ha`, in a group that elects its master.
     A child that dies is started again; one that says that the store must not be used further, or
     that dies again and again, ends the broker, and `abort` stays for the next start to find.
     """
@@ -84,12 +102,19 @@ class BrokerActor(ServiceActor):
         self.token = token
         self.failure: CometError | None = None
         self.restarts = 0
-        self._settings = settings
+        self._configured = settings
+        if settings.is_in_group:
+            settings = settings.for_run(0)  # it follows, until it is elected
+        self._settings = settings  # of this run
+        self._epoch = 0  # that this run is the master of
         self._store = settings.store_path_root_dir
         self._segment_bytes = settings.mapped_file_size_commit_log_bytes
         self._name = settings.broker_name or default_name(self._store)  # for clients
+        if settings.is_in_group:
+            self._name = settings.broker_name or settings.group_name
         self._zygote = zygote
         self._reports = ReportReader(zygote.report_fd)
+        self._unread: deque[Report] = deque()
         self._host = host  # of the commitlog actor, which then is no child
         self._host_reports = ReportReader(host.report_fd) if host else None
         self._doorbells = doorbells
@@ -97,9 +122,15 @@ class BrokerActor(ServiceActor):
         roles = roles_of(settings)
         self._table = ProcessTable(roles, hosted="" if host is None else "commitlog")
         self._addresses = Addresses(settings, roles, token, self._name)
+        self._telling = Telling(self.call_soon, self._registered)
         self._is_ready = False
+        self._run_is_ready = False  # in a group there may be one that never is
+        self._ending_run = False
+        self._lost: list[
+            tuple[str, int, int]
+        ] = []  # those that were to outlive a run, while it ended
         self._finishing = False
-        self._began = time.monotonic()
+        self._began = self._run_began = time.monotonic()
 
     def say_state(self) -> None:
         """In the main thread: how far everything is, to the log, and where every thread of every
@@ -132,11 +163,9 @@ class BrokerActor(ServiceActor):
         sync_folder(self._store)
         queue_segment_bytes = self._settings.mapped_file_size_consume_queue_bytes
         keep_identity(self._store, self._name, self._segment_bytes, queue_segment_bytes)
-        self._control = ControlFile.create(
-            self._store / CONTROL_FILE, self._describe(), self._doorbells
+        self._control = create_control(
+            self._settings, self._doorbells, self._table.roles, self._name, self.token, self._epoch
         )
-        QueueTable.create(self._store / QUEUES_FILE, self._control.read(Counter.QUEUES))
-        create_references(self._store)
         self.inbox.listen_to(self._zygote.report_fd)
         self.inbox.listen_to(self._zygote.end_fd)
         if self._host is not None:
@@ -144,23 +173,6 @@ class BrokerActor(ServiceActor):
             self.inbox.listen_to(self._host.end_fd)
         for role in self._table.roles:
             self._start(role)
-
-    def _describe(self) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "pid": os.getpid(),
-            "token": self.token,
-            "nonce": os.urandom(16).hex(),  # who knows it can read this very file
-            "store": str(self._store.resolve()),
-            "started_ms": int(time.time() * 1000),
-            "roles": self._table.roles,
-            "broker": self._name,
-            "segment_bytes": self._segment_bytes,
-            "max_message_bytes": self._settings.max_message_size,
-            "life": life_of(self._store),
-            "flush": self._settings.flush_disk_type.value,
-            "archive_hold": self._settings.archive_hold,
-        }
 
     def _start(self, role: str) -> None:
         family_message = {
@@ -174,18 +186,88 @@ class BrokerActor(ServiceActor):
             "bind": self._addresses.binds[role],
             "clean": self._clean,
             "last_run": self._last_run and self._last_run.as_message(),
+            "epoch": self._epoch,
         }
         if self._host is not None and self._table.is_hosted(role):
             self._table.started(role, self._host.pid)
             self._host.start(family_message)
         else:
+            self._table.ordered(role)
             self._zygote.start(family_message)
+
+    # --- runs of a replica ---
+
+    def on_begin_run(self, command: BeginRun, _request: Request) -> Command:
+        if not self._settings.is_in_group:
+            raise BadRequest("this broker is no replica of a group: it has one run")
+        if self._finishing or self.failure is not None:
+            raise ShuttingDown("the broker is shutting down")
+        if command.pid and command.pid != self._table.pids.get("ha"):
+            raise BadRequest(f"process {command.pid} is not the `ha` process any more")
+        check_order(command, self._segment_bytes)
+        return RunBegun(self._begin_run(command, OUTLIVING))
+
+    def _begin_run(self, order: BeginRun, outliving: Collection[str]) -> int:
+        """End the run that is, and begin another; where the log of the old one ended. Raises
+        CometError once the broker has given up."""
+        began = time.monotonic()
+        self._kill_run(outliving)
+        killed = time.monotonic()
+        try:
+            left = left_by(
+                self._store, self._segment_bytes, self._control,
+                clean=self._clean, before=self._last_run,
+            )  # fmt: skip
+            left = next_log(self._store, self._segment_bytes, left, order)
+            self._settings = self._configured.for_run(order.epoch)
+            self._epoch, self._clean, self._last_run = order.epoch, left.clean, left.last_run
+            roles = roles_of(self._settings)
+            self._table.begin_run(roles)
+            self._addresses = Addresses(
+                self._settings, roles, self.token, self._name, self._addresses
+            )
+            self._control = create_control(
+                self._settings, self._doorbells, roles, self._name, self.token, self._epoch
+            )
+        except (OSError, CometError) as error:
+            failure = error if isinstance(error, CometError) else StoreError(str(error))
+            self._fail(failure)
+            raise failure from None
+        log.info(
+            "a run %s begins, the last one ended at %d%s; its processes were gone after %.0f ms, "
+            "this took %.0f ms",
+            f"as master of epoch {order.epoch}" if order.epoch else "as follower", left.end,
+            f", cut to {order.cut_to}" if order.cut_to >= 0 else "",
+            (killed - began) * 1000, (time.monotonic() - killed) * 1000,
+        )  # fmt: skip
+        self._run_is_ready = False
+        self._run_began = began
+        for role in roles:
+            if role not in outliving:
+                self._start(role)
+        lost, self._lost = self._lost, []
+        for each in lost:
+            self._on_ended(*each)
+        return left.end
+
+    def _kill_run(self, outliving: Collection[str]) -> None:
+        """No process of the run is left, nor any report of one. Raises CometError once the broker
+        has given up."""
+        self._ending_run = True
+        self._telling.forget()
+        left = kill_run(self._table, outliving, self._read_reports, lambda: self.failure)
+        if left:
+            self._fail(StoreError(f"{', '.join(left)} could not be ended for another run"))
+        if self.failure is not None:
+            raise self.failure
+        self._ending_run = False
 
     # --- reports ---
 
     def on_readable(self, source: Any) -> None:
-        for report in self._reports.read():
-            self._take(report)
+        self._unread += self._reports.read()
+        while self._unread:  # what a report leads to may read more of them
+            self._take(self._unread.popleft())
         if source == self._zygote.end_fd:
             self.inbox.forget(source)
             self._fail(CometError("the zygote has ended: no process could be started again"))
@@ -214,35 +296,32 @@ class BrokerActor(ServiceActor):
                     self._addresses.bound(role, address)
                 self._on_serving(role)
             case Broken(role, _, text, code):
-                self._on_broken(role, text, code)
+                if not self._ending_run:
+                    self._on_broken(role, text, code)
             case Closing():
                 self.actor_ref.tell(Finish())
             case Ended(pid, status):
                 role = self._table.gone(pid)
-                if role:
+                if role and not self._ending_run:
                     self._on_ended(role, pid, status)
+                elif role in OUTLIVING:
+                    self._lost.append((role, pid, status))
 
     def _on_serving(self, role: str) -> None:
-        if not self._table.all_serve or self._finishing:
+        if not self._table.all_serve or self._finishing or self._ending_run:
             return
-        self._tell_endpoints()
+        # The coordinator registers the broker; the first time, that makes it ready.
+        self._telling.tell(self._addresses.family["coordinator"], self.endpoints)
         if self._is_ready:
             log.info("%s serves again", role)
 
-    def _tell_endpoints(self) -> None:
-        """The coordinator registers the broker; the first time, that makes it ready."""
-        channel = Channel(self._addresses.family["coordinator"], "coordinator")
-
-        def done(_pending: Any) -> None:
-            self.call_soon(lambda: self._registered(channel))
-
-        channel.request(EndpointsChanged(self.endpoints), on_done=done)
-
-    def _registered(self, channel: Channel) -> None:
-        channel.close()
+    def _registered(self) -> None:
+        if self._settings.is_in_group and not self._run_is_ready:
+            self._run_is_ready = True
+            log.info("this run serves after %.0f ms", (time.monotonic() - self._run_began) * 1000)
         if not self._is_ready:
             self._is_ready = True
-            if self._was_slave and not self._settings.is_slave:
+            if self._was_slave and not self._configured.is_slave:
                 (self._store / SLAVE_FILE).unlink(missing_ok=True)
             self._take_ballast(leave_bytes=2 * BASE_BYTES)
             log.info(
@@ -278,12 +357,25 @@ class BrokerActor(ServiceActor):
             return
         if self._table.has_come_to_its_end(role, status):
             return
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        reason = self._reason_to_fail(role, pid, status, how)
+        if role == "ha" and self._finishing and self._settings.is_in_group:
+            self._table.ends[role] = 0  # there is no other run that it could order
+            return
+        reason = self._table.why_it_is_over(role, pid, status, is_ready=self._is_ready)
         if reason is not None:
             self._fail(reason)
             return
-        log.error("%s (process %d) ended %s: starting it again", role, pid, how)
+        if role == "ha" and self._settings.is_in_group:
+            log.error(
+                "%s (process %d) ended %s: following with another one",
+                role,
+                pid,
+                how_it_ended(status),
+            )
+            self.restarts += 1
+            with contextlib.suppress(CometError):  # then the broker has given up, and said why
+                self._begin_run(BeginRun(0), OUTLIVING_HA)
+            return
+        log.error("%s (process %d) ended %s: starting it again", role, pid, how_it_ended(status))
         self.restarts += 1
         self._start(role)
         # Have everybody look again: it may have moved a counter without waking sleepers.
@@ -291,19 +383,6 @@ class BrokerActor(ServiceActor):
             os.eventfd_write(doorbell, 1)
         assert self._control.wake_words is not None
         self._control.wake_words.wake_everybody()
-
-    def _reason_to_fail(self, role: str, pid: int, status: int, how: str) -> CometError | None:
-        """Why the broker ends of it; None: it goes on with another process."""
-        deaths = self._table.died(role)
-        if status == EXIT_FATAL:
-            return StoreError(f"{role} took the store out of service; see its log")
-        if self._table.is_hosted(role):
-            return CometError(f"the writer in process {pid} has ended, and this broker with it")
-        if not self._is_ready:
-            return CometError(f"{role} (process {pid}) ended {how} before the broker was ready")
-        if deaths > DEATHS_MAX:
-            return CometError(f"{role} has ended {how}, {deaths} times in a row")
-        return None
 
     def _fail(self, error: CometError) -> None:
         """End without order: `abort` stays, and the next start recovers."""
@@ -360,6 +439,8 @@ class BrokerActor(ServiceActor):
 
     def _wait_serving(self) -> bool:
         """Whether every role has come so far that it can be asked; a start may be nearly there."""
+        if self._settings.is_in_group:  # it may wait for others, and may be killed at any line
+            return self._run_is_ready
         deadline = time.monotonic() + START_GRACE_S
         while not self._is_ready and not self._table.all_serve:
             if time.monotonic() > deadline or self.failure is not None:
@@ -394,13 +475,8 @@ class BrokerActor(ServiceActor):
             f"pid.{role}": self._table.pids.get(role, 0) for role in self._table.roles
         }
         found["restarts"] = self.restarts
+        found["epoch"] = self._epoch
+        found["serves"] = int(self._table.all_serve and self._is_ready)
         found["broker"] = self._name
         found["name_server"] = self.public_name_server
         return found
-
-
-def default_name(store: Path) -> str:
-    """A broker's name where none was given: the machine's, and the store's."""
-    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in os.uname().nodename)
-    folder = "".join(c if c.isalnum() or c in "_-" else "-" for c in store.resolve().name)
-    return f"{host}-{folder}"[:100]

@@ -15,7 +15,7 @@ from cometmq.protocol.commands import Finish
 from cometmq.protocol.errors import CometError, NotConfirmed
 from cometmq.protocol.progress import Progress
 from cometmq.protocol.wire.channel import Channel, Pending
-from cometmq.shm.live.control import ControlFile, Counter, Phase
+from cometmq.shm.live.control import IN_GROUP, ControlFile, Counter, Phase
 
 log = logging.getLogger("cometmq.actors.launch.supervisor")
 
@@ -51,6 +51,8 @@ class OrderlyEnd:
         self._host = host
         self._read_reports = read_reports
         self._failure = failure
+        # Of a group's log some may still be cut: its queues may end before it.
+        self._counters = BEHIND[1:] if control.meta.get(IN_GROUP) else BEHIND
         self._backlog = 0  # bytes, when the end began
         self._progress = Progress("done", log.warning)
 
@@ -125,12 +127,12 @@ class OrderlyEnd:
 
     def _left_bytes(self) -> int:
         wrote = self._control.read(Counter.WROTE).value
-        return sum(wrote - self._control.read(each).value for each in BEHIND)
+        return sum(wrote - self._control.read(each).value for each in self._counters)
 
     def _behind(self) -> list[str]:
         """What is written, and not yet where an orderly end has everything."""
         wrote = self._control.read(Counter.WROTE).value
-        left = {each.name.lower(): wrote - self._control.read(each).value for each in BEHIND}
+        left = {e.name.lower(): wrote - self._control.read(e).value for e in self._counters}
         found = [f"{name} is {count} bytes behind" for name, count in left.items() if count]
         if self._control.read(Counter.FLUSH_ERRNO).value:
             found.append("a sync has failed")

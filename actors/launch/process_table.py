@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from cometmq.actors.runtime.family import EXIT_UNSETTLED
+from cometmq.actors.runtime.family import EXIT_FATAL, EXIT_UNSETTLED
+from cometmq.protocol.errors import CometError, StoreError
 
 DEATHS_WITHIN_S: Final = 10
+DEATHS_MAX: Final = 5  # of one role within that time; more, and the broker ends
+
+
+def how_it_ended(status: int) -> str:
+    """Of a process, for people."""
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
 
 class ProcessTable:
@@ -27,13 +35,28 @@ class ProcessTable:
         self.asked = ""  # which role is to come to its end
         self.ends: dict[str, int] = {}  # the status of each that has, having been asked
         self._hosted = hosted
+        self._ordered: set[str] = set()  # processes that are not known to run yet
         self._serving: set[str] = set()
         self._deaths: dict[str, list[float]] = defaultdict(list)
 
     def is_hosted(self, role: str) -> bool:
         return bool(role) and role == self._hosted
 
+    def ordered(self, role: str) -> None:
+        """A process is on its way."""
+        self._ordered.add(role)
+
+    @property
+    def all_run(self) -> bool:
+        """Whether every process that was ordered is known."""
+        return not self._ordered
+
+    def begin_run(self, roles: Sequence[str]) -> None:
+        """These are the roles from now on; who lives on has its place."""
+        self.roles = roles
+
     def started(self, role: str, pid: int) -> None:
+        self._ordered.discard(role)
         self.pids[role] = pid
         self.starts[role] += 1
 
@@ -64,6 +87,21 @@ class ProcessTable:
         deaths = [at for at in self._deaths[role] if at > now - DEATHS_WITHIN_S]
         self._deaths[role] = [*deaths, now]
         return len(self._deaths[role])
+
+    def why_it_is_over(
+        self, role: str, pid: int, status: int, *, is_ready: bool
+    ) -> CometError | None:
+        """Why the broker ends of that death; None: it goes on with another process."""
+        how, deaths = how_it_ended(status), self.died(role)
+        if status == EXIT_FATAL:
+            return StoreError(f"{role} took the store out of service; see its log")
+        if self.is_hosted(role):
+            return CometError(f"the writer in process {pid} has ended, and this broker with it")
+        if not is_ready:
+            return CometError(f"{role} (process {pid}) ended {how} before the broker was ready")
+        if deaths > DEATHS_MAX:
+            return CometError(f"{role} has ended {how}, {deaths} times in a row")
+        return None
 
     @property
     def children(self) -> list[int]:

@@ -21,7 +21,7 @@ from cometmq.actors.runtime.logs import set_up_logging
 from cometmq.actors.runtime.roles import doorbell_count
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import Finish
-from cometmq.protocol.errors import StoreError
+from cometmq.protocol.errors import ConfigError, StoreError
 from cometmq.shm.derived.queue_check import StoreFiles
 from cometmq.shm.os.files import COMMITLOG_DIR, LOCK_FILE, check_store_folder, make_store_folders
 from cometmq.shm.os.locks import lock_for_family
@@ -50,6 +50,12 @@ def run_broker(
     """
     settings = replace(settings, store_path_root_dir=settings.store_path_root_dir.absolute())
     settings.check_for_writing()
+    if host is not None and settings.is_in_group:
+        raise ConfigError(
+            "enableDLegerCommitLog = true: a service that appends by itself has the writer in its "
+            "own process, which no change of the master could end: run the replicas as brokers of "
+            "their own"
+        )
     if settings.commit_log_dir != settings.store_path_root_dir / COMMITLOG_DIR:
         raise StoreError(
             f"storePathCommitLog = {settings.commit_log_dir}: the log lies in "

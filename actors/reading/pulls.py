@@ -7,6 +7,8 @@ import time
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from cometmq.actors.reading.held_pulls import Held, HeldPulls, Key
 from cometmq.actors.reading.room import PullsWithoutRoom
 from cometmq.actors.runtime.dispatched import Dispatched
@@ -18,7 +20,7 @@ from cometmq.protocol.filters import check_filters_on
 from cometmq.protocol.names import check_readable_topic
 from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.kernel.layout import RECORD_HEAD
-from cometmq.shm.live.control import Counter
+from cometmq.shm.live.control import Counter, Phase
 from cometmq.shm.live.queue_table import QueueTable
 from cometmq.shm.os.memory import memory_of
 from cometmq.shm.reading.mapped_reader import PULL_STATUS
@@ -73,6 +75,8 @@ class Pulls:
         self._answered = 0
         self._filters_on = family.settings.enable_property_filter
         self._wrote = family.control.read(Counter.WROTE)
+        self._phase = family.control.read(Counter.PHASE)
+        self._in_group = family.settings.is_in_group
         self._far_bytes = 0  # behind the log's end; 0: no slave is advised
         if family.settings.slave_read_enable:
             ratio = family.settings.access_message_in_memory_max_ratio_percent
@@ -113,6 +117,15 @@ class Pulls:
         return bool(self._wrote.value - physical_offset > self._far_bytes)
 
     def _read(self, command: PullMessages, queue_offset: int) -> tuple[int, GetResult]:
+        status, result = self._look_from(command, queue_offset)
+        is_ahead = queue_offset > result.max_queue_offset and status == PullStatus.OFFSET_MOVED
+        if is_ahead and self._in_group and self._phase.value < Phase.SERVING:
+            # This is to be the master of a group, which has that message and cannot show it yet.
+            status = PullStatus.NO_NEW_MESSAGE
+            result = msgspec.structs.replace(result, next_queue_offset=queue_offset)
+        return status, result
+
+    def _look_from(self, command: PullMessages, queue_offset: int) -> tuple[int, GetResult]:
         """Look from `queue_offset` on until something matches, for a bounded number of rounds."""
         tags, filter = _selected(command)
         for _ in range(ROUNDS_MAX):

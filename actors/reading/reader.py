@@ -49,7 +49,10 @@ class ReaderActor(ServiceActor):
         return self._pulls, self._questions, self._by_key, self._local
 
     def on_start(self) -> None:
-        self._family.wait_for(Counter.PHASE, Phase.SERVING)
+        if self._family.settings.is_in_group:  # a master may have to wait for others
+            self._family.wait_confirmed()
+        else:
+            self._family.wait_for(Counter.PHASE, Phase.SERVING)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         self._let_go_of_deleted()
 

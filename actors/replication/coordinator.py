@@ -14,22 +14,9 @@ from cometmq.actors.coordination.ledger import Ledger
 from cometmq.actors.replication.copied_ledger import CopiedLedger, LedgerArrivals
 from cometmq.actors.replication.follower import not_master
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.gate import QUESTIONS
 from cometmq.actors.runtime.service import Handler
-from cometmq.protocol.commands import (
-    Command,
-    DeleteSegments,
-    DescribeGroup,
-    EndpointsChanged,
-    FetchOffsets,
-    Finish,
-    GetLine,
-    GetStatistics,
-    HoldsWanted,
-    ListGroups,
-    ListHolds,
-    ListTopics,
-    Ping,
-)
+from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import StoreError
 from cometmq.protocol.ledger import Fold, LedgerDamaged, Place, decode_entry
 from cometmq.shm.reading.ledger_log import LedgerLog
@@ -38,11 +25,6 @@ log = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.005  # of the actor's time, for entries of the ledger
 RETRY_S: Final = 1.0
-#: Whatever else there is changes something, or belongs to members, who are the master's.
-QUESTIONS: Final = frozenset({
-    Ping, GetStatistics, Finish, GetLine, EndpointsChanged, HoldsWanted, DeleteSegments,
-    ListTopics, ListGroups, DescribeGroup, FetchOffsets, ListHolds,
-})  # fmt: skip
 
 
 class SlaveCoordinatorActor(CoordinatorActor):
@@ -62,14 +44,15 @@ class SlaveCoordinatorActor(CoordinatorActor):
 
     @classmethod
     def of_family(cls, family: Family, bind: Any) -> pykka.ActorRef[Any]:
-        return cls.start(family=family, **cls.arguments_of(family, bind) | {"queue_ends": None})
+        arguments = cls.arguments_of(family, bind) | {"queue_ends": None, "gate": None}
+        return cls.start(family=family, **arguments)
 
     def _find_handlers(self) -> dict[type[Command], Handler]:
         found = super()._find_handlers()
         return {kind: found[kind] if kind in QUESTIONS else self._refuse for kind in found}
 
     def _refuse(self, _command: Command, _request: Any) -> NoReturn:
-        raise not_master(self._family.settings.ha_master_address)
+        raise not_master(self._family.settings)
 
     # --- start and end ---
 
@@ -89,7 +72,7 @@ class SlaveCoordinatorActor(CoordinatorActor):
             self.listen_for_lines(self._family_address)
 
     def _make_ledger(self, last: Place, position: int) -> Ledger:
-        refusal = not_master(self._family.settings.ha_master_address)
+        refusal = not_master(self._family.settings)
         self._ledger = CopiedLedger(refusal, last=last, position=position)
         return self._ledger
 

@@ -19,7 +19,7 @@ from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.ends import Ends
 from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
 from cometmq.actors.writer.segments import SegmentWait
-from cometmq.conf import FlushDiskType
+from cometmq.conf import BrokerSettings, FlushDiskType
 from cometmq.protocol.commands import Command, DiskState, Done, TopicsChanged
 from cometmq.protocol.errors import (
     DiskFull,
@@ -39,6 +39,7 @@ from cometmq.shm.kernel._kernel import (
     Sleepers,
 )
 from cometmq.shm.live.control import Counter, Doorbell, Phase
+from cometmq.shm.log.replica import REPLACE_IT
 from cometmq.shm.os.locks import StoreLock
 from cometmq.shm.reading.derived_log import last_marks
 
@@ -67,11 +68,11 @@ class State(StrEnum):
 class MastersCommands:
     """What a master's commitlog process takes, and a slave's refuses."""
 
-    def __init__(self, master: str) -> None:
-        self._master = master
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
 
     def _refuse(self, _command: Command, _request: Request) -> NoReturn:
-        raise not_master(self._master)
+        raise not_master(self._settings)
 
     on_send_messages = on_append_records = on_get_line = on_get_derived = _refuse
     on_stage_messages = on_close_stage = on_commit_stages = on_drop_stages = _refuse
@@ -114,16 +115,22 @@ class FollowerActor(ServiceActor):
     What does not follow on the log's end, or is no record of that place, is refused: nothing of it
     is ever laid down, and the master is asked again. What is refused again and again, and a master
     whose log ends before this one, end the following: this log is no beginning of that one.
+
+    In a group it is the `ha` process of this broker that sends the master's log, by a socket
+    of this machine (`Family.log_source`), having made it certain that it follows on this one.
     """
 
     role = "commitlog"
     part_types: ClassVar[tuple[type, ...]] = (MastersCommands,)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
-        self._masters_commands = MastersCommands(family.settings.ha_master_address)
+        self._masters_commands = MastersCommands(family.settings)
         super().__init__(bind=bind, limits=ConnectionLimits.of(family.settings))
         self._family = family
         self._settings = family.settings
+        self._in_group = family.settings.is_in_group
+        self._source = _source_of(family)
+        self._master = "the ha process" if self._in_group else f"master {self._source}"
         control = family.control
         self._phase = control.own(Counter.PHASE)
         self._sleepers = Sleepers(family.doorbells[Doorbell.APPENDERS])
@@ -148,13 +155,14 @@ class FollowerActor(ServiceActor):
     def on_start(self) -> None:
         settings = self._settings
         self._lock = StoreLock(self._family.store, 0)
-        begin_log(self._family, where_empty=partial(_ask_where_it_begins, self._family))
+        ask = None if self._in_group else partial(_ask_where_it_begins, self._family)
+        begin_log(self._family, where_empty=ask)
         self._log = open_log(
             self._family, self._flushed, lambda end: self._segments.need(end, self._log)
         )
         if self._sync:
             self._log.appender.want()  # what the one before us may not have come to ask for
-        self._family.wait_recovered()
+        self._family.wait_confirmed()
         self._cursors.load(self._family.queue_table())
         self._ends = Ends(self._family, self._log.appender)
         self._ends.add(self._cursors)  # the one before us may not have told of all
@@ -166,7 +174,7 @@ class FollowerActor(ServiceActor):
         marks.look()
         self._cursors.begin(ask_topics(self._family))
         self._line = MasterLine(
-            settings.ha_master_address,
+            self._source,
             call_soon=self.call_soon,
             after=self.after,
             on_connected=self._on_connected,
@@ -183,7 +191,7 @@ class FollowerActor(ServiceActor):
     # --- the connection ---
 
     def _on_connected(self, fd: int) -> None:
-        log.info("connected to master %s at %d", self._line.address, self._log.physical_offset)
+        log.info("connected to %s at %d", self._master, self._log.physical_offset)
         self._become(State.FOLLOWING)
         self._fd = fd
         if self._disk_full:
@@ -194,19 +202,22 @@ class FollowerActor(ServiceActor):
 
     def _lose(self, why: str) -> None:
         """The connection, or another attempt at one; the next comes after a pause."""
-        self._say(f"master {self._line.address} {why}")
+        self._say(f"{self._master} {why}")
         self._hang_up()
         self._become(State.WAITING, why)
         self._line.open_later()
 
     def _end_following(self, why: str) -> None:
         """Following has no end that this process could reach by itself."""
-        log.critical(
-            "following master %s is over at %d: %s. This store keeps its files and serves what it "
-            "has. If that master is the right one, its log is another one than this copy: move the "
-            "store away, and start the slave with an empty one",
-            self._line.address, self._log.physical_offset, why,
-        )  # fmt: skip
+        what = (
+            f"This store keeps its files and serves what it has: {REPLACE_IT}"
+            if self._in_group
+            else "This store keeps its files and serves what it has. If that master is the right "
+            "one, its log is another one than this copy: move the store away, and start the slave "
+            "with an empty one"
+        )
+        log.critical("following %s is over at %d: %s. %s",
+                     self._master, self._log.physical_offset, why, what)  # fmt: skip
         self._hang_up()
         self._become(State.STOPPED, why)
 
@@ -227,14 +238,14 @@ class FollowerActor(ServiceActor):
         log.log(level, "%s", text)
 
     def _look_at_line(self) -> None:
-        """Both sides end a connection that nothing comes by (RocketMQ's housekeeping)."""
+        """Both sides end a connection that nothing comes by (RocketMQ's housekeeping). In a group
+        the other end may have nothing to say, and its end is seen at once."""
         if not self._line.is_open:
             return
         now = time.monotonic()
         silent_s = now - self._line.heard_at
-        if self._state is not State.NO_ROOM and silent_s * 1000 > (
-            self._settings.ha_housekeeping_interval_ms
-        ):
+        is_silent = silent_s * 1000 > self._settings.ha_housekeeping_interval_ms
+        if is_silent and self._state is not State.NO_ROOM and not self._in_group:
             self._lose(f"has been silent for {silent_s:.1f} s: the connection is closed")
         elif (now - self._line.reported_at) * 1000 >= self._settings.ha_send_heartbeat_interval_ms:
             self._acknowledge(always=True)
@@ -317,8 +328,7 @@ class FollowerActor(ServiceActor):
         if self._copy.frame_bytes == 0:  # it has no more
             age_ms = 0
         if self._state is State.FOLLOWING and age_ms < CAUGHT_UP_MS and not self._copy.held:
-            log.info("caught up with master %s at %d",
-                     self._line.address, self._log.physical_offset)  # fmt: skip
+            log.info("caught up with %s at %d", self._master, self._log.physical_offset)
             self._become(State.CAUGHT_UP)
         elif self._state is State.CAUGHT_UP and age_ms > FALLEN_BEHIND_MS:
             self._become(State.FOLLOWING)
@@ -326,7 +336,13 @@ class FollowerActor(ServiceActor):
     def _refuse(self, why: int) -> None:
         """Nothing of it is laid down."""
         copy, end = self._copy, self._copy.end
-        if why == COPY_FRAME:
+        if self._in_group and why != COPY_RECORD:
+            self._refuse_here(
+                self._log.physical_offset,
+                f"a frame of {copy.frame_bytes} bytes that begins at {copy.frame_offset} came, and "
+                f"this log ends at {end}",
+            )
+        elif why == COPY_FRAME:
             self._lose(f"sends a frame of {copy.frame_bytes} bytes, which none may have")
         elif why == COPY_GAP and copy.frames == 0 and copy.frame_offset < end:
             self._end_following(
@@ -339,10 +355,11 @@ class FollowerActor(ServiceActor):
             begin = "; this store is empty: start the broker again" if is_empty else ""
             self._lose(f"sends from {copy.frame_offset} on, and this log ends at {end}{begin}")
         else:
-            self._refuse_record(self._log.physical_offset, copy.why)
+            self._refuse_here(self._log.physical_offset, copy.why)
 
-    def _refuse_record(self, at: int, why: str) -> None:
-        log.error("what master %s sends for %d is refused: %s", self._line.address, at, why)
+    def _refuse_here(self, at: int, why: str) -> None:
+        """What would follow on this log's end and cannot; the last time it is the same."""
+        log.error("what %s sends for %d is refused: %s", self._master, at, why)
         self._refusals = self._refusals + 1 if at == self._refused_at else 1
         self._refused_at = at
         if self._refusals >= REFUSALS_MAX:
@@ -404,7 +421,7 @@ class FollowerActor(ServiceActor):
             "queues": len(self._cursors),
             "topics": self._cursors.topic_count,
             "pid": os.getpid(),
-            "master": self._settings.ha_master_address,
+            "master": self._source,
             "master_state": self._state.value,
             "master_trouble": self._why,
             "acknowledged": self._line.reported,
@@ -416,6 +433,12 @@ class FollowerActor(ServiceActor):
         elif self._log.last_store_timestamp:
             found["behind_ms"] = int(time.time() * 1000) - self._log.last_store_timestamp
         return found
+
+
+def _source_of(family: Family) -> str:
+    """Who sends the log, see MasterLine."""
+    settings = family.settings
+    return family.log_source if settings.is_in_group else settings.ha_master_address
 
 
 def _ask_where_it_begins(family: Family) -> int:
@@ -438,6 +461,9 @@ def _cursor_of(cursors: Cursors, topic: str, queue_id: int) -> QueueCursor | Non
         return None
 
 
-def not_master(master: str) -> NotMaster:
+def not_master(settings: BrokerSettings) -> NotMaster:
     """What a slave answers to whoever wants something changed."""
+    if settings.is_in_group:
+        return NotMaster(f"this replica of group {settings.group_name} is not its master")
+    master = settings.ha_master_address
     return NotMaster(f"this broker is a slave of {master}: send to the master")

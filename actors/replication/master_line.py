@@ -1,5 +1,7 @@
 """A slave's connection to its master: RocketMQ's plain replication, as it is spoken on the wire.
 
+In a group it is the `ha` process of the same broker that speaks so, see log_line.py.
+
 The slave says how far it is (i64, big-endian): with the first report it asks for what follows on
 that, with each later one it acknowledges. The master sends frames (`HA_FRAME`), which the kernel
 takes (`LogCopy`). RocketMQ DefaultHAClient, DefaultHAConnection.
@@ -7,7 +9,9 @@ takes (`LogCopy`). RocketMQ DefaultHAClient, DefaultHAConnection.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import socket
 import struct
 import threading
@@ -18,6 +22,7 @@ from typing import Final
 
 from cometmq.protocol.errors import ServiceNotAvailable
 from cometmq.protocol.retry import pause_s, spread
+from cometmq.protocol.wire.line import abstract, peer_uid
 from cometmq.shm.kernel.layout import HA_FRAME
 
 log = logging.getLogger(__name__)
@@ -26,7 +31,10 @@ CONNECT_TIMEOUT_S: Final = 5.0
 RECEIVE_BUFFER_BYTES: Final = 4 << 20  # RocketMQ's
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0  # RocketMQ's, always
+FIRST_PAUSE_HERE_S: Final = 0.02
+LONGEST_PAUSE_HERE_S: Final = 0.2  # whoever is to answer is a process of this machine
 REPORT: Final = struct.Struct(">q")
+UNIX: Final = "unix:@"  # begins the address of an abstract Unix socket
 
 
 def address_of_master(text: str) -> tuple[str, int]:
@@ -35,12 +43,40 @@ def address_of_master(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def is_here(address: str) -> bool:
+    """Whether it is an abstract Unix socket: unix:@name."""
+    return address.startswith(UNIX)
+
+
 def connect(address: str) -> socket.socket:
     """Look the master up and connect to it. Blocks. Raises OSError."""
+    if is_here(address):
+        return _connect_here(address.removeprefix(UNIX))
     made = socket.create_connection(address_of_master(address), CONNECT_TIMEOUT_S)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
     return made
+
+
+def _connect_here(name: str) -> socket.socket:
+    """To a process of this user, that listens at that abstract name. Raises OSError."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(CONNECT_TIMEOUT_S)
+        made.connect(abstract(name))
+        if peer_uid(made) != os.getuid():
+            raise PermissionError(errno.EPERM, f"user {peer_uid(made)} listens at @{name}")
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _pause_s(address: str, failures: int) -> float:
+    first, longest = FIRST_PAUSE_S, LONGEST_PAUSE_S
+    if is_here(address):
+        first, longest = FIRST_PAUSE_HERE_S, LONGEST_PAUSE_HERE_S
+    return spread(pause_s(failures, first_s=first, most_s=longest))
 
 
 class MasterLine:
@@ -49,7 +85,7 @@ class MasterLine:
     Looking up the master's name and connecting may block, and do so in a thread of their own.
 
     Args:
-        address: host:port.
+        address: host:port, or unix:@name.
         call_soon: has a call made in the actor's thread.
         after: has a call made there after so many seconds.
         on_connected: in the actor's thread; the descriptor to listen to.
@@ -99,8 +135,7 @@ class MasterLine:
     def open_later(self) -> None:
         """After the pause that follows on so many failures."""
         self.failures += 1
-        pause = pause_s(self.failures, first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
-        self._after(spread(pause), self._open_unless_closed)
+        self._after(_pause_s(self.address, self.failures), self._open_unless_closed)
 
     def _open_unless_closed(self) -> None:
         if not self._closed and self._socket is None:
@@ -175,8 +210,7 @@ def ask_where_it_begins(address: str, *, gone: threading.Event, say: Callable[[s
             if str(error) != said:
                 said = str(error)
                 say(said)
-        pause = spread(pause_s(failures, first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S))
-        gone.wait(pause)
+        gone.wait(_pause_s(address, failures))
     raise ServiceNotAvailable("the broker has ended")
 
 

@@ -2,8 +2,299 @@
 
 from __future__ import annotations
 
-from cometmq.actors.replication.ha import HaActor
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cometmq.actors.replication.core.record import GroupRecord, Life, new_record
+from cometmq.actors.replication.core.replica import Replica
+from cometmq.actors.replication.core.settings import Settings
+from cometmq.actors.replication.deeds import Deeds
+from cometmq.actors.replication.driver import Driver
+from cometmq.actors.replication.engine_calls import EngineCalls
+from cometmq.actors.replication.engines.engine import now_s
+from cometmq.actors.replication.engines.opening import open_engine
+from cometmq.actors.replication.log_line import LogLine
+from cometmq.actors.replication.log_view import GroupLog
+from cometmq.actors.replication.peers import Peers
+from cometmq.actors.replication.promises_file import PromisesFile
+from cometmq.actors.replication.run import Runs, WholeFlushed
+from cometmq.actors.replication.said import Said
+from cometmq.actors.replication.secret import load_secret
+from cometmq.actors.replication.waiting import WaitingFrames
+from cometmq.actors.runtime.family import EXIT_FATAL, Family
+from cometmq.actors.runtime.service import ServiceActor
+from cometmq.conf import BrokerSettings, FlushDiskType
+from cometmq.protocol.errors import StoreDamaged
+from cometmq.shm.live.control import Counter, Phase
+from cometmq.shm.os.processes import boot_id
+
+log = logging.getLogger(__name__)
 
 
-class MemberActor(HaActor):
-    """To come."""
+class MemberActor(ServiceActor):
+    """Hosts the core of this replica: hands it what happens, and has done what it says.
+
+    Writes, alone: `replicated` (what is confirmed), `confirm_known`, `service`, `slaves_from`;
+    cometmq.promises.
+    Wakes on: frames of the other replicas; `wrote`, `flushed` and `phase` of the run that is under
+    way; the line to its commitlog process; the engine's watch; a timer.
+    Dies of: a promise that cannot be kept, a record of the log that does not hold, a log that is
+    not the group's: then the whole broker ends. Killed, it has the supervisor begin another run, as
+    a follower; the next process registers as another life of the store.
+    """
+
+    role = "ha"
+
+    def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        super().__init__(bind=bind)
+        self._family = family
+        settings = family.settings
+        self._peer = settings.own_peer
+        self._group = settings.group_name
+        self._settings = Settings(
+            group=self._group,
+            replica=self._peer.replica,
+            address=self._peer.address,
+            sync_flush=settings.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        )
+        self._secret = load_secret(Path(settings.group_secret_file))
+        self._said = Said()
+        self._flushed = WholeFlushed()
+        self._known: GroupRecord | None = None  # whose replicas are connected
+
+    # --- start ---
+
+    def on_start(self) -> None:
+        family, settings = self._family, self._family.settings
+        family.wait_for(Counter.PHASE, Phase.RECOVERED)
+        self._runs = Runs(
+            family, call_soon=self.call_soon, on_begun=self._on_run, on_failed=self._end
+        )
+        self._log = GroupLog(family.store, settings.mapped_file_size_commit_log_bytes)
+        promises = PromisesFile(family.store)
+        self._core = self._make_core(promises)
+        self._frames = WaitingFrames(self._may_append, self._said)
+        self._peers = Peers(
+            group=self._group,
+            own=self._peer.replica,
+            secret=self._secret,
+            bind=_bind_address(settings),
+            on_frame=self._frames.put,
+            said=self._said,
+        )
+        self._peers.replace(dict(settings.group_peers))
+        self._log_line = LogLine(family.log_source, self._runs.now.wrote_cell, self._on_laid_down)
+        self._engine = self._make_engine(settings)
+        self._deeds = Deeds(
+            self._group,
+            peers=self._peers,
+            log_view=self._log,
+            log_line=self._log_line,
+            engine=self._engine,
+            promises=promises,
+            runs=self._runs,
+            said=self._said,
+            on_stop=self._end,
+        )
+        self._driver = Driver(self._core, self._deeds.do, self._on_idle, self._end)
+        self.inbox.listen_to_doorbell(family.doorbell_fd)
+        for source in (*self._peers.sources, self._log_line.fileno()):
+            self.inbox.listen_to(source)
+        self._driver.event(self._core.start, now_s())
+        self._engine.open(self._core.local.life)
+        self.every(self._settings.beat_s, self._tick)
+        self._look()
+
+    def _make_core(self, promises: PromisesFile) -> Replica:
+        begin, run = self._log.begins_at(), self._runs.now
+        return Replica(
+            self._settings,
+            promises.load(self._group, self._peer.replica),
+            self._log,
+            begin=begin,
+            end=max(begin, run.wrote),
+            flushed=min(run.wrote, max(begin, run.flushed)),
+            known_end=0,  # the commitlog process has looked at the counters of a killed run
+            boot_id=boot_id(),
+        )
+
+    def _make_engine(self, settings: BrokerSettings) -> EngineCalls:
+        return EngineCalls(
+            self._group,
+            settings.group_session_timeout_ms / 1000,
+            lambda: open_engine(settings.group_engine),
+            self,
+            call_soon=self.call_soon,
+            after=self.after,
+            listen_to=self.inbox.listen_to,
+        )
+
+    # --- the others ---
+
+    def on_readable(self, source: Any) -> None:
+        if source in self._peers.sources:
+            if self._peers.receive():
+                self.call_soon(lambda: self.on_readable(source))
+        elif source == self._log_line.fileno():
+            self._log_line.on_readable()
+        elif source == self._engine.watched_fd:
+            self._engine.look()
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        while not self._driver.is_busy and (come := self._frames.next()) is not None:
+            self._deeds.content = come.content
+            self._driver.event(self._core.frame, come.sender, come.frame, come.length, come.crc)
+
+    def _may_append(self) -> bool:
+        """A master refuses bytes, at once."""
+        return self._log_line.is_ready or self._runs.now.epoch > 0
+
+    def _connect(self) -> None:
+        """To the replicas that the record names."""
+        record = self._core.record
+        if record is not None and record is not self._known:
+            self._known = record
+            self._peers.replace({name: each.address for name, each in record.replicas.items()})
+
+    # --- the engine: what EngineCalls tells ---
+
+    def learned(self, version: int, record: GroupRecord | None, number: int = 0) -> None:
+        if record is None:
+            self._found_group()
+        self._driver.event(self._core.learned, version, record, number)
+        self._connect()
+
+    def cas_applied(self, ticket: int, version: int) -> None:
+        self._driver.event(self._core.cas_applied, ticket, version)
+        self._connect()
+
+    def cas_refused(self, ticket: int, version: int, record: GroupRecord) -> None:
+        self._driver.event(self._core.cas_refused, ticket, version, record)
+        self._connect()
+
+    def cas_unknown(self, ticket: int) -> None:
+        self._driver.event(self._core.cas_unknown, ticket)
+
+    def session(self, until: float | None) -> None:
+        self._driver.event(self._core.session, until)
+
+    def sessions(self, alive: Iterable[Life]) -> None:
+        self._driver.event(self._core.sessions, alive)
+
+    def _found_group(self) -> None:
+        """The first replica makes the record of a new group, and nobody else ever does. A store
+        that was in a group before knows that a record was lost, and that there was one."""
+        settings = self._family.settings
+        if self._peer == settings.group_peers[0] and self._core.local.is_new:
+            log.info("making the record of the new group %s", self._group)
+            record = new_record(self._group, settings.group_peers, min_iss=settings.min_iss)
+            self._engine.make(record)
+
+    # --- time ---
+
+    def _tick(self) -> None:
+        self._engine.tick()
+        if self._driver.is_busy:
+            return
+        self._driver.event(self._core.tick, now_s())
+        run, local = self._runs.now, self._core.local
+        if not self._driver.is_busy and local.begin < run.begin <= local.confirm:
+            self._driver.event(self._core.cleaned, run.begin)
+        needed = [each.held for each in self._core.followers() if each.sent]
+        run.keep_from(min(needed, default=None))
+        self._log.keep([each for each in (local.end, *needed) if each >= local.begin])
+
+    # --- the log of the run that is under way ---
+
+    def on_doorbell(self) -> None:
+        self._log_line.look()
+        self._look()
+        self._take_frames()
+
+    def _on_idle(self) -> None:
+        self._look()
+        self._connect()
+        self._take_frames()
+
+    def _look(self) -> None:
+        """Tell the core how far the log is written and flushed."""
+        run, core = self._runs.now, self._core
+        run.arm()
+        if self._driver.is_busy or not run.is_recovered:
+            return
+        run.confirm(core.local.confirm)
+        if core.leads and run.wrote > core.local.end:
+            self._driver.event(core.appended, run.wrote)
+        if not self._driver.is_busy and (flushed := self._flushed.news(run, core.local.end)):
+            self._driver.event(core.flushed, flushed)
+
+    def _on_laid_down(self, end: int) -> None:
+        """The commitlog process has laid down what it was given."""
+        self._flushed.laid_down(end)
+        self._driver.go_on()
+
+    def _on_run(self, stopped_at: int | None) -> None:
+        """Another run has begun."""
+        self._log_line.begin_run(self._runs.now.wrote_cell)
+        self._log.forget_from(0)
+        self._flushed.begin_run()
+        if stopped_at is not None:
+            self._driver.event_first(self._core.stopped, stopped_at)
+        self._driver.go_on()
+
+    # --- end ---
+
+    def settle(self) -> None:
+        """All is on the disk; others may take over at once."""
+        self._look()
+        core, run = self._core, self._runs.now
+        if not self._driver.is_busy and run.is_recovered and run.flushed == core.local.end:
+            self._driver.event(core.ending)
+        self._engine.close()
+        self._runs.close()
+        self._peers.close()
+        self._log_line.close()
+        self._log.close()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        core, record = self._core, self._core.record
+        found: dict[str, int | float | str] = {
+            "group": self._group,
+            "replica": self._peer.replica,
+            "replica_role": "master" if core.leads else "follower",
+            "epoch": record.epoch if record else 0,
+            "master": record.master if record else "",
+            "in_sync": ",".join(record.iss) if record else "",
+            "end": core.local.end,
+            "replicated": core.local.confirm,
+            "pid": os.getpid(),
+            **self._peers.statistics(),
+        }
+        for number, each in enumerate(core.followers()):
+            found |= {
+                f"follower.{number}.replica": each.replica,
+                f"follower.{number}.held": each.held,
+                f"follower.{number}.lag_bytes": max(0, core.local.end - each.held),
+                f"follower.{number}.in_sync": int(each.in_sync),
+                f"follower.{number}.why": each.why,
+            }
+        return found
+
+    def _end(self, why: str) -> NoReturn:
+        """This replica must not go on; its files stay."""
+        if not self.started.is_set():
+            raise StoreDamaged(why)
+        log.critical("this replica ends: %s", why)
+        logging.shutdown()
+        os._exit(EXIT_FATAL)
+
+
+def _bind_address(settings: BrokerSettings) -> str:
+    """Where the other replicas come to: at our port of dLegerPeers, on bindAddress."""
+    host = settings.bind_address.strip("[]")
+    port = settings.own_peer.address.rpartition(":")[2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

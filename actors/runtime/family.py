@@ -9,7 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -59,6 +59,7 @@ class Family:
         doorbell: the number of this process's own eventfd in `doorbells`.
         addresses: where the actors take commands from the family, by role.
         bind: where this one listens to clients; None if it has no clients.
+        epoch: that this replica of a group is the master of, in this run; 0: it is none.
     """
 
     role: str
@@ -71,6 +72,7 @@ class Family:
     bind: str | None = None
     clean: bool = True  # the last run ended in order
     last_run: LastRun | None = None  # it was killed, and these were its counters
+    epoch: int = 0
     control: ControlFile = field(init=False)
     # The broker has ended and this process has not: nobody is to wait for a counter.
     gone: threading.Event = field(default_factory=threading.Event, init=False)
@@ -103,15 +105,26 @@ class Family:
         sync = self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         return Counter.FLUSHED if sync else Counter.WROTE
 
+    @property
+    def log_source(self) -> str:
+        """Where the `ha` process of a group hands the commitlog process the log of the master: an
+        abstract Unix socket, see MasterLine."""
+        name = self.addresses["ha"].removeprefix("ipc://").removesuffix("-ha")
+        return f"unix:{name}-log"
+
     def queue_table(self, *, writable: bool = False) -> QueueTable:
         return QueueTable.open(
             self.store / QUEUES_FILE, self.control.read(Counter.QUEUES), writable=writable
         )
 
     def ledger_log(self) -> LedgerLog:
-        """The ledger, once the log is recovered and dispatched. To be called in the one thread that
-        this process's doorbell is for."""
-        self.wait_recovered()
+        """The ledger, once the log is recovered and dispatched; on a slave, which has a later part
+        of it come by itself, as far as it may be shown. To be called in the one thread that this
+        process's doorbell is for."""
+        if self.settings.is_slave:
+            self.wait_confirmed()
+        else:
+            self.wait_recovered()
         return LedgerLog(self.store_reader())
 
     def store_reader(self, limits: ReadLimits | None = None) -> StoreReader:
@@ -130,6 +143,8 @@ class Family:
         them. To be called in the one thread that this process's doorbell is for."""
         if self.clean or self.control.read(Counter.PHASE).value >= Phase.SERVING:
             return None
+        if self.settings.is_in_group:
+            return None  # nothing that was confirmed is cut
 
         def ends() -> dict[tuple[str, int], int]:
             self.wait_recovered()
@@ -156,11 +171,36 @@ class Family:
         return stored
 
     def wait_recovered(self) -> None:
-        """Until the log is recovered and the queues are. Not `dispatched` alone: an empty log is
-        dispatched at once, and its queues may have ended elsewhere before."""
+        """Until the log is recovered and the queues are: in a group that elects its master, until
+        all that the log has now is confirmed. Not `dispatched` alone: an empty log is dispatched at
+        once, and its queues may have ended elsewhere before."""
         self.wait_for(Counter.PHASE, Phase.RECOVERED)
         self.wait_for(Counter.QUEUES_RECOVERED, 1)
         self.wait_for(Counter.DISPATCHED, self.control.read(Counter.WROTE).value)
+
+    def wait_confirmed(self) -> None:
+        """Until the log is recovered, and the queues are as far as they may be shown. For who does
+        not need whole queues: the rest, which is for others to confirm, may take any time."""
+        if not self.settings.is_in_group:
+            self.wait_recovered()
+            return
+        self.wait_for(Counter.PHASE, Phase.RECOVERED)
+        self.wait_for(Counter.QUEUES_RECOVERED, 1)
+        self.wait_for(Counter.DISPATCHED, self.confirmed_end)
+
+    @property
+    def confirmed_end(self) -> int:
+        """The end of what may be dispatched, of what is in the log."""
+        return min(self.control.read(Counter.WROTE).value, self.control.read(self.cover).value)
+
+    def in_next_run(self, epoch: int) -> Family:
+        """For `ha`, which outlives a run: with the control file and the settings of the next one.
+
+        Args:
+            epoch: as it was ordered by BeginRun.
+        """
+        settings = self.settings.for_run(epoch)
+        return replace(self, settings=settings, epoch=epoch, clean=False, last_run=None)
 
     def wait_dispatched(self) -> None:
         """Until what is in the log is in its queues. Raises ServiceNotAvailable after a second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from cometmq.actors.runtime.gate import Gate
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import CometError, ShuttingDown, SystemBusy
 
@@ -20,9 +21,14 @@ class Admission:
     Sends that came while a put hung cannot be told apart by age: their time in a socket is not
     known. All that the sockets held when it was over are refused once, as RocketMQ refuses what
     comes while a put holds its lock for too long.
+
+    Args:
+        gate: of a master in a group, which is asked once for each group of sends.
     """
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, gate: Gate | None = None) -> None:
+        self._gate = gate
+        self._refusal: CometError | None = None  # of the gate, for this group of sends
         self._bytes_max = settings.max_in_flight_send_bytes
         self._wait_max_s = settings.wait_time_in_send_queue_ms / 1000
         self._put_max_s = settings.os_page_cache_busy_time_out_ms / 1000
@@ -59,6 +65,8 @@ class Admission:
             waits_since: when the first of those that wait for the disk was stored.
         """
         self._busy = None
+        if self._gate is not None:
+            self._refusal = self._gate.why_not_stored()
         oldest_wait_s = 0.0 if waits_since is None else now - waits_since
         if self._last_put_s > self._put_max_s and now < self._last_end + CAME_MEANWHILE_S:
             self._busy = SystemBusy(
@@ -86,10 +94,18 @@ class Admission:
             raise self._busy
         self.check_lasting(waiting_bytes)
 
+    def check_alone(self) -> None:
+        """`check` for a command that is in no group of sends."""
+        if self._gate is not None:
+            self._refusal = self._gate.why_not_stored()
+        self.check(0)
+
     def check_lasting(self, waiting_bytes: int) -> None:
         """`check` for who is in no group: a thread that had to wait for the put before its own."""
         if self._closed is not None:
             raise self._closed
+        if self._refusal is not None:
+            raise self._refusal
         if waiting_bytes > self._bytes_max:
             raise SystemBusy(
                 f"{waiting_bytes} bytes wait for the disk, or for slaves, at most "

@@ -37,16 +37,27 @@ class Confirming(msgspec.Struct, frozen=True):
         counter: below it everything is confirmed; it rings the actor's doorbell.
         timeout_s: after that an answer says that it is stored, but not confirmed in time.
         late: the error that stands for that.
+        by_group: what it does not confirm may be cut from the log.
     """
 
     counter: SleepCell
     timeout_s: float
     late: type[NotConfirmed]
+    by_group: bool = False
 
     @property
     def text(self) -> str:
+        within = f"within {self.timeout_s * 1000:.0f} ms"
+        if self.by_group:
+            return f"stored, but not confirmed by the group {within} (slaveTimeout)"
         verb = "flushed" if self.late is FlushDiskTimeout else "acknowledged by a slave"
-        return f"not {verb} within {self.timeout_s * 1000:.0f} ms"
+        return f"not {verb} {within}"
+
+    def told(self, answer: Command) -> Command:
+        """The answer of one that is late."""
+        if self.by_group and isinstance(answer, RecordsAppended):  # of which no actor makes do
+            return late(answer, NotConfirmed, self.text)
+        return late(answer, self.late, self.text)
 
 
 class Slaves:
@@ -201,8 +212,7 @@ class Answers:
             if time.monotonic() < due:
                 return
             waiting = queue.popleft()
-            answer = late(waiting.answer, confirming.late, confirming.text)
-            waiting.request.reply(answer, waiting.payload)
+            waiting.request.reply(confirming.told(waiting.answer), waiting.payload)
 
     def _due(self, cover: int, waiting: Waiting) -> tuple[float, Confirming]:
         """When it has waited for long enough, and for whom: the first that lets it wait so long."""

@@ -11,6 +11,7 @@ from typing import Final
 
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family, out_of_service
+from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.writer.admission import Admission
@@ -94,7 +95,8 @@ class CommitLogActor(ServiceActor):
         self._flush_timeout_s = family.settings.sync_flush_timeout_ms / 1000
         self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._cursors = Cursors(family.settings)
-        self._admission = Admission(family.settings)
+        self._gate = Gate.of(family)
+        self._admission = Admission(family.settings, self._gate)
         self._slave_timeout_s = family.settings.slave_timeout_ms / 1000
         self._slaves: Slaves | None = None
         if family.settings.slaves_wanted:
@@ -108,6 +110,11 @@ class CommitLogActor(ServiceActor):
                 self._replicated, self._slave_timeout_s, FlushSlaveTimeout
             )
             policy |= Cover.REPLICATED
+        if self._gate is not None:  # whoever confirms has it on this disk, where that is promised
+            confirming[Cover.REPLICATED] = Confirming(
+                self._replicated, self._slave_timeout_s, FlushSlaveTimeout, by_group=True
+            )
+            policy = Cover.REPLICATED
         self._answers = Answers(confirming, policy=policy, slaves=self._slaves, after=self.after)
 
     # --- start ---
@@ -264,7 +271,7 @@ class CommitLogActor(ServiceActor):
         return Done()
 
     def on_stage_messages(self, command: StageMessages, request: Request) -> Command:
-        self._admission.check(0)
+        self._admission.check_alone()
         frames = [frame.buffer for frame in request.payload]
         self._staging.stage(command, frames, host_bytes(command.born_host))
         return Done()
@@ -281,7 +288,7 @@ class CommitLogActor(ServiceActor):
         self._staging.close_stage(command, lambda result: self.call_soon(lambda: answer(result)))
 
     def on_commit_stages(self, command: CommitStages, _request: Request) -> Command:
-        self._admission.check(0)
+        self._admission.check_alone()
         with self._desk.alone():
             return self._staging.commit(command)
 
@@ -308,6 +315,8 @@ class CommitLogActor(ServiceActor):
         self._desk.keyed.let_go_of_deleted()
         derived = self._desk.derived
         derived.tell_cleaner()
+        if self._gate is not None and self._gate.why_not_stored() is not None:
+            return
         if derived.is_snapshot_due:
             with self._desk.alone():
                 if derived.keep():

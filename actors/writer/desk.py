@@ -33,6 +33,7 @@ from cometmq.protocol.derived import MARK_BYTES_MAX, snapshot_bytes_max
 from cometmq.protocol.errors import (
     BadRequest,
     FlushDiskTimeout,
+    FlushSlaveTimeout,
     MessageIllegal,
     ServiceNotAvailable,
 )
@@ -258,12 +259,25 @@ class Desk:
     def wait_covered(self) -> None:
         """Nobody else is served meanwhile: what they send has to wait for the same disk. Slaves
         that are late are not an error: what is stored stays, and is sent to them."""
+        if self._family.settings.is_in_group:
+            self._wait_group()
+            return
         self._wait_flushed()
         if self._answers.policy & Cover.REPLICATED and not self.why_no_slave():
             with suppress(ServiceNotAvailable):
                 self._family.wait_for(
                     Counter.REPLICATED, self._log.physical_offset, self._slave_timeout_s
                 )
+            self._answers.release()
+
+    def _wait_group(self) -> None:
+        try:
+            self._family.wait_for(
+                Counter.REPLICATED, self._log.physical_offset, self._slave_timeout_s
+            )
+        except ServiceNotAvailable as error:
+            raise FlushSlaveTimeout(f"stored, but not confirmed by the group: {error}") from None
+        finally:
             self._answers.release()
 
     def why_no_slave(self) -> str:

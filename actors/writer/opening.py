@@ -19,13 +19,16 @@ from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.live.control import HOT_STEP_BYTES, Counter, Phase
 from cometmq.shm.log.commit_log import CommitLog
+from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.log.recovery import (
     LAST_RUN_ENDED,
+    LogEnd,
     cut,
     recover_log,
     without_torn_write,
     zero_behind,
 )
+from cometmq.shm.log.replica import recover_replica
 from cometmq.shm.log.torn import without_torn_record
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment, list_segments
@@ -42,7 +45,8 @@ def begin_log(family: Family, *, where_empty: Callable[[], int] | None = None) -
     """Find the end of the log: by scanning at the start of a run, else `wrote` says it.
 
     Args:
-        where_empty: asked where a log begins that never had a record; the default is 0.
+        where_empty: asked where a log begins that never had a record; the default is 0, or in a
+            group where it was begun.
     """
     store, control = family.store, family.control
     segment_bytes = family.settings.mapped_file_size_commit_log_bytes
@@ -51,15 +55,7 @@ def begin_log(family: Family, *, where_empty: Callable[[], int] | None = None) -
         dirty = zero_behind(store, segment_bytes, wrote.value, family.settings.max_message_size)
         log.info("going on at %d, %d unfinished bytes zeroed", wrote.value, dirty)
         return
-    end = recover_log(
-        store,
-        segment_bytes,
-        clean=family.clean,
-        check_crc=family.settings.check_crc_on_recover,
-        cut_at_damage=family.settings.cut_log_at_damage,
-        last_run=family.last_run,
-        without_torn=without_torn_record if family.settings.is_slave else without_torn_write,
-    )
+    end, continued = _recover(family)
     starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
     if where_empty is not None and end.physical_offset == (starts[0] if starts else 0):
         begin = where_empty()
@@ -70,14 +66,38 @@ def begin_log(family: Family, *, where_empty: Callable[[], int] | None = None) -
         starts = [begin]
     log_min = starts[0] if starts else 0
     redo_from = end.physical_offset if family.clean else end.scanned_from
-    if family.last_run is not None and end.reason == LAST_RUN_ENDED:
-        redo_from = family.last_run.redo_from
+    if continued is not None:
+        redo_from = min(continued.redo_from, end.physical_offset)
         control.own(Counter.CONTINUED).reset(1)
     control.own(Counter.RECOVERED_FROM).reset(max(log_min, redo_from))
     control.own(Counter.WROTE_TIMESTAMP).reset(end.last_store_timestamp)
     wrote.reset(end.physical_offset)
     control.own(Counter.STEPS).reset(end.physical_offset // _step_bytes(family))
     phase.advance(Phase.RECOVERED)
+
+
+def _recover(family: Family) -> tuple[LogEnd, LastRun | None]:
+    """Where the log ends, and the counters of a killed run that it goes on from."""
+    settings = family.settings
+    segment_bytes = settings.mapped_file_size_commit_log_bytes
+    if settings.is_in_group:
+        return recover_replica(
+            family.store,
+            segment_bytes,
+            clean=family.clean,
+            check_crc=settings.check_crc_on_recover,
+            last_run=family.last_run,
+        )
+    end = recover_log(
+        family.store,
+        segment_bytes,
+        clean=family.clean,
+        check_crc=settings.check_crc_on_recover,
+        cut_at_damage=settings.cut_log_at_damage,
+        last_run=family.last_run,
+        without_torn=without_torn_record if settings.is_slave else without_torn_write,
+    )
+    return end, family.last_run if end.reason == LAST_RUN_ENDED else None
 
 
 def _begin_empty_log(store: Path, segment_bytes: int, begin: int) -> None:

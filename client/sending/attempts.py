@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cometmq.client.sending.identity import Identity
-from cometmq.client.sending.lanes import Lane
+from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.client.sending.receipt import STORED_CODES, Batch
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
 from cometmq.protocol.errors import (
@@ -29,6 +29,8 @@ from cometmq.protocol.wire.pending import Pending
 
 log = logging.getLogger(__name__)
 
+SEND_S: Final = 3.0  # RocketMQ sendMsgTimeout
+FAILOVER_S: Final = 15.0  # a group's session has to end, and a master to be elected
 CHECK_S: Final = 0.5  # an answer that takes longer makes us look whether the broker has moved
 GRACE_S: Final = 4 * CHECK_S  # after its time limit whoever waits for a batch goes by himself
 
@@ -148,13 +150,18 @@ class RetryPolicy:
     it NotConfirmed.
 
     Args:
-        timeout_s: how long a closed batch is tried before it fails.
+        timeout_s: how long a closed batch is tried before it fails; None: for SEND_S, or for
+            FAILOVER_S where its brokers have replicas, of which another one may become the master.
         attempts_max: how often it is sent at most; None: as often as the time allows.
     """
 
-    def __init__(self, timeout_s: float, attempts_max: int | None) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, timeout_s: float | None, attempts_max: int | None) -> None:
+        self.timeout_s = SEND_S if timeout_s is None else timeout_s
+        self.timeout_most_s = FAILOVER_S if timeout_s is None else timeout_s
         self._attempts_max = attempts_max
+
+    def timeout_of(self, lanes: TopicLanes) -> float:
+        return self.timeout_most_s if lanes.has_replicas else self.timeout_s
 
     def allows(self, batch: Batch, error: CometError) -> bool:
         """Whether there may be another attempt after this error."""
@@ -181,15 +188,15 @@ class RetryPolicy:
             return self.last_error(batch, cause)
         last = "" if cause is None else f" (last: {cause})"
         if batch.unconfirmed:
-            return self.not_confirmed(lane, last)
+            return self.not_confirmed(batch, lane, last)
         return NotReachable(
             f"broker {batch.broker} at {lane.endpoint} took nothing within "
-            f"{self.timeout_s:g} s{last}; this was not sent, and will not be"
+            f"{batch.deadline - batch.since:.3g} s{last}; this was not sent, and will not be"
         )
 
-    def not_confirmed(self, lane: Lane, last: str = "") -> NotConfirmed:
+    def not_confirmed(self, batch: Batch, lane: Lane, last: str = "") -> NotConfirmed:
         return NotConfirmed(
             f"no answer from broker {lane.broker} at {lane.endpoint} within "
-            f"{self.timeout_s:g} s{last}; it may be stored, also later, until the broker has "
-            f"answered the next message of this producer to {lane.topic}/{lane.queue_id}"
+            f"{batch.deadline - batch.since:.3g} s{last}; it may be stored, also later, until the "
+            f"broker has answered the next message of this producer to {lane.topic}/{lane.queue_id}"
         )

@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 from cometmq.client.presence import Presences
@@ -37,6 +37,7 @@ from cometmq.client.sending.standing import Standing
 from cometmq.client.sending.window import Window
 from cometmq.protocol.commands import SendResult
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, again
+from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.pending import Pending
 
 REQUEST_BYTES: Final = 262_144  # batches of several queues share a request up to this
@@ -50,7 +51,7 @@ class Delivery:
     request that it travels in. An answer to any other is too late.
 
     Args:
-        timeout_s: how long a closed batch is tried before it fails.
+        timeout_s: how long a closed batch is tried before it fails; None: see RetryPolicy.
         attempts_max: how often it is sent at most; None: as often as the time allows.
         in_flight_bytes_max: closed and unanswered bytes; beyond that sending waits.
         batching: of the messages that `accumulator` takes.
@@ -61,7 +62,7 @@ class Delivery:
         self,
         routes: Routes,
         *,
-        timeout_s: float,
+        timeout_s: float | None,
         attempts_max: int | None,
         in_flight_bytes_max: int,
         batching: Batching = Batching(),  # noqa: B008 - a tuple
@@ -73,10 +74,15 @@ class Delivery:
         self.policy = RetryPolicy(timeout_s, attempts_max)
         self.presences = Presences("a producer")
         self.standing = Standing()
-        self.window = Window(self.lock, in_flight_bytes_max, timeout_s)
+        self.window = Window(self.lock, in_flight_bytes_max, self.policy.timeout_most_s)
         self._clock = Clock(self, self.lock)
         self.accumulator = Accumulator(
-            batching, self.topics, self.window, timeout_s, self._line_up, self._clock.watch
+            batching,
+            self.topics,
+            self.window,
+            self.policy.timeout_s,
+            self._line_up,
+            self._clock.watch,
         )
         self._routes = routes
         self._closed = False
@@ -91,9 +97,22 @@ class Delivery:
         if lanes is None or lanes.route is not route:
             with self.lock:
                 lanes = self.update(topic)
+            if lanes.waits_for_master:
+                self._wait_for_master(lanes)
             if self.accumulator.linger_s:
                 self._connect(lanes)
         return lanes
+
+    def _wait_for_master(self, lanes: TopicLanes) -> None:
+        """Of the first message to a topic: for as long as any message is tried."""
+        deadline, failures = monotonic() + self.policy.timeout_of(lanes), 0
+        while lanes.waits_for_master and (left_s := deadline - monotonic()) > 0:
+            failures += 1
+            sleep(min(left_s, pause_s(failures)))
+            with suppress(NotReachable):
+                self._routes.refresh(lanes.topic, left_s)
+            with self.lock:
+                self.update(lanes.topic)
 
     def _connect(self, lanes: TopicLanes) -> None:
         """Connect, and start what receives answers, before there is something to send.
@@ -135,7 +154,7 @@ class Delivery:
     def _line_up(self, batch: Batch, lane: Lane) -> None:
         batch.broker, batch.queue_id = lane.broker, lane.queue_id
         batch.since = monotonic()
-        batch.deadline = batch.since + self.policy.timeout_s
+        batch.deadline = batch.since + self.policy.timeout_of(self.topics[batch.topic])
         batch.limit = batch.deadline + GRACE_S
         lane.waiting.append(batch)
         self.window.sent_off(batch)

@@ -11,7 +11,7 @@ from cometmq.client.routes import MASTER
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.standing import Standing
 from cometmq.protocol.commands import SectionResult, TopicRoute
-from cometmq.protocol.errors import ArgumentIllegal, CometError, NoPermission
+from cometmq.protocol.errors import ArgumentIllegal, CometError, NoPermission, NotMaster
 from cometmq.protocol.perm import WRITE
 from cometmq.shm.kernel import _kernel
 
@@ -105,9 +105,18 @@ class TopicLanes:
         self._turn = random.randrange(len(self.lanes)) if self.lanes else 0
 
     def update(self, route: TopicRoute) -> None:
-        """Take over a newer route; lanes that are still in it stay the same objects."""
+        """Take over a newer route; lanes that are still in it stay the same objects.
+
+        So do those of a broker whose slaves alone are in it: another one of them becomes master,
+        or the same, and until that is known whoever listens there says what is to be said.
+        """
         self.route = route
-        lanes: list[Lane] = []
+        without_master = self._without_master()
+        lanes = [
+            lane
+            for lane in self._by_key.values()
+            if lane.broker in without_master and not lane.gone
+        ]
         for each in sorted(route.brokers, key=lambda entry: entry.endpoints.broker):
             ends = each.endpoints
             if ends.broker_id != MASTER or not each.info.perm & WRITE:
@@ -123,6 +132,25 @@ class TopicLanes:
         self.lanes = lanes
         for lane in self._by_key.values():
             lane.gone = lane not in lanes
+
+    def _without_master(self) -> set[str]:
+        """Brokers of which there are slaves."""
+        found = [each.endpoints for each in self.route.brokers] if self.route else []
+        names = {ends.broker for ends in found}
+        return names - {ends.broker for ends in found if ends.broker_id == MASTER}
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether there are slaves, one of which may become the master."""
+        route = self.route
+        return route is not None and any(
+            each.endpoints.broker_id != MASTER for each in route.brokers
+        )
+
+    @property
+    def waits_for_master(self) -> bool:
+        """Whether nothing can be sent before one is elected, or comes back."""
+        return not self.lanes and bool(self._without_master())
 
     def clear(self) -> None:
         """Forget all batches: the producer is closed."""
@@ -202,7 +230,10 @@ class TopicLanes:
             raise self.not_writable()
         return self.lanes
 
-    def not_writable(self) -> NoPermission:
+    def not_writable(self) -> NoPermission | NotMaster:
+        if self.waits_for_master:
+            names = ", ".join(sorted(self._without_master()))
+            return NotMaster(f"topic {self.topic}: no master of broker {names} is known just now")
         return NoPermission(
             f"topic {self.topic} has no queue that may be written; see its perm and write_queues"
         )

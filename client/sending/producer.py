@@ -69,7 +69,8 @@ class Producer:
         linger_ms: how long a message may wait to share a batch. 0 = sends at once.
         batch_bytes: a batch leaves when the next message would take it over this.
         batch_count: a batch leaves when it has so many messages.
-        timeout_s: from the moment a batch leaves, retries included, until its error.
+        timeout_s: from the moment a batch leaves, retries included, until its error. None: 3 s, or
+            15 s where a topic's brokers have replicas, which rides out a fail-over.
         retry_max: further attempts for a batch; None = as many as fit into `timeout_s`.
         max_in_flight_bytes: sent and unanswered; with more, sending waits. Open batches come extra.
         max_message_bytes: a larger body is refused at once. The broker has a limit of its own.
@@ -109,7 +110,7 @@ class Producer:
         linger_ms: float = 0,
         batch_bytes: int = 262_144,
         batch_count: int = 16_384,
-        timeout_s: float = 3.0,
+        timeout_s: float | None = None,
         retry_max: int | None = None,
         max_in_flight_bytes: int = 32 * 1_048_576,
         max_message_bytes: int = 4 * 1_048_576,
@@ -124,7 +125,7 @@ class Producer:
         dedup: str | None = None,
         dedup_window: timedelta | float = 600.0,
     ) -> None:
-        if timeout_s <= 0 or linger_ms < 0:
+        if (timeout_s is not None and timeout_s <= 0) or linger_ms < 0:
             raise ArgumentIllegal(f"timeout_s={timeout_s}, linger_ms={linger_ms}: above 0")
         for argument, value in (
             ("batch_bytes", batch_bytes),
@@ -149,7 +150,7 @@ class Producer:
             identity=Identity(producer_id),
         )
         self._callbacks = callbacks = Callbacks()
-        self._transactions = Transactions(name, checker, self._sender, timeout_s)
+        self._transactions = Transactions(name, checker, self._sender, self._sender.timeout_s)
         self._requests = Requests(self._sender)
         self._close = close = partial(
             _close, self._requests, self._transactions, self._sender, callbacks

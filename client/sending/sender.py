@@ -54,7 +54,7 @@ class Sender:
         *,
         transport: str,
         batching: Batching,
-        timeout_s: float,
+        timeout_s: float | None,
         attempts_max: int | None,
         max_in_flight_bytes: int,
         max_message_bytes: int,
@@ -84,7 +84,7 @@ class Sender:
         self._topics = self.delivery.topics
         self._accumulator = self.delivery.accumulator
         self._window = self.delivery.window
-        self._timeout_s = timeout_s
+        self.timeout_s = self.delivery.policy.timeout_s
         self._max_message_bytes = max_message_bytes
         self._batch_bytes = batching.bytes_max
         self._single: list[_kernel.BatchEncoder] = []  # encoders for messages that travel alone
@@ -97,7 +97,7 @@ class Sender:
         """Tell the brokers that this producer has its name now, if any. Raises NotReachable."""
         if not self.delivery.identity.producer_id:
             return
-        self.delivery.identity.begin(self.routes, self._timeout_s)
+        self.delivery.identity.begin(self.routes, self.timeout_s)
 
     def knows(self, topic: str) -> bool:
         """Whether sending to it has to ask nobody first."""
@@ -241,7 +241,7 @@ class Sender:
         """Try until it is stored, or raise why not."""
         delivery = self.delivery
         batch.since = time.monotonic()
-        batch.deadline = batch.since + self._timeout_s
+        batch.deadline = batch.since + delivery.policy.timeout_of(lanes)
         while True:
             begin_attempt(lane, batch)
             batch.broker, batch.queue_id = lane.broker, lane.queue_id
@@ -274,7 +274,7 @@ class Sender:
             if time.monotonic() >= batch.deadline:
                 if channel.forget(pending):
                     raise delivery.policy.timed_out(batch, lane)
-                raise delivery.policy.not_confirmed(lane)
+                raise delivery.policy.not_confirmed(batch, lane)
             with self._lock:
                 delivery.standing.heard(lane.broker, time.monotonic() - batch.since, None)
             self._go_elsewhere(lane, batch, pending)
@@ -304,7 +304,7 @@ class Sender:
             return
         error = policy.timed_out(batch, lane)
         if self.delivery.may_try_again(batch, error):
-            raise error if pending.channel.forget(pending) else policy.not_confirmed(lane)
+            raise error if pending.channel.forget(pending) else policy.not_confirmed(batch, lane)
 
     # --- many at once ---
 

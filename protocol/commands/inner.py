@@ -41,6 +41,8 @@ class BeginRun(Command, frozen=True, tag=176):
         epoch: that this replica is the master of; 0: it follows.
         cut_to: the log is cut to this end, durably; -1: it stays.
         begin_at: all of the log is dropped, durably, and it begins there; -1: it stays.
+        pid: of the process that orders it. The order of one that has died meanwhile is not carried
+            out; 0: it is carried out in any case.
     """
 
     access = by_family(later=True)
@@ -48,6 +50,7 @@ class BeginRun(Command, frozen=True, tag=176):
     epoch: Int64
     cut_to: Int64 = -1
     begin_at: Int64 = -1
+    pid: Int64 = 0
 
 
 class RunBegun(Answer, frozen=True, tag=177):

@@ -112,7 +112,11 @@ class BrokerList(Answer, frozen=True, tag=64):
 class RegisterBroker(Command, frozen=True, tag=65):
     """A broker, and a page of its topics; without news, the sign of life of every 30 s.
 
-    -> TopicsKnown. Refused when another live broker has the same name and id at other endpoints.
+    -> TopicsKnown. Refused when another live broker has the same name and id at other endpoints,
+    or, alive or not, a later epoch. One of a later epoch replaces the other at once.
+
+    Args:
+        epoch: of a group that elects its master, that this broker is the master of; 0: of none.
     """
 
     access = by_brokers(administer(EVERY, On.BROKER), later=True)
@@ -120,13 +124,15 @@ class RegisterBroker(Command, frozen=True, tag=65):
 
     endpoints: BrokerEndpoints
     topics: TopicList
+    epoch: Annotated[Int64, Since("0.2.0")] = 0
 
 
 class UnregisterBroker(Command, frozen=True, tag=61):
-    """-> Done"""
+    """-> Done, also where it concerns an earlier epoch than the one that is registered."""
 
     access = by_brokers(administer(EVERY, On.BROKER))
 
     cluster: str
     broker: str
     broker_id: Int64
+    epoch: Annotated[Int64, Since("0.2.0")] = 0

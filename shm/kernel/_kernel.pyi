@@ -97,6 +97,14 @@ def find_record(buffer: Any, segment_start: int, begin: int, end: int, not_befor
 def whole_records(buffer: Any, segment_start: int, begin: int, end: int, most: int) -> int:
     """Where a piece of the log of about `most` bytes ends, with whole records; -1."""
 
+def records_before(
+    buffer: Any, segment_start: int, begin: int, end: int, most: int, topic: bytes
+) -> tuple[int, int, int]:
+    """As `whole_records`, to the first record of that topic at most.
+
+    (reached, where that record's body lies in the buffer or -1, how many bytes it has).
+    """
+
 def scan(
     buffer: Any,
     segment_start: int,

@@ -618,6 +618,40 @@ def whole_records(buffer, int64_t segment_start, int64_t begin, int64_t end, int
     return reached
 
 
+def records_before(
+    buffer, int64_t segment_start, int64_t begin, int64_t end, int64_t most, bytes topic not None
+):
+    """As `whole_records`, but it goes no further than to where a record of that topic begins.
+
+    Returns (reached, body, size): `begin` if nothing was passed; where the body lies in the buffer
+    of the record of that topic that begins at `reached`, and its size, -1 and 0 if it is another
+    reason that ends the walk.
+    """
+    cdef const uint8_t[::1] view = buffer
+    cdef int64_t first = check_inside(view.shape[0], segment_start, begin, end)
+    cdef int64_t at = first, stop = end - segment_start, limit = first + most, size
+    cdef int64_t body = -1, body_bytes = 0
+    cdef const uint8_t *wanted = <const uint8_t *>PyBytes_AS_STRING(topic)
+    cdef Py_ssize_t wanted_bytes = len(topic)
+    cdef Record record
+    with nogil:
+        while at < stop:
+            size = size_here(&view[at], stop - at, segment_start + at, view.shape[0] - at)
+            if size < 0 or (at > first and at + size > limit):
+                break
+            if load_be32(&view[at + RECORD_HEAD_MAGIC]) != <uint32_t>MAGIC_BLANK:
+                if parse_record(&view[at], size, False, &record) != REC_OK:
+                    break
+                if (record.topic_length == wanted_bytes
+                        and memcmp(record.topic, wanted, wanted_bytes) == 0):
+                    body, body_bytes = record.body - &view[0], record.body_length
+                    break
+            at += size
+            if at >= limit:
+                break
+    return segment_start + at, body, body_bytes
+
+
 cdef inline int64_t size_here(
     const uint8_t *at, int64_t available, int64_t physical_offset, int64_t to_segment_end
 ) noexcept nogil:

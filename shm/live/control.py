@@ -34,6 +34,7 @@ from cometmq.shm.kernel._kernel import STRIPES, OwnedCell, ReadCell, SleepCell, 
 CONTROL_FILE: Final = "cometmq.control"
 SLEEPERS_FILE: Final = "cometmq.sleepers"
 MAGIC: Final = b"COMETMQ1"
+IN_GROUP: Final = "in_group"  # of the description: this is a replica of a group, see LivePositions
 _PAGE: Final = 4096
 _META_AT: Final = 64
 _META_LENGTH: Final = struct.Struct("<I")
@@ -77,6 +78,9 @@ class Counter(IntEnum):
     # ha: slaves still read what lies at or above this, plus one; 0 while none is connected
     SLAVES_FROM = 27
     SERVICE = 28  # ha, in a group that elects its master: see Service
+    # ha, in a group that elects its master: 1 once `replicated` says what is confirmed, in this
+    # run; nothing is dispatched before
+    CONFIRM_KNOWN = 29
 
 
 STRIPES_FROM: Final = 64  # their cells are numbered behind those of the counters

@@ -41,6 +41,16 @@ class LastRun(msgspec.Struct, frozen=True):
         """Everything below is in its queue, and log and queues have once been flushed."""
         return min(self.flushed, self.dispatched)
 
+    def going_on_from(self, before: LastRun) -> LastRun:
+        """Of a run that itself went on from such counters, and may have ended before it had told
+        how far everything is: what was flushed and dispatched before, is."""
+        wrote = self.wrote
+        return msgspec.structs.replace(
+            self,
+            flushed=min(wrote, max(self.flushed, before.redo_from)),
+            dispatched=min(wrote, max(self.dispatched, before.redo_from)),
+        )
+
     @classmethod
     def read(cls, store: Path, segment_bytes: int) -> LastRun | None:
         """None where nothing is left, or where what is left is of another life or another shape."""

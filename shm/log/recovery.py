@@ -25,6 +25,7 @@ from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.progress import Progress
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, RecordDamaged
+from cometmq.shm.log.cutting import finish_cut
 from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import (
@@ -419,7 +420,7 @@ def _last_mark(memory: FileMap, path: Path, start: int, end: int) -> _LastMark |
     return last
 
 
-def _telling(store: Path, segment_bytes: int) -> Callable[[int], None]:
+def telling(store: Path, segment_bytes: int) -> Callable[[int], None]:
     """For `on_step`: says in the log how far it is."""
     progress = Progress("recovering the log", log.info)
     starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
@@ -451,16 +452,28 @@ def recover_log(
             searched then, and a batch that was not whole yet goes as a whole.
     """
     began = time.monotonic()
+    begun = finish_cut(store, segment_bytes)  # of when the store was a replica's
+    if begun is not None:
+        last_run = begun.counters(last_run)
     end = last_run and find_end_of_last_run(store, segment_bytes, last_run)
     if last_run and end:
         dirty = zero_behind(store, segment_bytes, end.physical_offset, last_run.max_message_bytes)
     else:
         end = find_end(
             store, segment_bytes, clean=clean, check_crc=check_crc, cut_at_damage=cut_at_damage,
-            on_step=_telling(store, segment_bytes),
+            on_step=telling(store, segment_bytes),
         )  # fmt: skip
         end = without_torn(store, segment_bytes, end)
         dirty = cut(store, segment_bytes, end.physical_offset)
+    say_recovered(end, clean, dirty, began)
+    return end
+
+
+def say_recovered(end: LogEnd, clean: bool, dirty: int, began: float) -> None:
+    """Args:
+    dirty: bytes that were cut.
+    began: time.monotonic()
+    """
     report(end.damages)
     log.info(
         "commitlog recovered after %s end: scanned %d..%d, %d records, stopped at: %s; "
@@ -474,7 +487,6 @@ def recover_log(
         dirty,
         (time.monotonic() - began) * 1000,
     )
-    return end
 
 
 def report(damages: Sequence[Damage]) -> None:

@@ -155,6 +155,20 @@ class LogMaps:
         del self._maps[start]
         self._references.drop(start)
 
+    def let_go_if_unseen(self, start: int) -> bool:
+        """As `let_go`; False, and it stays, where somebody still looks at its memory."""
+        try:
+            self.let_go(start)
+        except BufferError:
+            return False
+        return True
+
+    def drop(self, start: int) -> None:
+        """As `let_go`, of a segment that is gone, or whose file was exchanged: whoever still looks
+        at its memory sees what the file held, and unmaps it with the last look."""
+        self._maps.pop(start).let_go()
+        self._references.drop(start)
+
     def let_go_below(self, log_min: int) -> None:
         for start in self.below(log_min):
             self.let_go(start)

@@ -10,7 +10,8 @@ from typing import Protocol
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm.derived.consume_queue import QueueFiles, list_queues
-from cometmq.shm.live.control import ControlFile, Counter
+from cometmq.shm.kernel._kernel import ReadCell
+from cometmq.shm.live.control import IN_GROUP, ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange, QueueTable
 from cometmq.shm.log.recovery import find_end
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments
@@ -27,15 +28,25 @@ class Positions(Protocol):
 
 
 class LivePositions:
-    """Of a running broker, from its control file and queue table."""
+    """Of a running broker, from its control file and queue table.
+
+    The log of a replica of a group may have to be cut to what is confirmed, so nothing is read
+    beyond. What is dispatched was confirmed, also where a new run has not been told so yet.
+    """
 
     def __init__(self, control: ControlFile, table: QueueTable) -> None:
         self._min = control.read(Counter.MIN_OFFSET)
         self._wrote = control.read(Counter.WROTE)
+        self._confirmed: tuple[ReadCell, ...] = ()
+        if control.meta.get(IN_GROUP):
+            self._confirmed = tuple(map(control.read, (Counter.REPLICATED, Counter.DISPATCHED)))
         self.queue_range = table.range_of
 
     def log_range(self) -> tuple[int, int]:
-        return self._min.value, self._wrote.value
+        end = self._wrote.value
+        if self._confirmed:
+            end = min(end, max(cell.value for cell in self._confirmed))
+        return self._min.value, end
 
 
 class ScannedPositions:

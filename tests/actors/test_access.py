@@ -17,6 +17,7 @@ from cometmq.actors.runtime.access import ANYBODY, FAMILY, Doorman, Principal, a
 from cometmq.actors.runtime.request import Request
 from cometmq.actors.runtime.roles import ROLES
 from cometmq.actors.runtime.service import ServiceActor, _snake
+from cometmq.conf import BrokerSettings
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     COMMANDS,
@@ -207,7 +208,7 @@ def test_the_default_lets_everybody() -> None:
 
 # --- what roles take ------------------------------------------------------------------------------
 
-ACTORS = [role.load() for role in ROLES] + [BrokerActor]
+ACTORS = [role.load(BrokerSettings()) for role in ROLES] + [BrokerActor]
 
 
 def handlers(actor: type[ServiceActor]) -> set[str]:

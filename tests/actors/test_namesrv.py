@@ -43,6 +43,7 @@ from cometmq.protocol.errors import (
     TopicNotExist,
     UnknownCommand,
 )
+from cometmq.protocol.wire.channel import Channel
 from cometmq.protocol.wire.remote import RemoteRef
 
 GONE = "tcp://127.0.0.1:1"
@@ -76,9 +77,9 @@ def broker(name: str = "b", *, broker_id: int = 0, coordinator: str = GONE) -> B
     return BrokerEndpoints("c", name, broker_id, "tcp://127.0.0.1:2", ["ipc:///r"], coordinator)
 
 
-def registration(endpoints: BrokerEndpoints, *topics: TopicInfo) -> RegisterBroker:
+def registration(endpoints: BrokerEndpoints, *topics: TopicInfo, epoch: int = 0) -> RegisterBroker:
     """Of all topics, in one page."""
-    return RegisterBroker(endpoints, TopicList(list(topics), run=1, version=len(topics)))
+    return RegisterBroker(endpoints, TopicList(list(topics), run=1, version=len(topics)), epoch)
 
 
 def register(line: RemoteRef, endpoints: BrokerEndpoints, *topics: TopicInfo) -> None:
@@ -115,7 +116,7 @@ def test_a_route_names_every_broker_of_the_topic(server: RemoteRef) -> None:
 
 def test_a_slave_is_read_only(server: RemoteRef) -> None:
     register(server, broker(), TopicInfo("t"))
-    register(server, broker(broker_id=1), TopicInfo("t"))
+    register(server, broker(broker_id=1, coordinator="tcp://127.0.0.1:9"), TopicInfo("t"))
     route = server.ask(GetRoute("t"))
     assert isinstance(route, TopicRoute)
     assert [(r.endpoints.broker_id, r.info.perm) for r in route.brokers] == [(0, 6), (1, 4)]
@@ -135,6 +136,58 @@ def test_an_unknown_topic_says_what_is_known(server: RemoteRef) -> None:
     register(server, broker(), TopicInfo("u"))
     with pytest.raises(TopicNotExist, match=r"none of the 1 brokers .* \(b; 1 topics in all\)"):
         server.ask(GetRoute("t"))
+
+
+def test_the_later_epoch_has_the_name_whoever_lives(server: RemoteRef) -> None:
+    with running(actor := FakeCoordinator.start(bind=INSIDE)):
+        alive = broker(coordinator=address_of(actor))
+        server.ask(registration(alive, epoch=3))
+        new = broker(coordinator="tcp://127.0.0.1:7")
+        server.ask(registration(new, epoch=4))
+        assert brokers_at(server) == [new]
+        for epoch in (3, 0):
+            with pytest.raises(Refused, match=rf"master of epoch 4; one of epoch {epoch} at"):
+                server.ask(registration(alive, epoch=epoch))
+        server.ask(registration(new, epoch=4))  # every 30 s
+        with pytest.raises(Refused):  # a name that has no later epoch is as any other
+            server.ask(registration(alive, epoch=3))
+        server.ask(UnregisterBroker("c", "b", 0, 3))
+        assert brokers_at(server) == [new]
+        server.ask(UnregisterBroker("c", "b", 0, 4))
+        assert brokers_at(server) == []
+
+
+def test_a_later_epoch_comes_while_somebody_is_asked() -> None:
+    """Who claimed the name before hears that it is too late."""
+    actor = NameServerActor.start(bind=INSIDE, ping_timeout_s=30)
+    with running(actor) as server, Channel(address_of(actor)) as line:
+        with zmq.Context.instance().socket(zmq.ROUTER) as silent:
+            silent.linger = 0
+            port = silent.bind_to_random_port("tcp://127.0.0.1")
+            known = broker(coordinator=f"tcp://127.0.0.1:{port}")
+            server.ask(registration(known, epoch=3))
+            claim = line.request(registration(broker(coordinator="tcp://127.0.0.1:7"), epoch=3))
+            silent.recv_multipart()  # so it is asked, and does not answer
+            new = broker(coordinator="tcp://127.0.0.1:8")
+            server.ask(registration(new, epoch=4))
+            assert brokers_at(server) == [new]
+        assert line.wait(claim, 30, keep=True)
+        with pytest.raises(Refused, match="master of epoch 4"):
+            claim.result()
+        assert brokers_at(server) == [new]
+
+
+def test_a_replica_has_one_id(server: RemoteRef) -> None:
+    at = "tcp://127.0.0.1:7"
+    server.ask(registration(broker(broker_id=2, coordinator=at), TopicInfo("t")))
+    server.ask(registration(broker(coordinator=at), TopicInfo("t"), epoch=1))
+    other = broker(broker_id=3, coordinator="tcp://127.0.0.1:8")
+    server.ask(registration(other, TopicInfo("t")))
+    assert [each.broker_id for each in brokers_at(server)] == [0, 3]
+    server.ask(registration(broker(broker_id=2, coordinator=at), TopicInfo("t")))
+    assert [each.broker_id for each in brokers_at(server)] == [2, 3]
+    with pytest.raises(BadRequest, match="masters have one"):
+        server.ask(registration(other, epoch=1))
 
 
 def test_unregister(server: RemoteRef) -> None:

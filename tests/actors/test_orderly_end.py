@@ -287,7 +287,7 @@ def test_every_role_has_its_doorbell_and_its_port() -> None:
 def test_a_counter_is_taken_by_its_owner_alone(running: RunningBroker) -> None:
     fill(running)
     for role in ROLES:
-        assert role.load().role == role.name
+        assert role.load(BrokerSettings()).role == role.name
 
 
 def test_a_log_that_is_gone_gives_no_queue_offset_twice(slow: Slow) -> None:

@@ -632,7 +632,7 @@ def test_words_that_do_not_count(ack: AnyFrame, facts: tuple[Why, int, int]) -> 
     rig.join("b", 100)
     rig.join("c", 60)
     assert refused(rig.replica.frame("c", ack)) == facts
-    assert rig.replica.confirm == 60
+    assert rig.replica.local.confirm == 60
 
 
 def test_records_that_differ_are_walked_back_over() -> None:
@@ -671,7 +671,7 @@ def test_a_joining_member_counts_from_before_it_is_asked_for() -> None:
     rig.replica.frame("b", Ack("g", 6, 1, 110, 0))
     rig.replica.cas_unknown(cas.ticket)
     rig.learn(9, a_record(epoch=6, master="a", iss=("a", "b")))
-    assert rig.replica.confirm == 100  # it may still be on its way
+    assert rig.replica.local.confirm == 100  # it may still be on its way
     later = rig.learn(10, a_record(epoch=6, master="a", iss=("a", "b"), elr=()))
     assert of_kind(later, Confirmed) == [Confirmed(110)]
 
@@ -694,7 +694,7 @@ def test_who_lags_leaves_and_counts_until_the_engine_says_so() -> None:
         rig.replica.frame("b", Ack("g", 6, 1, 100, 1))
     (cas,) = of_kind(rig.replica.tick(11.0), Cas)
     assert cas.record.iss == ("a", "b")
-    assert rig.replica.confirm == 40
+    assert rig.replica.local.confirm == 40
     assert of_kind(rig.replica.cas_applied(cas.ticket, 10), Confirmed) == [Confirmed(100)]
 
 
@@ -739,7 +739,7 @@ def test_a_master_without_a_session_confirms_nothing_until_the_record_was_read()
     rig.join("b", 100)
     assert rig.replica.session(None) == [Serve(6, Service.DEPOSED)]
     rig.join("c", 100)
-    assert rig.replica.confirm == 40
+    assert rig.replica.local.confirm == 40
     (get,) = rig.replica.session(200.0)
     assert isinstance(get, Get)
     same = a_record(epoch=6, master="a")
@@ -757,7 +757,7 @@ def test_a_master_that_was_stopped_past_its_session_wants_fresh_words() -> None:
     (beat,) = frames_in(actions, Beat)
     rig.replica.frame("b", Ack("g", 6, 1, 100, beat.number))
     rig.join("c", 100, number=beat.number - 1)
-    assert rig.replica.confirm == 40
+    assert rig.replica.local.confirm == 40
     actions = rig.replica.frame("c", Ack("g", 6, 1, 100, beat.number + 5))  # as far as was sent
     assert of_kind(actions, Confirmed) == [Confirmed(100)]
 

@@ -138,6 +138,16 @@ def try_scan(chance: random.Random, content: memoryview) -> None:
     scan(content, start, start, end, chance.random() < 0.5, chance.random() < 0.5)
 
 
+def try_frames(chance: random.Random, content: memoryview) -> None:
+    """Where records end, and where the body lies of one of a topic."""
+    begin, end = sorted(chance.choice([0, len(content), hostile_number(chance)]) for _ in range(2))
+    most, topic = hostile_number(chance), chance.choice([b"t", b""])
+    _kernel.whole_records(content, 0, begin, end, most)
+    reached, body, size = _kernel.records_before(content, 0, begin, end, most, topic)
+    assert begin <= reached <= end
+    assert body == -1 or body + size <= len(content)
+
+
 def try_unique_id(chance: random.Random, content: memoryview) -> None:
     unique_id(content, chance.choice([0, 1, 5, -1, 2**40]))
 
@@ -420,7 +430,7 @@ def main(seed: int, count: int, note: Path) -> None:
                 case 0:
                     try_decode(chance, view)
                 case 1:
-                    try_scan(chance, view)
+                    chance.choice([try_scan, try_frames])(chance, view)
                 case 2:
                     try_unique_id(chance, view)
                 case 3:

@@ -22,6 +22,7 @@ from cometmq.actors.launch import embedded, orderly_end, supervisor
 from cometmq.actors.launch.broker import BrokerActor
 from cometmq.actors.launch.zygote import Zygote
 from cometmq.actors.runtime.roles import ROLES
+from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.derived.queue_builder import QueueBuilder
 
@@ -42,7 +43,7 @@ def install(folder: Path) -> None:
 
     Zygote.start = start_later
     for role in ROLES:
-        actor = role.load()
+        actor = role.load(BrokerSettings())
         actor.settle = slowly(folder, role.name, actor.settle)
     run_child = supervisor.run_child
 
@@ -62,7 +63,7 @@ def install(folder: Path) -> None:
     orderly_end.SILENCE_S = 2
     orderly_end.NOTICE_S = 1
     if (folder / "unready").exists():
-        BrokerActor._registered = lambda self, channel: channel.close()
+        BrokerActor._registered = lambda self: None
 
 
 def pause(path: Path, busy_s: float) -> None:

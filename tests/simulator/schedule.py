@@ -286,7 +286,7 @@ class Schedule:
     def _is_well(self, master: Node) -> bool:
         """Everybody has all of the master's log, everything is confirmed, the set is complete."""
         end = master.end
-        if master.core is None or master.core.confirm != end or master.pending:
+        if master.core is None or master.core.local.confirm != end or master.pending:
             return False
         up = [node for node in self.nodes if not node.halted]
         record = self.world.record
@@ -307,7 +307,7 @@ class Schedule:
         """For a report of a group that does not come back."""
         nodes = "; ".join(
             f"{each.name} {each.begin}-{each.disk}-{each.end} confirm "
-            f"{each.core.confirm if each.core else '-'} leads {each.lead} {each.service} "
+            f"{each.core.local.confirm if each.core else '-'} leads {each.lead} {each.service} "
             f"{each.halted}"
             for each in self.nodes
         )

@@ -153,7 +153,7 @@ class Node:
             known_end=self.known_end,
             boot_id=str(self.boot),
         )
-        self.shown = max(self.core.confirm, self.begin)
+        self.shown = max(self.core.local.confirm, self.begin)
         return self.core.start(world.now)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cometmq.actors.replication.core.actions import Send, Serve, Service, Ship, Why
 from cometmq.actors.replication.core.frames import (
     Ack,
@@ -37,6 +39,16 @@ class Follower:
         self.beat = 0  # the latest that it has heard
         self.goal = 0  # once this is held it has caught up
         self.goal_at = now
+
+
+class Standing(NamedTuple):
+    """How a follower stands, for who looks at the group."""
+
+    replica: str
+    held: int
+    sent: int  # the end of what it was sent
+    in_sync: bool
+    why: str  # it is not in sync; "" where it is
 
 
 class Leading:
@@ -116,6 +128,23 @@ class Leading:
         if len(self.record.iss) < self.record.min_iss:
             return Service.SHORT
         return Service.OPEN if self._link.is_sure() else Service.UNSURE
+
+    def standings(self) -> list[Standing]:
+        """Of all other replicas."""
+        return [self._standing(each) for each in self.record.replicas if each != self._local.me]
+
+    def _standing(self, replica: str) -> Standing:
+        follower, in_sync = self._followers.get(replica), replica in self.record.iss
+        if follower is None or not follower.is_streaming:
+            why = "" if in_sync else "it does not follow"
+            return Standing(replica, 0, 0, in_sync, why)
+        why = ""
+        if not in_sync:
+            behind = max(self._local.confirm, self.start) - follower.held
+            alive = self._link.is_alive(replica)
+            why = f"{behind} bytes behind" if behind > 0 else "it is about to join"
+            why = why if alive else "it has no session with the engine"
+        return Standing(replica, follower.held, follower.next, in_sync, why)
 
     # --- sessions of followers ---
 

@@ -68,6 +68,11 @@ class Local:
     def member(self) -> Member:
         return Member(self.settings.address, self.promises.store_uuid, self.promises.incarnation)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether this store has never followed or led."""
+        return not self.promises.promised_epoch
+
     def held(self) -> int:
         """What this replica may say to have (rules 5 and 6)."""
         return self.flushed if self.settings.sync_flush else self.end

@@ -27,7 +27,7 @@ from cometmq.actors.replication.core.frames import (
     Refused,
     Welcome,
 )
-from cometmq.actors.replication.core.leading import Leading
+from cometmq.actors.replication.core.leading import Leading, Standing
 from cometmq.actors.replication.core.link import EngineLink
 from cometmq.actors.replication.core.local import Local
 from cometmq.actors.replication.core.promises import Promises, with_epoch
@@ -75,6 +75,7 @@ class Replica:
         self._local = self.local_type(
             settings, promises, log, begin=begin, end=end, flushed=flushed
         )
+        self.local = self._local  # for its driver to look at
         self._link = self.link_type(self._local)
         self._electing = self.electing_type(self._local, self._link)
         self._following = self.following_type(self._local, self._link)
@@ -90,9 +91,9 @@ class Replica:
         """The epoch that this replica leads; 0: none."""
         return self._leading.epoch if self._leading else 0
 
-    @property
-    def confirm(self) -> int:
-        return self._local.confirm
+    def followers(self) -> list[Standing]:
+        """A master's, as far as they have begun to follow in this epoch."""
+        return self._leading.standings() if self._leading else []
 
     @property
     def record(self) -> GroupRecord | None:

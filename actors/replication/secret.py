@@ -1,0 +1,111 @@
+"""The secret that the replicas of a group share, and the keys that come of it.
+
+Whoever has the secret can compute the key pair of every replica of the group, so there is nothing
+else to be given out: a connection under the public key of a replica is one of somebody who has the
+secret and says to be that replica.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from cometmq.protocol.errors import ConfigError
+from cometmq.shm.os.durable import PRIVATE, no_room_is_disk_full, sync_folder, write_beside
+
+SECRET_BYTES: Final = 32
+
+_DIGITS: Final = 2 * SECRET_BYTES
+_TEXT: Final = re.compile(rb"[0-9a-fA-F]{%d}\n?" % _DIGITS)
+_DOMAIN: Final = b"cometmq replica key v1"  # of a key that is derived for something else: another
+
+
+class KeyPair(NamedTuple):
+    """Of CurveZMQ, in Z85."""
+
+    public: bytes
+    private: bytes
+
+
+def make_secret(path: Path) -> None:
+    """Draw a new one into a new file, durably: it is there whole, or not at all.
+
+    Raises ConfigError where there is such a file already, or none can be made; DiskFull.
+    """
+    text = secrets.token_hex(SECRET_BYTES).encode() + b"\n"
+    try:
+        with no_room_is_disk_full(path):
+            made = write_beside(path, text, mode=PRIVATE, several=True)
+            try:
+                os.link(made, path)  # unlike a rename, it takes no other file's place
+            finally:
+                made.unlink()
+            sync_folder(path.parent)
+    except FileExistsError:
+        raise ConfigError(f"{path}: there is a file already; a secret is never replaced") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: the secret cannot be kept there: {error.strerror}") from None
+
+
+def load_secret(path: Path) -> bytes:
+    """What `make_secret` has drawn. Raises ConfigError with the file and what is wrong with it."""
+    try:
+        # Not to wait, where it is a pipe.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"groupSecretFile = {path}: it cannot be read: {_reason(error)}"
+        ) from None
+    try:
+        fault = _fault_of(os.fstat(file))
+        text = b"" if fault else os.read(file, _DIGITS + 2)
+    except OSError as error:
+        fault, text = f"it cannot be read: {error.strerror}", b""
+    finally:
+        os.close(file)
+    if not fault and not _TEXT.fullmatch(text):
+        fault = f"it has something else than {_DIGITS} hexadecimal digits in one line"
+    if fault:
+        raise ConfigError(f"groupSecretFile = {path}: {fault}")
+    return bytes.fromhex(text.decode())
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)
+
+
+def _fault_of(found: os.stat_result) -> str:
+    """Why such a file keeps no secret; "" if it may."""
+    if not stat.S_ISREG(found.st_mode):
+        return "it is no regular file"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {found.st_uid}, not to root nor to user {os.geteuid()}"
+    if found.st_mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        return f"its mode is {mode:04o}, so others may use it; `chmod 600` it, or draw a new one"
+    if not _DIGITS <= found.st_size <= _DIGITS + 1:
+        return f"it has {found.st_size} bytes, not {_DIGITS} hexadecimal digits in one line"
+    return ""
+
+
+def key_pair(secret: bytes, group: str, replica: str) -> KeyPair:
+    """Of one replica of one group. Raises ConfigError where ZeroMQ was built without CURVE."""
+    if not zmq.has("curve"):
+        raise ConfigError(
+            "replicas speak to each other under CURVE, and this libzmq was built without it: "
+            "install a pyzmq of its own wheels, or a libzmq with libsodium"
+        )
+    said = b"\0".join((_DOMAIN, group.encode(), replica.encode()))  # no name has a zero
+    key = bytearray(hmac.digest(secret, said, "sha256"))
+    key[0] &= 248  # as every private key of Curve25519, RFC 7748
+    key[31] = key[31] & 127 | 64
+    private = z85.encode(bytes(key))
+    return KeyPair(zmq.curve_public(private), private)

@@ -1,0 +1,116 @@
+"""The gate of a master in a group: what it does for clients, as `ha` has it at this moment.
+
+What a master hands out for a time, as the invisibility of popped messages, it must not hand out
+when there may be another master. Shares of a group's members are no such thing: whoever commits by
+one is judged by its epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.service import Handler
+from cometmq.protocol.commands import (
+    ChangeInvisible,
+    Command,
+    DeleteSegments,
+    DescribeGroup,
+    EndpointsChanged,
+    FetchOffsets,
+    Finish,
+    GetLine,
+    GetStatistics,
+    HoldsWanted,
+    ListGroups,
+    ListHolds,
+    ListTopics,
+    Ping,
+    PopMessages,
+)
+from cometmq.protocol.errors import (
+    CometError,
+    InSyncReplicasNotEnough,
+    NotMaster,
+    ServiceNotAvailable,
+)
+from cometmq.shm.kernel._kernel import ReadCell
+from cometmq.shm.live.control import Counter, Service
+
+#: Whatever else there is changes something, or belongs to members, who are the master's.
+QUESTIONS: Final = frozenset({
+    Ping, GetStatistics, Finish, GetLine, EndpointsChanged, HoldsWanted, DeleteSegments,
+    ListTopics, ListGroups, DescribeGroup, FetchOffsets, ListHolds,
+})  # fmt: skip
+GRANTS: Final = frozenset({PopMessages, ChangeInvisible})
+
+
+class Gate:
+    """Asked before each command.
+
+    Args:
+        service: the counter.
+        group: its name, for people.
+        min_iss: how many replicas must have a message.
+    """
+
+    def __init__(self, service: ReadCell, group: str, min_iss: int) -> None:
+        self._service = service
+        self._group = group
+        self._min_iss = min_iss
+
+    @classmethod
+    def of(cls, family: Family) -> Gate | None:
+        """None: this broker is in no group."""
+        settings = family.settings
+        if not settings.is_in_group:
+            return None
+        service = family.control.read(Counter.SERVICE)
+        return cls(service, settings.group_name, settings.min_iss)
+
+    @property
+    def grants(self) -> bool:
+        """Whether anything may be handed out for a time."""
+        return self._service.value == Service.OPEN
+
+    def why_not_stored(self) -> CometError | None:
+        """Why nothing is stored now; None: it is."""
+        service = self._service.value
+        if service in (Service.OPEN, Service.UNSURE):
+            return None
+        if service == Service.SHORT:
+            return InSyncReplicasNotEnough(
+                f"of group {self._group} fewer than {self._min_iss} replicas are in sync "
+                "(minInSyncReplicas): nothing is stored until they are"
+            )
+        return NotMaster(
+            f"this broker is not the master of group {self._group} any more, or not yet: the name "
+            "server knows who is"
+        )
+
+    def why_not_granted(self) -> CometError | None:
+        if self.grants:
+            return None
+        return self.why_not_stored() or ServiceNotAvailable(
+            f"this broker is not certain to be the master of group {self._group}: nothing is "
+            "popped, nor kept invisible, until it is"
+        )
+
+    def guarded(self, kind: type[Command], handler: Handler) -> Handler:
+        """The handler, behind this gate."""
+        if kind in QUESTIONS:
+            return handler
+        why_not = self.why_not_granted if kind in GRANTS else self._why_not_heard
+
+        def handle(command: Command, request: object) -> Command | None:
+            error = why_not()
+            if error is not None:
+                raise error
+            return handler(command, request)
+
+        return handle
+
+    def _why_not_heard(self) -> CometError | None:
+        """What cannot be stored just now is told by the ledger."""
+        error = self.why_not_stored()
+        return error if isinstance(error, NotMaster) else None
