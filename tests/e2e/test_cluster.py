@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,12 @@ from forked import MARK, RUN
 
 from cometmq.client import Consumer, Producer
 from cometmq.conf.option import as_text
-from cometmq.protocol.errors import CometError, NotReachable, TopicNotExist
+from cometmq.protocol.errors import (
+    CometError,
+    InSyncReplicasNotEnough,
+    NotReachable,
+    TopicNotExist,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -290,4 +296,31 @@ def test_it_ends_in_order_and_a_replica_is_replaced(tmp_path: Path, mark: str) -
     cluster = RunningCluster(tmp_path / "try", mark)
     cluster.until(lambda found: found["serves"], "it does not serve")
     assert ctrl_c(cluster.init) == 0, cluster.said
+    assert not cluster.left()
+
+
+def test_two_of_three_are_lost_and_one_comes_back_empty(tmp_path: Path, mark: str) -> None:
+    """The runbook of docs/replication.md: reads go on, and writing does with one in its place."""
+    cluster = RunningCluster(tmp_path / "try", mark)
+    found = cluster.until_all_in_sync()
+    with Sending(cluster.name_server) as sending:
+        sending.wait_for(50)
+    (left,) = [each["name"] for each in found["replicas"] if each["role"] == "follower"][:1]
+    lost = [each["name"] for each in found["replicas"] if each["name"] != left]
+    for name in lost:
+        cluster.kill(name)
+    short = cluster.until(lambda now: now["master"] == left, "the third one is not elected")
+    assert (short["serves"], short["why"]) == (False, "in sync: 1, needed: 2")
+    refused = pytest.raises(InSyncReplicasNotEnough)
+    with Producer(cluster.name_server, timeout_s=2, wait_for_broker=WAIT_S) as producer, refused:
+        producer.send(TOPIC, b"-1").wait()
+    assert_kept(cluster.name_server, sending.acknowledged)
+    shutil.rmtree(cluster.path / lost[0] / "store")
+    again = cluster.run_again(lost[0])
+    cluster.until(lambda now: now["serves"], "it does not serve with two")
+    with Sending(cluster.name_server, 1_000_000) as more:
+        more.wait_for(20)
+    assert_kept(cluster.name_server, sending.acknowledged + more.acknowledged)
+    assert ctrl_c(cluster.init) == 0, cluster.said
+    assert ended(again) == 0
     assert not cluster.left()
