@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from cometmq.actors.replication.core.actions import Action
 from cometmq.actors.replication.core.replica import Replica
 from cometmq.actors.replication.engines.engine import now_s
-from cometmq.protocol.errors import StoreError
+from cometmq.protocol.errors import DiskFull, StoreError
 
 PAUSE_S: Final = 0.2  # without an event: then the core hears first what time it is
 
@@ -74,7 +74,7 @@ class Driver:
             yield
         except AssertionError:
             raise
-        except (StoreError, OSError) as error:
+        except (StoreError, DiskFull, OSError) as error:
             self._on_fault(str(error))
         except Exception as error:
             raise AssertionError("the core was left in the middle of an event") from error

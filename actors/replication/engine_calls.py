@@ -118,6 +118,18 @@ class EngineCalls:
         self._life = life
         self._in_thread(self._open, self._opened)
 
+    def live_as(self, life: Life) -> None:
+        """The life has another number now: an empty store goes on behind its predecessor's lives.
+        Its session stands for nobody that the record names."""
+        if life == self._life or self._life is None:
+            return
+        self._life = life
+        session, self._session = self._session, None
+        if session is not None:
+            self._in_thread(session.close, lambda _result: None)
+        if self._engine is not None:
+            self._hold()
+
     def _open(self) -> tuple[Engine, Watch]:
         engine = self._open_engine()
         try:
@@ -201,11 +213,16 @@ class EngineCalls:
             assert self._engine is not None
             return self._engine.open_session(self._group, session_id(life), self._ttl_s)
 
-        self._in_thread(hold, self._held)
+        self._in_thread(hold, lambda found: self._held(life, found))
 
-    def _held(self, found: Session | Exception) -> None:
+    def _held(self, life: Life, found: Session | Exception) -> None:
         self._holds_soon = False
         if self._closed:
+            return
+        if life != self._life:
+            if not isinstance(found, Exception):
+                self._in_thread(found.close, lambda _result: None)
+            self._hold()
             return
         if isinstance(found, Exception):
             self._failures += 1

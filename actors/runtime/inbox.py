@@ -194,7 +194,7 @@ class SocketInbox:
 
     def forget(self, source: Any) -> None:
         self._others.pop(source, None)
-        self._poll_list = [entry for entry in self._poll_list if entry[0] is not source]
+        self._poll_list = [entry for entry in self._poll_list if entry[0] != source]
 
     def close(self) -> None:
         for socket in self._routers:
