@@ -29,13 +29,15 @@ from fault.disk import DiskTrouble
 from fault.group_judge import SEGMENT_BYTES
 from fault.groups import NAMES, ONE_DISK, PACE_S, PRODUCERS, SESSION_S, GroupRig, Replica, Shape
 from fault.kills import new_tally
-from fault.network import HOST
+from fault.network import HOST, NetworkTrouble
+from fault.workload import TOPICS
 
 from cometmq.cluster.administration import FailOver
 from cometmq.protocol.errors import CometError
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
+RIG_TROUBLE: Final = (DiskTrouble, NetworkTrouble)
 ROUND_FAULTS: Final = 12
 WORK_S: Final = 2.0  # at most, between two faults
 # Of the rounds, in turn. On one disk clients map the stores.
@@ -215,30 +217,51 @@ def disk_full(rig: GroupRig, target: str) -> None:
 
 @fault("flip", "follower")
 def flip(rig: GroupRig, target: str) -> None:
-    """A bit of a confirmed message, while its replica is down: it is found, or made good."""
+    """A bit of a confirmed message, while its replica is down. Its start finds it, and ends; or it
+    lies before what a start after kill -9 looks at: then nobody ever gets it from there."""
     (victim,) = rig.pick(target)
     confirmed = victim.counter(Counter.REPLICATED)
     victim.kill()
-    where = "tail" if rig.chance.random() < 0.5 else "sealed"
+    where = rig.chance.choice(("tail", "sealed"))
     rig.fault("flip", target, where)
-    flip_a_bit(rig, victim, confirmed, where)
+    record = flip_a_bit(rig, victim, confirmed, where)
     victim.start()
     rig.until_ended_or_in_sync(victim)
+    rig.counts[f"{where} flips that the start has {'not ' * victim.runs}met"] += 1
+    replace_damaged(rig, victim, record)
+
+
+@fault("damage", "follower", "master")
+def damage(rig: GroupRig, target: str) -> None:
+    """The same while it runs, and serves."""
+    (victim,) = rig.pick(target)
+    rig.fault("damage", target)
+    confirmed = victim.counter(Counter.REPLICATED)
+    replace_damaged(rig, victim, flip_a_bit(rig, victim, confirmed, "tail"))
+
+
+def replace_damaged(rig: GroupRig, victim: Replica, record: reference.Record) -> None:
+    """By an empty store. If it still runs its reader is asked for the message, and all end."""
+    if victim.runs and rig.network is None:
+        with contextlib.suppress(CometError):
+            messages = victim.read(record.topic, record.queue_id, record.queue_offset)
+            raise AssertionError(f"{victim.name} has served {len(messages)} messages of damage")
+        rig.until_ended(victim)
     if victim.runs:
-        rig.counts[f"{where} flips that the start has not met"] += 1
         victim.kill()
     else:
-        victim.why_ended()
-        rig.counts[f"{where} flips that the start has met"] += 1
+        why = victim.why_ended()
+        assert "damaged" in why, why
+    rig.wait_served(without=victim)
     victim.empty()
     victim.start()
 
 
-def flip_a_bit(rig: GroupRig, victim: Replica, confirmed: int, where: str) -> None:
+def flip_a_bit(rig: GroupRig, victim: Replica, confirmed: int, where: str) -> reference.Record:
     found = [
         unit
         for unit in reference.walk_log(victim.store)
-        if isinstance(unit, reference.Record) and unit.body and unit.lies_at < confirmed
+        if isinstance(unit, reference.Record) and unit.topic in TOPICS and unit.lies_at < confirmed
     ]
     tail = [unit for unit in found if unit.lies_at >= confirmed - confirmed % SEGMENT_BYTES]
     sealed = found[: len(found) - len(tail)]
@@ -250,6 +273,7 @@ def flip_a_bit(rig: GroupRig, victim: Replica, confirmed: int, where: str) -> No
         (byte,) = file.read(1)
         file.seek(at % SEGMENT_BYTES)
         file.write(bytes([byte ^ 1 << rig.chance.randrange(8)]))
+    return record
 
 
 # --- what operators do ----------------------------------------------------------------------------
@@ -380,7 +404,7 @@ def run_round(options: Options, one: Round) -> list[Tally]:
                     break
                 one.do(rig)
             outcome = rig.finish()
-    except (AssertionError, CometError, EndedEarly, psutil.Error, DiskTrouble) as error:
+    except (AssertionError, CometError, EndedEarly, psutil.Error, *RIG_TROUBLE) as error:
         text = f"{type(error).__name__}: {error}"
         options.failed(f"{one.name}, seed {one.seed}, kept in {folder}: {text}")
         outcome_ = f"broke off: {text[:300]}"

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import psutil
-from family import EndedEarly, RunningBroker
+from family import EndedEarly, RunningBroker, pull
 from fault.checker import add_store_findings
 from fault.disk import Disk
 from fault.group_judge import Peeker, judge
@@ -44,6 +44,7 @@ from fault.workload import QUEUES, TOPICS, Workload
 from ports import free_ports
 
 from cometmq.actors.coordination.namesrv import NameServerActor
+from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.replication.core.record import GroupRecord, Life, decode_record
 from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.managed import ManagedServer, Peer
@@ -52,7 +53,10 @@ from cometmq.actors.replication.promises_file import PromisesFile
 from cometmq.client import Admin
 from cometmq.cluster.looking import Looker
 from cometmq.cluster.place import GroupPlace
+from cometmq.protocol.commands import PullMessages
 from cometmq.protocol.errors import CometError, StoreError
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Service
 
 NAMES: Final = ("n0", "n1", "n2")
@@ -142,6 +146,14 @@ class Replica:
             with contextlib.suppress(psutil.Error):
                 found[process.name().removeprefix("cmq-")] = process.pid
         return {**found, "supervisor": self.broker.pid}
+
+    def read(self, topic: str, queue: int, queue_offset: int) -> list[Message]:
+        """From its own reader, by its family's address."""
+        control = self.control()
+        assert control is not None
+        address = address_of(control.meta["token"], "reader-0")
+        with Channel(address, f"the reader of {self.name}") as line:
+            return pull(line, PullMessages(topic, queue, queue_offset, 4))[1]
 
     @property
     def is_ready(self) -> bool:
@@ -439,18 +451,23 @@ class GroupRig:
 
         self.until(healed, f"not all are in sync after {after}")
 
+    def until_ended(self, replica: Replica) -> None:
+        """By itself."""
+        self._until_settled(replica, lambda: False)
+
     def until_ended_or_in_sync(self, replica: Replica) -> None:
         """What a replica makes of a store that was damaged."""
 
-        def settled() -> bool:
+        def is_in() -> bool:
             record = self.record()
-            if replica.broker is not None and replica.broker.has_ended:
-                return True
             return record is not None and replica.is_in(record)
 
+        self._until_settled(replica, is_in)
+
+    def _until_settled(self, replica: Replica, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + HEAL_S
-        while not settled():
-            assert time.monotonic() < deadline, f"{replica.name}: neither\n{self.state()}"
+        while replica.runs and not holds():
+            assert time.monotonic() < deadline, f"{replica.name} runs on\n{self.state()}"
             time.sleep(0.05)
 
     def wait_healed(self, after: str) -> None:

@@ -17,6 +17,7 @@ import ctypes
 import functools
 import os
 import random
+import secrets
 import shutil
 import socket
 import subprocess
@@ -45,7 +46,7 @@ class Network:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._id = f"{os.getpid() % 100_000}"
+        self._id = secrets.token_hex(3)  # links of a namespace that was deleted go a moment later
         self._cuts: list[tuple[str, str]] = []
         self._net = f"10.{random.randrange(150, 250)}.{random.randrange(1, 250)}"
         self._stack = ExitStack()

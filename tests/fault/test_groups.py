@@ -46,6 +46,11 @@ def test_a_master_is_killed_and_a_store_replaced(tmp_path: Path) -> None:
     tried(tmp_path / "rig", ONE_DISK, ("kill", "master"), ("replace", "follower"))
 
 
+def test_a_bit_flips_in_the_log_of_a_master_that_serves(tmp_path: Path) -> None:
+    """It ends before it hands anything out, and another one has the message whole."""
+    tried(tmp_path / "rig", ONE_DISK, ("damage", "master"))
+
+
 def test_the_power_of_all_is_cut(tmp_path: Path) -> None:
     if why := disk.trouble("ext4"):
         pytest.skip(f"power cuts of groups: {why}")
