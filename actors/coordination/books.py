@@ -81,8 +81,9 @@ class Books:
         """From here on the books are what they were, and changes are kept.
 
         Args:
-            make_ledger: takes the place of the last entry, and the queue offset behind it, and
-                makes what takes the changes; the default has them appended to the log.
+            make_ledger: takes the place of the last entry that every book has, and the queue offset
+                behind what the log has, and makes what takes the changes; the default has them
+                appended to the log.
             template_queues: of TBW102; None: it is not there. See TopicBook.
             ledger_log: as the log has it; closed here.
             ends: where the queues end, if a power cut can have cut them.
@@ -93,7 +94,7 @@ class Books:
         finally:
             ledger_log.close()
         if make_ledger is not None:
-            self._ledger = make_ledger(resumed.last, ledger_log.end)
+            self._ledger = make_ledger(resumed.common, ledger_log.end)
         else:
             self._ledger = Ledger(
                 self._actor,

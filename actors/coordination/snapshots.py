@@ -151,7 +151,8 @@ class Snapshots:
         self._ledger = ledger
         self._shown = shown
         self._mark = mark
-        self._marked = ledger.covered  # no later entry is in the files, as the mark has them
+        # No later entry is in the files, as the mark has them, and where they look for the next.
+        self._marked = ledger.covered, ledger.position
         self._saved = {each.file.path.name: 0 for each in shown}  # changes that a file has
         self._making: _Making | None = None
         self._waiting: list[Action] = []  # for the next one
@@ -164,7 +165,7 @@ class Snapshots:
     def is_due(self) -> bool:
         """Whether there is an entry, or a change, that is not in the files."""
         return (
-            self._marked != self._ledger.covered
+            self._marked != (self._ledger.covered, self._ledger.position)
             or not self._ledger.is_settled
             or any(self._has_changed(each) for each in self._shown)
         )
@@ -277,7 +278,7 @@ class Snapshots:
             self.then(action)
 
     def _count(self, making: _Making) -> None:
-        self._marked = making.last
+        self._marked = making.last, making.position
         for content in making.contents:
             self._saved[content.name] = content.changes
         self.count += len(making.contents)

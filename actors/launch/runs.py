@@ -35,6 +35,7 @@ from cometmq.shm.log.cutting import begin_log_at, cut_log
 from cometmq.shm.log.last_run import LastRun, life_of
 from cometmq.shm.log.recovery import find_end
 from cometmq.shm.log.references import create_references
+from cometmq.shm.state.laid_books import needs_books, place_books
 
 #: What lives on when a run ends; and when it ends since `ha` has died.
 OUTLIVING: Final = frozenset({"ha", "namesrv"})
@@ -152,6 +153,8 @@ def next_log(store: Path, segment_bytes: int, left: Left, order: BeginRun) -> Le
     """
     end_run(store / CONTROL_FILE)  # whoever has the store mapped looks at that
     if order.begin_at >= 0:
+        if needs_books(store, order.begin_at):
+            place_books(store, order.begin_at)
         done = begin_log_at(store, segment_bytes, order.begin_at)
     elif 0 <= order.cut_to < left.end:
         done = cut_log(store, segment_bytes, order.cut_to)

@@ -130,7 +130,11 @@ class SlaveCoordinatorActor(CoordinatorActor):
         return True
 
     def _pass_over_missing(self, ledger: LedgerLog) -> None:
-        """A copy that begins in the middle of its master's log has no changes from before it."""
+        """A copy that begins in the middle of its master's log has no changes from before it.
+
+        Where books were laid down they know these, and the places of entries tell what they do not
+        know yet.
+        """
         if self._ledger.position >= ledger.begin:
             return
         if not self._ledger.covered.epoch:

@@ -21,7 +21,8 @@ class CopiedLedger(Ledger):
 
     Args:
         refusal: what is said to whoever wants one made.
-        last: the place of the last entry that counts.
+        last: the place of the last entry that every book has. What some have already is made once
+            more, which comes to the same.
         position: the queue offset behind the last entry.
     """
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+from cometmq.actors.replication.books_line import BooksLine
 from cometmq.actors.replication.core.actions import (
     Action,
     Append,
@@ -52,6 +53,7 @@ class Deeds:
         group: str,
         *,
         peers: Peers,
+        books: BooksLine,
         log_view: GroupLog,
         log_line: LogLine,
         engine: EngineCalls,
@@ -62,6 +64,7 @@ class Deeds:
     ) -> None:
         self._group = group
         self._peers = peers
+        self._books = books
         self._log = log_view
         self._log_line = log_line
         self._engine = engine
@@ -140,12 +143,19 @@ class Deeds:
         return False
 
     def _start_over(self, action: StartOver) -> bool:
-        if self._runs.now.wrote == action.at == self._log.begins_at():
+        """With the books of the master, which tell what its log does not tell any more."""
+        if self._books.are_needed(action.at):
+            self._books.fetch(lambda: self._begin_log(action.at))
+        elif self._runs.now.wrote == action.at == self._log.begins_at():
             return True  # an empty log, which begins there already
-        log.warning("the log begins anew at %d, where the master's begins", action.at)
-        self._changed_log()
-        self._runs.begin(0, begin_at=action.at)
+        else:
+            self._begin_log(action.at)
         return False
+
+    def _begin_log(self, at: int) -> None:
+        log.warning("the log begins anew at %d, where the master's begins", at)
+        self._changed_log()
+        self._runs.begin(0, begin_at=at)
 
     def _changed_log(self) -> None:
         self._sums.clear()

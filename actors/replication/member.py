@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cometmq.actors.replication.core.record import GroupRecord, Life, new_record
+from cometmq.actors.replication.books_line import BooksLine
+from cometmq.actors.replication.core.frames import AnyFrame
 from cometmq.actors.replication.core.replica import Replica
 from cometmq.actors.replication.core.settings import Settings
 from cometmq.actors.replication.deeds import Deeds
 from cometmq.actors.replication.driver import Driver
 from cometmq.actors.replication.engine_calls import EngineCalls
+from cometmq.actors.replication.engine_news import EngineNews
 from cometmq.actors.replication.engines.engine import now_s
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.actors.replication.log_line import LogLine
@@ -24,7 +26,7 @@ from cometmq.actors.replication.run import Runs, WholeFlushed
 from cometmq.actors.replication.said import Said
 from cometmq.actors.replication.secret import load_secret
 from cometmq.actors.replication.waiting import WaitingFrames
-from cometmq.actors.runtime.family import EXIT_FATAL, Family
+from cometmq.actors.runtime.family import EXIT_FATAL, EXIT_UNSETTLED, Family
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.conf import BrokerSettings, FlushDiskType
 from cometmq.protocol.errors import StoreDamaged
@@ -63,7 +65,6 @@ class MemberActor(ServiceActor):
         self._secret = load_secret(Path(settings.group_secret_file))
         self._said = Said()
         self._flushed = WholeFlushed()
-        self._known: GroupRecord | None = None  # whose replicas are connected
 
     # --- start ---
 
@@ -82,15 +83,26 @@ class MemberActor(ServiceActor):
             own=self._peer.replica,
             secret=self._secret,
             bind=_bind_address(settings),
-            on_frame=self._frames.put,
+            on_frame=self._take_frame,
             said=self._said,
         )
         self._peers.replace(dict(settings.group_peers))
+        self._books = BooksLine(
+            family.store,
+            self._group,
+            send=self._peers.send,
+            call_soon=self.call_soon,
+            after=self.after,
+            master=lambda: self._core.record.master if self._core.record else "",
+            on_failed=self._begin_again,
+        )
         self._log_line = LogLine(family.log_source, self._runs.now.wrote_cell, self._on_laid_down)
+        self._news = EngineNews(self._core, self._peers, self._runs, settings)
         self._engine = self._make_engine(settings)
         self._deeds = Deeds(
             self._group,
             peers=self._peers,
+            books=self._books,
             log_view=self._log,
             log_line=self._log_line,
             engine=self._engine,
@@ -100,6 +112,7 @@ class MemberActor(ServiceActor):
             on_stop=self._end,
         )
         self._driver = Driver(self._core, self._deeds.do, self._on_idle, self._end)
+        self._news.begin(self._driver, self._engine)
         self.inbox.listen_to_doorbell(family.doorbell_fd)
         for source in (*self._peers.sources, self._log_line.fileno()):
             self.inbox.listen_to(source)
@@ -126,7 +139,7 @@ class MemberActor(ServiceActor):
             self._group,
             settings.group_session_timeout_ms / 1000,
             lambda: open_engine(settings.group_engine),
-            self,
+            self._news,
             call_soon=self.call_soon,
             after=self.after,
             listen_to=self.inbox.listen_to,
@@ -144,6 +157,10 @@ class MemberActor(ServiceActor):
             self._engine.look()
         self._take_frames()
 
+    def _take_frame(self, sender: str, frame: AnyFrame, content: memoryview | None) -> None:
+        if not self._books.take(sender, frame, content):
+            self._frames.put(sender, frame, content)
+
     def _take_frames(self) -> None:
         while not self._driver.is_busy and (come := self._frames.next()) is not None:
             self._deeds.content = come.content
@@ -153,54 +170,13 @@ class MemberActor(ServiceActor):
         """A master refuses bytes, at once."""
         return self._log_line.is_ready or self._runs.now.epoch > 0
 
-    def _connect(self) -> None:
-        """To the replicas that the record names; and to the engine as the life that it has."""
-        self._engine.live_as(self._core.local.life)
-        record = self._core.record
-        if record is not None and record is not self._known:
-            self._known = record
-            self._peers.replace({name: each.address for name, each in record.replicas.items()})
-
-    # --- the engine: what EngineCalls tells ---
-
-    def learned(self, version: int, record: GroupRecord | None, number: int = 0) -> None:
-        if record is None:
-            self._found_group()
-        self._driver.event(self._core.learned, version, record, number)
-        self._connect()
-
-    def cas_applied(self, ticket: int, version: int) -> None:
-        self._driver.event(self._core.cas_applied, ticket, version)
-        self._connect()
-
-    def cas_refused(self, ticket: int, version: int, record: GroupRecord) -> None:
-        self._driver.event(self._core.cas_refused, ticket, version, record)
-        self._connect()
-
-    def cas_unknown(self, ticket: int) -> None:
-        self._driver.event(self._core.cas_unknown, ticket)
-
-    def session(self, until: float | None) -> None:
-        self._driver.event(self._core.session, until)
-
-    def sessions(self, alive: Iterable[Life]) -> None:
-        self._driver.event(self._core.sessions, alive)
-
-    def _found_group(self) -> None:
-        """The first replica makes the record of a new group, and nobody else ever does. A store
-        that was in a group before knows that a record was lost, and that there was one."""
-        settings = self._family.settings
-        if self._peer == settings.group_peers[0] and self._core.local.is_new:
-            log.info("making the record of the new group %s", self._group)
-            record = new_record(self._group, settings.group_peers, min_iss=settings.min_iss)
-            self._engine.make(record)
-
     # --- time ---
 
     def _tick(self) -> None:
         if self.settled:
             return
         self._engine.tick()
+        self._books.tick()
         if self._driver.is_busy:
             return
         self._driver.event(self._core.tick, now_s())
@@ -222,7 +198,7 @@ class MemberActor(ServiceActor):
 
     def _on_idle(self) -> None:
         self._look()
-        self._connect()
+        self._news.connect()
         self._take_frames()
 
     def _look(self) -> None:
@@ -290,6 +266,12 @@ class MemberActor(ServiceActor):
                 f"follower.{number}.why": each.why,
             }
         return found
+
+    def _begin_again(self, why: str) -> NoReturn:
+        """What is under way has no end here: another life of this replica begins."""
+        log.error("this process ends, and another one follows: %s", why)
+        logging.shutdown()
+        os._exit(EXIT_UNSETTLED)
 
     def _end(self, why: str) -> NoReturn:
         """This replica must not go on; its files stay."""

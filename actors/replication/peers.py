@@ -27,7 +27,7 @@ from zmq.utils import z85
 from cometmq.actors.replication.core.frames import (
     FRAME_BYTES_MAX,
     AnyFrame,
-    Bytes,
+    WithContent,
     decode_frame,
     encode_frame,
 )
@@ -191,7 +191,7 @@ class Peers:
 
         Raises ValueError for a content that is not what the frame says, or over the limit.
         """
-        expected = frame.length if isinstance(frame, Bytes) else None
+        expected = frame.length if isinstance(frame, WithContent) else None
         size = None if content is None else content.nbytes
         if size != expected or (size or 0) > self._content_bytes_max:
             raise ValueError(
@@ -295,7 +295,7 @@ def _message(parts: list[Any]) -> tuple[AnyFrame, memoryview | None]:
         raise BadRequest(f"it has {len(parts)} parts, at most 2")
     frame = decode_frame(parts[0].buffer)
     content = memoryview(parts[1].buffer) if len(parts) > 1 else None
-    expected = frame.length if isinstance(frame, Bytes) else None
+    expected = frame.length if isinstance(frame, WithContent) else None
     if expected != (None if content is None else content.nbytes):
         found = "nothing" if content is None else f"{content.nbytes} bytes"
         says = "nothing" if expected is None else f"{expected} bytes"

@@ -39,6 +39,7 @@ class Run:
         self._flushed = control.sleep_on(Counter.FLUSHED, family.doorbell)
         self._min = control.read(Counter.MIN_OFFSET)
         self._replicated = control.own(Counter.REPLICATED)
+        self._sure_until = control.own(Counter.SURE_UNTIL)
         self._known = control.own(Counter.CONFIRM_KNOWN)
         self._service = control.own(Counter.SERVICE)
         self._needed_from = control.own(Counter.SLAVES_FROM)
@@ -78,6 +79,10 @@ class Run:
 
     def serve(self, service: Service) -> None:
         self._service.reset(_SERVED[service])
+
+    def sure_until(self, until_s: float) -> None:
+        """Our session holds until then (engine.now_s); 0: it does not."""
+        self._sure_until.reset(int(until_s * 1000))
 
     def keep_from(self, offset: int | None) -> None:
         """Followers still need what lies at or above it; None: there are none."""

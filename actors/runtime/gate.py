@@ -7,6 +7,7 @@ one is judged by its epoch.
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from cometmq.actors.runtime.family import Family
@@ -50,12 +51,15 @@ class Gate:
 
     Args:
         service: the counter.
+        sure_until: the counter. It is looked at beside the clock: a broker that was stopped for a
+            while is not certain any more when it wakes, whoever of its processes wakes first.
         group: its name, for people.
         min_iss: how many replicas must have a message.
     """
 
-    def __init__(self, service: ReadCell, group: str, min_iss: int) -> None:
+    def __init__(self, service: ReadCell, sure_until: ReadCell, group: str, min_iss: int) -> None:
         self._service = service
+        self._sure_until = sure_until
         self._group = group
         self._min_iss = min_iss
 
@@ -66,12 +70,15 @@ class Gate:
         if not settings.is_in_group:
             return None
         service = family.control.read(Counter.SERVICE)
-        return cls(service, settings.group_name, settings.min_iss)
+        sure_until = family.control.read(Counter.SURE_UNTIL)
+        return cls(service, sure_until, settings.group_name, settings.min_iss)
 
     @property
     def grants(self) -> bool:
         """Whether anything may be handed out for a time."""
-        return self._service.value == Service.OPEN
+        if self._service.value != Service.OPEN:
+            return False
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 < self._sure_until.value
 
     def why_not_stored(self) -> CometError | None:
         """Why nothing is stored now; None: it is."""

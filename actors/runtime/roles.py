@@ -116,7 +116,7 @@ ROLES: Final = (
         count=lambda settings: 1 if settings.is_in_group or settings.ha_port is not None else 0,
         owns=frozenset({
             Counter.REPLICATED, Counter.SLAVES, Counter.SLAVES_FROM, Counter.SERVICE,
-            Counter.CONFIRM_KNOWN,
+            Counter.CONFIRM_KNOWN, Counter.SURE_UNTIL,
         }),
     ),
     Role(

@@ -119,7 +119,13 @@ class SchedulerActor(ServiceActor):
         self._revival.begin()
 
     def _load_offsets(self) -> DelayOffsetTable:
-        """It is for RocketMQ: levels that the log knows do without it."""
+        """It is for RocketMQ: levels that the log knows do without it.
+
+        In a group nobody believes it: it may tell of deliveries that were never confirmed, and
+        were cut from this log since. What they delivered would be passed over.
+        """
+        if self._family.settings.is_in_group:
+            return DelayOffsetTable()
         try:
             return self._file.load() or DelayOffsetTable()
         except (StoreDamaged, OSError) as error:

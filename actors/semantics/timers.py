@@ -117,7 +117,8 @@ class Timers:
         position = self._deriver.position()
         self._number = position.number
         state = TimersState.unpack(self._deriver.note) if position.number else TimersState()
-        check = read_check(self._family.store)
+        # In a group it may tell of what was never confirmed, as delayOffset.json may.
+        check = None if self._settings.is_in_group else read_check(self._family.store)
         if check is not None:
             state = state.joined(check.read_ms, check.queue_offset)
         segment_bytes = self._settings.mapped_file_size_timer_log_bytes

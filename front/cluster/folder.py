@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import os
 import random
-import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Annotated, Final, Self
 
 import msgspec
 
+from cometmq.actors.replication.secret import make_secret
 from cometmq.conf import BrokerSettings, load_settings
 from cometmq.conf.group import Id
 from cometmq.conf.settings import options_by_key
@@ -137,7 +137,7 @@ class ClusterFolder:
             raise StoreError(f"{path}: is no cluster's and has other things in it: {foreign[0]}")
         secret = path / SECRET_FILE
         if not secret.exists():
-            replace_file(secret, secrets.token_hex(32).encode() + b"\n", mode=PRIVATE)
+            make_secret(secret)
         for replica in file.replicas:
             _write_replica(file, replica.name)
         sync_folder(path.parent)

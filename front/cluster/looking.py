@@ -18,13 +18,11 @@ from cometmq.actors.replication.engines.engine import Engine, View, now_s
 from cometmq.actors.replication.lives import alive_in
 from cometmq.cluster.place import GroupPlace
 from cometmq.cluster.stores import LocalReplica, LocalStores
-from cometmq.shm.live.control import Service
 
 MASTER: Final = "master"
 FOLLOWER: Final = "follower"
 AWAY: Final = "away"
 
-_SERVES: Final = frozenset({Service.OPEN, Service.UNSURE})
 _NOBODY: Final = LocalReplica()
 
 
@@ -234,7 +232,7 @@ class _Standing:
         if in_sync < record.min_iss:
             return f"in sync: {in_sync}, needed: {record.min_iss}"
         local = self._local.get(self.master)
-        if local is not None and local.service not in _SERVES:
+        if local is not None and not local.serves:
             return f"the master {self.master} does not serve yet"
         return ""
 

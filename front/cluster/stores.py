@@ -18,7 +18,7 @@ from cometmq.actors.launch.addresses import address_of
 from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.protocol.errors import CometError, StoreError, StoreLocked
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Service
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase, Service
 from cometmq.shm.os.locks import check_not_in_use
 
 ASK_S: Final = 0.5
@@ -31,13 +31,14 @@ class LocalReplica(NamedTuple):
         pid: of its supervisor; None: it is not running.
         wrote, wrote_ms: where its log ends, and the store time of the last record; of a killed
             broker, as it had it. None after an orderly end, or before the first start.
+        serves: as a master it takes messages.
         said: statistics of its `ha` process; empty where that does not answer.
     """
 
     pid: int | None = None
     wrote: int | None = None
     wrote_ms: int = 0
-    service: int = Service.NONE
+    serves: bool = False
     said: Mapping[str, Any] = {}
 
 
@@ -72,7 +73,7 @@ class LocalStores:
                 alive[name]["pid"] if name in alive else None,
                 control.read(Counter.WROTE).value,
                 control.read(Counter.WROTE_TIMESTAMP).value,
-                control.read(Counter.SERVICE).value if name in alive else Service.NONE,
+                name in alive and _serves(control),
                 said.get(name, {}),
             )
             for name, control in controls.items()
@@ -112,6 +113,12 @@ class LocalStores:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
+
+
+def _serves(control: ControlFile) -> bool:
+    """Its `ha` process lets it, and its commitlog process is there."""
+    service, phase = control.read(Counter.SERVICE).value, control.read(Counter.PHASE).value
+    return service in (Service.OPEN, Service.UNSURE) and phase == Phase.SERVING
 
 
 def _control_of(store: Path) -> ControlFile | None:

@@ -81,6 +81,8 @@ class Counter(IntEnum):
     # ha, in a group that elects its master: 1 once `replicated` says what is confirmed, in this
     # run; nothing is dispatched before
     CONFIRM_KNOWN = 29
+    # ha, of the master of a group: until then nobody else can be master; ms of CLOCK_BOOTTIME
+    SURE_UNTIL = 30
 
 
 STRIPES_FROM: Final = 64  # their cells are numbered behind those of the counters

@@ -32,14 +32,9 @@ class LedgerLog:
         self.begin, self.end = found  # queue offsets; the end is that of the next record
 
     def entries(self, position: int) -> Iterator[tuple[int, bytes]]:
-        """Queue offsets and bodies from a queue offset on, up to `end`. What is gone or damaged is
-        passed over, with a line in the log: then changes are missing."""
+        """Queue offsets and bodies from a queue offset on, which may lie before `begin`, up to
+        `end`. What is damaged is passed over, with a line in the log: then changes are missing."""
         at = max(position, self.begin)
-        if at > position:
-            log.error(
-                "the ledger begins at record %d: what records %d to %d changed is not known any "
-                "more", self.begin, position, self.begin - 1,
-            )  # fmt: skip
         while at < self.end:
             result = self._reader.get_message(LEDGER_TOPIC, LEDGER_QUEUE, at, BATCH)
             if result.payload is not None:
@@ -61,12 +56,16 @@ class LedgerLog:
 
 def ledger_needed_from(store: Path, queue_segment_bytes: int) -> int | None:
     """The physical offset of the first record of the ledger that is in no snapshot; None: all are.
+    0: some are in none, and the first of them is not where the snapshots look for it, as in a copy
+    of a log that begins later; the next snapshot ends that.
 
-    What is not dispatched yet is not looked at. Raises StoreDamaged.
+    What is not dispatched yet is not looked at. Raises StoreDamaged, StoreNotOurs.
     """
     position = read_mark(store).needed_from()
     if position is None:
         return None
     files = QueueFiles(store, LEDGER_TOPIC, LEDGER_QUEUE, queue_segment_bytes)
     entry = files.entry(position)
-    return None if entry is None else entry["physical_offset"]
+    if entry is None:
+        return 0 if position < files.find_end().next_index else None
+    return entry["physical_offset"]

@@ -36,6 +36,7 @@ Apply = Callable[[Change], object]
 class Resumed(NamedTuple):
     mark: Mark
     last: Place  # no later entry counts already
+    common: Place  # up to there every book has all
     changes: int  # that were replayed
 
 
@@ -88,8 +89,9 @@ def resume(
             mark = mark.with_file(part.name, Marked(contents=[snapshot]))
     if mark != read_mark(store):
         write_mark(store, mark)
-    last = max((part.fold.last for part in parts), default=Place())
-    return Resumed(mark, max(last, mark.newest()), sum(part.changes for part in parts))
+    lasts = [part.fold.last for part in parts] or [Place()]
+    changes = sum(part.changes for part in parts)
+    return Resumed(mark, max(*lasts, mark.newest()), min(lasts), changes)
 
 
 def committed_offsets(store: Path) -> OffsetTable:
@@ -105,11 +107,17 @@ def committed_offsets(store: Path) -> OffsetTable:
 def _replayed(
     mark: Mark, books: Sequence[tuple[ConfigFile[Any], Apply]], ledger: LedgerLog
 ) -> list[_Part]:
+    loaded = [file.loaded_from for file, _ in books]
+    digests = [NO_CONTENT if path is None else digest_of(path.read_bytes()) for path in loaded]
+    # No file, and no mark: whoever was to follow the ledger in this copy of a log has not come to.
+    has_none = not mark.files and not any(digests)
     parts = []
-    for file, apply in books:
-        loaded = file.loaded_from
-        digest = NO_CONTENT if loaded is None else digest_of(loaded.read_bytes())
-        found = _snapshot(mark, file.path.name, digest, ledger)
+    for (file, apply), digest in zip(books, digests, strict=True):
+        found = (
+            Snapshot(digest, 0, Place())
+            if has_none
+            else _snapshot(mark, file.path.name, digest, ledger)
+        )
         parts.append(_Part(file, apply, digest, found))
     _replay(parts, ledger)
     return parts
@@ -117,17 +125,33 @@ def _replayed(
 
 def _replay(parts: Sequence[_Part], ledger: LedgerLog) -> None:
     unknown = 0
-    begin = min((part.found.position for part in parts), default=ledger.end)
+    position = min((part.found.position for part in parts), default=ledger.end)
+    begin = max(position, ledger.begin)
+    known = min((part.found.last for part in parts), default=Place())
+    is_missing = begin > position
     for queue_offset, body in ledger.entries(begin):
         try:
             place, changes, more = decode_entry(body)
         except LedgerDamaged as error:
             log.error("%s; what it changed is not known", error)
             continue
+        # Places grow: where this one counts already, or is the next one, no other was before it.
+        if is_missing and place > Place(known.epoch, known.number + 1):
+            _say_what_is_missing(position, begin)
+        is_missing = False
         taken = [part.take(queue_offset, place, changes) for part in parts]
         unknown += more if any(taken) else 0
+    if is_missing:
+        _say_what_is_missing(position, begin)
     if unknown:
         log.error("%d changes of the ledger are of a kind that this version does not know", unknown)
+
+
+def _say_what_is_missing(position: int, begin: int) -> None:
+    log.error(
+        "the ledger begins at record %d: what records %d to %d changed is not known any more",
+        begin, position, begin - 1,
+    )  # fmt: skip
 
 
 def replace_content(store: Path, resumed: Resumed, file: ConfigFile[Any], value: Any) -> None:

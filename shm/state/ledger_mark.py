@@ -102,4 +102,9 @@ def read_mark(store: Path) -> Mark:
 
 def write_mark(store: Path, mark: Mark) -> None:
     """Durably. Raises OSError, DiskFull."""
-    replace_file(store / LEDGER_FILE, msgspec.json.encode(mark) + b"\n")
+    replace_file(store / LEDGER_FILE, mark_text(mark))
+
+
+def mark_text(mark: Mark) -> bytes:
+    """What the file has of it."""
+    return msgspec.json.encode(mark) + b"\n"

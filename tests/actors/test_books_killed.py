@@ -30,6 +30,8 @@ from cometmq.actors.coordination.snapshots import Snapshots
 from cometmq.protocol.commands import Hold
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.ledger import (
+    LEDGER_QUEUE,
+    LEDGER_TOPIC,
     Change,
     GroupPut,
     GroupRemoved,
@@ -46,9 +48,11 @@ from cometmq.protocol.ledger import (
     entry_of,
     pack_change,
 )
+from cometmq.shm.derived.consume_queue import queue_folder
+from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.os import durable
 from cometmq.shm.reading import resuming
-from cometmq.shm.reading.ledger_log import LedgerLog
+from cometmq.shm.reading.ledger_log import LedgerLog, ledger_needed_from
 from cometmq.shm.reading.resuming import resume
 from cometmq.shm.state import config_files, ledger_mark
 from cometmq.shm.state import holds as state_holds
@@ -222,3 +226,91 @@ def killed_everywhere(base: Path, work: Path, end: int, expected: tuple[Any, ...
         assert again.state == expected, (line, nth)
         assert not again.snapshots.is_due
         assert read_mark(work).needed_from() == end
+
+
+# --- what a start may make again ---
+
+
+class Late(Log):
+    """One that begins later than a store looks for."""
+
+    def entries(self, position: int) -> Iterator[tuple[int, bytes]]:
+        return super().entries(max(position, self.begin))
+
+
+def resumed(store: Path, log: Log) -> resuming.Resumed:
+    config = store / "config"
+    files = [TopicsFile(config, 100), OffsetsFile(config)]
+    return resume(store, [(each.file, each.book.apply) for each in files], cast(LedgerLog, log))
+
+
+def mark_at(store: Path, *snapshots: tuple[int, int]) -> None:
+    """
+    Args:
+        snapshots: position, and the number of the last entry, of topics.json and the offsets.
+    """
+    mark = ledger_mark.Mark()
+    for name, (position, number) in zip(
+        ("topics.json", "consumerOffset.json"), snapshots, strict=True
+    ):
+        found = ledger_mark.Snapshot(ledger_mark.NO_CONTENT, position, Place(EPOCH, number))
+        mark = mark.with_file(name, ledger_mark.Marked(contents=[found]))
+    ledger_mark.write_mark(store, mark)
+
+
+@pytest.mark.parametrize(
+    ("begin", "numbers", "missing"),
+    [
+        (3, (3, 3), False),  # the first that is there is the next one
+        (3, (5, 4), False),  # it counts already
+        (3, (2, 5), True),  # one of them does not know the one before
+        (7, (7, 7), True),  # nothing is there that would tell
+    ],
+)
+def test_what_is_missing_is_told_by_places(
+    begin: int,
+    numbers: tuple[int, int],
+    missing: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A store whose log was begun later looks for queue offsets that its ledger never had."""
+    mark_at(tmp_path, *((0, number) for number in numbers))
+    found = resumed(tmp_path, Late(begin, 7))
+    assert ("is not known any more" in caplog.text) is missing
+    assert found.common == found.last == Place(EPOCH, 7)
+
+
+def test_up_to_where_every_book_has_all(tmp_path: Path) -> None:
+    """Of a log that has nothing of the ledger yet: snapshots of different moments."""
+    mark_at(tmp_path, (40, 9), (30, 5))
+    found = resumed(tmp_path, Late(0, 0))
+    assert (found.common, found.last) == (Place(EPOCH, 5), Place(EPOCH, 9))
+    assert [each.contents[0].last.number for each in read_mark(tmp_path).files.values()] == [9, 5]
+
+
+def test_a_copy_that_nobody_has_looked_at(tmp_path: Path) -> None:
+    """Its first coordinator was killed before it left a mark, and the log came meanwhile."""
+    tmp_path.joinpath("config").mkdir()
+    start = Start(tmp_path, len(CHANGES))
+    assert start.state == EXPECTED
+
+
+def test_what_the_cleaner_keeps_for_a_copy_that_begins_later(tmp_path: Path) -> None:
+    """Its snapshots look for what was never there: nothing goes until there are others."""
+    folder = queue_folder(tmp_path, LEDGER_TOPIC, LEDGER_QUEUE)
+    folder.mkdir(parents=True)
+    filler = {"physical_offset": 0, "size": 0x7FFFFFFF, "tags_code": 0}
+    units = [filler] * 3 + [
+        {"physical_offset": 1_000 + at, "size": 100, "tags_code": 0} for at in range(3)
+    ]
+    content = b"".join(CONSUME_QUEUE_UNIT.pack(**unit) for unit in units)
+    (folder / "0".zfill(20)).write_bytes(content.ljust(2_000, b"\0"))
+    wanted = {5: 1_002, 4: 1_001, 6: None, 9: None}
+    for position, physical_offset in wanted.items():
+        mark_at(tmp_path, (position, 1), (9, 2))
+        assert ledger_needed_from(tmp_path, 2_000) == physical_offset
+    (folder / "0".zfill(20)).rename(folder / "2000".zfill(20))  # it begins with record 100
+    for position in (0, 99):
+        mark_at(tmp_path, (position, 1), (105, 2))
+        assert ledger_needed_from(tmp_path, 2_000) == 0

@@ -22,7 +22,7 @@ from forked import MARK, RUN
 
 from cometmq.client import Consumer, Producer
 from cometmq.conf.option import as_text
-from cometmq.protocol.errors import CometError
+from cometmq.protocol.errors import CometError, NotReachable, TopicNotExist
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -119,16 +119,25 @@ def kill_session(pid: int) -> None:
 
 def ctrl_c(process: subprocess.Popen[bytes]) -> int:
     process.send_signal(signal.SIGINT)
-    return process.wait(WAIT_S)
+    return ended(process)
+
+
+def ended(process: subprocess.Popen[bytes]) -> int:
+    """Its exit status; there is nothing more to read then."""
+    assert process.stdout is not None
+    with process.stdout:
+        return process.wait(WAIT_S)
 
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[str]:
     found = f"{RUN}/{tmp_path.name}"
     yield found
-    for process in left_behind(found):  # after a failure
+    left = left_behind(found)  # after a failure
+    for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    psutil.wait_procs(left, WAIT_S)
 
 
 class Sending:
@@ -173,8 +182,15 @@ class Sending:
 def stored(name_server: str, wanted: set[int]) -> list[int]:
     """What there is, once all that is wanted was seen, or nothing comes any more."""
     found: list[int] = []
-    with Consumer(name_server, None, transport="zmq") as consumer:
-        consumer.assign(TOPIC)
+    deadline = time.monotonic() + WAIT_S
+    with Consumer(name_server, None, transport="zmq", wait_for_broker=WAIT_S) as consumer:
+        while True:
+            try:
+                consumer.assign(TOPIC)
+                break
+            except (TopicNotExist, NotReachable):  # a name server that has just started is told yet
+                if time.monotonic() > deadline:
+                    raise
         quiet = 0
         while quiet < 3 and not wanted <= set(found):
             messages = consumer.poll(1_000, timeout_s=2)
@@ -221,7 +237,7 @@ def test_a_master_is_killed_and_comes_back(tmp_path: Path, mark: str) -> None:
     assert_kept(cluster.name_server, sending.acknowledged)
     assert f"to start it again: cometmq cluster run --store {cluster.path} {master}" in cluster.said
     assert ctrl_c(cluster.init) == 0, cluster.said  # and what was started beside it ends as well
-    assert again.wait(WAIT_S) == 0
+    assert ended(again) == 0
     assert not cluster.left()
 
 
@@ -233,7 +249,7 @@ def test_all_are_killed_and_the_folder_goes_on(tmp_path: Path, mark: str) -> Non
     for each in found["replicas"]:
         os.kill(each["pid"], signal.SIGSTOP)
     os.kill(cluster.init.pid, signal.SIGKILL)
-    cluster.init.wait(WAIT_S)
+    ended(cluster.init)
     for each in found["replicas"]:
         kill_session(each["pid"])
     stopped = cluster.status()

@@ -28,7 +28,7 @@ from cometmq.errors import (
     ConfigError,
     StoreError,
 )
-from cometmq.shm.live.control import CONTROL_FILE, Service
+from cometmq.shm.live.control import CONTROL_FILE, Phase, Service
 from cometmq.shm.os.locks import StoreLock
 
 
@@ -82,9 +82,22 @@ def test_a_follower_that_dies_is_counted_on_until_it_is_left_out(
     assert n2.why.startswith("its process is not running; the group still counts on it")
 
 
-def test_a_master_that_does_not_serve_yet(served: FakeMembers, looker: Looker) -> None:
-    served.log("n0", 5_000, service=Service.SHORT)
-    assert looker.look().why == "the master n0 does not serve yet"
+@pytest.mark.parametrize(
+    ("service", "phase", "serves"),
+    [
+        (Service.OPEN, Phase.SERVING, True),
+        (Service.UNSURE, Phase.SERVING, True),
+        (Service.OPEN, Phase.RECOVERED, False),
+        (Service.SHORT, Phase.SERVING, False),
+        (Service.DEPOSED, Phase.SERVING, False),
+        (Service.NONE, Phase.SERVING, False),
+    ],
+)
+def test_a_master_that_does_not_serve_yet(
+    served: FakeMembers, looker: Looker, service: int, phase: int, serves: bool
+) -> None:
+    served.log("n0", 5_000, service=service, phase=phase)
+    assert looker.look().why == ("" if serves else "the master n0 does not serve yet")
 
 
 def test_a_broker_that_has_ended_in_order(served: FakeMembers, looker: Looker) -> None:
@@ -228,7 +241,7 @@ def test_what_the_master_says_of_others_far_away() -> None:
         "follower.1.replica": "c", "follower.1.lag_bytes": 34, "follower.1.why": "34 bytes behind",
         "follower.x": 1, "follower.2.held": 5,
     }  # fmt: skip
-    local = {"a": LocalReplica(1, 100, service=Service.OPEN, said=said)}
+    local = {"a": LocalReplica(1, 100, serves=True, said=said)}
     found = status_of(PLACE, a_view(RECORD, "a", "b", "c"), local)
     assert [each.lag_bytes for each in found.replicas] == [0, 12, 34, None]
     assert [each.epoch for each in found.replicas] == [3, None, None, None]

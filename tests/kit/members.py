@@ -22,7 +22,7 @@ from cometmq.actors.replication.lives import session_id
 from cometmq.cluster.administration import change
 from cometmq.cluster.folder import ClusterFolder
 from cometmq.cluster.running import ensure_formed
-from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Service
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase, Service
 
 TTL_S = 30
 
@@ -75,6 +75,7 @@ class FakeMembers:
         *,
         wrote_ms: int = 0,
         service: int = Service.NONE,
+        phase: int = Phase.SERVING,
         pid: int | None = None,
     ) -> ControlFile:
         """The control file of a run whose log ends there.
@@ -94,6 +95,7 @@ class FakeMembers:
         control.own(Counter.WROTE).advance(wrote)
         control.own(Counter.WROTE_TIMESTAMP).advance(wrote_ms)
         control.own(Counter.SERVICE).advance(service)
+        control.own(Counter.PHASE).advance(phase)
         return control
 
     def close(self) -> None:

@@ -84,6 +84,7 @@ class ScriptedHa(ServiceActor):
         self._replicated = control.own(Counter.REPLICATED)
         self._said = control.own(Counter.SERVICE)
         self._known = control.own(Counter.CONFIRM_KNOWN)
+        self._sure_until = control.own(Counter.SURE_UNTIL)
 
     def on_doorbell(self) -> None:
         self._look()
@@ -99,6 +100,7 @@ class ScriptedHa(ServiceActor):
         service = self._service if self._family.epoch else Service.NONE
         if service != self._said.value:
             self._said.reset(service)
+        self._sure_until.reset(ALL)
         if not self._known.value:
             self._known.reset(1)
 

@@ -120,7 +120,36 @@ class Apart(Frame, frozen=True, tag=10):
     offset: Whole
 
 
-AnyFrame = Hello | Welcome | Marks | Agreed | Apart | Bytes | Beat | Ack | Bid | Refused
+class WantBooks(Frame, frozen=True, tag=11):
+    """The follower begins with an empty store: it wants the master's books (books_copy.py), from
+    this byte of the copy on. `nonce` names the copy; at byte 0 one is made. Not for the core."""
+
+    offset: Whole
+
+
+class Books(Frame, frozen=True, tag=12):
+    """A piece of that copy follows."""
+
+    offset: Whole
+    length: Whole
+    total: Whole  # bytes of the copy
+
+
+AnyFrame = (
+    Hello
+    | Welcome
+    | Marks
+    | Agreed
+    | Apart
+    | Bytes
+    | Beat
+    | Ack
+    | Bid
+    | Refused
+    | WantBooks
+    | Books
+)
+WithContent = Bytes | Books  # something follows behind the frame
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final[msgspec.msgpack.Decoder[AnyFrame]] = msgspec.msgpack.Decoder(AnyFrame)
