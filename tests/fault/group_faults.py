@@ -251,7 +251,7 @@ def replace_damaged(rig: GroupRig, victim: Replica, record: reference.Record) ->
         victim.kill()
     else:
         why = victim.why_ended()
-        assert "damaged" in why, why
+        assert "damaged" in victim.log, why
     rig.wait_served(without=victim)
     victim.empty()
     victim.start()
