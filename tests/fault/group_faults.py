@@ -347,7 +347,8 @@ def groups(options: Options) -> Iterator[Tally]:
     left, number = options.faults, 0
     while left > 0 and not options.over:
         shape, faults = plans[number % len(plans)]
-        sync, seed = options.sync_of(number // len(plans)), options.seed + number
+        cycle = 0 if len(plans) % 2 else number // len(plans)  # each shape has both, in turn
+        sync, seed = options.sync_of(number + cycle), options.seed + number
         deck = Deck(options, faults, random.Random(seed))
         count = min(left, ROUND_FAULTS)
         yield from run_round(options, Round("groups", seed, sync, deck.do_next, count, shape))
