@@ -16,7 +16,6 @@ from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.errors import ShuttingDown
 from cometmq.shm.live.control import Counter, Phase
 from cometmq.shm.live.queue_table import QueueTable
-from cometmq.shm.reading.positions import LivePositions
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 
 
@@ -88,19 +87,14 @@ class ReaderActor(ServiceActor):
 def open_store(family: Family, table: QueueTable) -> StoreReader:
     """The store as it is read here, its tail included."""
     settings = family.settings
-    store = StoreReader(
-        family.store,
-        segment_bytes=settings.mapped_file_size_commit_log_bytes,
-        queue_segment_bytes=settings.mapped_file_size_consume_queue_bytes,
-        positions=LivePositions(family.control, table),
-        limits=ReadLimits(
-            hot_bytes=BYTES_MAX,
-            hot_count=COUNT_MAX,
-            cold_bytes=BYTES_MAX,
-            cold_count=COUNT_MAX,
-            scan_bytes=settings.max_filter_message_size,
-            skip_removed=False,  # one unreadable entry hides no others
-        ),
+    limits = ReadLimits(
+        hot_bytes=BYTES_MAX,
+        hot_count=COUNT_MAX,
+        cold_bytes=BYTES_MAX,
+        cold_count=COUNT_MAX,
+        scan_bytes=settings.max_filter_message_size,
+        skip_removed=False,  # one unreadable entry hides no others
     )
+    store = family.store_reader(limits, table)
     store.read_tail(family.control, family.cover)
     return store

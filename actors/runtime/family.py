@@ -21,6 +21,7 @@ from cometmq.shm.kernel._kernel import OwnedCell
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 from cometmq.shm.log.last_run import LastRun
+from cometmq.shm.log.replica import REPLACE_IT
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.positions import LivePositions
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
@@ -36,6 +37,14 @@ def note_failure(text: str, error: OSError, cell: OwnedCell) -> None:
     """What `out_of_service` leaves behind, for who must not end its process."""
     cell.reset(error.errno or errno.EIO)
     log.critical("%s: %s: the store is taken out of service", text, error.strerror)
+
+
+def end_replica(why: str) -> NoReturn:
+    """End this process so that the supervisor ends the broker: what is damaged here is whole in
+    other replicas, which serve on."""
+    log.critical("%s: %s", why, REPLACE_IT)
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
 
 
 def out_of_service(text: str, error: OSError, cell: OwnedCell) -> NoReturn:
@@ -127,15 +136,24 @@ class Family:
             self.wait_recovered()
         return LedgerLog(self.store_reader())
 
-    def store_reader(self, limits: ReadLimits | None = None) -> StoreReader:
-        """Of this store, as far as it is dispatched."""
-        return StoreReader(
+    def store_reader(
+        self, limits: ReadLimits | None = None, table: QueueTable | None = None
+    ) -> StoreReader:
+        """Of this store, as far as it is dispatched. In a group a damaged record ends the broker.
+
+        Args:
+            table: of the queues, if it is mapped already.
+        """
+        store = StoreReader(
             self.store,
             segment_bytes=self.settings.mapped_file_size_commit_log_bytes,
             queue_segment_bytes=self.settings.mapped_file_size_consume_queue_bytes,
-            positions=LivePositions(self.control, self.queue_table()),
+            positions=LivePositions(self.control, self.queue_table() if table is None else table),
             limits=limits,
         )
+        if self.settings.is_in_group:
+            store.on_damage = end_replica
+        return store
 
     @property
     def queue_ends(self) -> Callable[[], dict[tuple[str, int], int]] | None:

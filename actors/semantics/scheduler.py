@@ -24,7 +24,6 @@ from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import Counter, Phase
 from cometmq.shm.os.files import CONFIG_DIR
-from cometmq.shm.reading.positions import LivePositions
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.tables import DelayOffsetTable
@@ -281,17 +280,12 @@ class SchedulerActor(ServiceActor):
 
 def _open_store(family: Family) -> StoreReader:
     """The store as far as it is dispatched."""
-    settings = family.settings
-    return StoreReader(
-        family.store,
-        segment_bytes=settings.mapped_file_size_commit_log_bytes,
-        queue_segment_bytes=settings.mapped_file_size_consume_queue_bytes,
-        positions=LivePositions(family.control, family.queue_table()),
-        limits=ReadLimits(
+    return family.store_reader(
+        ReadLimits(
             hot_bytes=BYTES_MAX,
             hot_count=COUNT_MAX,
             cold_bytes=BYTES_MAX,
             cold_count=COUNT_MAX,
             skip_removed=False,  # one unreadable entry hides no others
-        ),
+        )
     )

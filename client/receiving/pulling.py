@@ -264,10 +264,7 @@ class Puller:
         if not isinstance(answer, PullResult):
             self.failed(queue, f"a pull was answered by {type(answer).__name__}")
             return
-        if answer.status == PullStatus.OFFSET_MOVED and queue.reads_from() != queue.endpoints():
-            # It may be behind, or begin later: the master alone says where a queue goes on.
-            has = f"[{answer.min_queue_offset}, {answer.max_queue_offset}]"
-            self.failed(queue, f"slave {queue.replica} has {has}, not {queue.next_offset}")
+        if self._is_of_a_slave_elsewhere(queue, answer):
             return
         queue.replica = queue.replicas.answered(queue.replica, is_far_behind=answer.far_behind)
         chunk = None
@@ -278,6 +275,14 @@ class Puller:
             self._pull_if_room(queue)
         elif not queue.retry_at and queue.epoch == epoch:
             self._empty(queue)
+
+    def _is_of_a_slave_elsewhere(self, queue: Queue, answer: PullResult | Found) -> bool:
+        """It may be behind, or begin later: the master alone says where a queue goes on."""
+        if answer.status != PullStatus.OFFSET_MOVED or queue.reads_from() == queue.endpoints():
+            return False
+        has = f"[{answer.min_queue_offset}, {answer.max_queue_offset}]"
+        self.failed(queue, f"slave {queue.replica} has {has}, not {queue.next_offset}")
+        return True
 
     def _take(
         self, queue: Queue, epoch: int, answer: PullResult | Found, chunk: Chunk | None
@@ -313,6 +318,8 @@ class Puller:
 
     def take_found(self, queue: Queue, epoch: int, found: Found) -> None:
         """What was read where it lies."""
+        if self._is_of_a_slave_elsewhere(queue, found):
+            return
         chunk = None
         if found.messages:
             end, count = found.next_queue_offset, len(found.messages)

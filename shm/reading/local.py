@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 from cometmq.protocol.commands import LocalStore
-from cometmq.protocol.errors import NotMapped, StoreError
+from cometmq.protocol.errors import NotMapped, StoreDamaged, StoreError
 from cometmq.shm.live.control import (
     CONTROL_FILE,
+    IN_GROUP,
     SLEEPERS_FILE,
     ControlFile,
     Counter,
@@ -67,6 +69,8 @@ class MappedStore:
             positions=LivePositions(self.control, self.table),
         )
         self.reader.read_tail(self.control, self.cover)
+        if self.control.meta.get(IN_GROUP):
+            self.reader.on_damage = _refuse  # its broker is asked then, and ends of it
 
     def _check_owner(self, found: LocalStore, owner: int, foreign: bool) -> None:
         if not foreign and owner not in (0, os.geteuid()):
@@ -97,3 +101,7 @@ class MappedStore:
     def close(self) -> None:
         self.reader.close()
         os.close(self._folder)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise StoreDamaged(text)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -105,6 +105,9 @@ class StoreReader:
         self._log = self.log = _kernel.LogView(segment_bytes)  # as far as it is mapped
         # (topic, queue id, queue offset) of what was not delivered because it does not hold.
         self.damaged: set[tuple[str, int, int]] = set()
+        # Is told instead, before anything is handed out: of a replica, whose damage others have
+        # whole, so that nothing is passed over.
+        self.on_damage: Callable[[str], NoReturn] | None = None
         self._segments = LogMaps(store, segment_bytes)
         self._windows: OrderedDict[tuple[str, int, int], FileMap] = OrderedDict()
         self.tail: LogTail | None = None
@@ -209,22 +212,28 @@ class StoreReader:
             place = topic, queue_id, queue_offset
             if place in self.damaged:
                 continue
+            text = self._in_words(*place, physical_offset, reason)
+            if self.on_damage is not None:
+                self.on_damage(text)
             self.damaged.add(place)
-            if reason == _BAD_CRC:
-                file = segment_name(physical_offset // self._segment_bytes * self._segment_bytes)
-                log.error(
-                    "%s: the record at physical offset %d is damaged and is not delivered: it is "
-                    "message %d of queue %d of %s, and has the %s",
-                    self.shown / COMMITLOG_DIR / file, physical_offset, queue_offset, queue_id,
-                    topic, _kernel.REASONS[reason],
-                )  # fmt: skip
-                continue
-            log.error(
-                "%s: entry %d points at physical offset %d, and nothing is delivered for it: %s; "
-                "if the log is whole, `cometmq store repair` mends the queue",
-                queue_folder(self.shown, topic, queue_id), queue_offset, physical_offset,
-                _kernel.REASONS[reason],
-            )  # fmt: skip
+            log.error("%s", text)
+
+    def _in_words(
+        self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, reason: int
+    ) -> str:
+        why = _kernel.REASONS[reason]
+        if reason == _BAD_CRC:
+            file = segment_name(physical_offset // self._segment_bytes * self._segment_bytes)
+            return (
+                f"{self.shown / COMMITLOG_DIR / file}: the record at physical offset "
+                f"{physical_offset} is damaged and is not delivered: it is message {queue_offset} "
+                f"of queue {queue_id} of {topic}, and has the {why}"
+            )
+        return (
+            f"{queue_folder(self.shown, topic, queue_id)}: entry {queue_offset} points at physical "
+            f"offset {physical_offset}, and nothing is delivered for it: {why}; if the log is "
+            "whole, `cometmq store repair` mends the queue"
+        )
 
     def _reach(
         self, topic: str, queue_id: int, queue_offset: int, count_max: int

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from client_fakes import Handle, fake_broker
@@ -14,10 +17,19 @@ from family import RunningBroker
 
 from cometmq.client import Consumer, Message, Producer
 from cometmq.client.receiving import replicas
+from cometmq.client.receiving.buffer import Queue
+from cometmq.client.receiving.pulling import Puller
 from cometmq.client.receiving.replicas import Replicas
-from cometmq.protocol.commands import BrokerEndpoints, CommitOffsets, JoinGroup, PullMessages
+from cometmq.protocol.commands import (
+    BrokerEndpoints,
+    CommitOffsets,
+    JoinGroup,
+    PullMessages,
+    PullStatus,
+)
 from cometmq.protocol.errors import NotConfirmed, NotReachable, ServiceNotAvailable
 from cometmq.shm.os.memory import memory_of
+from cometmq.shm.reading.mapped_reader import Found
 
 QUEUES = 2
 
@@ -184,6 +196,19 @@ def test_a_group_that_reads_from_a_slave_as_a_rule(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("reads_from", "moves"), [("slave", False), ("master", True)])
+def test_a_mapped_slave_that_is_behind_moves_nobody(reads_from: str, moves: bool) -> None:
+    """Nor does one whose store is mapped: it may know less to be confirmed than the master did."""
+    queue = Mock(spec=Queue, next_offset=316, failures=0, epoch=0, replica=1)
+    queue.reads_from.return_value, queue.endpoints.return_value = reads_from, "master"
+    puller = Mock(spec=Puller, _lock=threading.Lock())
+    for name in ("_is_of_a_slave_elsewhere", "_take", "_moved"):
+        setattr(puller, name, partial(getattr(Puller, name), puller))
+    Puller.take_found(puller, queue, 0, Found(PullStatus.OFFSET_MOVED, 315, 0, 315, [], 0))
+    assert queue.move.called == moves
+    assert puller.failed.called != moves
+
+
 @pytest.mark.parametrize("advises", [True, False])
 def test_a_broker_says_what_lies_far_back(tmp_path: Path, advises: bool) -> None:
     settings = {

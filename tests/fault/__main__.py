@@ -4,6 +4,7 @@ python -m tests.fault --kills 300 --seed 1 --minutes 30
 python -m tests.fault kills points pauses --only commitlog
 python -m tests.fault pauses --stop 30
 python -m tests.fault --report > table.md
+python -m tests.fault --plot fail-over.png
 """
 
 from __future__ import annotations
@@ -29,9 +30,16 @@ from fault.campaigns import (
     read_tally,
     report,
 )
+from fault.fail_over import plot as draw_fail_overs
 
 #: Importing one of these registers its campaigns.
-MODULES = ("fault.kills", "fault.pairs", "fault.disk_campaigns")
+MODULES = (
+    "fault.kills",
+    "fault.pairs",
+    "fault.disk_campaigns",
+    "fault.group_faults",
+    "fault.fail_over",
+)
 for module in MODULES:
     importlib.import_module(module)
 
@@ -56,8 +64,14 @@ LIST = "\n".join(f"  {name:<12} {HELP[name]}" for name in CAMPAIGNS)
     "--place", type=click.Path(file_okay=False, exists=True, path_type=Path), help="For stores."
 )
 @click.option("--tally", type=click.Path(path_type=Path), default=TALLY, show_default=True)
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the tally's fail-overs.")
 @click.option("--report", "wants_report", is_flag=True, help="Print the totals and do nothing.")
-def main(campaigns: tuple[str, ...], wants_report: bool, tally: Path, **asked: Any) -> None:
+def main(
+    campaigns: tuple[str, ...], wants_report: bool, plot: Path | None, tally: Path, **asked: Any
+) -> None:
+    if plot is not None:
+        draw_fail_overs(read_tally(tally), plot)
+        return
     if wants_report:
         print(report(read_tally(tally)))
         return

@@ -41,6 +41,7 @@ class Kind(StrEnum):
     HOLE = "a queue offset without a message"
     REFUSED_APPEARS = "refused, and in the log or delivered"
     FOREIGN = "in the log or delivered, and never sent"
+    VANISHED = "delivered before anybody knew that it is stored, and not in the log"
     DOUBLED = "stored twice"
     SKIPPED = "a member passed over messages that nobody else of its group got"
     REDELIVERED = "delivered twice although nothing happened"
@@ -331,6 +332,12 @@ class _Checker:
             self.verdict.add(Kind.FOREIGN, where)
         elif send.outcome == "fail":
             self.verdict.add(Kind.REFUSED_APPEARS, where)
+        elif send.outcome == "info" and op.value not in self.places and self._keeps_all:
+            self.verdict.add(Kind.VANISHED, where)
+
+    @property
+    def _keeps_all(self) -> bool:
+        return not self.rules.retention and self.rules.lost_tail_younger_than_ms is None
 
 
 # --- consumers ------------------------------------------------------------------------------------

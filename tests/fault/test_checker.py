@@ -205,6 +205,16 @@ def test_a_refused_one_is_delivered(good: Good, victim: Op) -> None:
     only(Kind.REFUSED_APPEARS, planted, 1)
 
 
+def test_one_that_was_delivered_vanishes(good: Good, victim: Op) -> None:
+    """Its producer never knew: it is not lost, but somebody has seen it."""
+    planted = good.with_ops(
+        lambda op: changed(op, type="info", offset=-1) if op is victim else op
+    ).with_stored(lambda one: None if one.value == victim.value else one)
+    verdict = planted.check()
+    assert verdict.findings[Kind.VANISHED] > 0
+    assert not verdict.findings[Kind.LOST]
+
+
 def test_there_is_a_hole(good: Good, victim: Op) -> None:
     """Everything behind it has moved by one, and was acknowledged there."""
 

@@ -52,6 +52,7 @@ class Spec(msgspec.Struct, omit_defaults=True):
             (looks at the committed offsets).
         number: unique over the whole history: it is in the bodies.
         pace_s: pause between two rounds.
+        transport: of consumers, see Consumer: who maps a store keeps its disk from being unmounted.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class Spec(msgspec.Struct, omit_defaults=True):
     timeout_s: float = 30.0
     pace_s: float = 0.002
     size_max: int = 150_000
+    transport: str = "auto"
 
     @property
     def p(self) -> str:
@@ -136,12 +138,13 @@ class Workload:
         members: int = 2,
         watch: bool = True,
         pace_s: float = 0.002,
+        transport: str = "auto",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.groups = folder, tuple(groups)
         self.name_server = name_server
         self.history = History.create(folder / "harness.jsonl", "harness")
-        self._seed, self._pace_s = seed, pace_s
+        self._seed, self._pace_s, self._transport = seed, pace_s, transport
         self._count = 0
         self._kinds = [(kind, "") for kind in producers]
         self._kinds += [("consumer", group) for group in groups for _ in range(members)]
@@ -164,6 +167,7 @@ class Workload:
                 group=group,
                 timeout_s=0.7 if kind == "impatient" else 30.0,
                 pace_s=self._pace_s,
+                transport=self._transport,
             )
         )
 
@@ -399,7 +403,9 @@ def consume(spec: Spec, history: History, stop: Stop) -> None:
     group = spec.group
     history.end("ok", "join", group=group)
     known: list[tuple[str, str, int]] = []
-    with Consumer(spec.name_server, group, auto_commit_ms=100) as consumer:
+    with Consumer(
+        spec.name_server, group, auto_commit_ms=100, transport=spec.transport
+    ) as consumer:
         for topic in spec.topics:
             subscribe(consumer, topic)
         while not stop.wait(0):

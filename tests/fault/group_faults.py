@@ -1,0 +1,424 @@
+"""The campaigns of replicated groups: what is done to them, again and again, under load.
+
+    python -m tests.fault groups --kills 100 --only kill --only power-cut
+    python -m tests.fault groups --only partition --minutes 60
+    python -m tests.fault fail-over --kills 50
+
+A round is one group from its start to its judgement, with some faults of all kinds that are
+wanted. Every second round runs in network namespaces; partitions are tried in these alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+import reference
+from family import EndedEarly
+from fault import disk, network
+from fault.campaigns import Options, Tally, campaign
+from fault.disk import DiskTrouble
+from fault.group_judge import SEGMENT_BYTES
+from fault.groups import NAMES, ONE_DISK, PACE_S, PRODUCERS, SESSION_S, GroupRig, Replica, Shape
+from fault.kills import new_tally
+from fault.network import HOST, NetworkTrouble
+from fault.workload import TOPICS
+
+from cometmq.cluster.administration import FailOver
+from cometmq.protocol.errors import CometError
+from cometmq.shm.live.control import Counter
+from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
+
+RIG_TROUBLE: Final = (DiskTrouble, NetworkTrouble)
+ROUND_FAULTS: Final = 12
+WORK_S: Final = 2.0  # at most, between two faults
+# Of the rounds, in turn. On one disk clients map the stores.
+SHAPES: Final = (
+    ONE_DISK,
+    Shape("ext4"),
+    Shape("xfs", apart=True),
+    Shape("xfs"),
+    Shape("ext4", apart=True, zookeeper=True),
+)
+ROLES: Final = ("ha", "commitlog", "supervisor", "dispatcher", "coordinator", "flush", "reader-0")
+HELD_S: Final = (2.0, 14.0)  # of partitions and full disks; a follower is left out after 10
+FILLER: Final = "filler"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind.
+
+    Args:
+        targets: those it is done to, in turn.
+        needs: "disk", "network", "sync" (SYNC_FLUSH).
+    """
+
+    name: str
+    do: Callable[[GroupRig, str], None]
+    targets: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+FAULTS: Final[dict[str, Fault]] = {}
+
+
+def fault(
+    name: str, *targets: str, needs: tuple[str, ...] = ()
+) -> Callable[[Callable[[GroupRig, str], None]], Callable[[GroupRig, str], None]]:
+    def register(do: Callable[[GroupRig, str], None]) -> Callable[[GroupRig, str], None]:
+        FAULTS[name] = Fault(name, do, targets, needs)
+        return do
+
+    return register
+
+
+# --- ends of processes ----------------------------------------------------------------------------
+
+
+@fault("kill", "master", "follower", "all")
+def kill(rig: GroupRig, target: str) -> None:
+    """kill -9 of whole brokers; they come back at once, or once the others go on without them."""
+    gone = rig.pick(target)
+    rig.fault("kill", target)
+    for each in gone:
+        each.kill()
+    come_back(rig, gone)
+
+
+def come_back(rig: GroupRig, gone: list[Replica]) -> None:
+    if len(gone) == 1 and rig.chance.random() < 0.7:
+        rig.wait_served(without=gone[0])
+        if rig.chance.random() < 0.7:
+            rig.wait_resumed("the end of a replica")
+    for each in rig.chance.sample(gone, len(gone)):
+        each.start()
+
+
+@fault("kill-process", "master", "follower")
+def kill_process(rig: GroupRig, target: str) -> None:
+    """kill -9 of one process; its supervisor makes it good, or all end with that."""
+    (victim,) = rig.pick(target)
+    role = rig.chance.choice([role for role in ROLES if role in victim.pids()])
+    rig.fault("kill-process", target, role)
+    pid = victim.pids()[role]
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    if role == "supervisor":
+        assert victim.broker is not None
+        victim.broker.wait_ended()
+        victim.broker = None
+        come_back(rig, [victim])
+    else:
+        rig.until(lambda: victim.pids().get(role, pid) != pid, f"another {role} of {victim.name}")
+
+
+@fault("power-cut", "master", "follower", "all", needs=("disk",))
+def power_cut(rig: GroupRig, target: str) -> None:
+    """Under ASYNC_FLUSH not of all: then nobody is left who surely has everything."""
+    if target == "all" and not rig.sync:
+        target = "two"
+    gone = rig.pick("all")[:2] if target == "two" else rig.pick(target)
+    rig.fault("power-cut", target)
+    for each in gone:
+        each.cut_power()
+    for each in gone:
+        each.power_on()
+    come_back(rig, gone)
+
+
+@fault("stop", "master", "follower")
+def stop(rig: GroupRig, target: str) -> None:
+    """SIGSTOP of the whole broker past its session, and SIGCONT: then it acknowledges nothing."""
+    (victim,) = rig.pick(target)
+    rig.fault("stop", target)
+    victim.signal(signal.SIGSTOP)
+    if target == "master":
+        rig.wait_served(without=victim)
+    else:
+        time.sleep(rig.chance.uniform(SESSION_S, 4 * SESSION_S))  # the fault itself
+    victim.signal(signal.SIGCONT)
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+@fault("partition", "both", "from-master", "to-master", "followers", needs=("network",))
+def partition(rig: GroupRig, target: str) -> None:
+    """The master from both followers, both ways or one; or the followers from each other."""
+    assert rig.network is not None
+    (master,) = rig.pick("master")
+    others = [name for name in NAMES if name != master.name]
+    links = {
+        "both": [(master.name, o) for o in others] + [(o, master.name) for o in others],
+        "from-master": [(master.name, o) for o in others],
+        "to-master": [(o, master.name) for o in others],
+        "followers": [(others[0], others[1]), (others[1], others[0])],
+    }
+    rig.fault("partition", target)
+    cut_for_a_while(rig, links[target])
+
+
+def cut_for_a_while(rig: GroupRig, links: list[tuple[str, str]]) -> None:
+    assert rig.network is not None
+    for sender, receiver in links:
+        rig.network.cut(sender, receiver)
+    try:
+        time.sleep(rig.chance.uniform(*HELD_S))  # the fault itself
+    finally:
+        rig.network.heal()
+
+
+@fault("engine-cut", "master", "follower", needs=("network", "zookeeper"))
+def engine_cut(rig: GroupRig, target: str) -> None:
+    """From the engine, the name server and the clients; and of a master in half of the cases from
+    one of its followers."""
+    (victim,) = rig.pick(target)
+    links = [(victim.name, HOST)]
+    if target == "master" and rig.chance.random() < 0.5:
+        other = rig.chance.choice([name for name in NAMES if name != victim.name])
+        links += [(victim.name, other), (other, victim.name)]
+    rig.fault("engine-cut", target)
+    cut_for_a_while(rig, links)
+
+
+# --- disks ----------------------------------------------------------------------------------------
+
+
+@fault("disk-full", "follower", needs=("disk",))
+def disk_full(rig: GroupRig, target: str) -> None:
+    """And freed after a while; a broker that has ended of it is started again."""
+    (victim,) = rig.pick(target)
+    assert victim.disk is not None
+    rig.fault("disk-full", target)
+    path = victim.disk.folder / FILLER
+    with path.open("wb") as filler:
+        for size in (1 << 20, 1 << 12):
+            with contextlib.suppress(OSError):
+                while True:
+                    os.posix_fallocate(filler.fileno(), os.fstat(filler.fileno()).st_size, size)
+    until = time.monotonic() + rig.chance.uniform(*HELD_S)
+    while time.monotonic() < until and victim.runs:
+        time.sleep(0.1)  # the fault itself
+    path.unlink()
+    if not victim.runs:
+        victim.why_ended()
+        rig.counts["ended of a full disk"] += 1
+        victim.start()
+
+
+@fault("flip", "follower")
+def flip(rig: GroupRig, target: str) -> None:
+    """A bit of a confirmed message, while its replica is down. Its start finds it, and ends; or it
+    lies before what a start after kill -9 looks at: then nobody ever gets it from there."""
+    (victim,) = rig.pick(target)
+    confirmed = victim.counter(Counter.REPLICATED)
+    victim.kill()
+    where = rig.chance.choice(("tail", "sealed"))
+    rig.fault("flip", target, where)
+    record = flip_a_bit(rig, victim, confirmed, where)
+    victim.start()
+    rig.until_ended_or_in_sync(victim)
+    rig.counts[f"{where} flips that the start has {'not ' * victim.runs}met"] += 1
+    replace_damaged(rig, victim, record)
+
+
+@fault("damage", "follower", "master")
+def damage(rig: GroupRig, target: str) -> None:
+    """The same while it runs, and serves."""
+    (victim,) = rig.pick(target)
+    rig.fault("damage", target)
+    confirmed = victim.counter(Counter.REPLICATED)
+    replace_damaged(rig, victim, flip_a_bit(rig, victim, confirmed, "tail"))
+
+
+def replace_damaged(rig: GroupRig, victim: Replica, record: reference.Record) -> None:
+    """By an empty store. If it still runs its reader is asked for the message, and all end."""
+    if victim.runs and rig.network is None:
+        with contextlib.suppress(CometError):
+            messages = victim.read(record.topic, record.queue_id, record.queue_offset)
+            raise AssertionError(f"{victim.name} has served {len(messages)} messages of damage")
+        rig.until_ended(victim)
+    if victim.runs:
+        victim.kill()
+    else:
+        why = victim.why_ended()
+        assert "damaged" in victim.log, why
+    rig.wait_served(without=victim)
+    victim.empty()
+    victim.start()
+
+
+def flip_a_bit(rig: GroupRig, victim: Replica, confirmed: int, where: str) -> reference.Record:
+    found = [
+        unit
+        for unit in reference.walk_log(victim.store)
+        if isinstance(unit, reference.Record) and unit.topic in TOPICS and unit.lies_at < confirmed
+    ]
+    tail = [unit for unit in found if unit.lies_at >= confirmed - confirmed % SEGMENT_BYTES]
+    sealed = found[: len(found) - len(tail)]
+    record = rig.chance.choice((tail if where == "tail" else sealed) or found)
+    at = record.lies_at + record.raw.index(record.body) + rig.chance.randrange(len(record.body))
+    path = victim.store / COMMITLOG_DIR / segment_name(at - at % SEGMENT_BYTES)
+    with path.open("r+b") as file:
+        file.seek(at % SEGMENT_BYTES)
+        (byte,) = file.read(1)
+        file.seek(at % SEGMENT_BYTES)
+        file.write(bytes([byte ^ 1 << rig.chance.randrange(8)]))
+    return record
+
+
+# --- what operators do ----------------------------------------------------------------------------
+
+
+@fault("rolling", "all")
+def rolling(rig: GroupRig, target: str) -> None:
+    """Every broker ends in order and comes back, followers first."""
+    (master,) = rig.pick("master")
+    rig.fault("rolling", target)
+    for each in sorted(rig.replicas, key=lambda replica: replica is master):
+        status = each.end()
+        assert status == 0, f"{each.name} ended with {status}\n{rig.state()}"
+        each.start()
+        rig.wait_in_sync(f"the restart of {each.name}")
+
+
+@fault("replace", "follower", "master")
+def replace(rig: GroupRig, target: str) -> None:
+    """By an empty store."""
+    (victim,) = rig.pick(target)
+    rig.fault("replace", target)
+    victim.kill()
+    rig.wait_served(without=victim)
+    victim.empty()
+    victim.start()
+
+
+@fault("failover", "master")
+def failover(rig: GroupRig, target: str) -> None:
+    """By command. Somebody else may be elected meanwhile, on a machine that others use."""
+    rig.wait_in_sync("nothing")
+    rig.fault("failover", target)
+    with contextlib.suppress(CometError):
+        FailOver(rig.engine, rig.looker, None).wait_served()
+
+
+# --- campaigns ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """One group from its start to its judgement.
+
+    Args:
+        name: of the campaign.
+        do: one fault, and that everything is made good.
+        count: how many.
+    """
+
+    name: str
+    seed: int
+    sync: bool
+    do: Callable[[GroupRig], None]
+    count: int
+    shape: Shape = ONE_DISK
+    producers: Sequence[str] = PRODUCERS
+    pace_s: float = PACE_S
+
+    @property
+    def flush(self) -> str:
+        return "SYNC_FLUSH" if self.sync else "ASYNC_FLUSH"
+
+
+@campaign("groups", "replicated groups: kills, power cuts, partitions, pauses, disks; --only them")
+def groups(options: Options) -> Iterator[Tally]:
+    shapes = [shape for shape in SHAPES if usable(options, shape)]
+    wanted = [each for name, each in FAULTS.items() if options.wants(name)]
+    plans = [(shape, fitting(wanted, shape)) for shape in shapes if fitting(wanted, shape)]
+    assert plans, "none of these can be tried here"
+    left, number = options.faults, 0
+    while left > 0 and not options.over:
+        shape, faults = plans[number % len(plans)]
+        cycle = 0 if len(plans) % 2 else number // len(plans)  # each shape has both, in turn
+        sync, seed = options.sync_of(number + cycle), options.seed + number
+        deck = Deck(options, faults, random.Random(seed))
+        count = min(left, ROUND_FAULTS)
+        yield from run_round(options, Round("groups", seed, sync, deck.do_next, count, shape))
+        left, number = left - count, number + 1
+
+
+def usable(options: Options, shape: Shape) -> bool:
+    why = disk.trouble(shape.kind) if shape.kind else ""
+    why = why or (network.trouble() if shape.apart else "")
+    if why:
+        options.say(f"NOT TESTED: groups with {', '.join(sorted(shape.has))}: {why}")
+    return not why
+
+
+def fitting(faults: Sequence[Fault], shape: Shape) -> list[Fault]:
+    return [each for each in faults if set(each.needs) <= shape.has]
+
+
+class Deck:
+    """Faults in an order of its own: all kinds, then all again; each kind's targets likewise."""
+
+    def __init__(self, options: Options, faults: Sequence[Fault], chance: random.Random) -> None:
+        self._options, self._chance = options, chance
+        self._faults = list(faults)
+        self._left: list[Fault] = []
+        self._targets: dict[str, list[str]] = {each.name: [] for each in faults}
+
+    def _draw(self) -> tuple[Fault, str]:
+        if not self._left:
+            self._left = self._chance.sample(self._faults, len(self._faults))
+        one = self._left.pop()
+        targets = self._targets[one.name]
+        if not targets:
+            targets += self._chance.sample(one.targets, len(one.targets))
+        return one, targets.pop()
+
+    def do_next(self, rig: GroupRig) -> None:
+        one, target = self._draw()
+        self._options.say(f"  {one.name} of {target}")
+        time.sleep(rig.chance.random() ** 2 * WORK_S)  # between two faults
+        one.do(rig, target)
+        rig.wait_healed(f"{one.name} of {target}")
+
+
+def run_round(options: Options, one: Round) -> list[Tally]:
+    """Its lines of the tally. What was found stays in its folder, and in `options.failures`."""
+    folder = options.folder(f"{one.name}-{one.seed}")
+    try:
+        with GroupRig(
+            folder, one.seed, one.sync, one.shape, producers=one.producers, pace_s=one.pace_s
+        ) as rig:
+            for _ in range(one.count):
+                if options.over:
+                    break
+                one.do(rig)
+            outcome = rig.finish()
+    except (AssertionError, CometError, EndedEarly, psutil.Error, *RIG_TROUBLE) as error:
+        text = f"{type(error).__name__}: {error}"
+        options.failed(f"{one.name}, seed {one.seed}, kept in {folder}: {text}")
+        outcome_ = f"broke off: {text[:300]}"
+        return [new_tally(one.name, one.seed, one.sync, one.name, "*", outcome=outcome_)]
+    counts = outcome.verdict.counts
+    options.say(
+        f"{one.name}: seed {one.seed}, {one.flush}, {one.shape}: {len(outcome.faults)} faults, "
+        f"{counts['masterships']} masterships, {counts['acknowledged']} acknowledged, "
+        f"{counts['lost']} lost, {counts['unknown']} unknown, {counts['duplicates']} duplicates, "
+        f"{outcome.took_s:.0f} s; {dict(rig.counts)}"
+    )
+    if outcome.ok:
+        shutil.rmtree(folder)
+    else:
+        options.failed(f"{one.name}, seed {one.seed}, kept in {folder}:\n{outcome.verdict}")
+    return outcome.tally(one.name, one.seed, one.sync)

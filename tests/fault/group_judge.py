@@ -1,0 +1,199 @@
+"""What a group has to have kept, in the logs and queues of all its replicas.
+
+Beside what the checker asks of any history:
+
+- what is confirmed is the same bytes in each replica's log, its end the same for all;
+- each store holds together by itself: queues, index and log;
+- an epoch has one master;
+- nothing was ever read above what was confirmed, on any replica (Peeker), and nothing that
+  was read or delivered is missing at the end (the checker's VANISHED).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import reference
+from family import pull
+from fault.checker import Rules, Verdict, add_store_findings, check, stored_in
+from fault.history import History, Op, read_histories, value_of
+from fault.workload import QUEUES, TOPICS
+
+from cometmq.actors.launch.addresses import address_of
+from cometmq.protocol.commands import GetQueueRange, PullMessages, QueueRange
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.live.control import ControlFile, Counter
+from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
+from cometmq.shm.tools.verify import verify_store
+
+SEGMENT_BYTES: Final = 1 << 20
+PEEK_S: Final = 0.1
+PEEKED: Final = 32  # messages, at a queue's end
+ASK_S: Final = 2.0
+_DEATHS: Final = ("dies of an exception", "broken invariant")
+_MASTER: Final = re.compile(r"this replica is the master of epoch ([0-9]+)")
+
+
+class Judged(Protocol):
+    """Of a replica, what is looked at."""
+
+    name: str
+    store: Path
+
+    @property
+    def log(self) -> str: ...
+
+    @property
+    def runs(self) -> bool: ...
+
+    def control(self) -> ControlFile | None: ...
+
+
+def judge(
+    histories: Path, replicas: Sequence[Judged], confirmed: Mapping[str, int], groups: Sequence[str]
+) -> tuple[Verdict, list[Op]]:
+    """Of replicas that have ended, and what was done to them.
+
+    Args:
+        confirmed: how far each log was, as its replica said last.
+        groups: of consumers that have drained everything.
+    """
+    ops = read_histories(histories)
+    verdict = check(ops, stored_in(replicas[0].store), Rules(groups=groups))
+    for each in replicas:
+        found = [*reference.check_store(each.store), *map(str, verify_store(each.store).findings)]
+        add_store_findings(verdict, [f"{each.name}: {text}" for text in found])
+    stores = {each.name: each.store for each in replicas}
+    add_store_findings(verdict, differences(stores, min(confirmed.values())))
+    logs = {each.name: each.log for each in replicas}
+    add_store_findings(verdict, doubled_epochs(logs))
+    add_store_findings(verdict, deaths(logs))
+    verdict.counts["masterships"] = sum(len(_MASTER.findall(log)) for log in logs.values())
+    return verdict, [op for op in ops if op.f == "fault"]
+
+
+def differences(stores: Mapping[str, Path], end: int) -> Iterator[str]:
+    """Where logs are not the same bytes below `end`, from where all of them begin."""
+    (first, store), *others = stores.items()
+    starts = {
+        name: list_segments(path / COMMITLOG_DIR, SEGMENT_BYTES) for name, path in stores.items()
+    }
+    begin = max(min(found, default=0) for found in starts.values())
+    for start in range(begin, end, SEGMENT_BYTES):
+        wanted = _segment(store, start)[: end - start]
+        for name, path in others:
+            found = _segment(path, start)[: end - start]
+            if found != wanted:
+                pairs = zip(wanted, found, strict=False)
+                at = next(
+                    (n for n, (a, b) in enumerate(pairs) if a != b), min(len(wanted), len(found))
+                )
+                yield f"the logs of {first} and {name} differ at {start + at}, below {end}"
+                return
+
+
+def _segment(store: Path, start: int) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return (store / COMMITLOG_DIR / segment_name(start)).read_bytes()
+    return b""
+
+
+def doubled_epochs(logs: Mapping[str, str]) -> Iterator[str]:
+    masters: dict[int, list[str]] = defaultdict(list)
+    for name, log in logs.items():
+        for epoch in _MASTER.findall(log):
+            masters[int(epoch)].append(name)
+    for epoch, names in sorted(masters.items()):
+        if len(names) > 1:
+            yield f"epoch {epoch} has had {len(names)} masters: {', '.join(names)}"
+
+
+def deaths(logs: Mapping[str, str]) -> Iterator[str]:
+    """Processes that have died of what nobody had thought of."""
+    for name, log in logs.items():
+        for line in log.splitlines():
+            if any(each in line for each in _DEATHS):
+                yield f"{name}: {line}"
+
+
+class Peeker:
+    """Reads from every replica, at the ends of queues, past the clients' ways: what it gets has to
+    be confirmed there. A thread; `check` raises what it has found.
+
+    Replicas in namespaces of their own are not asked: their families' addresses are theirs alone.
+    """
+
+    def __init__(self, replicas: Sequence[Judged], history: History, seed: int) -> None:
+        self._replicas, self._history = list(replicas), history
+        self._chance = random.Random(f"{seed} peeker")
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self.peeked = 0
+        self._thread = threading.Thread(target=self._run, name="peeker")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+        self._history.close()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise AssertionError("what was read was not confirmed") from self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(PEEK_S):
+                with contextlib.suppress(CometError):
+                    self._peek(self._chance.choice(self._replicas))
+        except BaseException as error:
+            self._failure = error
+
+    def _peek(self, replica: Judged) -> None:
+        control = replica.control()
+        if control is None or not replica.runs:
+            return
+        meta = control.meta
+        topic, queue = self._chance.choice(TOPICS), self._chance.randrange(QUEUES)
+        with Channel(address_of(meta["token"], "reader-0"), "a reader") as line:
+            answer, _ = line.ask(GetQueueRange(topic, queue), timeout_s=ASK_S)
+            assert isinstance(answer, QueueRange)
+            at = max(0, answer.max_queue_offset - PEEKED)
+            _, messages = pull(line, PullMessages(topic, queue, at, 2 * PEEKED), ASK_S)
+        # What a run finds in its queues was confirmed in one before, though it may not know it yet.
+        known = (Counter.REPLICATED, Counter.DISPATCHED)
+        confirmed = max(control.read(counter).value for counter in known)
+        again = replica.control()
+        if again is None or again.meta["nonce"] != meta["nonce"]:
+            return  # another run has begun, and counts for itself
+        values = [(message.queue_offset, value_of(message.body)) for message in messages]
+        self._history.write(
+            self._history.op("ok", "read", topic=topic, queue=queue, offset=offset, value=value)
+            for offset, value in values
+        )
+        self.peeked += len(messages)
+        for message in messages:
+            assert message.physical_offset < confirmed, (
+                f"{replica.name}, {topic}/{queue}/{message.queue_offset}: at "
+                f"{message.physical_offset}, confirmed is {confirmed}"
+            )

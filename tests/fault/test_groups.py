@@ -1,0 +1,182 @@
+"""The short form of the campaigns of groups; the long one is `python -m tests.fault groups`.
+
+And the judge itself: each of its findings is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fault import disk, network
+from fault.campaigns import Tally
+from fault.fail_over import NAME, plot
+from fault.group_faults import FAULTS
+from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs
+from fault.groups import NAMES, ONE_DISK, GroupRig, Shape
+from fault.history import History
+from fault.kills import Outcome
+from fault.network import HOST, Network, enter
+
+from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SEED = 20_261_125
+
+
+def tried(folder: Path, shape: Shape, *faults: tuple[str, str], sync: bool = False) -> Outcome:
+    """One group, and these faults."""
+    with GroupRig(folder, SEED, sync, shape) as rig:
+        for name, target in faults:
+            FAULTS[name].do(rig, target)
+            rig.wait_healed(f"{name} of {target}")
+        outcome = rig.finish()
+    assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
+    assert outcome.verdict.counts["acknowledged"] > 0
+    assert len(outcome.faults) == len(faults)
+    return outcome
+
+
+def test_a_master_is_killed_and_a_store_replaced(tmp_path: Path) -> None:
+    tried(tmp_path / "rig", ONE_DISK, ("kill", "master"), ("replace", "follower"))
+
+
+def test_a_bit_flips_in_the_log_of_a_master_that_serves(tmp_path: Path) -> None:
+    """It ends before it hands anything out, and another one has the message whole."""
+    tried(tmp_path / "rig", ONE_DISK, ("damage", "master"))
+
+
+def test_the_power_of_all_is_cut(tmp_path: Path) -> None:
+    if why := disk.trouble("ext4"):
+        pytest.skip(f"power cuts of groups: {why}")
+    tried(tmp_path / "rig", Shape("ext4"), ("power-cut", "all"), sync=True)
+
+
+def test_a_master_is_cut_off_and_stopped(tmp_path: Path) -> None:
+    if why := network.trouble():
+        pytest.skip(f"partitions of groups: {why}")
+    shape = Shape(apart=True)
+    tried(tmp_path / "rig", shape, ("partition", "from-master"), ("stop", "master"))
+
+
+# --- the judge ------------------------------------------------------------------------------------
+
+
+def store_with(folder: Path, *segments: bytes) -> Path:
+    (folder / COMMITLOG_DIR).mkdir(parents=True)
+    for number, content in enumerate(segments):
+        path = folder / COMMITLOG_DIR / segment_name(number * SEGMENT_BYTES)
+        path.write_bytes(content.ljust(SEGMENT_BYTES, b"\0"))
+    return folder
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("at", [0, 99, SEGMENT_BYTES - 1])
+def test_logs_that_differ_are_found(at: int, tmp_path: Path) -> None:
+    first, second = bytes(range(256)) * 4096, b"second" * 100
+    same = {name: store_with(tmp_path / name, first, second) for name in NAMES}
+    end = SEGMENT_BYTES + 600
+    assert list(differences(same, end)) == []
+    other = store_with(tmp_path / "other", flipped(first, at), second)
+    (found,) = differences({**same, "other": other}, end)
+    assert found == f"the logs of n0 and other differ at {at}, below {end}"
+
+
+def test_what_lies_above_the_smallest_confirm_offset_may_differ(tmp_path: Path) -> None:
+    stores = {name: store_with(tmp_path / name, b"confirmed" + name.encode()) for name in NAMES}
+    assert list(differences(stores, 9)) == []
+    assert list(differences(stores, 11)) != []
+
+
+def test_a_log_that_is_too_short_or_gone_is_found(tmp_path: Path) -> None:
+    stores = {name: store_with(tmp_path / name, b"a" * SEGMENT_BYTES, b"b") for name in NAMES}
+    (stores["n2"] / COMMITLOG_DIR / segment_name(SEGMENT_BYTES)).unlink()
+    (found,) = differences(stores, SEGMENT_BYTES + 1)
+    assert found.startswith("the logs of n0 and n2 differ")
+    shutil.rmtree(stores["n2"] / COMMITLOG_DIR)
+    assert list(differences(stores, SEGMENT_BYTES + 1)) != []
+
+
+def test_an_epoch_with_two_masters_is_found() -> None:
+    text = "WARNING ha: this replica is the master of epoch {}, from 0\n".format
+    assert list(doubled_epochs({"n0": text(1) + text(3), "n1": text(2)})) == []
+    (found,) = doubled_epochs({"n0": text(1) + text(2), "n1": text(2)})
+    assert found == "epoch 2 has had 2 masters: n0, n1"
+
+
+def test_a_death_is_found() -> None:
+    (found,) = deaths({"n0": "INFO\nCRITICAL ha: ha dies of an exception\n", "n1": "INFO\n"})
+    assert found.startswith("n0: CRITICAL")
+
+
+def test_a_peeker_that_finds_something_says_so(tmp_path: Path) -> None:
+    class Broken:
+        name, store, log, runs = "n0", tmp_path, "", True
+
+        def control(self) -> None:
+            raise AssertionError("a planted fault")
+
+    history = History.create(tmp_path / "peeker.jsonl", "peeker")
+    with Peeker([Broken()], history, SEED) as peeker:
+        peeker._thread.join()
+        with pytest.raises(AssertionError, match="not confirmed"):
+            peeker.check()
+
+
+def test_a_link_is_cut_one_way_and_heals() -> None:
+    if why := network.trouble():
+        pytest.skip(f"partitions of groups: {why}")
+    with Network(("n0", "n1")) as net:
+        links = {("n0", "n1"), ("n1", "n0"), ("n0", HOST)}
+        assert carried(net, links) == links
+        net.cut("n0", "n1")
+        assert carried(net, links) == links - {("n0", "n1")}
+        net.heal()
+        assert carried(net, links) == links
+
+
+def carried(net: Network, links: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Which of these carry a datagram."""
+    return {link for link in links if carries(net, *link)}
+
+
+def carries(net: Network, sender: str, receiver: str) -> bool:
+    with socket_in(net, receiver) as listener:
+        listener.bind((net.address(receiver), 0))
+        listener.settimeout(1.0)
+        with socket_in(net, sender) as speaker:
+            for _ in range(3):
+                speaker.sendto(b"x", listener.getsockname())
+        with contextlib.suppress(TimeoutError):
+            return listener.recv(10) == b"x"
+        return False
+
+
+def socket_in(net: Network, name: str) -> socket.socket:
+    """One of that namespace: a socket stays in the one that it was made in."""
+    if name == HOST:
+        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+    def make() -> socket.socket:
+        enter(net.path(name))
+        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+    with ThreadPoolExecutor(1) as pool:  # the thread that has entered ends with it
+        return pool.submit(make).result()
+
+
+def test_fail_overs_are_drawn(tmp_path: Path) -> None:
+    line = Tally(
+        campaign=NAME, seed=1, commit="x", date="x", fault="kill", target="idle",
+        recover_ms=[2_000.0, 3_000.0, 2_500.0],
+    )  # fmt: skip
+    plot([line], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
