@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import compress
 from typing import Any, Final
 
 import zmq
@@ -362,9 +361,14 @@ class SocketInbox:
     def _not_ahead_of_their_own(self, requests: list[Request]) -> list[Request]:
         """Those of others; whoever waits with a request waits with later ones behind it."""
         waiting = {sender for request in self._rest for sender in request.senders}
-        behind = [not waiting.isdisjoint(request.senders) for request in requests]
-        self._rest += compress(requests, behind)
-        return [request for request, waits in zip(requests, behind, strict=True) if not waits]
+        others: list[Request] = []
+        for request in requests:
+            if waiting.isdisjoint(request.senders):
+                others.append(request)
+            else:
+                self._rest.append(request)
+                waiting.update(request.senders)
+        return others
 
     def _sleep_ms(self) -> int:
         if self._local or self._rest:

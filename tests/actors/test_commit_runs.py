@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from coordinator_child import (
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.runtime.access import ANYBODY, NO_TAG, CommitRun, Doorman
-from cometmq.actors.runtime.inbox import RouterRun
+from cometmq.actors.runtime.inbox import RouterRun, SocketInbox
 from cometmq.actors.runtime.lines import LineRun
+from cometmq.actors.runtime.request import Request
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     Command,
@@ -253,6 +254,29 @@ def test_a_client_that_is_gone_does_no_harm(here: Place) -> None:
     while here.committed("g")[0] != 5:
         assert here.say(Ping())
     assert here.say(commit(6), by_line=True) == [Done()]
+
+
+class Waiting(Request):
+    """Of some senders."""
+
+    def __init__(self, *senders: bytes) -> None:
+        super().__init__(0, Ping(), (), ANYBODY)
+        self.names = senders
+
+    @property
+    def senders(self) -> Iterable[bytes]:
+        return self.names
+
+
+def test_who_waits_in_a_run_keeps_the_order_of_its_own() -> None:
+    """A run waits for one of its senders, and then the others of it wait with what they said
+    later."""
+    inbox = SocketInbox()
+    held = Waiting(b"a")
+    run, later, nobodys = Waiting(b"a", b"b"), Waiting(b"b"), Waiting(b"c")
+    inbox.hold_back([held])
+    assert inbox._not_ahead_of_their_own([run, later, nobodys]) == [nobodys]
+    assert inbox.take_rest() == [held, run, later]
 
 
 # --- who is handed runs ---------------------------------------------------------------------------
