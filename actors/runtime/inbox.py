@@ -71,12 +71,12 @@ class _Message:
         self.head = head.bytes
         self.payload: Frames = ()
         self.traffic: Traffic | None = None
-        frames = [head]
+        parts = [head]
         if head.more:
-            while frames[-1].more:
-                frames.append(socket.recv(_NO_WAIT, copy=False))
-            self.payload = frames[1:]
-        self.size = wire_bytes(frames)
+            while parts[-1].more:
+                parts.append(socket.recv(_NO_WAIT, copy=False))
+            self.payload = parts[1:]
+        self.size = wire_bytes(parts)
         if door is not None:
             self.traffic = door.traffic_of(head.get(_SOURCE))
             self.traffic.handed += self.size
@@ -127,7 +127,7 @@ class RouterRequest(Request):
         return self._door.has_room(self._traffic)
 
 
-DONE_BYTES: Final = wire_bytes((frames.done_head(bytes(frames.HEAD.size)),))
+_DONE_BYTES: Final = wire_bytes((frames.done_head(bytes(frames.HEAD.size)),))
 
 
 class RouterRun(RequestRun):
@@ -174,7 +174,7 @@ class RouterRun(RequestRun):
         """As `reply` would, for less: it is done for each of many."""
         answer = frames.done_head(message.head)
         if message.traffic is not None:
-            message.traffic.given += DONE_BYTES
+            message.traffic.given += _DONE_BYTES
         try:
             _send(self._socket, message.identity, _MORE)
             _send(self._socket, answer, _NO_WAIT)
