@@ -19,7 +19,6 @@ from cometmq.protocol.ledger import OffsetSet, PopExtended, PopsAcked
 
 log = logging.getLogger(__name__)
 
-AGAIN_LEVEL: Final = 1  # the delay level of what nobody has acknowledged in time
 AGAIN_S: Final = 5.0  # until what could not be given back is tried again
 LOOK_S: Final = 60.0  # at what is due: a timer runs by another clock
 RETURNED_MAX: Final = 65_536  # handles that are told from those which were acknowledged
@@ -100,9 +99,7 @@ class PoppedOut:
     def _return(self, key: Key, handle: int, left: Sequence[tuple[int, int]]) -> None:
         group, topic, queue_id = key
         offsets = [offset for first, end in left for offset in range(first, end)][:GIVEN_BACK_MAX]
-        messages = [
-            GivenBack(topic, queue_id, offset, UNKNOWN_PLACE, AGAIN_LEVEL) for offset in offsets
-        ]
+        messages = [GivenBack(topic, queue_id, offset, UNKNOWN_PLACE) for offset in offsets]
         self._returning.add(handle)
         try:
             self._retries.give_back(

@@ -221,6 +221,8 @@ def test_it_comes_again_and_in_the_end_is_dead(broker: Broker, topic: str) -> No
         assert {message.reconsume_times for message in pop(consumer, 3)} == {0}
         again = pop(consumer, 3)
         assert {(m.topic, m.reconsume_times) for m in again} == {(topic, 1)}
+        # At once: by no delay level, whose first one alone waits for a second.
+        assert {m.properties.get("DELAY") for m in again} == {None}
         with Admin(broker.name_server) as admin:
             until(lambda: len(list(admin.dead_letters(topic))) == 3)
         assert consumer.poll(timeout_s=0) == []
