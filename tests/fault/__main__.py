@@ -31,7 +31,7 @@ from fault.campaigns import (
 )
 
 #: Importing one of these registers its campaigns.
-MODULES = ("fault.kills", "fault.pairs", "fault.disk_campaigns")
+MODULES = ("fault.kills", "fault.pairs", "fault.disk_campaigns", "fault.consuming", "fault.timed")
 for module in MODULES:
     importlib.import_module(module)
 
