@@ -232,7 +232,7 @@ class Rig:
         if hasattr(self, "broker"):
             self.broker.kill_all()  # also right for one that has ended by itself
 
-    def _start(self) -> RunningBroker:
+    def _start(self, *, wait: bool = True) -> RunningBroker:
         self._deaths.clear()
         return RunningBroker(
             self.store,
@@ -244,6 +244,7 @@ class Rig:
             module=Points.MODULE,
             environ=self.points.environ,
             log_path=self.folder / "store.log",
+            wait=wait,
         )
 
     # --- faults ---
@@ -272,16 +273,20 @@ class Rig:
         self.wait_resumed("a restart")
 
     def cut(self) -> None:
-        """The power goes. What is answered before the last process is gone comes from a machine
-        that would be dark, and is no promise: see power.py."""
+        """The power goes, and comes back."""
+        self._cut("load")
+        self.broker = self._start()
+        self.wait_resumed("a power cut")
+
+    def _cut(self, moment: str) -> None:
+        """What is answered before the last process is gone comes from a machine that would be dark,
+        and is no promise: see power.py."""
         assert self.disk is not None
-        self.work.fault("cut", self.disk.kind, f="power_cut")
+        self.work.fault("cut", self.disk.kind, moment, f="power_cut")
         self.disk.cut()
         self.broker.kill_all()
         self.work.history.end("ok", "dark")
         self.disk.power_on()
-        self.broker = self._start()
-        self.wait_resumed("a power cut")
 
     def _a_client(self, target: str) -> Child:
         those = self.work.producers if target == "producer" else self.work.consumers

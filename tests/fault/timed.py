@@ -12,9 +12,11 @@ With a `disk` its power can be cut, `rig.cut()`. The rules are those of timed_ch
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,6 +51,7 @@ TOGETHER_S: Final = 0.3  # two producers of one name
 ROUND_FAULTS: Final = 60
 CUTS_OF_A_DISK: Final = 25
 LOAD_S: Final = 1.0
+MOMENTS: Final = {"load": 5, "kill": 2, "end": 2, "start": 2}  # of a cut; how often each, by weight
 
 
 class TimedRig(Rig):
@@ -80,6 +83,7 @@ class TimedRig(Rig):
         return work
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
+        self.turns: Counter[str] = Counter()  # by kind of fault, how many there were
         self._seen: dict[str, set[str]] = defaultdict(set)  # topic -> values
         self._next: dict[tuple[str, int], int] = defaultdict(int)
         stack.enter_context(Availability(lambda: self.broker, self.work.history))
@@ -98,6 +102,24 @@ class TimedRig(Rig):
                 self._spare(point.role)
                 with contextlib.suppress(psutil.NoSuchProcess, CometError):
                     self.broker.end(self.broker.pids()[point.role])
+
+    def cut(self) -> None:
+        """Under load; just behind a kill; in an orderly end; or twice, the second time while the
+        broker starts."""
+        moment = self.chance.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+        if moment == "kill":
+            os.kill(self.broker.pids()[self.chance.choice(CHILDREN)], signal.SIGKILL)
+            time.sleep(self.chance.random() ** 2 * 0.3)
+        elif moment == "end":
+            os.kill(self.broker.pid, signal.SIGTERM)
+            time.sleep(self.chance.uniform(0.0, 0.12))
+        self._cut(moment)
+        if moment == "start":
+            self.broker = self._start(wait=False)
+            time.sleep(self.chance.uniform(0.0, 0.7))
+            self._cut(moment)
+        self.broker = self._start()
+        self.wait_resumed("a power cut")
 
     def supersede(self) -> None:
         """Another process takes the name of one that goes on for a while."""
@@ -157,6 +179,7 @@ class TimedRig(Rig):
 # --- campaigns ------------------------------------------------------------------------------------
 
 BROKER: Final = (*CHILDREN, *WHOLE)
+KINDS: Final = ("kill", "point", "kill", "point", "name")
 # What leads to these points is at work here all the time.
 HERE: Final = ("timers", "transactions", "named", "derived")
 THEIRS: Final = tuple(
@@ -168,7 +191,9 @@ THEIRS: Final = tuple(
 def fault(points: Sequence[Point], kinds: Sequence[str], rig: Rig, number: int) -> None:
     """Each kind in turn, and of each kind each target in an order of the rig's own."""
     assert isinstance(rig, TimedRig)
-    kind, turn = kinds[number % len(kinds)], number // len(kinds)
+    kind = kinds[number % len(kinds)]
+    turn = rig.turns[kind]
+    rig.turns[kind] += 1
     if kind == "point":
         order = list(points)
         random.Random(f"{rig.seed} {turn // len(order)}").shuffle(order)
@@ -201,9 +226,6 @@ def timed(options: Options) -> Iterator[Tally]:
     )  # fmt: skip
 
 
-KINDS: Final = ("kill", "point", "kill", "point", "name")
-
-
 @campaign("timed-cuts", "the same while the power is cut, SYNC_FLUSH; --only ext4, xfs")
 def timed_cuts(options: Options) -> Iterator[Tally]:
     """--kills are the cuts in all, shared out among file systems."""
@@ -232,7 +254,6 @@ def cut_one_disk(options: Options, kind: str, cuts: int, first: int) -> Iterator
 
 
 def cut_often(options: Options, folder: Path, disk: Disk, seed: int, cuts: int) -> Outcome:
-    """Under load, at a random moment; a process may have been killed just before."""
     with TimedRig(folder, seed=seed, sync=True, disk=disk) as rig:
         while disk.cuts < cuts and not options.over:
             time.sleep(rig.chance.uniform(0.0, LOAD_S))

@@ -24,7 +24,7 @@ from fault.availability import Clock, intervals, up_ns
 from fault.checker import Kind, Verdict
 from fault.consuming_checker import CLOCK_MS
 from fault.history import Op, value_of
-from fault.timed_clients import KEYED, NAMED, TIMED, TX
+from fault.timed_clients import EXACT, KEYED, NAMED, TIMED, TX
 
 TRANSACTION_ID = "__transactionId__"
 PROMISES = ("send", "schedule", "recall", "half", "end", "open", "keyed")
@@ -135,7 +135,7 @@ def _check_later(verdict: Verdict, ops: Sequence[Op], seen: Sequence[Seen]) -> N
     at_ms = {one.value: one.stored_ms for one in seen}
     away, clock = intervals(ops), Clock(ops)
     for op in last.values():
-        if op.type == "ok" and op.value in at_ms:
+        if op.type == "ok" and op.note == EXACT and op.value in at_ms:
             late_ns = up_ns(away, clock.t_ns(op.due_ms), clock.t_ns(at_ms[op.value]))
             verdict.samples["late_ms"].append(late_ns / 1e6)
 

@@ -3,7 +3,8 @@ in processes of their own.
 
 What they add to the history; group is the transaction, the name or the key:
 
-    "schedule"   due_ms: not to be delivered before (invoke: by this clock; ok: as the receipt says)
+    "schedule"   due_ms: not to be delivered before; by this clock, or, with the note EXACT, as the
+                 receipt says
     "recall"     of a value; fail: too late
     "half"       a message of a transaction; group is its id, where that is known
     "decide"     what is to become of a transaction (value "commit" or "rollback"), by whoever came
@@ -31,7 +32,6 @@ from fault.workload import KINDS as SENDING
 from cometmq.client import PendingTransaction, Producer
 from cometmq.protocol.errors import (
     CometError,
-    NotConfirmed,
     ProducerFenced,
     Refused,
     TooLate,
@@ -39,6 +39,7 @@ from cometmq.protocol.errors import (
 
 MODULE: Final = "fault.timed_clients"
 TIMED, TX, NAMED, KEYED = "timed", "tx", "named", "keyed"
+EXACT: Final = "exact"
 TX_GROUP: Final = "shops"
 TX_THREADS: Final = 3
 KEYS: Final = 40  # that are sent again and again, for each period
@@ -99,7 +100,8 @@ class Scheduling:
         except CometError as error:
             self._end(op, error)
             return
-        op.due_ms = due_ms or op.due_ms
+        if due_ms is not None:
+            op.due_ms, op.note = due_ms, EXACT
         self._end(op)
         if due_ms is not None and self._chance.random() < 0.3:
             self._waiting.append((op, receipt.recall_handle))
@@ -302,6 +304,3 @@ KINDS: Final[dict[str, Callable[[Spec, History, Stop], None]]] = {
 
 def main() -> None:
     run(KINDS)
-
-
-assert issubclass(NotConfirmed, CometError)
