@@ -224,4 +224,4 @@ def test_the_power_is_cut(kind: str, tmp_path: Path) -> None:
     with Disk(tmp_path, kind, space_bytes=2 << 30) as disk:
         outcome = cut_often(Options(quiet=True), tmp_path, disk, SEED, 4)
     assert outcome.ok, outcome.verdict
-    assert sum(line.faults for line in outcome.tally("timed-cuts", SEED, True)) == 4
+    assert sum(line.faults for line in outcome.tally("timed-cuts", SEED, True)) >= 4
