@@ -14,12 +14,13 @@ from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.runtime.service import ServiceActor, Timer
 from cometmq.protocol.commands import GIVEN_BACK_MAX, UNKNOWN_PLACE, GiveBackMessages, GivenBack
-from cometmq.protocol.errors import CometError, MessageNotFound
+from cometmq.protocol.errors import CometError, MessageNotFound, from_code
 from cometmq.protocol.ledger import OffsetSet, PopExtended, PopsAcked
 
 log = logging.getLogger(__name__)
 
-AGAIN_S: Final = 5.0  # until what could not be given back is tried again
+AGAIN_S: Final = 5.0  # until what could not be given back is tried again, at most
+SOON_S: Final = 0.1  # at least
 LOOK_S: Final = 60.0  # at what is due: a timer runs by another clock
 RETURNED_MAX: Final = 65_536  # handles that are told from those which were acknowledged
 DUE_MAX: Final = 256  # handles that are dealt with at once
@@ -38,6 +39,7 @@ class PoppedOut:
         self._returning: set[int] = set()  # handles
         self._over: dict[int, None] = {}  # the last ones
         self._alarm: Timer | None = None
+        self._failing_since: float | None = None  # time.monotonic(): nothing could be given back
 
     def is_over(self, handle: int) -> bool:
         """What came under it goes back, or has: it is too late for a word on it."""
@@ -119,6 +121,8 @@ class PoppedOut:
         if queue is None:
             return
         done = [offset for offset, code in zip(offsets, codes, strict=False) if code in gone]
+        if len(done) == len(offsets):
+            self._failing_since = None
         if done:
             self._over[handle] = None
             if len(self._over) > RETURNED_MAX:
@@ -127,10 +131,20 @@ class PoppedOut:
             self.done(key, queue, handle, first, end)
         out = queue.out.get(handle)
         if out is not None:
-            until_ms = now_ms() + round(AGAIN_S * 1000 * (len(done) < len(offsets)))
+            pause_s = 0.0 if len(done) == len(offsets) else self._pause_s(codes)
+            until_ms = now_ms() + round(pause_s * 1000)
             self._books.change(PopExtended(*key, handle, until_ms))
             self.push(until_ms, key, handle)
         self._books.send()
+
+    def _pause_s(self, codes: Sequence[int]) -> float:
+        """Until these are tried again: as long as it has failed by now, where the scheduler or the
+        commitlog process is away; so they are not much later than it is back."""
+        if any(code and not from_code(code, "").retriable for code in codes):
+            return AGAIN_S
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        return min(AGAIN_S, max(SOON_S, now - self._failing_since))
 
 
 def _stretches(offsets: Iterable[int]) -> list[tuple[int, int]]:

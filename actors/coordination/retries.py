@@ -75,8 +75,9 @@ class Retries:
         self._actor.after(TIMEOUT_S, partial(self._give_up, request, pending))
 
     def give_back(self, command: GiveBackMessages, settled: Callable[[list[int]], None]) -> None:
-        """The same for the coordinator itself, and at once: `settled` gets the codes, in the actor's thread;
-        none when the scheduler has not answered in time, or its error."""
+        """The same for the coordinator itself, and they come again at once: `settled` gets the
+        codes, in the actor's thread; none when the scheduler has not answered in time, or its
+        error."""
         waiting = True
 
         def hear(done: Pending | None) -> None:
