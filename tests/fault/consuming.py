@@ -84,8 +84,9 @@ class ConsumingRig(Rig):
             self.name_server, self.histories, seed=self.seed, producers=(), groups=(), watch=False
         )
         sending = msgspec.structs.replace(
-            work.spec("single"), topics=tuple(self.topics), queues=2, pace_s=0.02, size_max=2_000
-        )
+            work.spec("by-key"), module=MODULE, topics=tuple(self.topics), queues=2, pace_s=0.02,
+            size_max=2_000,
+        )  # fmt: skip
         work._first += [sending, msgspec.structs.replace(sending, kind="linger")]
         for group, (_, _, count) in MEMBERS.items():
             work._first += [self._member(work, group)] * count

@@ -1,5 +1,6 @@
 """Judges what members of groups did with what was stored; the rules of consuming.
 
+    MISPLACED       a key's messages lie in one queue
     UNFINISHED      each message is in the end done with, or a dead letter; what a member did after
                     another one had its queue does not count
     DONE_AGAIN      what is acknowledged does not come again: a popped message never, others not to
@@ -77,6 +78,7 @@ def check_consuming(
 ) -> None:
     """Adds its findings. `ops` by time, `copies` in the log's order."""
     facts = _Facts(ops, copies)
+    _check_keys(verdict, ops)
     for group in groups:
         if group.pops:
             done = _Pops(verdict, facts, group).check()
@@ -127,6 +129,17 @@ class _Facts:
         return None
 
 
+def _check_keys(verdict: Verdict, ops: Sequence[Op]) -> None:
+    """All messages of a key lie in one queue of the topic."""
+    queues: dict[tuple[str, str], int] = {}
+    for op in ops:
+        if op.f == "send" and op.type == "ok" and op.group:
+            queue = queues.setdefault((op.topic, op.group), op.queue)
+            if queue != op.queue:
+                text = f"{op.value} of key {op.group} in queue {op.queue}, others in queue {queue}"
+                verdict.add(Kind.MISPLACED, text)
+
+
 def _check_finished(verdict: Verdict, facts: _Facts, group: Group, done: set[str]) -> None:
     dead = {copy.value for copy in facts.by_topic[DLQ_PREFIX + group.name]}
     verdict.counts[f"{group.name} dead letters"] = len(dead)
@@ -134,6 +147,7 @@ def _check_finished(verdict: Verdict, facts: _Facts, group: Group, done: set[str
     for copy in facts.by_topic[group.topic]:
         if copy.value not in done and copy.value not in dead:
             verdict.add(Kind.UNFINISHED, f"{copy.value} of {copy[:3]} by {group.name}")
+            verdict.lost_ns.append(facts.clock.t_ns(copy.stored_ms))
 
 
 def _check_copies(verdict: Verdict, facts: _Facts, group: Group) -> None:

@@ -22,12 +22,12 @@ from typing import Final
 
 from fault.history import History, Op, now_ns, value_of
 from fault.workload import KINDS as SENDING
-from fault.workload import Spec, Stop, run, subscribe
+from fault.workload import Sender, Spec, Stop, run, subscribe
 from inside import ownership_of
 
-from cometmq.client import Consumer, Message, PopConsumer, Reject, Retry
+from cometmq.client import Consumer, Message, PopConsumer, Producer, Reject, Retry
 from cometmq.client.popping.consumer import taken_of
-from cometmq.protocol.errors import CometError, HandleUnknown
+from cometmq.protocol.errors import CometError, HandleUnknown, Refused
 
 MODULE: Final = "fault.consuming_clients"
 JOBS, STEPS, TASKS, NEWS = "jobs", "steps", "tasks", "news"
@@ -35,6 +35,7 @@ HANDLERS, STEPPERS, POPPERS, SCREENS = "handlers", "steppers", "poppers", "scree
 TIMES_MAX: Final = 3  # that a message comes again, before it is a dead letter
 CONCURRENCY: Final = 4
 WORK_S: Final = 0.004  # of a handler, at most
+KEYS: Final = 24  # that the messages of one producer have
 INVISIBLE_S: Final = 2.0
 MORE_S: Final = 2.0  # by which it is extended now and then
 STALL_NS: Final = 150_000_000  # a process that did not run for so long says so
@@ -77,6 +78,27 @@ def watching_itself(spec: Spec, history: History) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+# --- an order of keys -----------------------------------------------------------------------------
+
+
+def send_by_key(spec: Spec, history: History, stop: Stop) -> None:
+    """Messages of one key go to one queue; `group` is the key in the history."""
+    sender = Sender(spec, history)
+    with Producer(spec.name_server, timeout_s=spec.timeout_s) as producer:
+        while not stop.wait(spec.pace_s):
+            topic, _ = sender.place()
+            key = f"k{sender.chance.randrange(KEYS)}"
+            body = sender.body()
+            (op,) = sender.invoke(topic, -1, [body])
+            try:
+                receipt = producer.send(topic, body, sharding_key=key)
+            except CometError as error:
+                sender.failed([op], error, refused=isinstance(error, Refused))
+            else:
+                op.group = key
+                sender.ended([op], [receipt])
 
 
 # --- handlers -------------------------------------------------------------------------------------
@@ -247,6 +269,7 @@ def show(spec: Spec, history: History, stop: Stop) -> None:
 
 KINDS: Final[dict[str, Callable[[Spec, History, Stop], None]]] = {
     **SENDING,
+    "by-key": send_by_key,
     "handler": handle,
     "stepper": handle_in_order,
     "popper": pop,

@@ -117,6 +117,14 @@ def test_one_is_never_done(group: str, good: Good) -> None:
     only(Kind.UNFINISHED, planted)
 
 
+def test_a_key_goes_to_two_queues(good: Good) -> None:
+    sends = [op for op in good.ops if op.f == "send" and op.type == "ok" and op.group]
+    last = sends[-1]
+    assert sum((op.topic, op.group) == (last.topic, last.group) for op in sends) > 1
+    planted = good.with_ops(lambda op: changed(op, queue=op.queue + 1) if op is last else op)
+    only(Kind.MISPLACED, planted, 1)
+
+
 def test_a_dead_letter_is_gone(good: Good) -> None:
     letter = next(copy for copy in good.copies if copy.topic == DLQ_PREFIX + HANDLERS)
     planted = good.with_copies(lambda copy: None if copy is letter else copy)

@@ -328,7 +328,7 @@ class Sender:
         self.history.write(
             Op(
                 op.p, "ok", "send", t_ns, op.topic, receipt.queue_id, receipt.queue_offset,
-                op.value, msg_id=receipt.msg_id,
+                op.value, op.group, receipt.msg_id,
             )
             for op, receipt in zip(ops, receipts, strict=True)
         )  # fmt: skip
