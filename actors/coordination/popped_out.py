@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from cometmq.actors.books.popped import Key, PoppedQueue
+from cometmq.actors.books.popped import Key, PoppedQueue, Stretch
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.runtime.service import ServiceActor, Timer
@@ -36,14 +36,20 @@ class PoppedOut:
         self._book = books.popped
         self._retries = retries
         self._due: list[tuple[int, Key, int]] = []  # when, whose, handle; a heap
-        self._returning: set[int] = set()  # handles
-        self._over: dict[int, None] = {}  # the last ones
+        # By handle, queue offsets: on their way back; gone back, of the last handles.
+        self._returning: dict[int, Sequence[Stretch]] = {}
+        self._over: dict[int, list[Stretch]] = {}
         self._alarm: Timer | None = None
         self._failing_since: float | None = None  # time.monotonic(): nothing could be given back
 
     def is_over(self, handle: int) -> bool:
-        """What came under it goes back, or has: it is too late for a word on it."""
+        """Some of what came under it goes back, or has: it is too late for a word on all of it."""
         return handle in self._returning or handle in self._over
+
+    def goes_back(self, handle: int, first: int, end: int) -> bool:
+        """Whether one of these does, or has. What was acknowledged before does not."""
+        back = (*self._returning.get(handle, ()), *self._over.get(handle, ()))
+        return any(first < each[1] and each[0] < end for each in back)
 
     def done(self, key: Key, queue: PoppedQueue, handle: int, first: int, end: int) -> None:
         """The group is done with these."""
@@ -98,11 +104,11 @@ class PoppedOut:
         if handle not in self._returning:
             self._return(key, handle, queue.left_of(out.first, out.end))
 
-    def _return(self, key: Key, handle: int, left: Sequence[tuple[int, int]]) -> None:
+    def _return(self, key: Key, handle: int, left: Sequence[Stretch]) -> None:
         group, topic, queue_id = key
         offsets = [offset for first, end in left for offset in range(first, end)][:GIVEN_BACK_MAX]
         messages = [GivenBack(topic, queue_id, offset, UNKNOWN_PLACE) for offset in offsets]
-        self._returning.add(handle)
+        self._returning[handle] = left
         try:
             self._retries.give_back(
                 GiveBackMessages(group, messages), partial(self._returned, key, handle, offsets)
@@ -115,7 +121,7 @@ class PoppedOut:
         self, key: Key, handle: int, offsets: Sequence[int], codes: Sequence[int]
     ) -> None:
         """A copy of these is kept; the rest is tried again."""
-        self._returning.discard(handle)
+        self._returning.pop(handle, None)
         gone = (0, MessageNotFound.code)
         queue = self._book.get(*key)
         if queue is None:
@@ -124,7 +130,7 @@ class PoppedOut:
         if len(done) == len(offsets):
             self._failing_since = None
         if done:
-            self._over[handle] = None
+            self._over.setdefault(handle, []).extend(_stretches(done))
             if len(self._over) > RETURNED_MAX:
                 del self._over[next(iter(self._over))]
         for first, end in _stretches(done):
@@ -147,9 +153,9 @@ class PoppedOut:
         return min(AGAIN_S, max(SOON_S, now - self._failing_since))
 
 
-def _stretches(offsets: Iterable[int]) -> list[tuple[int, int]]:
+def _stretches(offsets: Iterable[int]) -> list[Stretch]:
     """Of ascending offsets."""
-    found: list[tuple[int, int]] = []
+    found: list[Stretch] = []
     for offset in offsets:
         if found and found[-1][1] == offset:
             found[-1] = (found[-1][0], offset + 1)

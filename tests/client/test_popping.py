@@ -18,6 +18,7 @@ from family import RunningBroker
 from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.actors.launch.addresses import address_of
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
+from cometmq.client.popping.consumer import taken_of
 from cometmq.protocol.commands import (
     AckPopped,
     ChangeInvisible,
@@ -266,6 +267,24 @@ def test_too_late(broker: Broker, topic: str) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_acknowledged_stays_so_when_its_neighbour_goes_back(
+    broker: Broker, topic: str
+) -> None:
+    """An `ack` is said again when its answer is lost, however late."""
+    with broker.producer() as producer:
+        producer.send_many(topic, [b"done", b"late"], queue_id=0)
+    with broker.pop_consumer(topic, topic, invisible_s=1) as consumer:
+        done, late = pop(consumer, 2)
+        assert taken_of(done) is taken_of(late)
+        consumer.ack(done)
+        (again,) = pop(consumer, 1, ack=True)
+        assert again.body == late.body
+        consumer.ack(done)
+        for told in ([late], [done, late]):
+            with pytest.raises(errors.HandleUnknown):
+                consumer.ack(*told)
+
+
 def test_handlers(broker: Broker, topic: str) -> None:
     bodies = send(broker, topic, 200)
     seen: Counter[bytes] = Counter()
