@@ -375,6 +375,44 @@ def test_a_worker_that_is_held_up_behind_a_failure(
     assert order == [0] * (fails_as == "again") + list(range(30))
 
 
+def test_a_task_that_is_held_up_behind_a_failure(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above: the broker has the dead letter before the task goes on."""
+    fill(broker, topic, 30)
+    at_work = most = 0
+    order: list[int] = []
+    failed = dispatching.Dispatcher.failed
+
+    def failed_slowly(self: Any, work: Any, *rest: Any) -> Any:
+        found = failed(self, work, *rest)
+        until(lambda: not work.resting)
+        return found
+
+    monkeypatch.setattr(dispatching.Dispatcher, "failed", failed_slowly)
+
+    async def main() -> None:
+        async with AsyncConsumer(broker.name_server, "held-up-tasks", topic) as consumer:
+
+            async def handle(message: Message) -> None:
+                nonlocal at_work, most
+                at_work += 1
+                most = max(most, at_work)
+                order.append(int(message.body))
+                await asyncio.sleep(0.002)
+                at_work -= 1
+                if message.queue_offset == 29:
+                    await consumer.close()
+                if message.queue_offset == 0:
+                    raise Reject
+
+            await consumer.run(handle, orderly=True, concurrency=4)
+
+    asyncio.run(main())
+    assert most == 1
+    assert order == list(range(30))
+
+
 def test_progress_and_span(broker: Broker, topic: str) -> None:
     """The first message is not done: the others are, so far ahead, and nothing is committed."""
     fill(broker, topic, 300)
