@@ -16,14 +16,13 @@ import contextlib
 import os
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Final
 
 import msgspec
 import reference
-from family import CHILDREN, pull
+from family import CHILDREN
 from fault.availability import Availability
 from fault.campaigns import Options, Tally, campaign
 from fault.checker import Rules, Verdict, add_store_findings, check, stored_in
@@ -39,13 +38,14 @@ from fault.consuming_clients import (
     STEPS,
     TASKS,
 )
-from fault.history import read_histories, value_of
+from fault.history import read_histories
 from fault.kills import rounds
+from fault.reading import Values
 from fault.rig import SETTINGS, WHOLE, Rig
 from fault.workload import Child, Spec, Workload, committed
 
 from cometmq.client import Admin
-from cometmq.protocol.commands import GetQueueRange, PullMessages, PullStatus, QueueRange
+from cometmq.protocol.commands import GetQueueRange, QueueRange
 from cometmq.protocol.errors import TopicNotExist
 from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.shm.tools.verify import verify_store
@@ -87,16 +87,16 @@ class ConsumingRig(Rig):
             work.spec("by-key"), module=MODULE, topics=tuple(self.topics), queues=2, pace_s=0.02,
             size_max=2_000,
         )  # fmt: skip
-        work._first += [sending, msgspec.structs.replace(sending, kind="linger")]
+        work.first += [sending, msgspec.structs.replace(sending, kind="linger")]
         for group, (_, _, count) in MEMBERS.items():
-            work._first += [self._member(work, group)] * count
+            work.first += [self._member(work, group)] * count
         for name in SCREEN_NAMES:
             spec = work.spec("screen", screen(name))
-            work._first.append(
+            work.first.append(
                 msgspec.structs.replace(spec, module=MODULE, name=name, topics=(NEWS,))
             )
         watcher = work.spec("watcher")
-        work._first += [
+        work.first += [
             msgspec.structs.replace(watcher, topics=(topic,), groups=(group,))
             for group, (_, topic, _) in MEMBERS.items()
             if group != POPPERS
@@ -110,8 +110,7 @@ class ConsumingRig(Rig):
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
         self._storming: list[int] = []  # processes of members that came with a storm
-        self._stored: dict[str, set[str]] = defaultdict(set)  # topic -> values
-        self._next: dict[tuple[str, int], int] = defaultdict(int)
+        self._values = Values(lambda: self.broker.reader)
         stack.enter_context(Availability(lambda: self.broker, self.work.history))
 
     # --- faults ---
@@ -185,27 +184,12 @@ class ConsumingRig(Rig):
         finished.look()
         missing = {}
         for group, (_, topic, _) in MEMBERS.items():
-            dead = self._values(DLQ_PREFIX + group, 1)
-            missing[group] = self._values(topic, self.topics[topic]) - dead - finished.done[group]
+            stored = self._values.of(topic, self.topics[topic])
+            dead = self._values.of(DLQ_PREFIX + group, 1)
+            missing[group] = stored - dead - finished.done[group]
         for group in map(screen, SCREEN_NAMES):
-            missing[group] = self._values(NEWS, self.topics[NEWS]) - finished.done[group]
+            missing[group] = self._values.of(NEWS, self.topics[NEWS]) - finished.done[group]
         return {group: each for group, each in missing.items() if each}
-
-    def _values(self, topic: str, queues: int) -> set[str]:
-        """What is stored there; read on from where the last call has come to."""
-        values = self._stored[topic]
-        for queue in range(queues):
-            while True:
-                command = PullMessages(topic, queue, self._next[topic, queue], 2_000)
-                try:
-                    answer, messages = pull(self.broker.reader, command)
-                except TopicNotExist:
-                    return values
-                values.update(value_of(message.body) for message in messages)
-                self._next[topic, queue] = answer.next_queue_offset
-                if answer.status != PullStatus.FOUND:
-                    break
-        return values
 
     def _wait_committed(self) -> None:
         since, before = time.monotonic(), None

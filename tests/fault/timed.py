@@ -16,7 +16,7 @@ import os
 import random
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,21 +25,21 @@ from typing import ClassVar, Final
 import msgspec
 import psutil
 import reference
-from family import CHILDREN, pull
+from family import CHILDREN
 from fault.availability import Availability
 from fault.campaigns import Options, Tally, campaign, new_tally
 from fault.checker import Rules, Verdict, add_store_findings, check, stored_in
 from fault.disk import FILE_SYSTEMS, Disk
 from fault.disk_campaigns import usable
-from fault.history import read_histories, value_of
+from fault.history import read_histories
 from fault.kills import BROKE_OFF, rounds, settle
 from fault.points import POINTS, Point
+from fault.reading import Values
 from fault.rig import SETTINGS, WHOLE, Outcome, Rig
 from fault.timed_checker import check_timed, expected, seen_in, without_dark
 from fault.timed_clients import KEYED, MODULE, NAMED, TIMED, TX, TX_GROUP
 from fault.workload import Child, Workload
 
-from cometmq.protocol.commands import PullMessages, PullStatus
 from cometmq.protocol.errors import CometError
 from cometmq.shm.tools.verify import verify_store
 
@@ -75,7 +75,7 @@ class TimedRig(Rig):
             topics=(NAMED,),
         )  # fmt: skip
         of = partial(msgspec.structs.replace, plain)
-        work._first += [
+        work.first += [
             plain, of(kind="shop", timeout_s=3.0), of(kind="shop", timeout_s=3.0),
             of(kind="named", name=NAME), of(kind="keyed"), of(kind="keyed", timeout_s=1.0),
             of(kind="checker", group=TX_GROUP),
@@ -84,8 +84,6 @@ class TimedRig(Rig):
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
         self.turns: Counter[str] = Counter()  # by kind of fault, how many there were
-        self._seen: dict[str, set[str]] = defaultdict(set)  # topic -> values
-        self._next: dict[tuple[str, int], int] = defaultdict(int)
         stack.enter_context(Availability(lambda: self.broker, self.work.history))
 
     # --- faults ---
@@ -141,12 +139,12 @@ class TimedRig(Rig):
     def _drain(self) -> list[str]:
         """What is scheduled comes, and what is committed."""
         self.work.stop_producers()
-        ops = without_dark(read_histories(self.histories))
-        wanted = {op.value for op in expected(ops)}
+        wanted = {op.value for op in expected(without_dark(read_histories(self.histories)))}
+        values = Values(lambda: self.broker.reader)
         left, since = -1, time.monotonic()
-        while missing := wanted - self._values(TIMED) - self._values(TX):
-            if len(missing) != left:
-                left, since = len(missing), time.monotonic()
+        while missing := self._missing(wanted, values):
+            if missing != left:
+                left, since = missing, time.monotonic()
             self.work.check_alive()
             if time.monotonic() - since > NO_PROGRESS_S:
                 break  # the checker says what is lost
@@ -154,17 +152,10 @@ class TimedRig(Rig):
         self.work.stop(self.work.children)
         return []
 
-    def _values(self, topic: str) -> set[str]:
-        """What can be consumed there; read on from where the last call has come to."""
-        for queue in range(self.topics[topic]):
-            while True:
-                command = PullMessages(topic, queue, self._next[topic, queue], 2_000)
-                answer, messages = pull(self.broker.reader, command)
-                self._seen[topic].update(value_of(message.body) for message in messages)
-                self._next[topic, queue] = answer.next_queue_offset
-                if answer.status != PullStatus.FOUND:
-                    break
-        return self._seen[topic]
+    def _missing(self, wanted: set[str], values: Values) -> int:
+        """How many have not come yet."""
+        come = [values.of(topic, self.topics[topic]) for topic in (TIMED, TX)]
+        return len(wanted.difference(*come))
 
     def _judge(self) -> Verdict:
         ops = without_dark(read_histories(self.histories))

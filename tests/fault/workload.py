@@ -129,7 +129,7 @@ class Workload:
 
     Args:
         folder: for the histories (*.jsonl) and what the children had to say (*.log).
-        producers, groups, members: which children.
+        producers, groups, members: which children; `first` may have more before they are started.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class Workload:
         self.history = History.create(folder / "harness.jsonl", "harness")
         self._seed, self._pace_s = seed, pace_s
         self._count = 0
-        self._first = [self.spec(kind) for kind in producers]
-        self._first += [self.spec("consumer", group) for group in groups for _ in range(members)]
-        self._first += [self.spec("watcher")] * watch
+        self.first = [self.spec(kind) for kind in producers]
+        self.first += [self.spec("consumer", group) for group in groups for _ in range(members)]
+        self.first += [self.spec("watcher")] * watch
         self.children: list[Child] = []
 
     def __enter__(self) -> Self:
-        for spec in self._first:
+        for spec in self.first:
             self.start(spec)
         return self
 
