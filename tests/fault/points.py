@@ -42,7 +42,7 @@ _HIT: Final = struct.Struct("<II")  # number of the point, process
 Own = Callable[[ControlFile, Counter], OwnedCell]
 When = Literal[
     "load", "restart", "start", "clean", "cold start", "derived", "transactions", "replication",
-    "named",
+    "named", "timers",
 ]  # fmt: skip
 
 
@@ -57,7 +57,7 @@ class Point:
         when: what leads there: the usual load; a restart of that role; a start of the broker after
             a bad end; deleting old segments; a deriver at work (test_derived.py); transactions
             (test_transactions.py); a slave that follows (test_replication.py); producers with names
-            or keys (test_named_producers.py, test_keyed.py).
+            or keys (test_named_producers.py, test_keyed.py); messages for later (timed.py).
         nth_max: the pass is drawn from 1 to this.
         sync_only: it is passed under SYNC_FLUSH only.
     """
@@ -92,6 +92,8 @@ _BOOKS = "cometmq.actors.coordination.books:"
 _WRITER = "cometmq.actors.writer."
 _DERIVED = "cometmq.actors.writer.derived:DerivedWrites."
 _TRANSACTIONS = "cometmq.actors.semantics.transaction_log:TransactionLog."
+_TIMERS = "cometmq.actors.semantics.timers:Timers."
+_LEVELS = "cometmq.actors.semantics.delays:DelayLevel."
 _LEDGER = "cometmq.actors.coordination.ledger:Ledger."
 _SNAPSHOTS = "cometmq.actors.coordination.snapshots:"
 _RETIRED = "cometmq.shm.log.retired:RetiredSegments."
@@ -207,6 +209,13 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("transactions.laid", "commitlog", _DERIVED + "_lay", "transactions", 5),
     **_both("transactions.life", "scheduler", _TRANSACTIONS + "_take_life", "transactions", 1),
     **_both("transactions.offsets", "scheduler", _TRANSACTIONS + "tell_offsets", "transactions", 2),
+    # Messages for later: the wheel is filled, what is due is gathered and written, a level as well.
+    **_both("timers.opened", "scheduler", _TIMERS + "_open", "timers", 1),
+    **_both("timers.read", "scheduler", _TIMERS + "_read", "timers", 5),
+    **_both("timers.fill", "scheduler", _TIMERS + "_fill", "timers", 5),
+    **_both("timers.write", "scheduler", _TIMERS + "_write", "timers", 5),
+    **_both("timers.kept", "scheduler", _TIMERS + "keep", "timers", 2),
+    **_both("levels.write", "scheduler", _LEVELS + "_write", "timers", 3),
     # A slave follows: it is sent something, reports, and counts; answers that waited for it.
     **_both("ha.began", "ha", "cometmq.actors.replication.ha:HaActor._begin", "replication", 1),
     **_both("ha.sent", "ha", "cometmq.actors.replication.pieces:LogPieces.send", "replication"),
@@ -259,9 +268,13 @@ class Points:
         _ARMED.pack_into(self._memory, 0, 0, 0)
         self.wait_hit(0)
 
+    def is_hit(self, timeout_s: float) -> bool:
+        """Whether a process has died at the armed point; see `wait_hit`."""
+        return bool(select.select([self._hits], [], [], timeout_s)[0])
+
     def wait_hit(self, timeout_s: float) -> int | None:
         """The process that has died at the armed point; None when the time is up."""
-        if not select.select([self._hits], [], [], timeout_s)[0]:
+        if not self.is_hit(timeout_s):
             return None
         _, pid = _HIT.unpack(os.read(self._hits, _HIT.size))
         return int(pid)
