@@ -32,6 +32,7 @@ from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compos
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
 from cometmq.client.sending.requests import Reply
+from cometmq.client.sending.sender import Held
 from cometmq.client.sending.transaction import AsyncTransaction, LoopChecker
 from cometmq.protocol.errors import again
 from cometmq.protocol.tags import ALL_TAGS
@@ -68,6 +69,7 @@ class AsyncProducer:
         self._begun = options.get("producer_id") is None and not self._wait_s
         self._sender = self._producer._sender
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._held: Held = {}  # what leaves at the end of this turn of the event loop
 
     async def send(
         self,
@@ -222,9 +224,11 @@ class AsyncProducer:
         await asyncio.shield(task)  # whoever is cancelled leaves it to the others
 
     async def _start(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
-        if self._sender.compresses and _is_large(message.body):
-            await asyncio.to_thread(self._sender.prepare, message)  # other tasks go on meanwhile
-        await self._prepare(target.topic)
+        sender = self._sender
+        if sender.compresses and _is_large(message.body):
+            await asyncio.to_thread(sender.prepare, message)  # other tasks go on meanwhile
+        if not (self._begun and sender.knows(target.topic) and sender.has_room):
+            await self._prepare(target.topic)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Receipt] = loop.create_future()
 
@@ -237,8 +241,18 @@ class AsyncProducer:
             else:
                 batch.waiters.append(entry)
 
-        self._sender.gather(target, message, watch)
+        if sender.lingers:
+            sender.gather(target, message, watch)
+            return future
+        if not self._held:
+            loop.call_soon(self._let_go)
+        sender.gather(target, message, watch, held=self._held)
         return future
+
+    def _let_go(self) -> None:
+        """What tasks have sent in this turn of the event loop leaves together."""
+        held, self._held = self._held, {}
+        self._sender.let_go(held)
 
 
 class _BeginsLater(Producer):
