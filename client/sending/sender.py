@@ -152,8 +152,8 @@ class Sender:
         Args:
             watch: called under the lock with the batch and the message's index in it.
             remember: `flush` raises the batch's error.
-            held: without linger, gets what is to be let go soon (`let_go`), so that messages that
-                are sent meanwhile share its batch. None: it leaves at once if its queue is idle.
+            held: gets the open batch, without linger as well; the caller lets it go soon. None:
+                without linger it leaves at once if its queue is idle.
         """
         lanes = self.learn(target.topic)
         self.prepare(message)
@@ -183,16 +183,6 @@ class Sender:
         if failure is not None:
             raise illegal(failure, message, message.body) from None
         return batch, index
-
-    def let_go(self, held: Held) -> None:
-        """Send what `gather` held, as far as its queues are idle."""
-        touched: list[Lane] = []
-        with self._lock:
-            for batch, (lanes, lane) in held.items():
-                if batch.encoder is not None:  # it is still open
-                    touched += self._accumulator.close_if_idle(lanes, lane)
-            flights = self.delivery.collect(touched)
-        self.delivery.launch(flights)
 
     # --- messages that travel alone ---
 

@@ -310,6 +310,7 @@ class InnerEncoder:
         prepared_offset: int | None = None,
     ) -> int:
         """Add a copy of a record as it lies in the log; its index. Raises RecordDamaged."""
+    def cut(self, size: int, count: int) -> None: ...
     def take(self) -> bytes:
         """The payload; the encoder is empty again."""
 
@@ -325,6 +326,16 @@ TIMERS_ROLL: Final[int]
 def element_due_ms(batch: Buffer, index: int, now: int) -> int:
     """When an element of a client's batch body is due; -1: it does not say."""
 
+def half_at(
+    segment: Buffer | FileMap,
+    at: int,
+    end: int,
+    physical_offset: int,
+    queue_offset: int,
+    group: str,
+    transaction: str,
+    topic: str,
+) -> tuple[int, int, int] | None: ...
 def due_ms_of(stored: Buffer) -> int:
     """When a record of the wheel's topic is due; -1: it does not say. Raises RecordDamaged."""
 

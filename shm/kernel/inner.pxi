@@ -232,6 +232,12 @@ cdef class InnerEncoder:
         self._add(queue, &record)
         return self.count - 1
 
+    def cut(self, Py_ssize_t size, Py_ssize_t count):
+        """Forget the last records; it was so large before them, by its `size` and `count`."""
+        if not (0 <= size <= self.size and 0 <= count <= self.count and (count > 0) == (size > 0)):
+            raise ValueError(f"{count} records of {size} bytes, of {self.count} of {self.size}")
+        self.size, self.count = size, count
+
     def take(self):
         """The payload; the encoder is empty again."""
         cdef bytes payload = PyBytes_FromStringAndSize(<const char *>self._buffer, self.size)

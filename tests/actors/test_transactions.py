@@ -95,7 +95,7 @@ def begin(producer: Producer, body: bytes, topic: str = "orders") -> Transaction
 
 
 def end(broker: RunningBroker, group: str, *ends: TransactionEnd) -> list[tuple[int, str]]:
-    answer = broker.ask("coordinator", EndTransactions(group, list(ends)), WAIT_S)
+    answer, _ = broker.commitlog.ask(EndTransactions(group, list(ends)), timeout_s=WAIT_S)
     assert isinstance(answer, TransactionsEnded)
     return list(zip(answer.codes, answer.texts, strict=True))
 
@@ -276,7 +276,7 @@ def test_the_writer_takes_halves_from_nobody_else(slow_broker: RunningBroker) ->
         assert isinstance(answer, SendResult)
         return answer.results[0].code
 
-    slow_broker.ask("coordinator", EndTransactions("shop", []), WAIT_S)  # the topics are there now
+    end(slow_broker, "shop")  # the topics are there now
     assert send(Section("orders", 0, 1, producer_group="shop")) == 0
     for topic in (HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC):
         assert send(Section(topic, 0, 1)) == NameIllegal.code
@@ -299,7 +299,7 @@ def test_an_end_is_confirmed_once_and_repeated_alike(slow_broker: RunningBroker)
     assert (code, second) == (TransactionFinished.code, TransactionFinished.code)
     assert "to be rolled back, but is committed" in text
     assert "to be committed, but is rolled back" in other_text
-    broker.kill("scheduler")
+    broker.kill("commitlog")  # the next one reads what has ended
     assert end(broker, "shop", commit, otherwise(other), other)[:2] == [(0, "")] * 2
     assert bodies(broker, "orders") == [*before, b"kept"]
 
@@ -345,7 +345,7 @@ def test_a_lost_end_is_asked_of_any_producer(broker: RunningBroker) -> None:
         commit = begin(dying, b"lost", "invoices")
         begin(dying, b"dropped", "invoices")
     with Producer(server(broker), name="lost", checker=checker):
-        until("both are ended", lambda: broker.statistics("scheduler")["transactions_rolled_back"])
+        until("both are ended", lambda: broker.statistics("commitlog")["transactions_rolled_back"])
         until("it is committed", lambda: b"lost" in bodies(broker, "invoices"))
         # Whoever comes back with the end that was lost hears that it is so.
         assert end(broker, "lost", commit) == [(0, "")]
