@@ -12,10 +12,10 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.loop import Timer
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.actors.semantics.checks import Checks
-from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, DelayLevel, now_ms
+from cometmq.actors.semantics.delays import BYTES_MAX, DelayLevel, now_ms
 from cometmq.actors.semantics.retries import Retries
 from cometmq.actors.semantics.revival import Revival
-from cometmq.actors.semantics.timers import Timers
+from cometmq.actors.semantics.timers import READ_COUNT, Timers
 from cometmq.conf.delay_levels import LEVELS_MAX
 from cometmq.protocol.errors import CometError, StoreDamaged
 from cometmq.protocol.names import DELAY_TOPIC
@@ -259,9 +259,9 @@ def _open_store(family: Family) -> StoreReader:
         positions=LivePositions(family.control, family.queue_table()),
         limits=ReadLimits(
             hot_bytes=BYTES_MAX,
-            hot_count=COUNT_MAX,
+            hot_count=READ_COUNT,
             cold_bytes=BYTES_MAX,
-            cold_count=COUNT_MAX,
+            cold_count=READ_COUNT,
             skip_removed=False,  # one unreadable entry hides no others
         ),
     )

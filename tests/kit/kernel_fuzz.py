@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import random
 import sys
+from array import array
 from pathlib import Path
 
 import reference
@@ -392,14 +393,26 @@ def try_copy(chance: random.Random, content: bytes) -> None:
     assert not any(segment[end:]), "something stays behind it"
 
 
+def try_half(chance: random.Random, content: bytes) -> None:
+    view = CONTENT.put(content)
+    end = chance.choice([len(content), len(content) + 1, 1 << 62, hostile_number(chance)])
+    at = chance.choice([0, 0, 1, len(content), hostile_number(chance)])
+    _kernel.half_at(view, at, end, at, chance.choice([0, 1]), "g", "", "t")
+    try:
+        _kernel.delayed_code(view, array("q", [1] * chance.randrange(3)))
+    except _kernel.RecordDamaged:
+        return
+
+
 BY_CONTENT = (
     try_copy, try_deliver, try_columns, try_spans, try_tail, try_walk, try_index, try_put_records,
+    try_half,
 )  # fmt: skip
 
 
 def try_dispatch(chance: random.Random, content: memoryview) -> None:
     published = bytearray(64)
-    kernel = _kernel.Dispatcher()
+    kernel = _kernel.Dispatcher(array("q", [1_000, 5_000]))
     kernel.add_queue("t", 0, chance.choice([0, 3]), published, 0)
     units = UNITS.put(bytes(20 * 8))
     kernel.attach(0, units, 0, 8)
