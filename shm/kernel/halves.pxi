@@ -28,9 +28,10 @@ def half_at(const uint8_t[::1] segment not None, int64_t at, int64_t end, int64_
     cdef int64_t queue_id
     cdef const char *name = b"__transactionId__"
     cdef Py_ssize_t name_bytes = 17
-    if not 0 <= at <= min(end, segment.shape[0]) - RECORD_MIN:
+    end = min(end, segment.shape[0])
+    if at < 0 or end < RECORD_MIN or at > end - RECORD_MIN:
         return None
-    if parse_record(&segment[at], min(end, segment.shape[0]) - at, True, &record) != REC_OK:
+    if parse_record(&segment[at], end - at, True, &record) != REC_OK:
         return None
     if (record.physical_offset != physical_offset or record.queue_offset != queue_offset
             or record.topic_length != len(HALF_TOPIC_NAME)

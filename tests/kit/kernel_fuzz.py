@@ -6,6 +6,7 @@ what killed it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import random
@@ -393,20 +394,8 @@ def try_copy(chance: random.Random, content: bytes) -> None:
     assert not any(segment[end:]), "something stays behind it"
 
 
-def try_half(chance: random.Random, content: bytes) -> None:
-    view = CONTENT.put(content)
-    end = chance.choice([len(content), len(content) + 1, 1 << 62, hostile_number(chance)])
-    at = chance.choice([0, 0, 1, len(content), hostile_number(chance)])
-    _kernel.half_at(view, at, end, at, chance.choice([0, 1]), "g", "", "t")
-    try:
-        _kernel.delayed_code(view, array("q", [1] * chance.randrange(3)))
-    except _kernel.RecordDamaged:
-        return
-
-
 BY_CONTENT = (
     try_copy, try_deliver, try_columns, try_spans, try_tail, try_walk, try_index, try_put_records,
-    try_half,
 )  # fmt: skip
 
 
@@ -420,6 +409,13 @@ def try_dispatch(chance: random.Random, content: memoryview) -> None:
     kernel.dispatch(content, 0, begin, chance.choice([len(content), len(content) + 1, 0]))
 
 
+def try_half(chance: random.Random, view: memoryview) -> None:
+    end = chance.choice([len(view), len(view) + 1, 1 << 62, hostile_number(chance)])
+    at = chance.choice([0, 0, 1, len(view), hostile_number(chance)])
+    _kernel.half_at(view, at, end, at, chance.choice([0, 1]), "g", "", "t")
+    _kernel.delayed_code(view, array("q", [1] * chance.randrange(3)))
+
+
 def main(seed: int, count: int, note: Path) -> None:
     chance = random.Random(seed)
     for number in range(count):
@@ -431,6 +427,8 @@ def main(seed: int, count: int, note: Path) -> None:
         try:
             match kind:
                 case 0:
+                    with contextlib.suppress(_kernel.RecordDamaged):
+                        try_half(random.Random(number), view)
                     try_decode(chance, view)
                 case 1:
                     try_scan(chance, view)
