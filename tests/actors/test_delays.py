@@ -443,6 +443,9 @@ def _wait_delivered(broker: RunningBroker, sent: set[bytes]) -> dict[bytes, int]
 
 
 def _closed(store: Path, topic: str, queue_id: int) -> list[Message]:
+    """All messages of a queue; an answer has 32 at most."""
     reader = StoreReader.open_closed(store)
-    result = reader.get_message(topic, queue_id, 0, 100_000, max_bytes=1 << 26)
-    return decode(result.payload) if result.payload else []
+    found: list[Message] = []
+    while payload := reader.get_message(topic, queue_id, len(found)).payload:
+        found += decode(payload)
+    return found
