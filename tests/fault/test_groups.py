@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fault.campaigns import Tally
 from fault.fail_over import NAME, plot
 from fault.group_faults import FAULTS
 from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs
-from fault.groups import NAMES, ONE_DISK, GroupRig, Shape
+from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
 from fault.history import History
 from fault.kills import Outcome
 from fault.network import HOST, Network, enter
@@ -55,6 +56,33 @@ def test_the_power_of_all_is_cut(tmp_path: Path) -> None:
     if why := disk.trouble("ext4"):
         pytest.skip(f"power cuts of groups: {why}")
     tried(tmp_path / "rig", Shape("ext4"), ("power-cut", "all"), sync=True)
+
+
+def test_without_a_flush_a_cut_of_all_leaves_no_master_rather_than_a_wrong_one(
+    tmp_path: Path,
+) -> None:
+    """Nobody surely has everything then: the last one to have been in the set says so, and ends."""
+    if why := disk.trouble("ext4"):
+        pytest.skip(f"power cuts of groups: {why}")
+    with GroupRig(tmp_path / "rig", SEED, False, Shape("ext4")) as rig:
+        for each in rig.replicas:
+            each.cut_power()
+        for each in rig.replicas:
+            each.power_on()
+        before = rig.acks.look([child.spec.p for child in rig.work.producers])
+        for each in rig.replicas:
+            each.start()
+        deadline = time.monotonic() + HEAL_S
+        while not (ended := [each for each in rig.replicas if not each.runs]):
+            assert time.monotonic() < deadline, rig.state()
+            assert rig.serving() is None
+            time.sleep(0.05)
+        for each in ended:
+            assert "lost power while messages were acknowledged" in each.log, each.log
+        record = rig.record()
+        assert record is not None
+        assert {*record.iss, *record.elr} == {each.name for each in ended}
+        assert rig.acks.look([child.spec.p for child in rig.work.producers]) == before
 
 
 def test_a_master_is_cut_off_and_stopped(tmp_path: Path) -> None:
