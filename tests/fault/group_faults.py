@@ -190,6 +190,16 @@ def engine_cut(rig: GroupRig, target: str) -> None:
     cut_for_a_while(rig, links)
 
 
+@fault("engine-kill", "server", needs=("zookeeper",))
+def engine_kill(rig: GroupRig, target: str) -> None:
+    """kill -9 of the engine; the group goes on as it is, and after its sessions have ended too."""
+    rig.fault("engine-kill", target)
+    rig.server.kill()
+    rig.server.close()
+    time.sleep(rig.chance.uniform(*HELD_S))  # the fault itself
+    rig.start_server()
+
+
 # --- disks ----------------------------------------------------------------------------------------
 
 
