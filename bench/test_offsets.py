@@ -10,7 +10,10 @@ from __future__ import annotations
 import multiprocessing
 import select
 import socket
+import statistics
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,8 +30,11 @@ from cometmq.protocol.commands import (
     Done,
     GetLine,
     GetRoute,
+    GroupShare,
+    JoinGroup,
     LineAddress,
     QueueOffset,
+    Subscription,
     TopicRoute,
 )
 from cometmq.protocol.configs import SubscriptionGroupConfig
@@ -45,6 +51,9 @@ UNDER_WAY = 128  # by each client; a line holds some 270 answers that nobody has
 LARGE_UNDER_WAY = 16  # ... and some 200 KB of commits
 INTERVAL_MS = 5_000
 SECONDS = 3
+FIRST = 10_000_000  # offset of a load; the next one begins so much higher
+MEMBER_GROUPS = 1_000  # a connection has no more members
+MEMBER = "worker-1"
 DONE = frames.pack(1, Done())[9:]  # behind the request id
 
 
@@ -52,14 +61,82 @@ def group_name(number: int) -> str:
     return f"group-{number:05d}"
 
 
+@dataclass(frozen=True)
+class Load:
+    """What the clients commit.
+
+    Args:
+        by: the endpoint, or the name of the coordinator's lines.
+        groups: as many that they commit for, in turns.
+        offsets: in a commit.
+        members: each group has a member, which owns the queues.
+    """
+
+    endpoint: str
+    by: str
+    groups: int
+    seconds: float
+    first: int  # offset
+    offsets: int = 1
+    members: bool = False
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 def test_commits(tmp_path: Path, full: bool, report: Report) -> None:
-    groups = 10_000 if full else 50
-    seconds = 3 * SECONDS if full else 1
+    groups = 10_000 if full else 48
+    seconds = 3 * SECONDS if full else 0.5
     store = tmp_path / "store"
-    settings = {"flushConsumerOffsetInterval": INTERVAL_MS if full else 200}
-    with Broker(store, settings=settings) as broker, Admin(broker.name_server) as admin:
+    settings = {
+        "flushConsumerOffsetInterval": INTERVAL_MS if full else 200,
+        "consumerSessionTimeout": 600_000,  # members say nothing while their commits are made
+    }
+    lay_down(store, groups)
+    began = time.perf_counter()
+    with Broker(store, settings=settings) as broker:
+        report(f"start with {groups * QUEUES} offsets", time.perf_counter() - began, "s")
+        endpoint = coordinator_of(broker.name_server)
+        line = line_of(endpoint)
+        wait_ms = latencies_ms(endpoint, groups, seconds)
+        report_latencies("one commit at a time", wait_ms, report)
+        first = FIRST
+        for what, by, count, some, members in (
+            ("single commits", line, 1, groups, False),
+            ("single commits by ZeroMQ", endpoint, 1, groups, False),
+            (f"offsets, {QUEUES} in a commit", line, QUEUES, groups, False),
+            ("single commits of members", line, 1, min(groups, MEMBER_GROUPS), True),
+        ):
+            measure(broker, Load(endpoint, by, some, seconds, first, count, members), what, report)
+            first += FIRST
+    began = time.perf_counter()
+    with Broker(store, settings=settings):
+        report("start after them", time.perf_counter() - began, "s")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_a_commit_costs_the_same_beside_many(tmp_path: Path, full: bool, report: Report) -> None:
+    """With a hundred times as many groups, and as many queues in each; in turns."""
+    counts = (100, 10_000) if full else (12, 48)
+    used: dict[int, list[float]] = {groups: [] for groups in counts}
+    for groups in counts:
+        lay_down(tmp_path / str(groups), groups)
+    for turn in range(5 if full else 1):
+        for groups in counts:
+            with Broker(tmp_path / str(groups)) as broker:
+                endpoint = coordinator_of(broker.name_server)
+                line = line_of(endpoint)
+                load = Load(endpoint, line, groups, SECONDS if full else 0.3, FIRST * (turn + 1))
+                used[groups].append(measure(broker, load, "", None)["cmq-coordinator"])
+    few, many = (statistics.median(used[groups]) for groups in counts)
+    report(f"a commit beside {counts[0] * QUEUES} offsets", few, "us")
+    report(f"a commit beside {counts[1] * QUEUES} offsets", many, "us")
+    report("of these against those", many / few, "times")
+
+
+def lay_down(store: Path, groups: int) -> None:
+    """A store with as many groups, each of which is somewhere in each queue of a topic."""
+    with Broker(store) as broker, Admin(broker.name_server) as admin:
         admin.create_topic("orders", QUEUES)
     table = ConsumerOffsetTable(
         offset_table={
@@ -78,28 +155,20 @@ def test_commits(tmp_path: Path, full: bool, report: Report) -> None:
     ConfigFile(store / "config" / "subscriptionGroup.json", SubscriptionGroupTable).store(
         known, durable=True
     )
-    del table, known
-    began = time.perf_counter()
-    with Broker(store, settings=settings) as broker:
-        report(f"start with {groups * QUEUES} offsets", time.perf_counter() - began, "s")
-        endpoint = coordinator_of(broker.name_server)
-        line = line_of(endpoint)
-        wait_ms = latencies_ms(endpoint, groups, seconds)
-        report_latencies("one commit at a time", wait_ms, report)
-        first = 10_000_000
-        for offsets, by in ((1, line), (1, endpoint), (QUEUES, line)):
-            what = "single commits" if offsets == 1 else f"offsets, {offsets} in a commit"
-            what += " by ZeroMQ" if by == endpoint else ""
-            before = used_s(broker)
-            count, rate = commit_rate(by, groups, offsets, seconds, first)
-            first += 10_000_000
-            report(what, rate, "1/s")
-            for name, used in used_s(broker).items():
-                if used - before[name] > 0.01 * count / rate:
-                    report(f"  of which {name}", (used - before[name]) / count * 1e6, "us each")
-    began = time.perf_counter()
-    with Broker(store, settings=settings):
-        report("start after them", time.perf_counter() - began, "s")
+
+
+def measure(broker: Broker, load: Load, what: str, report: Report | None) -> dict[str, float]:
+    """Processor time of each process for an offset, in microseconds."""
+    clients = Clients(load)
+    before = used_s(broker)
+    count, rate = clients.run()
+    used = {name: (used - before[name]) / count * 1e6 for name, used in used_s(broker).items()}
+    if report is not None:
+        report(what, rate, "1/s")
+        for name, each in used.items():
+            if each > 0.01 * 1e6 / rate:
+                report(f"  of which {name}", each, "us each")
+    return used
 
 
 def coordinator_of(name_server: str) -> str:
@@ -129,13 +198,40 @@ def used_s(broker: Broker) -> dict[str, float]:
     return {child.name(): sum(child.cpu_times()[:2]) for child in children}
 
 
-def command(groups: int, number: int, offsets: int, client: int = 0) -> CommitOffsets:
-    """Every commit moves something on: its offsets are the number, and each client has groups of
-    its own."""
+def command(
+    groups: int,
+    number: int,
+    offset: int,
+    offsets: int = 1,
+    client: int = 0,
+    epochs: dict[str, list[int]] | None = None,
+) -> CommitOffsets:
+    """Every commit moves something on, and each client has groups of its own.
+
+    Args:
+        epochs: of the members' queues, by group; None: there are no members.
+    """
     group = group_name((number * 7919 * CLIENTS + client) % groups)
     first = number % QUEUES if offsets == 1 else 0
-    wanted = [QueueOffset("orders", queue_id, number) for queue_id in range(first, first + offsets)]
-    return CommitOffsets(group, wanted)
+    queues = range(first, first + offsets)
+    if epochs is None:
+        return CommitOffsets(group, [QueueOffset("orders", each, offset) for each in queues])
+    owned = epochs[group]
+    wanted = [QueueOffset("orders", each, offset, owned[each]) for each in queues]
+    return CommitOffsets(group, wanted, MEMBER)
+
+
+def join(endpoint: str, groups: Iterable[str]) -> dict[str, list[int]]:
+    """Be a member of each, and own all queues: group -> their epochs."""
+    epochs = {}
+    with Channel(endpoint, "the coordinator") as channel:
+        for group in groups:
+            command = JoinGroup(group, MEMBER, [Subscription("orders", "*")], [], -1, 0)
+            share, _ = channel.ask(command, timeout_s=60)
+            assert isinstance(share, GroupShare)
+            assert len(share.queues) == QUEUES
+            epochs[group] = share.epochs  # in the order of the queues
+    return epochs
 
 
 def latencies_ms(endpoint: str, groups: int, seconds: float) -> list[float]:
@@ -147,61 +243,60 @@ def latencies_ms(endpoint: str, groups: int, seconds: float) -> list[float]:
         channel.open_line(10)
         while time.monotonic() < until:
             began = time.perf_counter()
-            channel.ask(command(groups, number, 1), timeout_s=10)
+            channel.ask(command(groups, number, number), timeout_s=10)
             waits.append((time.perf_counter() - began) * 1000)
             number += 1
             time.sleep(0.0005)  # the pace
     return waits
 
 
-def commit_rate(
-    endpoint: str, groups: int, offsets: int, seconds: float, first: int
-) -> tuple[int, float]:
-    """(offsets, offsets a second) of all clients together."""
-    fork = multiprocessing.get_context("spawn")
-    pipes, children = [], []
-    for number in range(CLIENTS):
-        here, there = fork.Pipe()
-        child = fork.Process(
-            target=run_client,
-            args=(endpoint, groups, offsets, seconds, first, number, there),
-        )
-        child.start()
-        pipes.append(here)
-        children.append(child)
-    for pipe in pipes:
-        pipe.recv()
-    for pipe in pipes:
-        pipe.send("begin")
-    results = [pipe.recv() for pipe in pipes]
-    for child in children:
-        child.join()
-    return sum(count for count, _ in results), sum(count / took for count, took in results)
+class Clients:
+    """Processes that are ready to commit."""
+
+    def __init__(self, load: Load) -> None:
+        fork = multiprocessing.get_context("spawn")
+        self._pipes, self._children = [], []
+        for number in range(CLIENTS):
+            here, there = fork.Pipe()
+            child = fork.Process(target=run_client, args=(load, number, there))
+            child.start()
+            self._pipes.append(here)
+            self._children.append(child)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def run(self) -> tuple[int, float]:
+        """(offsets, offsets a second) of all of them together."""
+        for pipe in self._pipes:
+            pipe.send("begin")
+        results = [pipe.recv() for pipe in self._pipes]
+        for child in self._children:
+            child.join()
+        return sum(count for count, _ in results), sum(count / took for count, took in results)
 
 
-def run_client(
-    endpoint: str,
-    groups: int,
-    offsets: int,
-    seconds: float,
-    first: int,
-    client: int,
-    pipe: Connection,
-) -> None:
+def run_client(load: Load, client: int, pipe: Connection) -> None:
     """Keep UNDER_WAY commits under way; the commands are made before."""
-    count = int(seconds * (100_000 if offsets == 1 else 4_000))
-    heads = [frames.pack(n, command(groups, first + n, offsets, client)) for n in range(1, count)]
+    epochs = None
+    if load.members:
+        mine = [group_name(number) for number in range(client, load.groups, CLIENTS)]
+        epochs = join(load.endpoint, mine)
+    count = int(load.seconds * (100_000 if load.offsets == 1 else 4_000))
+    heads = [
+        frames.pack(n, command(load.groups, n, load.first + n, load.offsets, client, epochs))
+        for n in range(1, count)
+    ]
     way: DealerWay | LineWay
-    if endpoint.startswith("tcp:"):
-        way = DealerWay(endpoint)
+    if load.by == load.endpoint:
+        way = DealerWay(load.by)
     else:
-        way = LineWay(endpoint)
+        way = LineWay(load.by)
         heads = [frames.join(head, ()) or b"" for head in heads]
     pipe.send("ready")
     pipe.recv()
-    under_way = UNDER_WAY if offsets == 1 else LARGE_UNDER_WAY
-    answered, took_s = keep_under_way(way, heads, under_way, seconds)
-    pipe.send((answered * offsets, took_s))
+    under_way = UNDER_WAY if load.offsets == 1 else LARGE_UNDER_WAY
+    answered, took_s = keep_under_way(way, heads, under_way, load.seconds)
+    pipe.send((answered * load.offsets, took_s))
 
 
 class DealerWay:

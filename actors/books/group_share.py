@@ -28,6 +28,7 @@ from cometmq.actors.books.differences import Subscriptions
 from cometmq.protocol.commands import GroupShare, QueueKey, Subscription
 from cometmq.protocol.errors import NotOwner
 from cometmq.protocol.tags import split
+from cometmq.shm.kernel._kernel import QueueOwners
 
 
 class GroupRecord(msgspec.Struct, kw_only=True, rename="camel"):
@@ -41,10 +42,9 @@ class GroupRecord(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class _Member:
-    __slots__ = ("seen", "share", "version")
+    __slots__ = ("share", "version")
 
-    def __init__(self, seen: float) -> None:
-        self.seen = seen
+    def __init__(self) -> None:
         self.share: dict[QueueKey, int] = {}  # -> epoch
         self.version = -1  # of the share, as the member is to know it
 
@@ -78,8 +78,10 @@ class ConsumerGroup:
         self._session_timeout_s = session_timeout_s
         self._members: dict[str, _Member] = {}
         self._heirs: dict[QueueKey, str] = {}  # who is to have a queue, by AVG
-        self._owners: dict[QueueKey, str] = {}  # who has it
-        self._epochs: dict[QueueKey, int] = {}  # of these ownerships
+        self.queue_owners = QueueOwners()
+        self._owners: dict[QueueKey, str] = self.queue_owners.owners  # who has it
+        self._epochs: dict[QueueKey, int] = self.queue_owners.epochs  # of these ownerships
+        self._seen: dict[str, float] = self.queue_owners.seen  # the members, and when they were
         self._revoked: dict[QueueKey, int] = {}  # owned, but not by its heir: since this version
         self.subscribed = Subscriptions(name)
         self.reads_from, self.reads_far_from = 0, 1  # ids of replicas; RocketMQ's defaults
@@ -111,8 +113,8 @@ class ConsumerGroup:
         if subscribed:
             self.subscribed.put(member, subscriptions)
         if entry is None:
-            entry = self._members[member] = _Member(now)
-        entry.seen = now
+            entry = self._members[member] = _Member()
+        self._seen[member] = now
         still_owned = frozenset(owned)
         # A version that was never given out comes from an earlier life, and proves nothing.
         seen_version = version if version <= self.version else -1
@@ -136,21 +138,19 @@ class ConsumerGroup:
     def expire(self, now: float) -> list[str]:
         """Remove the members that were silent for the session time; who they were."""
         silent = [
-            name
-            for name, entry in self._members.items()
-            if now - entry.seen >= self._session_timeout_s
+            name for name, seen in self._seen.items() if now - seen >= self._session_timeout_s
         ]
         self._remove(silent)
         return silent
 
     def attend_again(self, now: float) -> None:
         """Nobody listened for a while: no member's silence counts before now."""
-        for entry in self._members.values():
-            entry.seen = max(entry.seen, now)
+        for name, seen in self._seen.items():
+            self._seen[name] = max(seen, now)
 
     def touch(self, member: str, now: float) -> None:
         """The member has given another sign of life."""
-        self._members[member].seen = now
+        self._seen[member] = now
 
     def topics_changed(self) -> None:
         """Some topic has other queues than before."""
@@ -205,15 +205,16 @@ class ConsumerGroup:
         Args:
             epoch: 0 from a client that knows of none: then it is not compared.
         """
+        if self.queue_owners.owns(member, queue, epoch):
+            return
         owner = self._owners.get(queue, "")
         named = f"queue {queue.queue_id} of {queue.topic}"
         if owner != member:
             raise NotOwner(f"{named} belongs to {owner or 'nobody'}, not to {member}")
-        if epoch and epoch != self._epochs[queue]:
-            raise NotOwner(
-                f"{named} has changed hands since {member} took it on "
-                f"(epoch {epoch}, now {self._epochs[queue]})"
-            )
+        raise NotOwner(
+            f"{named} has changed hands since {member} took it on "
+            f"(epoch {epoch}, now {self._epochs[queue]})"
+        )
 
     def subscriptions(self) -> list[Subscription]:
         """What the members subscribe to; a topic stands there once for each expression."""
@@ -237,7 +238,8 @@ class ConsumerGroup:
     def _go_on_with(self, record: GroupRecord, now: float) -> None:
         self.version = max(self.version, record.version)
         for name, subscriptions in record.members.items():
-            self._members[name] = _Member(now)
+            self._members[name] = _Member()
+            self._seen[name] = now
             self.subscribed.put(name, subscriptions)
         for topic, owners in record.owners.items():
             epochs = record.epochs.get(topic, {})
@@ -298,6 +300,7 @@ class ConsumerGroup:
     def _remove(self, names: Iterable[str]) -> bool:
         gone = {name for name in names if self._members.pop(name, None) is not None}
         for name in gone:
+            del self._seen[name]
             self.subscribed.remove(name)
         if not gone:
             return False

@@ -26,12 +26,12 @@ class OffsetBook(Book):
     kinds = (OffsetSet, OffsetsForgotten, GroupRemoved)
 
     def __init__(self, table: OffsetTable) -> None:
-        self._table: dict[str, QueueOffsets] = {}
+        self.table: dict[str, QueueOffsets] = {}  # changed here, and by the kernel's Commits
         for key in list(table):
-            self._table[key] = QueueOffsets(table.pop(key))
+            self.table[key] = QueueOffsets(table.pop(key))
         self._topics_of: dict[str, set[str]] = {}  # group -> topics
         self._groups_of: dict[str, set[str]] = {}  # topic -> groups
-        for key in self._table:
+        for key in self.table:
             self._note(key)
         self.commits = 0  # since then
 
@@ -58,6 +58,11 @@ class OffsetBook(Book):
             ]
         return ()
 
+    def made(self, moves: Undo) -> None:
+        """The kernel has moved these offsets (Commits); `moves` takes it back, as of a change."""
+        self.changes += len(moves)
+        self.commits += len(moves)
+
     def undo(self, undo: Undo) -> None:
         """Take a change back; the last one first."""
         self.changes += 1
@@ -70,7 +75,7 @@ class OffsetBook(Book):
     def behind(self, ends: Mapping[tuple[str, int], int]) -> list[Moved]:
         """What is committed behind the end of its queue, and where that end is."""
         moves: list[Moved] = []
-        for key, offsets in self._table.items():
+        for key, offsets in self.table.items():
             topic, _, group = key.partition("@")
             for queue_id, offset in offsets.items():
                 if offset > (end := ends.get((topic, queue_id), 0)):
@@ -81,7 +86,7 @@ class OffsetBook(Book):
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The next message to consume, -1 if nothing was ever committed."""
-        offsets = self._table.get(f"{topic}@{group}")
+        offsets = self.table.get(f"{topic}@{group}")
         found = None if offsets is None else offsets.get(queue_id)
         return -1 if found is None else found
 
@@ -104,32 +109,32 @@ class OffsetBook(Book):
     # --- for a snapshot, which is made while the book goes on changing ---
 
     def every_key(self) -> list[str]:
-        return list(self._table)
+        return list(self.table)
 
     def group_names(self) -> list[str]:
         return list(self._topics_of)
 
     def queues(self, key: str) -> QueueOffsets:
         """Queue id -> offset; nothing, if the key is gone meanwhile."""
-        return self._table.get(key) or QueueOffsets()
+        return self.table.get(key) or QueueOffsets()
 
     # --- inside ---
 
     def _put(self, key: str, queue_id: int, queue_offset: int) -> int | None:
-        offsets = self._table.get(key)
+        offsets = self.table.get(key)
         if offsets is None:
-            offsets = self._table[key] = QueueOffsets()
+            offsets = self.table[key] = QueueOffsets()
             self._note(key)
         return offsets.put(queue_id, queue_offset)
 
     def _remove(self, key: str, queue_id: int) -> None:
-        offsets = self._table[key]
+        offsets = self.table[key]
         del offsets[queue_id]
         if not offsets:
             self._drop(key)
 
     def _drop(self, key: str) -> QueueOffsets:
-        offsets = self._table.pop(key)
+        offsets = self.table.pop(key)
         self._forget(key)
         return offsets
 

@@ -102,31 +102,31 @@ class PopBook(Book):
     )  # fmt: skip
 
     def __init__(self, queues: dict[Key, PoppedQueue]) -> None:
-        self._queues = queues
+        self.queues = queues  # changed here only
         self.count = sum(len(queue.out) for queue in queues.values())  # handles, of all queues
 
     def get(self, group: str, topic: str, queue_id: int) -> PoppedQueue | None:
-        return self._queues.get((group, topic, queue_id))
+        return self.queues.get((group, topic, queue_id))
 
     def items(self) -> Iterator[tuple[Key, PoppedQueue]]:
         """May be changed meanwhile."""
-        return iter(list(self._queues.items()))
+        return iter(list(self.queues.items()))
 
     def beyond(self, ends: Mapping[tuple[str, int], int]) -> list[Key]:
         """Queues of which more was popped than there is now."""
-        return [key for key, each in self._queues.items() if each.top > ends.get(key[1:], 0)]
+        return [key for key, each in self.queues.items() if each.top > ends.get(key[1:], 0)]
 
     # --- changing ---
 
     def apply(self, change: Change) -> Iterable[_Undo]:
         """Make the change; what `undo` wants to take it back."""
         if isinstance(change, OffsetsForgotten):
-            keys = [key for key in self._queues if key[1] == change.topic]
+            keys = [key for key in self.queues if key[1] == change.topic]
         elif isinstance(change, GroupRemoved):
-            keys = [key for key in self._queues if key[0] == change.group]
+            keys = [key for key in self.queues if key[0] == change.group]
         elif isinstance(change, PopsForgotten):
             key = (change.group, change.topic, change.queue_id)
-            keys = [key] if key in self._queues else []
+            keys = [key] if key in self.queues else []
         elif isinstance(change, MessagesPopped | PopsAcked | PopExtended):
             return self._apply(change)
         else:
@@ -137,11 +137,11 @@ class PopBook(Book):
     def _apply(self, change: MessagesPopped | PopsAcked | PopExtended) -> Iterable[_Undo]:
         self.changes += 1
         key = (change.group, change.topic, change.queue_id)
-        queue = self._queues.get(key)
+        queue = self.queues.get(key)
         if queue is None:
             if not isinstance(change, MessagesPopped):
                 return ()
-            self._queues[key] = queue = PoppedQueue(change.first)
+            self.queues[key] = queue = PoppedQueue(change.first)
             self._pop(queue, change)
             return [_Undo(key, None)]
         handle = change.handle
@@ -166,18 +166,18 @@ class PopBook(Book):
         """Take a change back; the last one first."""
         for each in undo:
             self.changes += 1
-            there = self._queues.get(each.key)
+            there = self.queues.get(each.key)
             if each.queue is None:
                 self._drop(each.key)
             elif there is not each.queue:  # it was forgotten
-                self._queues[each.key] = each.queue
+                self.queues[each.key] = each.queue
                 self.count += len(each.queue.out)
             else:
                 there.floor, there.top, there.acked = each.floor, each.top, list(each.acked)
                 self._set(there, each.handle, each.out)
 
     def _drop(self, key: Key) -> PoppedQueue:
-        queue = self._queues.pop(key)
+        queue = self.queues.pop(key)
         self.count -= len(queue.out)
         return queue
 

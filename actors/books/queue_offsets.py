@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-ABSENT: Final = -(1 << 63)  # stands in the array where nothing was committed
+from cometmq.shm.kernel._kernel import QUEUE_OFFSET_ABSENT as ABSENT
+
 NEAR_MAX: Final = 1_024  # queues; ids from there on, which hardly any topic has, lie in a dict
 _NEAR_IDS: Final = list(range(NEAR_MAX))
 

@@ -57,10 +57,10 @@ class TopicBook(Book):
     kinds = (TopicPut, TopicRemoved)
 
     def __init__(self, configs: dict[str, TopicConfig], topics_max: int, run: int) -> None:
-        self._configs = configs
+        self.configs = configs  # changed here only
         self._topics_max = topics_max
         self._unkept: dict[str, _Unkept] = {}
-        self.queue_counts: Mapping[str, int] = _QueueCounts(self._configs)
+        self.queue_counts: Mapping[str, int] = _QueueCounts(self.configs)
         self.run = run
         self._changed_at: dict[str, int] = {}  # topic, a deleted one too -> its last change
         self._order: list[tuple[int, str]] = []  # the same by number; where they differ it is old
@@ -101,13 +101,13 @@ class TopicBook(Book):
             self._settle(topic, 2)  # that change and this one
 
     def _set(self, topic: str, config: TopicConfig | None) -> Undo:
-        before = self._configs.get(topic)
+        before = self.configs.get(topic)
         self._unkept.setdefault(topic, _Unkept(before)).changes += 1
         self.changes += 1
         if config is None:
-            self._configs.pop(topic, None)
+            self.configs.pop(topic, None)
         else:
-            self._configs[topic] = config
+            self.configs[topic] = config
         return topic, before
 
     def kept(self, changes: Iterable[Change]) -> None:
@@ -135,7 +135,7 @@ class TopicBook(Book):
 
     def check_put(self, topic: str) -> None:
         """Raises TooManyTopics where it would be one more; the template is not one of them."""
-        count = len(self._configs) - (TEMPLATE_TOPIC in self)
+        count = len(self.configs) - (TEMPLATE_TOPIC in self)
         if topic not in self and count >= self._topics_max and topic != TEMPLATE_TOPIC:
             raise TooManyTopics(
                 f"topic {topic} is not created: the broker has {self._topics_max} topics, as many "
@@ -143,7 +143,7 @@ class TopicBook(Book):
             )
 
     def _template_change(self, queues: int | None) -> Change | None:
-        before = self._configs.get(TEMPLATE_TOPIC)
+        before = self.configs.get(TEMPLATE_TOPIC)
         if queues is None:
             return None if before is None else TopicRemoved(TEMPLATE_TOPIC)
         config = msgspec.structs.replace(
@@ -157,10 +157,10 @@ class TopicBook(Book):
     # --- what anybody may know ---
 
     def __contains__(self, topic: str) -> bool:
-        return topic in self._configs
+        return topic in self.configs
 
     def __len__(self) -> int:
-        return len(self._configs)
+        return len(self.configs)
 
     def are_kept(self, topics: Sequence[str]) -> bool:
         """Whether none of them has a change that is not kept yet."""
@@ -168,14 +168,14 @@ class TopicBook(Book):
 
     def items(self) -> list[tuple[str, TopicConfig]]:
         """For a snapshot, which is made while the book goes on changing."""
-        return list(self._configs.items())
+        return list(self.configs.items())
 
     def get(self, topic: str) -> TopicConfig | None:
-        return self._configs.get(topic)
+        return self.configs.get(topic)
 
     def config_of(self, topic: str) -> TopicConfig:
         """Raises TopicNotExist."""
-        config = self._configs.get(topic)
+        config = self.configs.get(topic)
         if config is None:
             raise TopicNotExist(f"topic {topic} is unknown to this broker")
         return config
@@ -249,12 +249,12 @@ class TopicBook(Book):
     def _told(self, topic: str) -> TopicConfig | None:
         """As it may be told: without the changes that a kill could still undo."""
         unkept = self._unkept.get(topic)
-        return self._configs.get(topic) if unkept is None else unkept.kept
+        return self.configs.get(topic) if unkept is None else unkept.kept
 
     def _tellable(self) -> Iterator[str]:
         """The topics that may be told to others: a file may hold anything."""
         refused = []
-        for topic, config in self._configs.items():
+        for topic, config in self.configs.items():
             try:
                 if topic != config.topic_name:
                     raise NameIllegal(f"{topic[:140]!r} is {config.topic_name[:140]!r} as well")

@@ -124,7 +124,7 @@ class CoordinatorActor(ServiceActor):
         self._gate = gate
         self._books = Books(self, store_dir, settings.max_topics, settings.max_groups)
         self._members = Members(self, settings, self._books)
-        self._progress = Progress(self._books, self._members)
+        self._progress = Progress(self._books, self._members, self.handle)
         self._moves = Moves(self._books, self._members)
         self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
         self._groups = Groups(self._books, self._members, self._topics)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from cometmq.actors.books.topics import TopicBook
 from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.ledger import Action
 from cometmq.actors.coordination.members import Members
-from cometmq.actors.runtime.request import Request, done_all
+from cometmq.actors.runtime.access import CommitRun
+from cometmq.actors.runtime.request import Request, RequestRun
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
+    PROTOCOL_VERSION,
     Command,
     CommitOffsets,
     FetchOffsets,
     GroupOffsets,
     QueueKey,
     QueueOffset,
+    tag_of,
 )
 from cometmq.protocol.errors import (
     CometError,
@@ -27,20 +31,43 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.integers import INT64_MAX
 from cometmq.protocol.ledger import OffsetSet
+from cometmq.shm.kernel._kernel import Commits, is_late, is_queue_of
 
 log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Takes commits, and tells how far groups have come."""
+    """Takes commits, and tells how far groups have come.
 
-    def __init__(self, books: Books, members: Members) -> None:
+    Nearly all commits change nothing but offsets: those the kernel makes, as they came, by the
+    rules that it has for both of us. With whatever else there is to do, or to refuse, it leaves a
+    commit to `on_commit_offsets`.
+
+    Args:
+        handle: carries out one request.
+    """
+
+    def __init__(
+        self, books: Books, members: Members, handle: Callable[[Request], None]
+    ) -> None:  # fmt: skip
         self._books = books
         self._offsets = books.offsets
         self._topics = books.topics
         self._configs = books.groups.configs
         self._members = members
-        self._commits: list[Request] = []  # of this round
+        self._handle = handle
+        self._plain = Commits(
+            rows=books.offsets.table,
+            topics=books.topics.configs,
+            groups=books.groups.configs,
+            members=members.groups,
+            popped=books.popped.queues,
+            queue_key=QueueKey,
+            tag=tag_of(CommitOffsets),
+            change_tag=tag_of(OffsetSet),
+            version=PROTOCOL_VERSION,
+        )
+        self._commits: list[Action] = []  # of this round
 
     def finish_round(self) -> None:
         """The commits of this round are answered when they are kept."""
@@ -62,7 +89,30 @@ class Progress:
             self._take_from_owners(command)
         for entry in command.offsets:
             self._commit(command, entry)
-        self._commits.append(request)
+        self._commits.append(request.conclude)
+
+    def on_commit_run(self, command: CommitRun, request: RequestRun) -> None:
+        at, count = 0, len(command.packets)
+        while at < count:
+            made = self._make_plain(command, at)
+            if made:
+                self._commits.append(partial(request.conclude_some, at, at + made))
+                at += made
+            if at < count:
+                one = request.one(at)
+                at += 1
+                if one is not None:
+                    self._handle(one)
+
+    def _make_plain(self, command: CommitRun, start: int) -> int:
+        """Make those that come next and are plain; how many."""
+        room = self._books.room
+        made, changes, moves = self._plain.take(
+            command.packets, start, command.skip, room, time.monotonic()
+        )
+        if moves:
+            self._books.moved(changes, moves)
+        return made
 
     def on_fetch_offsets(self, command: FetchOffsets, request: Request) -> None:
         names.check_group(command.group)
@@ -81,12 +131,9 @@ class Progress:
         )
 
     @staticmethod
-    def _answer_commits(commits: Sequence[Request], error: CometError | None) -> None:
-        if error is None:
-            done_all(commits)
-            return
-        for request in commits:
-            request.fail(error)
+    def _answer_commits(commits: Sequence[Action], error: CometError | None) -> None:
+        for conclude in commits:
+            conclude(error)
 
     def _check_owner(self, command: CommitOffsets) -> None:
         group = self._members.groups.get(command.group)
@@ -117,8 +164,8 @@ class Progress:
         group, member = command.group, command.member
         topic, queue_id, queue_offset = entry.topic, entry.queue_id, entry.queue_offset
         before = self._offsets.get(group, topic, queue_id)
-        if queue_offset == before or (member and queue_offset < before and not command.seek):
-            return  # an old commit that arrives late
+        if is_late(before, queue_offset, bool(member), command.seek):
+            return
         if queue_offset < before:
             text = "group %s: queue %d of %s goes back from %d to %d, as %s wants"
             whom = member or "an administrator"
@@ -129,8 +176,8 @@ class Progress:
 def check_place(topics: TopicBook, topic: str, queue_id: int, queue_offset: int) -> None:
     """Raise OffsetIllegal for what can be no group's place, TopicNotExist."""
     config = topics.config_of(topic)
-    count = max(config.read_queue_nums, config.write_queue_nums)
-    if not 0 <= queue_id < count:
+    if not is_queue_of(config, queue_id):
+        count = max(config.read_queue_nums, config.write_queue_nums)
         raise OffsetIllegal(f"queue {queue_id} of {topic}: it has {count}")
     if not 0 <= queue_offset <= INT64_MAX:
         raise OffsetIllegal(f"queue offset {queue_offset}: 0 to {INT64_MAX}")

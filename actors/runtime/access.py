@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from cometmq.protocol.commands import Audience, Command
+from cometmq.protocol.commands import Audience, Command, CommitOffsets
+from cometmq.protocol.commands.root import tag_of
 from cometmq.protocol.errors import UnknownCommand
 
 
@@ -28,8 +29,24 @@ class Principal(msgspec.Struct, frozen=True):
 
 FAMILY: Final = Principal("family", is_family=True)
 ANYBODY: Final = Principal("anybody")  # who has not shown who it is
+NO_TAG: Final = -1  # no command has it
 
 Allows = Callable[[Command, Principal], None]
+
+
+class CommitRun(Command, frozen=True):
+    """CommitOffsets that came one behind the other, for an actor that takes them so. It is made
+    where they come in, and never on the wire.
+
+    Args:
+        packets: as they came, of one frame each.
+        skip: bytes in each before the frame.
+    """
+
+    access = CommitOffsets.access
+
+    packets: list[bytes]
+    skip: int
 
 
 def allow(_command: Command, _principal: Principal) -> None:
@@ -45,6 +62,8 @@ class Doorman:
         role: of the actor.
         takes: the commands that it has a handler for.
         allows: is asked what is behind `allow`; `allow` itself is not even called.
+
+    `run_tag` is that of the commands which it is handed in runs; NO_TAG: of none.
     """
 
     def __init__(
@@ -56,6 +75,9 @@ class Doorman:
             kind for kind in self._takes if kind.access.audience is not Audience.FAMILY
         )
         self._allows = None if allows is allow else allows
+        # What access control judges has to be decoded before.
+        takes_runs = CommitRun in self._from_outside and self._allows is None
+        self.run_tag = tag_of(CommitOffsets) if takes_runs else NO_TAG
 
     def admit(self, command: Command, principal: Principal) -> None:
         """Raise UnknownCommand, or what access control raises, for what an actor is not to see."""

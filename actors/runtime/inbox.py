@@ -14,20 +14,29 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
 import zmq
 from pykka._envelope import Envelope
 
-from cometmq.actors.runtime.access import ANYBODY, FAMILY, Doorman, Principal
+from cometmq.actors.runtime.access import ANYBODY, FAMILY, NO_TAG, CommitRun, Doorman, Principal
 from cometmq.actors.runtime.connections import ConnectionLimits, Connections, Traffic, wire_bytes
 from cometmq.actors.runtime.lines import LineListener
-from cometmq.actors.runtime.request import Frames, Payload, Request, request_from
+from cometmq.actors.runtime.request import (
+    RUN_BYTES,
+    Frames,
+    Payload,
+    Request,
+    RequestRun,
+    request_from,
+)
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
+from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.dealer import ZERO_COPY_BYTES
+from cometmq.shm.kernel._kernel import run_length
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +46,40 @@ BACKLOG: Final = 512
 LINGER_MS: Final = 1_000  # for the last answers, on a busy machine as well
 MAILBOX_COUNT: Final = 1_000  # commands waiting in a socket before it stops reading
 
-_MORE: Final = zmq.NOBLOCK | zmq.SNDMORE
-_SOURCE: Final = int(zmq.SRCFD)  # plain numbers: pyzmq's enumerations take their time
+# Plain numbers: pyzmq's enumerations take their time, and so does what it has around `send`:
+# for a small frame as much as the sending.
+_NO_WAIT: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS: Final = int(zmq.EVENTS)
+_IN: Final = int(zmq.POLLIN)
+_SOURCE: Final = int(zmq.SRCFD)
+_send: Final = zmq.backend.Socket.send
+
+
+class _Message:
+    """One that lies in a ROUTER. Raises zmq.Again where there is none.
+
+    Args:
+        door: where it counts as taken up; None: nowhere.
+    """
+
+    __slots__ = ("head", "identity", "payload", "size", "traffic")
+
+    def __init__(self, socket: zmq.Socket[bytes], door: Connections | None) -> None:
+        self.identity: bytes = socket.recv(_NO_WAIT)
+        head: zmq.Frame = socket.recv(_NO_WAIT, copy=False)  # what follows the first is there
+        self.head = head.bytes
+        self.payload: Frames = ()
+        self.traffic: Traffic | None = None
+        parts = [head]
+        if head.more:
+            while parts[-1].more:
+                parts.append(socket.recv(_NO_WAIT, copy=False))
+            self.payload = parts[1:]
+        self.size = wire_bytes(parts)
+        if door is not None:
+            self.traffic = door.traffic_of(head.get(_SOURCE))
+            self.traffic.handed += self.size
 
 
 class RouterRequest(Request):
@@ -49,7 +90,7 @@ class RouterRequest(Request):
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        identity: zmq.Frame,
+        identity: bytes,
         principal: Principal,
         door: Connections | None,
         traffic: Traffic | None,
@@ -64,26 +105,89 @@ class RouterRequest(Request):
         self._traffic = traffic
 
     def _send(self, head: bytes, payload: Payload) -> None:
-        send, last = self._socket.send, len(payload)
+        socket, last = self._socket, len(payload)
         if self._traffic is not None:
             self._traffic.given += wire_bytes((head, *payload))
         try:
-            send(self._identity, zmq.NOBLOCK | zmq.SNDMORE)
-            send(head, _MORE if last else zmq.NOBLOCK)
+            _send(socket, self._identity, _MORE)
+            _send(socket, head, _MORE if last else _NO_WAIT)
             for index, frame in enumerate(payload, 1):
                 copy = len(frame) < ZERO_COPY_BYTES
-                send(frame, _MORE if index < last else zmq.NOBLOCK, copy=copy)
+                socket.send(frame, _MORE if index < last else _NO_WAIT, copy=copy)
         except zmq.ZMQError as error:
             log.debug("an answer was not sent: %s", error)
 
     @property
     def sender(self) -> bytes:
-        return bytes(self._identity.buffer)
+        return self._identity
 
     def has_room(self) -> bool:
         if self._door is None or self._traffic is None:
             return True
         return self._door.has_room(self._traffic)
+
+
+_DONE_BYTES: Final = wire_bytes((frames.done_head(bytes(frames.HEAD.size)),))
+
+
+class RouterRun(RequestRun):
+    """Commits that came through a ROUTER, by any connections."""
+
+    __slots__ = ("_door", "_doorman", "_messages", "_socket")
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        messages: list[_Message],
+        principal: Principal,
+        door: Connections | None,
+        doorman: Doorman,
+    ) -> None:
+        super().__init__(0, CommitRun([each.head for each in messages], 0), (), principal)
+        self._socket = socket
+        self._messages = messages
+        self._door = door
+        self._doorman = doorman
+
+    def one(self, index: int) -> Request | None:
+        message = self._messages[index]
+        make = partial(self._way_to, message)
+        return request_from(make, message.head, (), self._doorman, self.principal)
+
+    def _way_to(
+        self, message: _Message, request_id: int, command: Command, payload: Frames
+    ) -> Request:
+        return RouterRequest(
+            self._socket, message.identity, self.principal, self._door, message.traffic,
+            request_id, command, payload,
+        )  # fmt: skip
+
+    def conclude_some(self, start: int, end: int, error: CometError | None) -> None:
+        for message in self._messages[start:end]:
+            if error is None:
+                self._done(message)
+            else:
+                request_id = frames.request_id_of(message.head)
+                self._way_to(message, request_id, self.command, ()).fail(error)
+
+    def _done(self, message: _Message) -> None:
+        """As `reply` would, for less: it is done for each of many."""
+        answer = frames.done_head(message.head)
+        if message.traffic is not None:
+            message.traffic.given += _DONE_BYTES
+        try:
+            _send(self._socket, message.identity, _MORE)
+            _send(self._socket, answer, _NO_WAIT)
+        except zmq.ZMQError as error:
+            log.debug("an answer was not sent: %s", error)
+
+    @property
+    def sender(self) -> bytes:
+        return self._messages[0].identity
+
+    @property
+    def senders(self) -> Iterable[bytes]:
+        return [message.identity for message in self._messages]
 
 
 class Drained:
@@ -256,9 +360,15 @@ class SocketInbox:
 
     def _not_ahead_of_their_own(self, requests: list[Request]) -> list[Request]:
         """Those of others; whoever waits with a request waits with later ones behind it."""
-        waiting = {request.sender for request in self._rest}
-        self._rest += [request for request in requests if request.sender in waiting]
-        return [request for request in requests if request.sender not in waiting]
+        waiting = {sender for request in self._rest for sender in request.senders}
+        others: list[Request] = []
+        for request in requests:
+            if waiting.isdisjoint(request.senders):
+                others.append(request)
+            else:
+                self._rest.append(request)
+                waiting.update(request.senders)
+        return others
 
     def _sleep_ms(self) -> int:
         if self._local or self._rest:
@@ -295,29 +405,48 @@ class SocketInbox:
 
     def _drain(self, socket: zmq.Socket[bytes], principal: Principal) -> list[Request]:
         """What the socket holds; it has been polled, so there is at least one message."""
-        requests: list[Request] = []
+        door = self._doors.get(socket)
+        messages: list[_Message] = []
         taken_bytes = 0
-        door, traffic = self._doors.get(socket), None
-        while len(requests) < DRAIN_COUNT and taken_bytes < DRAIN_BYTES:
+        while len(messages) < DRAIN_COUNT and taken_bytes < DRAIN_BYTES:
             try:
-                parts: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                messages.append(_Message(socket, door))
             except zmq.Again:
                 break
-            size = wire_bytes(parts[1:])
-            taken_bytes += size
-            if door is not None and len(parts) > 1:
-                traffic = door.traffic_of(parts[1].get(_SOURCE))
-                traffic.handed += size
-            head = parts[1].buffer if len(parts) > 1 else memoryview(b"")
-            make = partial(RouterRequest, socket, parts[0], principal, door, traffic)
-            request = request_from(make, head, parts[2:], self.doorman, principal)
-            if request is not None:
-                requests.append(request)
-            # Cheaper than to be told by an exception that there is no more.
-            if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            taken_bytes += messages[-1].size
+            # To ask whether there is more costs less than the exception that says there is not,
+            # but more than to take a message: so that is asked once.
+            if len(messages) == 1 and not int(socket.getsockopt(_EVENTS)) & _IN:
                 break
         else:
             self._left_some = True  # maybe
+        return self._requests_of(messages, socket, principal, door)
+
+    def _requests_of(
+        self,
+        messages: list[_Message],
+        socket: zmq.Socket[bytes],
+        principal: Principal,
+        door: Connections | None,
+    ) -> list[Request]:
+        requests: list[Request] = []
+        tag = NO_TAG if principal.is_family else self.doorman.run_tag
+        heads = [message.head for message in messages]
+        at = 0
+        while at < len(messages):
+            run = tag != NO_TAG and run_length(heads, at, 0, tag, RUN_BYTES)
+            if run:
+                some = messages[at : at + run]
+                requests.append(RouterRun(socket, some, principal, door, self.doorman))
+                at += run
+                continue
+            message = messages[at]
+            make = partial(RouterRequest, socket, message.identity, principal, door)
+            make = partial(make, message.traffic)
+            at += 1
+            request = request_from(make, message.head, message.payload, self.doorman, principal)
+            if request is not None:
+                requests.append(request)
         return requests
 
 

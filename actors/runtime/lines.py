@@ -10,23 +10,36 @@ import logging
 import os
 import select
 import socket
-from collections import defaultdict
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from cometmq.actors.runtime.access import Doorman, Principal
-from cometmq.actors.runtime.request import Frames, Payload, Request, request_from
+from cometmq.actors.runtime.access import NO_TAG, CommitRun, Doorman, Principal
+from cometmq.actors.runtime.request import (
+    RUN_BYTES,
+    Frames,
+    Payload,
+    Request,
+    RequestRun,
+    request_from,
+)
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
-from cometmq.protocol.errors import BadRequest
+from cometmq.protocol.errors import BadRequest, CometError
 from cometmq.protocol.wire.line import abstract, peer_uid
-from cometmq.shm.kernel._kernel import PACKETS_AT_ONCE, PacketReader, send_packets
+from cometmq.shm.kernel._kernel import (
+    PACKETS_AT_ONCE,
+    PacketReader,
+    run_length,
+    send_answers,
+    send_packets,
+)
 
 log = logging.getLogger(__name__)
 
 LINES_MAX: Final = 1_024
 BACKLOG: Final = 64
+
+_DONE: Final = frames.done_packet(0)
 
 
 class Caller:
@@ -39,13 +52,26 @@ class Caller:
         self.name = b"line %d" % number
         self.principal = principal
 
-    def send(self, *packets: bytes) -> None:
+    def send(self, packet: bytes) -> None:
         """A client that does not read is hung up on, and so knows that it was not answered."""
         try:
-            send_packets(self.socket.fileno(), packets)
+            send_packets(self.socket.fileno(), (packet,))
         except OSError as error:
-            log.debug("%s: answer not sent: %s", self.name.decode(), error)
-            self.hang_up()
+            self._not_sent(error)
+
+    def send_done(self, packets: list[bytes], start: int, end: int) -> None:
+        """Answer Done to the requests in these packets of one frame."""
+        try:
+            send_answers(
+                self.socket.fileno(), _DONE, frames.ID_IN_PACKET, packets, start, end,
+                frames.ID_IN_PACKET,
+            )  # fmt: skip
+        except OSError as error:
+            self._not_sent(error)
+
+    def _not_sent(self, error: OSError) -> None:
+        log.debug("%s: answer not sent: %s", self.name.decode(), error)
+        self.hang_up()
 
     def hang_up(self) -> None:
         """Both sides find the end of it; whoever reads here then lets it go."""
@@ -78,13 +104,34 @@ class LineRequest(Request):
     def done(self) -> None:
         self._caller.send(frames.done_packet(self.request_id))
 
-    @classmethod
-    def all_done(cls, requests: Sequence[Any]) -> None:
-        packets: dict[Caller, list[bytes]] = defaultdict(list)
-        for request in requests:
-            packets[request._caller].append(frames.done_packet(request.request_id))
-        for caller, some in packets.items():
-            caller.send(*some)
+    @property
+    def sender(self) -> bytes:
+        return self._caller.name
+
+
+class LineRun(RequestRun):
+    """Commits that came by one line."""
+
+    __slots__ = ("_caller", "_doorman")
+
+    def __init__(self, caller: Caller, packets: list[bytes], doorman: Doorman) -> None:
+        super().__init__(0, CommitRun(packets, frames.LONE_FRAME), (), caller.principal)
+        self._caller = caller
+        self._doorman = doorman
+
+    def one(self, index: int) -> Request | None:
+        head = self.command.packets[index][frames.LONE_FRAME :]
+        make = partial(LineRequest, self._caller)
+        return request_from(make, head, (), self._doorman, self.principal)
+
+    def conclude_some(self, start: int, end: int, error: CometError | None) -> None:
+        packets = self.command.packets
+        if error is None:
+            self._caller.send_done(packets, start, end)
+            return
+        for packet in packets[start:end]:
+            request_id = frames.request_id_of(packet[frames.LONE_FRAME :])
+            LineRequest(self._caller, request_id, self.command, ()).fail(error)
 
     @property
     def sender(self) -> bytes:
@@ -129,8 +176,12 @@ class LineListener:
             caller = self._callers.get(descriptor)
             if caller is None:
                 self._accept()
-            elif not self._read(caller, requests, count_max):
+                continue
+            taken = self._read(caller, requests, count_max)
+            if taken is None:
                 self._forget(caller)
+            else:
+                count_max -= taken
         return requests
 
     def close(self) -> None:
@@ -165,29 +216,42 @@ class LineListener:
         self._callers[line.fileno()] = Caller(line, next(self._numbers), principal)
         self._epoll.register(line, select.EPOLLIN)
 
-    def _read(self, caller: Caller, requests: list[Request], count_max: int) -> bool:
-        """False when it has ended, or speaks another language."""
-        make, descriptor = partial(LineRequest, caller), caller.socket.fileno()
-        doorman, principal = self._doorman, caller.principal
-        while (wanted := min(PACKETS_AT_ONCE, count_max - len(requests))) > 0:
+    def _read(self, caller: Caller, requests: list[Request], count_max: int) -> int | None:
+        """How many packets; None when it has ended, or speaks another language."""
+        descriptor, taken = caller.socket.fileno(), 0
+        while (wanted := min(PACKETS_AT_ONCE, count_max - taken)) > 0:
             try:
                 packets = self._reader.take(descriptor, wanted)
-                for packet in packets:
-                    if not packet:
-                        return False
-                    head, payload = frames.split(packet)
-                    parts = [frames.Part(each) for each in payload] if payload else ()
-                    request = request_from(make, head, parts, doorman, principal)
-                    if request is not None:
-                        requests.append(request)
-            except OSError:
-                return False
+                self._sort(caller, packets, requests)
+            except (OSError, EOFError):
+                return None
             except BadRequest as error:
                 log.warning("%s: %s", caller.name.decode(), error)
-                return False
+                return None
+            taken += len(packets)
             if len(packets) < wanted:
                 break
-        return True
+        return taken
+
+    def _sort(self, caller: Caller, packets: list[bytes], requests: list[Request]) -> None:
+        """Add the requests that they are. Raises EOFError, BadRequest."""
+        make, doorman, principal = partial(LineRequest, caller), self._doorman, caller.principal
+        at, tag = 0, doorman.run_tag
+        while at < len(packets):
+            run = tag != NO_TAG and run_length(packets, at, frames.LONE_FRAME, tag, RUN_BYTES)
+            if run:
+                requests.append(LineRun(caller, packets[at : at + run], doorman))
+                at += run
+                continue
+            packet = packets[at]
+            at += 1
+            if not packet:
+                raise EOFError
+            head, payload = frames.split(packet)
+            parts = [frames.Part(each) for each in payload] if payload else ()
+            request = request_from(make, head, parts, doorman, principal)
+            if request is not None:
+                requests.append(request)
 
     def _forget(self, caller: Caller) -> None:
         del self._callers[caller.socket.fileno()]

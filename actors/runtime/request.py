@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
-from cometmq.actors.runtime.access import Doorman, Principal
+from cometmq.actors.runtime.access import CommitRun, Doorman, Principal
 from cometmq.actors.runtime.guard import explained
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command, Done
@@ -61,12 +60,6 @@ class Request:
         else:
             self.fail(error)
 
-    @classmethod
-    def all_done(cls, requests: Sequence[Any]) -> None:
-        """Answer Done to each of them, which are of this class."""
-        for request in requests:
-            request.done()
-
     def fail(self, error: CometError) -> None:
         self.reply(frames.failed(error))
 
@@ -78,6 +71,11 @@ class Request:
         """Who asked, for as long as the connection lasts."""
         raise NotImplementedError
 
+    @property
+    def senders(self) -> Iterable[bytes]:
+        """All of them, where it stands for several."""
+        return (self.sender,)
+
     def has_room(self) -> bool:
         """Whether a large answer may be given now; or too much is on its way to there already."""
         return True
@@ -85,12 +83,27 @@ class Request:
 
 MakeRequest = Callable[[int, Command, Frames], Request]
 
+RUN_BYTES: Final = 65_536  # then another begins: an actor hears others between two
 
-def done_all(requests: Sequence[Request]) -> None:
-    """Answer Done to all of them; what goes to one client by one line goes together."""
-    kinds: Callable[[Request], type[Request]] = type
-    for kind, some in groupby(requests, kinds):
-        kind.all_done(list(some))
+
+class RequestRun(Request):
+    """Requests that came one behind the other, as they came: they are decoded one by one where
+    that is needed, and answered together."""
+
+    __slots__ = ()
+
+    command: CommitRun
+
+    def one(self, index: int) -> Request | None:
+        """That one alone; None if it was refused."""
+        raise NotImplementedError
+
+    def conclude_some(self, start: int, end: int, error: CometError | None) -> None:
+        """Answer Done to those, or the error that there was."""
+        raise NotImplementedError
+
+    def fail(self, error: CometError) -> None:
+        self.conclude_some(0, len(self.command.packets), error)
 
 
 def request_from(

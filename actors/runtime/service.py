@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import pykka
 
-from cometmq.actors.runtime.access import FAMILY, Doorman
+from cometmq.actors.runtime.access import FAMILY, CommitRun, Doorman
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.inbox import SocketInbox
@@ -45,7 +45,8 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-_HANDLER_NAMES: Final = {kind: f"on_{_snake(kind.__name__)}" for kind in COMMANDS}
+_KINDS: Final[tuple[type[Command], ...]] = (*COMMANDS, CommitRun)
+_HANDLER_NAMES: Final = {kind: f"on_{_snake(kind.__name__)}" for kind in _KINDS}
 
 
 class ServiceActor(LoopActor):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import shlex
 import signal
@@ -191,7 +192,7 @@ class ClusterRun:
         self._selector = selectors.DefaultSelector()
         self._status: GroupStatus | None = None
         self._has_served = False
-        self._others: list[psutil.Process] = []  # that are no children, and are ending
+        self._others: list[int] = []  # pidfds of processes that are no children, and are ending
         self._ended: list[str] = []  # whose starting again is not told yet
         self._trouble = ""  # that the group could not be looked at
         self._signals = 0
@@ -206,7 +207,7 @@ class ClusterRun:
             looker = stack.enter_context(Looker(place, self._engine))
             watch = self._engine.watch(place.group)
             stack.callback(watch.close)
-            stack.callback(lambda: psutil.wait_procs(self._others, END_S))
+            stack.callback(self._wait_others)
             stack.callback(self._end_children)
             running = looker.supervisors()
             for replica in self._folder.replicas:
@@ -340,9 +341,19 @@ class ClusterRun:
         for name, process in others.items():
             if process.pid not in own:
                 self._say(f"{name} (process {process.pid}), started elsewhere, is ended as well")
-                with contextlib.suppress(psutil.NoSuchProcess):  # it looks whether it is the same
-                    process.terminate()
-                    self._others.append(process)
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    pidfd = os.pidfd_open(process.pid)
+                    self._others.append(pidfd)
+                    process.terminate()  # it looks whether it is still the same
+
+    def _wait_others(self) -> None:
+        """Until they have ended, whether or not who has started them has noticed."""
+        deadline = time.monotonic() + END_S
+        for pidfd in self._others:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            os.close(pidfd)
 
     def _end_children(self) -> None:
         """In order, all at once; whoever has not after a minute, or a second signal, is killed."""

@@ -131,8 +131,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """A structure inside a command."""
 
 
-def tag_of(kind: type[Command]) -> int:
-    """The number by which a command is known on the wire."""
+def tag_of(kind: type[msgspec.Struct]) -> int:
+    """The number by which a command, or a change of the ledger, is known where it is written."""
     tag = kind.__struct_config__.tag
     assert isinstance(tag, int), f"{kind.__name__} has no tag"
     return tag

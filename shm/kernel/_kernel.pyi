@@ -874,6 +874,101 @@ def send_packets(fd: int, packets: tuple[bytes, ...]) -> None:
     """Send them without waiting. Raises OSError where the other side is gone or does not read; the
     first ones may have been sent then."""
 
+def send_answers(
+    fd: int,
+    packet: bytes,
+    id_at: int,
+    requests: list[bytes],
+    start: int,
+    end: int,
+    request_id_at: int,
+) -> None:
+    """Send the same packet for each of the requests from `start` to `end`, with the request's id (8
+    bytes, which lie there in each) put in its place. Raises OSError as `send_packets` does."""
+
+# --- commits of consumer offsets ---
+
+QUEUE_OFFSET_ABSENT: int  # in an array of offsets: nothing was committed there
+
+def is_late(before: int, queue_offset: int, by_member: bool, seeks: bool) -> bool:
+    """Whether a commit changes nothing: what it says stands there, or a member is behind that and
+    does not want to go back.
+
+    Args:
+        before: what stands there, below 0 for nothing.
+    """
+
+def is_queue_of(config: Any, queue_id: int) -> bool:
+    """Whether the topic has that queue, for who reads or for who writes."""
+
+@final
+class QueueOwners:
+    """Who owns which queue of a group, and by which epoch; who its members are. Its dictionaries
+    are kept by the group (actors/books/group_share.py), and stay the same objects."""
+
+    owners: dict[Any, str]  # queue -> member
+    epochs: dict[Any, int]  # queue -> epoch of that ownership
+    seen: dict[str, float]  # member -> time.monotonic() of its last sign of life
+    def __init__(self) -> None: ...
+    def owns(self, member: str, queue: Any, epoch: int) -> bool:
+        """Whether the member owns the queue, in this very epoch; 0: in any, as a client has it that
+        knows of none."""
+
+def run_length(packets: list[bytes], start: int, skip: int, tag: int, bytes_max: int) -> int:
+    """How many packets from `start` on hold commands of that tag, and nothing else. It stops once
+    they have `bytes_max` bytes together.
+
+    Args:
+        skip: bytes before the head: 0, or 5 where each packet says that it has one frame.
+    """
+
+@final
+class Commits:
+    """Makes commits as they came, as far as they are plain: topic, group and queue are known, the
+    member owns the queues, or nobody does and the commit is no member's; none of them is set for
+    the first time, or set back, or has messages that were popped.
+
+    All that it is handed is looked into and stays the same object; of it only the offsets, and when
+    members were seen, are changed.
+
+    Args:
+        rows: `topic@group` -> QueueOffsets.
+        topics: topic -> what has read_queue_nums and write_queue_nums.
+        groups: those that are known.
+        members: group -> what has `queue_owners`.
+        popped: (group, topic, queue id) of what somebody has out.
+        queue_key: makes of topic and queue id what QueueOwners have as a queue.
+        tag: of the command.
+        change_tag: of OffsetSet.
+        version: of the protocol; there is no other.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: dict[str, Any],
+        topics: dict[str, Any],
+        groups: dict[str, Any],
+        members: dict[str, Any],
+        popped: dict[Any, Any],
+        queue_key: Any,
+        tag: int,
+        change_tag: int,
+        version: int,
+    ) -> None: ...
+    def take(
+        self, packets: list[bytes], start: int, skip: int, room: int, now: float
+    ) -> tuple[int, bytes, list[tuple[str, int, int | None]]]:
+        """(how many from `start` on are made, their changes as an entry of the ledger has them, one
+        behind the other, and what takes each of them back, as OffsetBook does). It stops at the
+        first that is not plain, which has changed nothing.
+
+        Args:
+            skip: as of `run_length`.
+            room: bytes of changes; there is none for the rest.
+            now: of members that give a sign of life by this.
+        """
+
 # --- counters ---
 
 WAKE_WORDS_BYTES: int

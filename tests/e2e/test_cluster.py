@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +24,13 @@ from forked import MARK, RUN
 
 from cometmq.client import Consumer, Producer
 from cometmq.conf.option import as_text
-from cometmq.protocol.errors import CometError, NotReachable, TopicNotExist
+from cometmq.protocol.errors import (
+    CometError,
+    InSyncReplicasNotEnough,
+    NotConfirmed,
+    NotReachable,
+    TopicNotExist,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -207,6 +215,19 @@ def assert_kept(name_server: str, acknowledged: list[int]) -> None:
     assert len(set(found)) == len(found), "a message is there twice"
 
 
+def assert_refused(name_server: str) -> None:
+    """Nothing is acknowledged. What comes before the master has left out the others is taken, and
+    not confirmed; then it is refused."""
+    deadline = time.monotonic() + WAIT_S
+    with Producer(name_server, timeout_s=2, wait_for_broker=WAIT_S) as producer:
+        for number in itertools.count(1):
+            with pytest.raises((InSyncReplicasNotEnough, NotConfirmed)) as raised:
+                producer.send(TOPIC, b"-%d" % number).wait()
+            if raised.errisinstance(InSyncReplicasNotEnough):
+                return
+            assert time.monotonic() < deadline, raised.value
+
+
 def test_a_master_is_killed_and_comes_back(tmp_path: Path, mark: str) -> None:
     cluster = RunningCluster(tmp_path / "try", mark)
     found = cluster.until_all_in_sync()
@@ -290,4 +311,29 @@ def test_it_ends_in_order_and_a_replica_is_replaced(tmp_path: Path, mark: str) -
     cluster = RunningCluster(tmp_path / "try", mark)
     cluster.until(lambda found: found["serves"], "it does not serve")
     assert ctrl_c(cluster.init) == 0, cluster.said
+    assert not cluster.left()
+
+
+def test_two_of_three_are_lost_and_one_comes_back_empty(tmp_path: Path, mark: str) -> None:
+    """The runbook of docs/replication.md: reads go on, and writing does with one in its place."""
+    cluster = RunningCluster(tmp_path / "try", mark)
+    found = cluster.until_all_in_sync()
+    with Sending(cluster.name_server) as sending:
+        sending.wait_for(50)
+    (left,) = [each["name"] for each in found["replicas"] if each["role"] == "follower"][:1]
+    lost = [each["name"] for each in found["replicas"] if each["name"] != left]
+    for name in lost:
+        cluster.kill(name)
+    short = cluster.until(lambda now: now["master"] == left, "the third one is not elected")
+    assert (short["serves"], short["why"]) == (False, "in sync: 1, needed: 2")
+    assert_refused(cluster.name_server)
+    assert_kept(cluster.name_server, sending.acknowledged)
+    shutil.rmtree(cluster.path / lost[0] / "store")
+    again = cluster.run_again(lost[0])
+    cluster.until(lambda now: now["serves"], "it does not serve with two")
+    with Sending(cluster.name_server, 1_000_000) as more:
+        more.wait_for(20)
+    assert_kept(cluster.name_server, sending.acknowledged + more.acknowledged)
+    assert ctrl_c(cluster.init) == 0, cluster.said
+    assert ended(again) == 0
     assert not cluster.left()
