@@ -141,8 +141,12 @@ def test_an_epoch_with_two_masters_is_found() -> None:
 
 
 def test_a_death_is_found() -> None:
-    (found,) = deaths({"n0": "INFO\nCRITICAL ha: ha dies of an exception\n", "n1": "INFO\n"})
-    assert found.startswith("n0: CRITICAL")
+    entry = "2026-11-25 04:34:02.502+0000 CRITICAL ha: ha dies of an exception\nTraceback\n{}\n"
+    quiet = "2026-11-25 04:34:02.600+0000 INFO    ha: OSError: [Errno 5]\n"
+    (found,) = deaths({"n0": quiet + entry.format("KeyError: 0") + quiet, "n1": quiet})
+    assert found.startswith("n0: 2026-11-25 04:34:02.502")
+    assert found.endswith("KeyError: 0")
+    assert not list(deaths({"n0": entry.format("OSError: [Errno 5] Input/output error")}))
 
 
 def test_a_peeker_that_finds_something_says_so(tmp_path: Path) -> None:
