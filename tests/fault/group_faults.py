@@ -121,6 +121,27 @@ def kill_process(rig: GroupRig, target: str) -> None:
         rig.until(lambda: victim.pids().get(role, pid) != pid, f"another {role} of {victim.name}")
 
 
+@fault("pair", "successor", "anybody", "starting")
+def pair(rig: GroupRig, target: str) -> None:
+    """A second kill before the first is made good: of the one that has taken over, or is about to;
+    or of the same one as it starts."""
+    (first,) = rig.pick("master")
+    rig.fault("pair", target)
+    first.kill()
+    if target == "successor":
+        gone = [first, rig.wait_served(without=first)]
+    elif target == "anybody":
+        gone = [first, rig.chance.choice([each for each in rig.replicas if each is not first])]
+        time.sleep(rig.chance.uniform(0.0, 2 * SESSION_S))
+    else:
+        first.start()
+        time.sleep(rig.chance.uniform(0.0, 2 * SESSION_S))
+        gone = [first]
+    gone[-1].kill()
+    for each in rig.chance.sample(gone, len(gone)):
+        each.start()
+
+
 @fault("power-cut", "master", "follower", "all", needs=("disk",))
 def power_cut(rig: GroupRig, target: str) -> None:
     """Under ASYNC_FLUSH not of all: then nobody is left who surely has everything."""
@@ -188,6 +209,16 @@ def engine_cut(rig: GroupRig, target: str) -> None:
         links += [(victim.name, other), (other, victim.name)]
     rig.fault("engine-cut", target)
     cut_for_a_while(rig, links)
+
+
+@fault("engine-kill", "server", needs=("zookeeper",))
+def engine_kill(rig: GroupRig, target: str) -> None:
+    """kill -9 of the engine; the group goes on as it is, and after its sessions have ended too."""
+    rig.fault("engine-kill", target)
+    rig.server.kill()
+    rig.server.close()
+    time.sleep(rig.chance.uniform(*HELD_S))  # the fault itself
+    rig.start_server()
 
 
 # --- disks ----------------------------------------------------------------------------------------

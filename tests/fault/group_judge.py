@@ -12,6 +12,7 @@ Beside what the checker asks of any history:
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import re
 import threading
@@ -40,6 +41,8 @@ PEEK_S: Final = 0.1
 PEEKED: Final = 32  # messages, at a queue's end
 ASK_S: Final = 2.0
 _DEATHS: Final = ("dies of an exception", "broken invariant")
+_ENTRY: Final = re.compile(r"^(?=[0-9]{4}-[0-9]{2}-[0-9]{2} )", re.MULTILINE)
+NO_DISK: Final = f"[Errno {errno.EIO}]"
 _MASTER: Final = re.compile(r"this replica is the master of epoch ([0-9]+)")
 
 
@@ -118,11 +121,12 @@ def doubled_epochs(logs: Mapping[str, str]) -> Iterator[str]:
 
 
 def deaths(logs: Mapping[str, str]) -> Iterator[str]:
-    """Processes that have died of what nobody had thought of."""
+    """Processes that have died of what nobody had thought of. A disk that does not answer any more
+    has lost its power, and so has the process."""
     for name, log in logs.items():
-        for line in log.splitlines():
-            if any(each in line for each in _DEATHS):
-                yield f"{name}: {line}"
+        for entry in _ENTRY.split(log):
+            if any(each in entry for each in _DEATHS) and NO_DISK not in entry:
+                yield f"{name}: {entry.strip()}"
 
 
 class Peeker:

@@ -47,6 +47,7 @@ from cometmq.actors.coordination.namesrv import NameServerActor
 from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.replication.core.record import GroupRecord, Life, decode_record
 from cometmq.actors.replication.engines.engine import Engine
+from cometmq.actors.replication.engines.errors import EngineUnreachable
 from cometmq.actors.replication.engines.managed import ManagedServer, Peer
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.actors.replication.promises_file import PromisesFile
@@ -311,15 +312,20 @@ class GroupRig:
         self.engine_url = f"sqlite:{self.folder / 'engine'}"
         if self.shape.zookeeper:
             host, first = self._host(HOST), free_ports(3)
-            peer = Peer(host, first, first + 1, first + 2)
-            server = stack.enter_context(ManagedServer(self.folder / "zookeeper", 1, [peer]))
-            server.wait_until_ready(HEAL_S)
+            self._peer = Peer(host, first, first + 1, first + 2)
+            self.start_server()
+            stack.callback(lambda: self.server.close())
             self.engine_url = f"zookeeper://{host}:{first}"
         self.engine: Engine = stack.enter_context(open_engine(self.engine_url, 20.0))
         self._peers = ";".join(f"{name}-{self._host(name)}:{free_ports()}" for name in NAMES)
         self._secret = self.folder / "secret"
         self._secret.write_text(secrets.token_hex(32) + "\n")
         self._secret.chmod(0o600)
+
+    def start_server(self) -> None:
+        """Of the engine, anew."""
+        self.server = ManagedServer(self.folder / "zookeeper", 1, [self._peer])
+        self.server.wait_until_ready(HEAL_S)
 
     def _replica(self, name: str, place: int) -> Replica:
         keys = {
@@ -373,7 +379,10 @@ class GroupRig:
     # --- looking ---
 
     def record(self) -> GroupRecord | None:
-        stored = self.engine.get(GROUP)
+        try:
+            stored = self.engine.get(GROUP)
+        except EngineUnreachable:
+            return None
         return None if stored is None else decode_record(stored.record)
 
     def replica(self, name: str) -> Replica:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fault.campaigns import Tally
 from fault.fail_over import NAME, plot
 from fault.group_faults import FAULTS
 from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs
-from fault.groups import NAMES, ONE_DISK, GroupRig, Shape
+from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
 from fault.history import History
 from fault.kills import Outcome
 from fault.network import HOST, Network, enter
@@ -55,6 +56,33 @@ def test_the_power_of_all_is_cut(tmp_path: Path) -> None:
     if why := disk.trouble("ext4"):
         pytest.skip(f"power cuts of groups: {why}")
     tried(tmp_path / "rig", Shape("ext4"), ("power-cut", "all"), sync=True)
+
+
+def test_without_a_flush_a_cut_of_all_leaves_no_master_rather_than_a_wrong_one(
+    tmp_path: Path,
+) -> None:
+    """Nobody surely has everything then: the last one to have been in the set says so, and ends."""
+    if why := disk.trouble("ext4"):
+        pytest.skip(f"power cuts of groups: {why}")
+    with GroupRig(tmp_path / "rig", SEED, False, Shape("ext4")) as rig:
+        for each in rig.replicas:
+            each.cut_power()
+        for each in rig.replicas:
+            each.power_on()
+        before = rig.acks.look([child.spec.p for child in rig.work.producers])
+        for each in rig.replicas:
+            each.start()
+        deadline = time.monotonic() + HEAL_S
+        while not (ended := [each for each in rig.replicas if not each.runs]):
+            assert time.monotonic() < deadline, rig.state()
+            assert rig.serving() is None
+            time.sleep(0.05)
+        for each in ended:
+            assert "lost power while messages were acknowledged" in each.log, each.log
+        record = rig.record()
+        assert record is not None
+        assert {*record.iss, *record.elr} == {each.name for each in ended}
+        assert rig.acks.look([child.spec.p for child in rig.work.producers]) == before
 
 
 def test_a_master_is_cut_off_and_stopped(tmp_path: Path) -> None:
@@ -113,8 +141,12 @@ def test_an_epoch_with_two_masters_is_found() -> None:
 
 
 def test_a_death_is_found() -> None:
-    (found,) = deaths({"n0": "INFO\nCRITICAL ha: ha dies of an exception\n", "n1": "INFO\n"})
-    assert found.startswith("n0: CRITICAL")
+    entry = "2026-11-25 04:34:02.502+0000 CRITICAL ha: ha dies of an exception\nTraceback\n{}\n"
+    quiet = "2026-11-25 04:34:02.600+0000 INFO    ha: OSError: [Errno 5]\n"
+    (found,) = deaths({"n0": quiet + entry.format("KeyError: 0") + quiet, "n1": quiet})
+    assert found.startswith("n0: 2026-11-25 04:34:02.502")
+    assert found.endswith("KeyError: 0")
+    assert not list(deaths({"n0": entry.format("OSError: [Errno 5] Input/output error")}))
 
 
 def test_a_peeker_that_finds_something_says_so(tmp_path: Path) -> None:
