@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import random
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -60,7 +61,7 @@ def log(tmp_path: Path, full: bool) -> Iterator[Log]:
 
 def dispatch(log: Log) -> None:
     units = mmap.mmap(-1, UNIT * log.count)
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(array("q"))
     dispatcher.add_queue("bench", 0, 0, bytearray(64), 0)
     dispatcher.attach(0, units, 0, log.count)
     assert dispatcher.dispatch(log.memory, 0, 0, log.end)[0] == log.end

@@ -1,7 +1,7 @@
 """The asyncio twins of Producer and Consumer, without a thread between.
 
-Answers to sends come home by one `call_soon_threadsafe` a batch. Messages are read from the sockets
-in the event loop's own thread: it watches their descriptors.
+Messages are read from the sockets in the event loop's own thread: it watches their descriptors.
+What its tasks send is in `sending/in_loop.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -28,12 +27,12 @@ from cometmq.client.options import (
 )
 from cometmq.client.questions import Position
 from cometmq.client.receiving.owned import QueueId
+from cometmq.client.sending.in_loop import LoopSends
 from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose, recalling
 from cometmq.client.sending.producer import Producer
-from cometmq.client.sending.receipt import Batch, Receipt, Receipts
+from cometmq.client.sending.receipt import Receipt, Receipts
 from cometmq.client.sending.requests import Reply
 from cometmq.client.sending.transaction import AsyncTransaction, LoopChecker
-from cometmq.protocol.errors import again
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel._kernel import Message
@@ -68,6 +67,7 @@ class AsyncProducer:
         self._begun = options.get("producer_id") is None and not self._wait_s
         self._sender = self._producer._sender
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._sends = LoopSends(self._sender)
 
     async def send(
         self,
@@ -222,23 +222,12 @@ class AsyncProducer:
         await asyncio.shield(task)  # whoever is cancelled leaves it to the others
 
     async def _start(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
-        if self._sender.compresses and _is_large(message.body):
-            await asyncio.to_thread(self._sender.prepare, message)  # other tasks go on meanwhile
-        await self._prepare(target.topic)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Receipt] = loop.create_future()
-
-        def watch(batch: Batch, index: int) -> None:
-            entry = (future, Receipt(batch, index))
-            if batch.waiters is None:
-                batch.waiters = [entry]
-                batch.on_settled.append(partial(_come_home, loop))
-                _set_alarm(loop, batch)
-            else:
-                batch.waiters.append(entry)
-
-        self._sender.gather(target, message, watch)
-        return future
+        sender = self._sender
+        if sender.compresses and _is_large(message.body):
+            await asyncio.to_thread(sender.prepare, message)  # other tasks go on meanwhile
+        if not (self._begun and sender.knows(target.topic) and sender.has_room):
+            await self._prepare(target.topic)
+        return self._sends.send(target, message)
 
 
 class _BeginsLater(Producer):
@@ -256,42 +245,6 @@ async def _in_thread(call: Callable[..., object], *arguments: Any) -> None:
 
 def _is_large(body: object) -> bool:
     return isinstance(body, (bytes, bytearray, memoryview)) and len(body) >= COMPRESS_BYTES
-
-
-def _come_home(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-    """In the thread that heard the answer."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(_resolve, batch)
-
-
-def _set_alarm(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-    left_s = batch.limit - time.monotonic()
-    batch.alarm = loop.call_later(max(0.0, left_s), _overdue, loop, batch)
-
-
-def _overdue(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-    """Its time may be up; it has more when it left later than was to be expected."""
-    if batch.limit > time.monotonic():
-        _set_alarm(loop, batch)
-        return
-    waiters, batch.waiters = batch.waiters, None
-    for future, _ in waiters or ():
-        if not future.done():
-            future.set_exception(batch.overdue())
-
-
-def _resolve(batch: Batch) -> None:
-    if batch.alarm is not None:
-        batch.alarm.cancel()
-        batch.alarm = None  # it knows the batch
-    waiters, batch.waiters = batch.waiters, None
-    for future, receipt in waiters or ():
-        if future.done():  # cancelled
-            continue
-        if batch.error is not None:
-            future.set_exception(again(batch.error))
-        else:
-            future.set_result(receipt)
 
 
 class AsyncConsumer:

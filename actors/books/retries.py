@@ -21,10 +21,11 @@ _DOUBLINGS_MAX: Final = 62
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Where a copy goes: to a dead-letter queue at once (level 0), or by a delay level."""
+    """Where a copy goes: at once (level 0), or by a delay level. Dead letters go at once."""
 
     topic: str
     level: int
+    is_dead: bool = False
 
 
 def retry_of(
@@ -37,8 +38,10 @@ def retry_of(
         levels_ms: how long each delay level waits.
     """
     if entry.delay_level < 0 or reconsume_times >= command.max_reconsume_times:
-        return Retry(DLQ_PREFIX + command.group, 0)
+        return Retry(DLQ_PREFIX + command.group, 0, True)
     topic = RETRY_PREFIX + command.group
+    if command.at_once:
+        return Retry(topic, 0)
     if entry.after_ms >= 0:
         return Retry(topic, level_for(entry.after_ms, levels_ms))
     if entry.delay_level > 0:
@@ -68,7 +71,8 @@ def retry_properties(
     pairs.setdefault(b"RETRY_TOPIC", topic.encode())
     pairs.setdefault(b"ORIGIN_MESSAGE_ID", offset_msg_id.encode())
     pairs[b"WAIT"] = b"false"
-    pairs[b"DELAY"] = b"%d" % retry.level
+    if retry.level or retry.is_dead:
+        pairs[b"DELAY"] = b"%d" % retry.level
     if retry.level:
         pairs[b"REAL_TOPIC"] = retry.topic.encode()
         pairs[b"REAL_QID"] = b"%d" % queue_id

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
+from cometmq.protocol.commands import QueueKey
+from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
+
 KEPT: Final = 1 << 20  # halves before the first pending one whose end is remembered
 SPAN_MAX: Final = 1 << 26  # from the first that is remembered to the last
 TIMES: Final = "TRANSACTION_CHECK_TIMES"
@@ -20,6 +23,9 @@ FIRST: Final = "TRAN_PREPARED_QUEUE_OFFSET"  # of a copy: the queue offset of th
 IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 ENDS: Final = "COMETMQ_ENDS"  # of an op: how each of its halves has ended; RocketMQ keeps none
 _DIGITS_MAX: Final = 18
+
+GROUP: Final = "CID_RMQ_SYS_TRANS"  # RocketMQ's, by whose offsets it goes on
+QUEUES: Final = (QueueKey(HALF_TOPIC, 0), QueueKey(OP_TOPIC, 0))
 
 
 class Outcome(IntEnum):
@@ -68,6 +74,16 @@ class Halves:
         if index < 0:
             return Outcome.ENDED
         return Outcome(self._outcomes[index]) if index < len(self._outcomes) else Outcome.PENDING
+
+    def is_pending(self, queue_offset: int) -> bool:
+        """As `find` says."""
+        index = queue_offset - self._base
+        return index >= 0 and (index >= len(self._outcomes) or not self._outcomes[index])
+
+    @property
+    def span(self) -> int:
+        """So many are remembered."""
+        return len(self._outcomes)
 
     def take(self, ended: Iterable[Ended]) -> None:
         """Note how halves have ended; what comes later about one of them counts."""

@@ -135,7 +135,9 @@ class CoordinatorActor(ServiceActor):
         self._retries = Retries(
             self, self._books, self._members, scheduler_endpoint, self._topics.make
         )
-        self._transactions = Transactions(self, scheduler_endpoint, self._topics.make)
+        self._transactions = Transactions(
+            self, scheduler_endpoint, self._topics.make, self._progress.on_fetch_offsets
+        )
         self._replies = RepliesPart(self, settings, commitlog_endpoint, self._topics.make)
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         self._pops = Pops(self, self._books, self._members, self._retries, stored)

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from cometmq.actors.books.popped import Key, PoppedQueue
+from cometmq.actors.books.popped import Key, PoppedQueue, Stretch
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.runtime.service import ServiceActor, Timer
 from cometmq.protocol.commands import GIVEN_BACK_MAX, UNKNOWN_PLACE, GiveBackMessages, GivenBack
-from cometmq.protocol.errors import CometError, MessageNotFound
+from cometmq.protocol.errors import CometError, MessageNotFound, from_code
 from cometmq.protocol.ledger import OffsetSet, PopExtended, PopsAcked
 
 log = logging.getLogger(__name__)
 
-AGAIN_LEVEL: Final = 1  # the delay level of what nobody has acknowledged in time
-AGAIN_S: Final = 5.0  # until what could not be given back is tried again
+AGAIN_S: Final = 5.0  # until what could not be given back is tried again, at most
+SOON_S: Final = 0.1  # at least
 LOOK_S: Final = 60.0  # at what is due: a timer runs by another clock
 RETURNED_MAX: Final = 65_536  # handles that are told from those which were acknowledged
 DUE_MAX: Final = 256  # handles that are dealt with at once
@@ -36,13 +36,20 @@ class PoppedOut:
         self._book = books.popped
         self._retries = retries
         self._due: list[tuple[int, Key, int]] = []  # when, whose, handle; a heap
-        self._returning: set[int] = set()  # handles
-        self._over: dict[int, None] = {}  # the last ones
+        # By handle, queue offsets: on their way back; gone back, of the last handles.
+        self._returning: dict[int, Sequence[Stretch]] = {}
+        self._over: dict[int, list[Stretch]] = {}
         self._alarm: Timer | None = None
+        self._failing_since: float | None = None  # time.monotonic(): nothing could be given back
 
     def is_over(self, handle: int) -> bool:
-        """What came under it goes back, or has: it is too late for a word on it."""
+        """Some of what came under it goes back, or has: it is too late for a word on all of it."""
         return handle in self._returning or handle in self._over
+
+    def goes_back(self, handle: int, first: int, end: int) -> bool:
+        """Whether one of these does, or has. What was acknowledged before does not."""
+        back = (*self._returning.get(handle, ()), *self._over.get(handle, ()))
+        return any(first < each[1] and each[0] < end for each in back)
 
     def done(self, key: Key, queue: PoppedQueue, handle: int, first: int, end: int) -> None:
         """The group is done with these."""
@@ -97,13 +104,11 @@ class PoppedOut:
         if handle not in self._returning:
             self._return(key, handle, queue.left_of(out.first, out.end))
 
-    def _return(self, key: Key, handle: int, left: Sequence[tuple[int, int]]) -> None:
+    def _return(self, key: Key, handle: int, left: Sequence[Stretch]) -> None:
         group, topic, queue_id = key
         offsets = [offset for first, end in left for offset in range(first, end)][:GIVEN_BACK_MAX]
-        messages = [
-            GivenBack(topic, queue_id, offset, UNKNOWN_PLACE, AGAIN_LEVEL) for offset in offsets
-        ]
-        self._returning.add(handle)
+        messages = [GivenBack(topic, queue_id, offset, UNKNOWN_PLACE) for offset in offsets]
+        self._returning[handle] = left
         try:
             self._retries.give_back(
                 GiveBackMessages(group, messages), partial(self._returned, key, handle, offsets)
@@ -116,29 +121,41 @@ class PoppedOut:
         self, key: Key, handle: int, offsets: Sequence[int], codes: Sequence[int]
     ) -> None:
         """A copy of these is kept; the rest is tried again."""
-        self._returning.discard(handle)
+        self._returning.pop(handle, None)
         gone = (0, MessageNotFound.code)
         queue = self._book.get(*key)
         if queue is None:
             return
         done = [offset for offset, code in zip(offsets, codes, strict=False) if code in gone]
+        if len(done) == len(offsets):
+            self._failing_since = None
         if done:
-            self._over[handle] = None
+            self._over.setdefault(handle, []).extend(_stretches(done))
             if len(self._over) > RETURNED_MAX:
                 del self._over[next(iter(self._over))]
         for first, end in _stretches(done):
             self.done(key, queue, handle, first, end)
         out = queue.out.get(handle)
         if out is not None:
-            until_ms = now_ms() + round(AGAIN_S * 1000 * (len(done) < len(offsets)))
+            pause_s = 0.0 if len(done) == len(offsets) else self._pause_s(codes)
+            until_ms = now_ms() + round(pause_s * 1000)
             self._books.change(PopExtended(*key, handle, until_ms))
             self.push(until_ms, key, handle)
         self._books.send()
 
+    def _pause_s(self, codes: Sequence[int]) -> float:
+        """Until these are tried again: as long as it has failed by now, where the scheduler or the
+        commitlog process is away; so they are not much later than it is back."""
+        if any(code and not from_code(code, "").retriable for code in codes):
+            return AGAIN_S
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        return min(AGAIN_S, max(SOON_S, now - self._failing_since))
 
-def _stretches(offsets: Iterable[int]) -> list[tuple[int, int]]:
+
+def _stretches(offsets: Iterable[int]) -> list[Stretch]:
     """Of ascending offsets."""
-    found: list[tuple[int, int]] = []
+    found: list[Stretch] = []
     for offset in offsets:
         if found and found[-1][1] == offset:
             found[-1] = (found[-1][0], offset + 1)

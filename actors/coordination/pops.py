@@ -236,7 +236,7 @@ class Pops:
         first, end = ack.queue_offset, ack.queue_offset + ack.count
         if queue is None or ack.handle <= 0:
             return HandleUnknown.code
-        if self._out.is_over(ack.handle):
+        if self._out.goes_back(ack.handle, first, end):
             return HandleUnknown.code
         out = queue.out.get(ack.handle)
         if out is None:

@@ -75,8 +75,9 @@ class Retries:
         self._actor.after(TIMEOUT_S, partial(self._give_up, request, pending))
 
     def give_back(self, command: GiveBackMessages, settled: Callable[[list[int]], None]) -> None:
-        """The same for the coordinator itself: `settled` gets the codes, in the actor's thread;
-        none when the scheduler has not answered in time, or its error."""
+        """The same for the coordinator itself, and they come again at once: `settled` gets the
+        codes, in the actor's thread; none when the scheduler has not answered in time, or its
+        error."""
         waiting = True
 
         def hear(done: Pending | None) -> None:
@@ -91,17 +92,25 @@ class Retries:
                 self._scheduler.give_up(pending, "StoreRetries", TIMEOUT_S)
                 hear(None)
 
-        pending = self._ask(command, lambda done: self._actor.call_soon(partial(hear, done)))
+        pending = self._ask(
+            command, lambda done: self._actor.call_soon(partial(hear, done)), at_once=True
+        )
         self._actor.after(TIMEOUT_S, give_up)
 
-    def _ask(self, command: GiveBackMessages, on_done: Callable[[Pending], None]) -> Pending:
+    def _ask(
+        self,
+        command: GiveBackMessages,
+        on_done: Callable[[Pending], None],
+        *,
+        at_once: bool = False,
+    ) -> Pending:
         if self._scheduler is None:
             raise ServiceNotAvailable("no scheduler belongs to this coordinator")
         config = self._members.config_of(command.group)
         if config.retry_queue_nums > 0:
             self._make_topic(RETRY_PREFIX + command.group, config.retry_queue_nums)
         self._make_topic(DLQ_PREFIX + command.group, 1)
-        return self._scheduler.request(_with_config(command, config), on_done=on_done)
+        return self._scheduler.request(_with_config(command, config, at_once), on_done=on_done)
 
     def _hand_back(self, request: Request, done: Pending) -> None:
         if request not in self._waiting:
@@ -120,7 +129,9 @@ class Retries:
         request.fail(error)
 
 
-def _with_config(command: GiveBackMessages, config: SubscriptionGroupConfig) -> StoreRetries:
+def _with_config(
+    command: GiveBackMessages, config: SubscriptionGroupConfig, at_once: bool
+) -> StoreRetries:
     times_max = command.max_reconsume_times
     policy = config.group_retry_policy
     exponential = policy.exponential_retry_policy
@@ -133,4 +144,5 @@ def _with_config(command: GiveBackMessages, config: SubscriptionGroupConfig) -> 
         config.retry_max_times if times_max < 0 else times_max,
         config.retry_queue_nums,
         *waits,
+        at_once,
     )

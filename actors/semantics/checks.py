@@ -16,26 +16,28 @@ from cometmq.actors.books.transactions import (
     Rules,
     Verdict,
     check_times,
-    copy_properties,
     first_of,
     judge,
 )
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Request
 from cometmq.actors.semantics.delays import now_ms
-from cometmq.actors.semantics.transaction_log import Unsure
-from cometmq.actors.semantics.transactions import Transactions
+from cometmq.actors.semantics.half_view import ASK_S, HalfView
 from cometmq.protocol.commands import (
     CHECK_WAIT_MS_MAX,
     AwaitChecks,
+    HalvesPassed,
+    PassedHalf,
+    PassHalves,
     TransactionCheck,
     TransactionChecks,
     TransactionPart,
 )
 from cometmq.protocol.errors import CometError, SystemBusy
-from cometmq.protocol.names import GIVEN_UP_TOPIC, HALF_TOPIC, check_group
-from cometmq.shm.kernel._kernel import Message, RecordDamaged, RecordTooLarge
+from cometmq.protocol.names import check_group
+from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +75,16 @@ class Checks:
     def __init__(
         self,
         family: Family,
-        transactions: Transactions,
+        commitlog: Channel,
+        store: StoreReader,
         call_soon: Callable[[Callable[[], None]], object],
         after: Callable[[float, Callable[[], None]], object],
     ) -> None:
         settings = family.settings
         self.interval_s = settings.transaction_check_interval_ms / 1000
-        self._transactions = transactions
-        self._log = transactions.log
+        self._write_s = ASK_S + max(settings.sync_flush_timeout_ms / 1000, settings.slave_wait_s)
+        self._commitlog = commitlog
+        self._view = HalfView(family, store)
         self._call_soon = call_soon
         self._after = after
         self._rules = Rules(
@@ -97,49 +101,43 @@ class Checks:
         self._checked = 0  # by this process
         self._given_up = 0
 
+    def close(self) -> None:
+        self._view.close()
+
     # --- rounds ---
 
     def begin_round(self) -> None:
         """Look at all that is pending now. One that goes on still goes on."""
-        self._transactions.begin_if_needed()
-        if self._round is not None or not self._log.is_ready:
+        if self._round is not None or not self._view.is_needed:
             return
         self._outbox.clear()  # what nobody has taken is asked anew
-        begin, end = self._log.range_of(HALF_TOPIC)
-        halves = self._log.halves
-        halves.take((gone, Outcome.GIVEN_UP) for gone in range(halves.low, min(begin, end)))
-        self._round = self._log.read(HALF_TOPIC, halves.low, end, halves)
+        self._round = self._view.pending()
         self._go_on()
 
     def _go_on(self) -> None:
         """A part of the round; others are heard before the next."""
-        if self._round is None or not self._log.is_ready:
-            self._round = None
-            return
+        assert self._round is not None
         due: list[_Due] = []
         size = 0
         is_over = True
-        for message in self._round:
-            if message is not None:
-                each = self._judge(message)
-                if each.verdict is not Verdict.WAIT:
-                    due.append(each)
-                    size += len(message.record)
-            if message is None or len(due) >= WRITE_COUNT or size >= self._bytes_max:
-                is_over = False
-                break
         try:
+            for message in self._round:
+                if message is not None:
+                    each = self._judge(message)
+                    if each.verdict is not Verdict.WAIT:
+                        due.append(each)
+                        size += len(message.record)
+                if message is None or len(due) >= WRITE_COUNT or size >= self._bytes_max:
+                    is_over = False
+                    break
             if due:
                 self._carry_out(due)
-        except Unsure as error:
-            self._transactions.begin_anew(error)
-            is_over = True
         except CometError as error:
             log.warning("transactions are checked again in %.0f s: %s", self.interval_s, error)
             is_over = True
         if is_over:
             self._round = None
-            self._log.tell_offsets()
+            self._view.tell_offsets()
         else:
             self._call_soon(self._go_on)
 
@@ -156,42 +154,31 @@ class Checks:
         return _Due(message, verdict, first_of(properties, message.queue_offset), times)
 
     def _carry_out(self, due: list[_Due]) -> None:
-        """Store copies in their stead, and ask for those; or what nobody is asked for any more."""
-        records = InnerRecords(size_max=1 << 40)
-        ended: list[Ended] = []
-        copied: list[_Due] = []
-        given_up: list[_Due] = []
-        due = [each for each in due if not self._log.halves.find(each.message.queue_offset)]
-        for each in sorted(due, key=lambda each: each.verdict is Verdict.GIVE_UP):
-            message = each.message
-            outcome = Outcome.COPIED
-            try:
-                if each.verdict is Verdict.GIVE_UP:
-                    outcome = Outcome.GIVEN_UP
-                    records.encoder.add_stored(records.queue(GIVEN_UP_TOPIC, 0), message.record)
-                    given_up.append(each)
-                else:
-                    properties = copy_properties(message.raw_properties, each.first, each.times)
-                    queue = records.queue(HALF_TOPIC, 0)
-                    records.encoder.add_stored(queue, message.record, properties)
-                    copied.append(each)
-            except (RecordTooLarge, RecordDamaged) as error:
-                log.error("half message %d is given up: %s", message.queue_offset, error)
-                outcome = Outcome.GIVEN_UP
-            ended += [(offset, outcome) for offset in _offsets(each, outcome)]
-        places, _ = self._log.write(records, ended)
-        copies = self._log.halves.copies
-        for each in given_up:
-            copies.pop(each.first, None)
-            log.error("transaction of half message %d is given up after %d checks; see topic %s",
-                      each.first, each.times, GIVEN_UP_TOPIC)  # fmt: skip
-        self._given_up += len(given_up)
+        """Have copies stored in their stead, and ask for those; or have them given up."""
+        command = PassHalves(
+            [
+                PassedHalf(
+                    each.message.queue_offset,
+                    each.message.physical_offset,
+                    each.times,
+                    each.verdict is Verdict.GIVE_UP,
+                )
+                for each in due
+            ]
+        )
+        answer, _ = self._commitlog.ask(command, timeout_s=self._write_s)
+        assert isinstance(answer, HalvesPassed)
         asked: list[tuple[_Due, int, int]] = []
-        for index, each in enumerate(copied):
-            queue_offset, physical_offset = places[2 * index], places[2 * index + 1]
-            copies[each.first] = queue_offset
-            if each.verdict is Verdict.CHECK:
-                asked.append((each, queue_offset, physical_offset))
+        ended: list[Ended] = []
+        for each, copy, is_given_up in zip(due, answer.copies, answer.given_up, strict=True):
+            if is_given_up:
+                self._given_up += 1
+                ended.append((each.message.queue_offset, Outcome.GIVEN_UP))
+            elif copy[0] >= 0:
+                ended.append((each.message.queue_offset, Outcome.COPIED))
+                if each.verdict is Verdict.CHECK:
+                    asked.append((each, *copy))
+        self._view.halves.take(ended)  # the op that says so may not be dispatched yet
         self._ask(asked)
 
     def _ask(self, asked: list[tuple[_Due, int, int]]) -> None:
@@ -234,7 +221,7 @@ class Checks:
             size = 0
             while checks and len(taken) < ANSWER_COUNT and size < ANSWER_BYTES:
                 each = checks.popleft()
-                if not self._log.halves.find(each.check.parts[0].queue_offset):
+                if self._view.halves.is_pending(each.check.parts[0].queue_offset):
                     taken.append(each)
                     size += len(each.record)
             if taken:
@@ -265,9 +252,3 @@ class Checks:
             "transactions_checked": self._checked,
             "transactions_given_up": self._given_up,
         }
-
-
-def _offsets(each: _Due, outcome: Outcome) -> set[int]:
-    """Which halves end by that: also the first of all, once it is over."""
-    own = {each.message.queue_offset}
-    return own if outcome is Outcome.COPIED else own | {each.first}

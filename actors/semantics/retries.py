@@ -129,10 +129,9 @@ class Retries:
         command, batch = storing.command, storing.batch
         entry = command.messages[index]
         retry = retry_of(command, entry, message.reconsume_times, self._levels_ms)
-        is_dead = retry.level == 0
-        if not is_dead and command.retry_queues <= 0:
+        if not retry.is_dead and command.retry_queues <= 0:
             return  # such a group drops what it could not consume
-        queue_id = 0 if is_dead else random.randrange(command.retry_queues)
+        queue_id = 0 if retry.is_dead else random.randrange(command.retry_queues)
         properties = retry_properties(
             message.raw_properties,
             retry,
@@ -140,7 +139,8 @@ class Retries:
             _sent_to(message.topic, command.group),
             message.offset_msg_id,
         )
-        queue = (retry.topic, 0) if is_dead else (DELAY_TOPIC, retry.level - 1)
+        at_once = retry.topic, queue_id
+        queue = (DELAY_TOPIC, retry.level - 1) if retry.level else at_once
         batch.records.encoder.add_stored(
             batch.records.queue(*queue),
             message.record,

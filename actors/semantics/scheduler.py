@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Final
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.loop import Timer
-from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.runtime.service import ServiceActor
 from cometmq.actors.semantics.checks import Checks
-from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, DelayLevel, now_ms
+from cometmq.actors.semantics.delays import BYTES_MAX, DelayLevel, now_ms
 from cometmq.actors.semantics.retries import Retries
 from cometmq.actors.semantics.revival import Revival
-from cometmq.actors.semantics.timers import Timers
-from cometmq.actors.semantics.transactions import Transactions
+from cometmq.actors.semantics.timers import READ_COUNT, Timers
 from cometmq.conf.delay_levels import LEVELS_MAX
 from cometmq.protocol.errors import CometError, StoreDamaged
 from cometmq.protocol.names import DELAY_TOPIC
@@ -36,8 +35,8 @@ Waiting = DelayLevel | Timers
 
 
 class SchedulerActor(ServiceActor):
-    """Copies delayed messages to their topics when they are due, stores retries, and ends
-    transactions.
+    """Copies delayed messages to their topics when they are due, stores retries, and asks what has
+    become of transactions.
 
     Writes, alone: config/delayOffset.json, config/timercheck, timerwheel and timerlog/, which are
     for RocketMQ or made of the log; that knows by itself how far it has come. The copies are
@@ -49,7 +48,7 @@ class SchedulerActor(ServiceActor):
     """
 
     role = "scheduler"
-    part_types: ClassVar[tuple[type, ...]] = (Retries, Transactions, Checks)
+    part_types: ClassVar[tuple[type, ...]] = (Retries, Checks)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
         self._family = family
@@ -64,16 +63,7 @@ class SchedulerActor(ServiceActor):
             lambda: self._dispatched.value,
             lambda: self.call_soon(self.on_doorbell),
         )
-        self._transactions = Transactions(
-            family,
-            self._commitlog,
-            self._store,
-            lambda: self._dispatched.value,
-            lambda: self.call_soon(self.on_doorbell),
-            self.call_soon,
-            self.after,
-        )
-        self._checks = Checks(family, self._transactions, self.call_soon, self.after)
+        self._checks = Checks(family, self._commitlog, self._store, self.call_soon, self.after)
         self._timed = Timers(family, self._commitlog, self._store, lambda: self._dispatched.value)
         self._revival = Revival(family, self._table, self._store, self.call_soon, self.after)
         self._timed_alarm: Timer | None = None
@@ -88,7 +78,7 @@ class SchedulerActor(ServiceActor):
         self._undispatched: set[Waiting] = set()
 
     def parts(self) -> Sequence[object]:
-        return (self._retries, self._transactions, self._checks)
+        return (self._retries, self._checks)
 
     # --- start ---
 
@@ -113,7 +103,6 @@ class SchedulerActor(ServiceActor):
                 self._sleep(each)  # it never had a message: there is nothing to ask the log for
             else:
                 self.call_soon(partial(self._go_on, each))
-        self._transactions.begin_if_needed()
         self.every(self._checks.interval_s, self._checks.begin_round)
         self._go_on_with_timers()
         self._revival.begin()
@@ -193,15 +182,9 @@ class SchedulerActor(ServiceActor):
             self._stripes[stripe].arm()
         if self._unplaced:
             self._queues.arm()
-        if (
-            self._undispatched
-            or self._retries.waits
-            or self._transactions.waits
-            or self._timed.waits
-        ):
+        if self._undispatched or self._retries.waits or self._timed.waits:
             self._dispatched.arm()
         self._retries.go_on()
-        self._transactions.go_on()
         news: list[Waiting] = [*self._watch.news(len(self._levels) + 1), *self._dispatched_now()]
         for each in news:
             if isinstance(each, DelayLevel):
@@ -225,12 +208,6 @@ class SchedulerActor(ServiceActor):
     def _end_of(self, level: Waiting) -> int:
         reach = self._table.range_of(level.topic, level.queue_id)
         return reach.max_queue_offset if reach else 0
-
-    # --- transactions ---
-
-    def on_requests(self, requests: list[Request]) -> None:
-        super().on_requests(requests)
-        self._transactions.finish_round()
 
     # --- for RocketMQ ---
 
@@ -259,7 +236,7 @@ class SchedulerActor(ServiceActor):
 
     def on_stop(self) -> None:
         super().on_stop()
-        self._transactions.close()
+        self._checks.close()
         self._timed.close()
         self._revival.close()
         self._commitlog.close()
@@ -272,7 +249,6 @@ class SchedulerActor(ServiceActor):
                 "timers_delivered": self._timed.delivered,
             }
             | self._retries.statistics()
-            | self._transactions.statistics()
             | self._checks.statistics()
             | self._revival.statistics()
         )
@@ -283,9 +259,9 @@ def _open_store(family: Family) -> StoreReader:
     return family.store_reader(
         ReadLimits(
             hot_bytes=BYTES_MAX,
-            hot_count=COUNT_MAX,
+            hot_count=READ_COUNT,
             cold_bytes=BYTES_MAX,
-            cold_count=COUNT_MAX,
+            cold_count=READ_COUNT,
             skip_removed=False,  # one unreadable entry hides no others
         )
     )

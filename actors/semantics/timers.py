@@ -23,7 +23,7 @@ from cometmq.actors.books.timers import (
 from cometmq.actors.runtime.deriver import Deriver
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.semantics.delays import BYTES_MAX, COUNT_MAX, WRITE_TIMEOUT_S, now_ms
+from cometmq.actors.semantics.delays import BYTES_MAX, WRITE_TIMEOUT_S, now_ms
 from cometmq.protocol.commands import Cover, Position
 from cometmq.protocol.errors import CometError, MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
@@ -47,7 +47,8 @@ from cometmq.shm.reading.store_reader import StoreReader
 log = logging.getLogger(__name__)
 
 DELIVERED_MAX: Final = 2_048  # messages of one write
-READS_MAX: Final = 64  # batches that are put into the wheel before anything else is heard
+READ_COUNT: Final = 2_048  # messages that are put into the wheel at once,
+READS_MAX: Final = 16  # so often before anything else is heard
 HORIZON_S: Final = 60  # how far the wheel is searched for what is due next
 
 
@@ -162,7 +163,7 @@ class Timers:
         assert self._files is not None
         for _ in range(READS_MAX):
             result = self._store.get_message(
-                TIMER_TOPIC, 0, self.seen, COUNT_MAX, max_bytes=self._bytes_max
+                TIMER_TOPIC, 0, self.seen, READ_COUNT, max_bytes=self._bytes_max
             )
             if result.payload is None:
                 if result.next_queue_offset <= self.seen:

@@ -13,9 +13,11 @@ from cometmq.actors.runtime.service import Payload, Request, Timer
 from cometmq.protocol.commands import (
     Command,
     Cover,
+    HalvesPassed,
     ProducerOpened,
     RecordsAppended,
     SendResult,
+    TransactionsEnded,
 )
 from cometmq.protocol.errors import (
     ArgumentIllegal,
@@ -236,6 +238,10 @@ class Answers:
 def late(answer: Command, error: type[NotConfirmed], text: str) -> Command:
     """The answer, with what has come of its cover: it is stored, but not as safe as it should be.
     Of two such errors the one of this machine's disk is told."""
+    if isinstance(answer, HalvesPassed):
+        return answer
+    if isinstance(answer, TransactionsEnded):
+        return _ended_late(answer, text) if error is FlushDiskTimeout else answer
     if isinstance(answer, RecordsAppended):
         return RecordsAppended(error.code, answer.store_timestamp_ms, text, answer.already)
     if isinstance(answer, ProducerOpened):
@@ -250,3 +256,11 @@ def late(answer: Command, error: type[NotConfirmed], text: str) -> Command:
         for result in answer.results
     ]
     return SendResult(results, answer.store_timestamp_ms, answer.store_host)
+
+
+def _ended_late(answer: TransactionsEnded, text: str) -> TransactionsEnded:
+    """Nobody is told that a transaction has ended which a power cut could take back. Slaves that
+    are late do not count: an end is no less stored than what it is about."""
+    codes = [code or NotConfirmed.code for code in answer.codes]
+    texts = [old or f"stored, but {text}" for old in answer.texts]
+    return TransactionsEnded(codes, texts)

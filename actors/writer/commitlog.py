@@ -69,8 +69,9 @@ class CommitLogActor(ServiceActor):
 
     Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`, `sync_wanted`,
     `marks_from`; `flushed` in a word of its own; the ends of queues and their stripes.
-    Wakes on: SendMessages, AppendRecords, OpenProducer, `flushed` while an answer waits for it, a
-    timer for one that waits too long; `queues`, to tell how far new ones reach.
+    Wakes on: SendMessages, AppendRecords, OpenProducer, EndTransactions, PassHalves; `flushed`
+    while an answer waits for it, a timer for one that waits too long; `queues`, to tell how far new
+    ones reach; `dispatched`, while what is there has to be looked for.
     Under SYNC_FLUSH it syncs a small group itself, so that nobody has to be woken between append
     and answer; what is more, or comes while the flush process is at work, is that one's.
     Dies of: a broken invariant. What was acknowledged lies below `wrote`, which outlives the
@@ -169,6 +170,8 @@ class CommitLogActor(ServiceActor):
             flushed=self._flushed,
             synced=self._synced,
             on_failed_sync=self.take_out_of_service,
+            call_soon=self.call_soon,
+            store=self._store_all,
         )
 
     def _open_segment(self) -> None:
@@ -191,6 +194,8 @@ class CommitLogActor(ServiceActor):
             if isinstance(request.command, STORED):
                 if is_repeat(request.command):
                     self.carry_out(request, self._repeats.take, request)
+                elif self._desk.transactions.must_wait(request.command):
+                    self.carry_out(request, self._desk.transactions.hold, request)
                 else:
                     group.append(request)
             else:
@@ -203,6 +208,7 @@ class CommitLogActor(ServiceActor):
         self._store_all([request])
 
     on_send_messages = on_append_records = on_open_producer = _store_alone
+    on_end_transactions = on_pass_halves = _store_alone
 
     def _store_all(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
         """Append whatever was sent, publish it once, answer, and then wake who waits for it.
@@ -253,6 +259,7 @@ class CommitLogActor(ServiceActor):
         self._answers.release()
         self._ends.place_new()
         self._repeats.go_on()
+        self._desk.transactions.go_on()
 
     # --- other commands ---
 
@@ -313,6 +320,7 @@ class CommitLogActor(ServiceActor):
     def _keep_positions(self) -> None:
         """Whatever the log is filled with, there is a snapshot of them near its end."""
         self._desk.keyed.let_go_of_deleted()
+        self._desk.transactions.let_go_of_deleted()
         derived = self._desk.derived
         derived.tell_cleaner()
         if self._gate is not None and self._gate.why_not_stored() is not None:
@@ -337,6 +345,7 @@ class CommitLogActor(ServiceActor):
             self._answers.release()
         self._staging.close()
         self._repeats.close()
+        self._desk.transactions.close()
         self._desk.keyed.close()
         with self._log.gate:  # who has asked, and been let in, comes to its end
             self._phase.advance(Phase.STOPPED)
@@ -351,6 +360,8 @@ class CommitLogActor(ServiceActor):
             "waiting_for_flush": len(self._answers),
             "repeats_found": self._repeats.found,
             "copies_by_key": self._desk.keyed.copies,
+            "transactions_committed": self._desk.transactions.committed,
+            "transactions_rolled_back": self._desk.transactions.rolled_back,
             "syncs": self._family.control.read(Counter.SYNCS).value,
             "staged_bytes": self._staging.files.size,
             "derivers": len(self._desk.derived.book) - len(self._desk.producers),

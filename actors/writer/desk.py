@@ -16,8 +16,10 @@ from cometmq.actors.writer.answers import SLOW_S, Answers
 from cometmq.actors.writer.batches import NOTHING_FOUND, Batches, Found, Stored
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.derived import DerivedWrites
+from cometmq.actors.writer.half_book import HalfBook
 from cometmq.actors.writer.keyed import Keyed
 from cometmq.actors.writer.producers import Producers
+from cometmq.actors.writer.transactions import Enders, Transactions
 from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import (
     AppendRecords,
@@ -48,7 +50,7 @@ from cometmq.shm.log.commit_log import CommitLog
 
 log = logging.getLogger(__name__)
 
-STORED = SendMessages, AppendRecords, OpenProducer  # what the desk takes
+STORED = SendMessages, AppendRecords, OpenProducer, Enders  # what the desk takes
 
 
 class Desk:
@@ -60,6 +62,7 @@ class Desk:
     Args:
         flushed, synced: the counter, and this process's word of it.
         on_failed_sync: nobody knows any more what is on the disk.
+        call_soon, store: the actor's, for commands that have to be held.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Desk:
         flushed: ReadCell,
         synced: OwnedCell,
         on_failed_sync: Callable[[OSError], None],
+        call_soon: Callable[[Callable[[], None]], object],
+        store: Callable[[list[Request]], None],
     ) -> None:
         self.is_over = False  # out of service, for ever
         self.blocked: ServiceNotAvailable | None = None  # see Staging
@@ -110,6 +115,15 @@ class Desk:
             check_producer=self.producers.check,
             keyed=self.keyed,
         )
+        self.transactions = Transactions(
+            HalfBook(
+                family, self.derived, call_soon, lambda error: self.transactions.is_ready(error)
+            ),
+            segment_bytes=segment_bytes,
+            cover=answers.policy,
+            check_admitted=self._check_admitted,
+            store=store,
+        )
 
     # --- commands ---
 
@@ -120,6 +134,8 @@ class Desk:
             return self.batches.store(request, command, found)
         if isinstance(command, OpenProducer):
             return self._open_producer(command)
+        if isinstance(command, Enders):
+            return self.transactions.take(command)
         assert isinstance(command, AppendRecords)
         return self._store_records(request, command)
 

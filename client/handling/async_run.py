@@ -166,6 +166,7 @@ class AsyncRun:
         clock = self._loop.time
         count = 0
         while (work := await self._next()) is not None:
+            rests = False  # it is not this worker's any more
             for unit in work:
                 if self._ends:
                     break
@@ -176,7 +177,9 @@ class AsyncRun:
                 seat.unit = unit
                 if now > queue.lease.until or queue.progress is not track.progress:
                     seat.unit = None
-                    self._dispatcher.keep_back(work, track, unit)
+                    rests = self._dispatcher.keep_back(work, track, unit)
+                    if rests:
+                        break
                     continue
                 failure: BaseException | None
                 try:
@@ -195,16 +198,21 @@ class AsyncRun:
                 elif failure is None:
                     track.finished.append(unit)
                 else:
-                    self._failed(work, seat, failure, unit)
+                    rests = self._failed(work, seat, failure, unit)
+                    if rests:
+                        break
                 count += 1
                 if count % YIELD_COUNT == 0:
                     await asyncio.sleep(0)
-            self._dispatcher.leave(work)
+            if not rests:
+                self._dispatcher.leave(work)
 
-    def _failed(self, work: Work, seat: Seat, failure: BaseException, unit: object) -> None:
+    def _failed(self, work: Work, seat: Seat, failure: BaseException, unit: object) -> bool:
+        """See Dispatcher.failed."""
         assert seat.track is not None
-        self._dispatcher.failed(work, seat.track, unit, failure)
+        rests = self._dispatcher.failed(work, seat.track, unit, failure)
         if not isinstance(failure, Exception | asyncio.CancelledError):
             self._raised = self._raised or failure
             self._ends = True
             self._wake()
+        return rests

@@ -284,21 +284,21 @@ class Dispatcher:
 
     # --- workers ---
 
-    def keep_back(self, work: Work, track: Track, unit: Unit) -> None:
-        """Its queue is not ours any more, or whether it is cannot be known now."""
+    def keep_back(self, work: Work, track: Track, unit: Unit) -> bool:
+        """Its queue is not ours any more, or whether it is cannot be known now. True: the work is
+        not the worker's any more, see `failed`."""
         if track.is_lost:
-            return
+            return False
         strand = work if isinstance(work, Strand) else None
         if strand is not None:
             strand.resting = True
         self._parked.append((track, unit, strand))
         self._wake()
+        return strand is not None
 
     def leave(self, work: Work) -> None:
         """A worker finds nothing more in it."""
         if isinstance(work, Strand):
-            if work.resting:
-                return
             with self._lock:
                 goes_on = len(work) > 0
                 if not goes_on:
@@ -310,23 +310,25 @@ class Dispatcher:
                 return
         self._wake()
 
-    def failed(self, work: Work | None, track: Track, unit: Unit, error: BaseException) -> None:
-        """The handler raised it."""
+    def failed(self, work: Work | None, track: Track, unit: Unit, error: BaseException) -> bool:
+        """The handler raised it. True: the work rests, and whoever ends that puts it again. It may
+        be another worker's already when this returns, and is to be touched no more."""
         messages = messages_of(unit)
         self._failures.failed(unit, error)
         verdict = verdict_of(error)
         if not (self._handling.orderly and isinstance(work, Strand)):
             self.returns.put(Failure(track, messages, verdict))
-            return
+            return False
         work.resting = True
         most = self._max_reconsume_times
         attempts = max(message.reconsume_times for message in messages)
         if verdict == DEAD or (most is not None and attempts >= most):
             self.returns.put(Failure(track, messages, DEAD, work))
-            return
+            return True
         after_s = self._handling.suspend_s if verdict.after_s is None else verdict.after_s
         least_s, most_s = SUSPEND_S
         self._again(min(most_s, max(least_s, after_s)), track, messages, work)
+        return True
 
     def _again(
         self, after_s: float, track: Track, messages: list[Message], strand: Strand | None

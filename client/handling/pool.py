@@ -106,6 +106,7 @@ class Pool:
         while (work := self._next()) is not None:
             began = clock()
             count = 1
+            rests = False  # it is not this worker's any more
             for unit in work:
                 if self.is_over:
                     break
@@ -117,7 +118,9 @@ class Pool:
                 seat.unit = unit
                 if now > queue.lease.until or queue.progress is not track.progress:
                     seat.unit = None
-                    dispatcher.keep_back(work, track, unit)
+                    rests = dispatcher.keep_back(work, track, unit)
+                    if rests:
+                        break
                     continue
                 try:
                     returned = handler(unit)
@@ -135,9 +138,12 @@ class Pool:
                 if failure is None:
                     track.finished.append(unit)
                     continue
-                dispatcher.failed(work, track, unit, failure)
+                rests = dispatcher.failed(work, track, unit, failure)
                 if not isinstance(failure, Exception):
                     on_fatal(failure)
                 failure = None
+                if rests:
+                    break
             self._unit_s = (clock() - began) / count
-            dispatcher.leave(work)
+            if not rests:
+                dispatcher.leave(work)

@@ -51,7 +51,7 @@ class Accumulator:
         watch: Callable[[bool], None],
     ) -> None:
         self.linger_s = batching.linger_s
-        self.quick: dict[str, tuple[Batch, _kernel.BatchEncoder]] = {}
+        self.quick: dict[str, tuple[Batch, _kernel.BatchEncoder, int]] = {}
         self._batching = batching
         self._topics = topics
         self._window = window
@@ -175,9 +175,9 @@ class Accumulator:
     def remember(self, batch: Batch, *, may_be_quick: bool) -> None:
         """`flush` has to raise its error; more messages may come into it the quick way."""
         batch.remembered = True
-        quick = may_be_quick and batch.free and batch.wait and not batch.waits
+        quick = may_be_quick and batch.free and batch.wait and not batch.producer_group
         if quick and batch.encoder is not None:
-            self.quick[batch.topic] = (batch, batch.encoder)
+            self.quick[batch.topic] = (batch, batch.encoder, batch.delay_level)
 
     # --- batches that leave ---
 

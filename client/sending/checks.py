@@ -16,6 +16,7 @@ from cometmq.client.routes import Routes
 from cometmq.client.sending.pending import Checker, PendingTransaction
 from cometmq.protocol.commands import (
     AwaitChecks,
+    BrokerEndpoints,
     EndTransactions,
     TransactionCheck,
     TransactionChecks,
@@ -51,7 +52,9 @@ class Checks:
         self._checker = checker
         self._is_open = is_open
         self._answers: queue.SimpleQueue[tuple[str, Pending] | None] = queue.SimpleQueue()
-        self._polls: dict[str, float] = {}  # by endpoint: when it is asked next; inf: it is asked
+        # By the coordinator's endpoint: when it is asked next (inf: it is asked), and its broker.
+        self._polls: dict[str, float] = {}
+        self._brokers: dict[str, BrokerEndpoints] = {}
         self._failures: dict[str, int] = {}
         self._looked_at = -LOOK_S
         self._closed = False
@@ -89,10 +92,10 @@ class Checks:
         except CometError as error:
             log.debug("no brokers to wait for checks of: %s", error)
             return
-        endpoints = {each.coordinator for each in masters}
-        for gone in self._polls.keys() - endpoints:
+        self._brokers = {each.coordinator: each for each in masters}
+        for gone in self._polls.keys() - self._brokers.keys():
             del self._polls[gone]
-        for endpoint in endpoints - self._polls.keys():
+        for endpoint in self._brokers.keys() - self._polls.keys():
             self._polls[endpoint] = 0.0
 
     def _poll(self, endpoint: str) -> None:
@@ -114,7 +117,8 @@ class Checks:
             answer, payload = pending.result()
             if isinstance(answer, TransactionChecks) and answer.checks:
                 records = [bytes(frame.buffer) for frame in payload]
-                self._answer(endpoint, list(zip(answer.checks, records, strict=True)))
+                checks = list(zip(answer.checks, records, strict=True))
+                self._answer(self._brokers[endpoint], checks)
         except (CometError, ValueError) as error:
             self._again(endpoint, error)
         else:
@@ -128,7 +132,9 @@ class Checks:
 
     # --- the checker ---
 
-    def _answer(self, endpoint: str, checks: list[tuple[TransactionCheck, bytes]]) -> None:
+    def _answer(
+        self, broker: BrokerEndpoints, checks: list[tuple[TransactionCheck, bytes]]
+    ) -> None:
         """Ask the checker for each, and end what it has decided."""
         for check, record in checks:
             if self._closed:
@@ -138,9 +144,10 @@ class Checks:
                 continue
             end = TransactionEnd(check.transaction_id, commit, check.parts)
             try:
-                answer = self._routes.ask(
-                    endpoint, EndTransactions(self._group, [end]), TransactionsEnded, ASK_S
-                )
+                channel = self._routes.commitlog(broker.commitlog, f"broker {broker.broker}")
+                command = EndTransactions(self._group, [end])
+                answer, _ = channel.ask(command, timeout_s=ASK_S)
+                assert isinstance(answer, TransactionsEnded)
                 if answer.codes[0]:
                     raise from_code(answer.codes[0], answer.texts[0])
             except CometError as error:  # if it is still pending, it is asked for again

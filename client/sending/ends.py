@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 ATTEMPT_S: Final = 3.0  # for an answer; then it is asked again
 ROUTE_S: Final = 0.5
 COMMAND_PARTS: Final = 1_024  # messages in a command; then no further end
+LINE_ENDS: Final = 64  # in a command that goes by a line: the longest answer fits into a packet
 
 
 Word = Future[CometError | None] | asyncio.Future[CometError | None]
@@ -94,7 +95,7 @@ class Ends:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[Ending]] = {}  # by broker
         self._busy: set[str] = set()  # brokers that a command is on its way to
-        self._endpoints: dict[str, str] = {}  # of their coordinators
+        self._endpoints: dict[str, str] = {}  # of their commitlog processes
 
     # --- threads ---
 
@@ -196,14 +197,15 @@ class Ends:
         endpoint = self._endpoints.get(first.broker)
         if endpoint is None:
             endpoint = self._endpoints[first.broker] = self._find(first.broker, first.topic)
-        channel = self._routes.channel(endpoint, f"the coordinator of {first.broker}")
+        channel = self._routes.commitlog(endpoint, f"broker {first.broker}")
         command = EndTransactions(self._group, [each.end for each in batch])
-        return channel.request(command, on_done=on_done), channel
+        by_line = len(batch) <= LINE_ENDS
+        return channel.request(command, on_done=on_done, by_line=by_line), channel
 
     def _find(self, broker: str, topic: str) -> str:
         for each in self._routes.topic(topic, ROUTE_S).brokers:
             if (each.endpoints.broker, each.endpoints.broker_id) == (broker, MASTER):
-                return each.endpoints.coordinator
+                return each.endpoints.commitlog
         raise NotReachable(f"no broker {broker} serves topic {topic} now")
 
     def find_anew(self, ending: Ending) -> None:

@@ -12,7 +12,7 @@ from cometmq.client.arguments import check
 from cometmq.protocol.commands import TIMED
 from cometmq.protocol.errors import ArgumentIllegal, MessageIllegal, MessageTooLarge
 from cometmq.protocol.names import check_properties, check_tag, check_topic
-from cometmq.protocol.timed import RECALL_TAG, Handle, timing
+from cometmq.protocol.timed import RECALL_TAG, Handle
 from cometmq.shm.kernel import _kernel
 
 Body = bytes | bytearray | memoryview
@@ -103,7 +103,7 @@ def compose(
     if deliver_at is not None or deliver_after is not None:
         if delay_level:
             raise ArgumentIllegal(f"delay_level={delay_level}, and a time to deliver it as well")
-        name, value = timing(deliver_at, deliver_after)
+        name, value = _kernel.timing(deliver_at, deliver_after)
         properties = {**(properties or {}), name: value}
         delay_level = TIMED
     return (

@@ -37,6 +37,7 @@ from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.kernel import _kernel
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+Held = dict[Batch, tuple[TopicLanes, Lane | None]]  # open batches, and what they are meant for
 
 
 class Sender:
@@ -144,12 +145,15 @@ class Sender:
         watch: Callable[[Batch, int], None] | None = None,
         *,
         remember: bool = False,
+        held: Held | None = None,
     ) -> tuple[Batch, int]:
         """Add a message to the open batch it belongs to; what became full or due leaves.
 
         Args:
             watch: called under the lock with the batch and the message's index in it.
             remember: `flush` raises the batch's error.
+            held: gets the open batch, without linger as well; the caller lets it go soon. None:
+                without linger it leaves at once if its queue is idle.
         """
         lanes = self.learn(target.topic)
         self.prepare(message)
@@ -170,9 +174,11 @@ class Sender:
                     accumulator.remember(batch, may_be_quick=self.may_be_quick)
                 if watch is not None:
                     watch(batch, index)
-                if not self.lingers:
+                if held is not None:
+                    held[batch] = lanes, lane
+                elif not self.lingers:
                     touched += accumulator.close_if_idle(lanes, lane)
-            flights = self.delivery.collect(touched)
+            flights = self.delivery.collect(touched) if touched else ()
         self.delivery.launch(flights)
         if failure is not None:
             raise illegal(failure, message, message.body) from None

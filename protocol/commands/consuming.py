@@ -63,3 +63,4 @@ class StoreRetries(Command, frozen=True, tag=89):
     first_wait_ms: Int64 = 0
     wait_multiplier: Int64 = 1
     most_wait_ms: Int64 = 0
+    at_once: bool = False  # they do not wait at all

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from cometmq.protocol.commands.root import Answer, Command, On, Part, by_clients, publish
+from cometmq.protocol.commands.root import (
+    Answer,
+    Command,
+    On,
+    Part,
+    by_clients,
+    by_family,
+    publish,
+)
 from cometmq.protocol.integers import Int32, Int64
 
 ENDS_MAX: Final = 1_024  # in one command
@@ -31,7 +39,7 @@ class TransactionEnd(Part, frozen=True):
 
 
 class EndTransactions(Command, frozen=True, tag=140):
-    """Producer to coordinator: commit these transactions, or roll them back. -> TransactionsEnded
+    """Producer to commitlog: commit these transactions, or roll them back. -> TransactionsEnded
 
     All messages of a transaction are stored, or none, once. An end that comes again is answered as
     the first one was.
@@ -76,3 +84,46 @@ class TransactionChecks(Answer, frozen=True, tag=143):
     """A payload frame for each: the record of its first message."""
 
     checks: list[TransactionCheck]
+
+
+# --- within the family ---
+
+
+class BeginTransactions(Command, frozen=True, tag=144):
+    """Commitlog or scheduler to coordinator: make the topics of transactions, unless they are
+    there. -> GroupOffsets
+
+    Answered with the offsets of RocketMQ's group: below the first no half message is pending,
+    below the second no op is needed.
+    """
+
+    access = by_family(later=True)
+    new_in = "0.2.0"
+
+
+class PassedHalf(Part, frozen=True):
+    """A half message that nobody has ended in time."""
+
+    queue_offset: Int64
+    physical_offset: Int64
+    times: Int64  # that its producers were asked, with the copy
+    give_up: bool  # it goes to TRANS_CHECK_MAX_TIME_TOPIC; else a copy goes on in its stead
+
+
+class PassHalves(Command, frozen=True, tag=145):
+    """Scheduler to commitlog: copy these, or give them up, unless they have ended. -> HalvesPassed
+
+    All of it is one derived write. One that comes again changes nothing more.
+    """
+
+    access = by_family(later=True)
+    new_in = "0.2.0"
+
+    halves: list[PassedHalf]
+
+
+class HalvesPassed(Answer, frozen=True, tag=146):
+    """For each where its copy lies, or that it is given up; neither, where it has ended before."""
+
+    copies: list[tuple[Int64, Int64]]  # queue offset and physical offset; (-1, -1): there is none
+    given_up: list[bool]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from contextlib import suppress
 from typing import Final
 
@@ -67,7 +68,7 @@ class QueueBuilder:
         self._segment_bytes = files.segment_bytes
         self._table = table
         self._count = count
-        self._kernel = _kernel.Dispatcher()
+        self._kernel = _kernel.Dispatcher(array("q", delay_levels_ms))
         self._windows = WindowCache(self._kernel)
         self.files: list[QueueFiles] = []  # by the kernel's slot number, which is the table's
         self._log = LogMaps(files.store, files.segment_bytes)
@@ -256,8 +257,6 @@ class QueueBuilder:
             self._register(message.topic, message.queue_id, QueueRange(0, 0))
         elif reason == _kernel.DISPATCH_NEED_ROOM:
             self._windows.make_room(slot, self.files[slot], index, self._store)
-        elif reason == _kernel.DISPATCH_SPECIAL:
-            return self._put_special(memory, at, slot, index)
         elif reason == _kernel.DISPATCH_TAKEN:
             return self._take_place(_message(memory, at), slot, index)
         elif reason == _kernel.DISPATCH_GAP:
@@ -308,13 +307,6 @@ class QueueBuilder:
     def _mark_rebuild(self) -> None:
         (self._store / REBUILD_FILE).touch()
         sync_folder(self._store)
-
-    def _put_special(self, memory: FileMap, at: int, slot: int, index: int) -> int:
-        """The delay topic's tagsCode is a time; the record's size."""
-        message = _message(memory, at)
-        code = tags_code_of(message, self._delay_levels_ms)
-        self._kernel.put(slot, index, message.physical_offset, message.size, code)
-        return message.size
 
     def _fill_gap(self, memory: FileMap, at: int, slot: int, index: int) -> int:
         """RocketMQ's fillers stand for entries whose records the log does not hold (any more)."""

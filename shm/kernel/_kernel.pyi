@@ -13,7 +13,6 @@ DISPATCH_BLANK: Final[int]
 DISPATCH_NEW_QUEUE: Final[int]
 DISPATCH_NEED_ROOM: Final[int]
 DISPATCH_BAD: Final[int]
-DISPATCH_SPECIAL: Final[int]
 DISPATCH_GAP: Final[int]
 DISPATCH_TAKEN: Final[int]
 INDEX_DONE: Final[int]
@@ -318,6 +317,7 @@ class InnerEncoder:
         prepared_offset: int | None = None,
     ) -> int:
         """Add a copy of a record as it lies in the log; its index. Raises RecordDamaged."""
+    def cut(self, size: int, count: int) -> None: ...
     def take(self) -> bytes:
         """The payload; the encoder is empty again."""
 
@@ -333,6 +333,24 @@ TIMERS_ROLL: Final[int]
 def element_due_ms(batch: Buffer, index: int, now: int) -> int:
     """When an element of a client's batch body is due; -1: it does not say."""
 
+def timing(deliver_at: datetime | None, deliver_after: timedelta | float | None) -> tuple[str, str]:
+    """(name, value) of the property that says when a message is to be delivered. Raises
+    ArgumentIllegal."""
+
+def delayed_code(stored: Buffer, levels_ms: array[int]) -> int:
+    """tagsCode of a record of the delay topic, with so long a wait of each level. Raises
+    RecordDamaged."""
+
+def half_at(
+    segment: Buffer | FileMap,
+    at: int,
+    end: int,
+    physical_offset: int,
+    queue_offset: int,
+    group: str,
+    transaction: str,
+    topic: str,
+) -> tuple[int, int, int] | None: ...
 def due_ms_of(stored: Buffer) -> int:
     """When a record of the wheel's topic is due; -1: it does not say. Raises RecordDamaged."""
 
@@ -469,6 +487,7 @@ class Dispatcher:
     """Writes a ConsumeQueue entry for every record. Has one user, the dispatcher process."""
 
     last_store_timestamp: int
+    def __init__(self, levels_ms: array[int]) -> None: ...
     def add_queue(
         self, topic: str, queue_id: int, next_index: int, published: Any, published_at: int
     ) -> int: ...
@@ -1218,7 +1237,7 @@ class QuickSend:
     """A producer's `send` as long as there is an open batch that takes the message."""
 
     def __init__(
-        self, open: dict[str, tuple[Any, BatchEncoder]], receipt: Any, slow: Any
+        self, open: dict[str, tuple[Any, BatchEncoder, int]], receipt: Any, slow: Any
     ) -> None: ...
     def send(
         self,

@@ -19,7 +19,7 @@ from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.errno cimport errno
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport qsort
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset, strlen
 from posix.mman cimport (
     MADV_DONTNEED, MAP_FAILED, MAP_SHARED, MS_SYNC, PROT_READ, PROT_WRITE, madvise, mlock, mmap,
     msync, munlock, munmap,
@@ -87,6 +87,8 @@ include "copying.pxi"
 include "append.pxi"
 include "inner.pxi"
 include "timed.pxi"
+include "timing.pxi"
+include "halves.pxi"
 include "timers.pxi"
 include "spans.pxi"
 include "columns.pxi"

@@ -153,7 +153,9 @@ cdef class LogCopy:
         self.frame_bytes = <int32_t>load_be32(at + HA_FRAME_SIZE)
         if not 0 <= self.frame_bytes <= _COPY_FRAME_MAX:
             return C_FRAME
-        if self.frame_offset != self._log.segment_start + self._log._at + self._held:
+        if <uint64_t>self.frame_offset != (
+                <uint64_t>self._log.segment_start + <uint64_t>self._log._at
+                + <uint64_t>self._held):
             return C_GAP
         self._begin += HA_FRAME_BYTES
         self._frame_left = self.frame_bytes

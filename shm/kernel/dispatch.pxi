@@ -16,7 +16,6 @@ DISPATCH_BLANK = 1  # the rest of the segment is blank
 DISPATCH_NEW_QUEUE = 2  # the record's queue is not registered
 DISPATCH_NEED_ROOM = 3  # the entry lies outside the slot's window: attach another
 DISPATCH_BAD = 4  # not a record: args has the reason
-DISPATCH_SPECIAL = 5  # a tagsCode that Python has to compute (delay topic)
 DISPATCH_GAP = 6  # entries of this queue are missing before this one
 DISPATCH_TAKEN = 7  # another, earlier record has this place in the queue
 
@@ -26,7 +25,6 @@ cdef enum:
     D_NEW_QUEUE = 2
     D_NEED_ROOM = 3
     D_BAD = 4
-    D_SPECIAL = 5
     D_GAP = 6
     D_TAKEN = 7
 
@@ -41,6 +39,9 @@ cdef class Dispatcher:
     """Writes a ConsumeQueue entry for every record. Has one user, the dispatcher process.
 
     An entry's place is its record's queue offset, so writing it twice changes nothing.
+
+    Args:
+        levels_ms: how long each delay level waits, as int64s.
     """
 
     cdef QueueSlot *_slots
@@ -48,9 +49,10 @@ cdef class Dispatcher:
     cdef int32_t *_buckets  # open addressing: slot number + 1, 0 = free
     cdef uint32_t _mask
     cdef list _held  # what keeps the mappings alive: [segment view, published view] a slot
+    cdef const int64_t[::1] _levels_ms
     cdef readonly int64_t last_store_timestamp
 
-    def __cinit__(self):
+    def __cinit__(self, levels_ms not None):
         self._capacity = 64
         self._slots = <QueueSlot *>PyMem_Malloc(self._capacity * sizeof(QueueSlot))
         self._mask = 255
@@ -59,6 +61,7 @@ cdef class Dispatcher:
             raise MemoryError
         memset(self._buckets, 0, (self._mask + 1) * sizeof(int32_t))
         self._held = []
+        self._levels_ms = levels_ms
 
     def __dealloc__(self):
         cdef int32_t i
@@ -194,13 +197,19 @@ cdef class Dispatcher:
             if record.queue_offset < slot.next_index and is_taken(
                     self._unit(slot, record.queue_offset), record.physical_offset):
                 return D_TAKEN
-            if is_delayed(record.topic, record.topic_length):
-                return D_SPECIAL
-            write_entry(self._unit(slot, record.queue_offset), &record)
+            self._write(self._unit(slot, record.queue_offset), &record)
             self._publish(slot, record.queue_offset)
             at[0] += record.total_size
         slot_number[0] = -1
         return D_DONE
+
+    cdef inline void _write(self, uint8_t *unit, Record *record) noexcept nogil:
+        if not is_delayed(record.topic, record.topic_length):
+            write_entry(unit, record)
+            return
+        write_unit(unit, record.physical_offset, record.total_size, delay_code(
+            record, &self._levels_ms[0] if self._levels_ms.shape[0] else NULL,
+            self._levels_ms.shape[0]))
 
     cdef inline uint8_t *_unit(self, QueueSlot *slot, int64_t index) noexcept nogil:
         """The entry of that index, which is inside the window."""

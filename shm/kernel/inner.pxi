@@ -1,6 +1,11 @@
 # --- records of the broker's own actors, with every field that a record has -------------------------
 
 
+cdef enum:
+    MORE_BYTES = 1024  # of properties that a timed message gets here
+    NUMBER_BYTES = 40  # of one that is a number
+
+
 @cython.final
 cdef class InnerEncoder:
     """Builds the payload of AppendRecords: records for any queues, which have numbers here.
@@ -37,9 +42,10 @@ cdef class InnerEncoder:
             self._buffer, self._capacity = grown, wanted
         return self._buffer + self.size
 
-    cdef int _add(self, int32_t queue, Record *record, bytes more=b"") except -1:
+    cdef int _add(self, int32_t queue, Record *record, const uint8_t *more=NULL,
+                  Py_ssize_t more_count=0) except -1:
         """Of the record its flags, times, hosts, body and properties, with more of these behind."""
-        cdef int32_t more_bytes = <int32_t>min(len(more), PROPERTIES_MAX_BYTES + 1)
+        cdef int32_t more_bytes = <int32_t>min(more_count, PROPERTIES_MAX_BYTES + 1)
         cdef int32_t own_bytes = record.properties_length
         cdef bint separator = (more_bytes > 0 and own_bytes > 0
                                and record.properties[own_bytes - 1] != 2)
@@ -73,7 +79,7 @@ cdef class InnerEncoder:
         memcpy(at, record.properties, own_bytes)
         if separator:
             at[own_bytes] = 2
-        memcpy(at + own_bytes + separator, PyBytes_AS_STRING(more), more_bytes)
+        memcpy(at + own_bytes + separator, more, more_bytes)
         memcpy(at + properties_bytes, record.body, record.body_length)
         self.size += total
         self.count += 1
@@ -146,6 +152,7 @@ cdef class InnerEncoder:
         cdef Py_ssize_t at = start, added = 0
         cdef int64_t size
         cdef int unkept
+        cdef bytes text
         cdef Record record
         if not 0 <= start <= batch.shape[0]:
             raise ValueError(f"a batch of {batch.shape[0]} bytes has no byte {start}")
@@ -160,7 +167,8 @@ cdef class InnerEncoder:
                 unkept = find_unkept(record.properties, record.properties_length)
                 if unkept >= 0:
                     refuse_unkept(added, unkept, record.properties, record.properties_length)
-                self._add(queue, &record, more + transaction_of(&record) if half else more)
+                text = more + transaction_of(&record) if half else more
+                self._add(queue, &record, <const uint8_t *>PyBytes_AS_STRING(text), len(text))
             except BatchFull:
                 break
             at += size
@@ -184,7 +192,11 @@ cdef class InnerEncoder:
         cdef Py_ssize_t added = 0, count = 0
         cdef const uint8_t *value = NULL
         cdef Record record
-        cdef bytes text
+        cdef uint8_t text[MORE_BYTES + 2 * NUMBER_BYTES]
+        cdef Py_ssize_t text_bytes
+        if len(more) > MORE_BYTES:
+            raise RecordTooLarge("properties", len(more), MORE_BYTES)
+        memcpy(text, PyBytes_AS_STRING(more), len(more))
         record.sys_flag, record.born_timestamp = sys_flag, born_timestamp
         record.reconsume_times, record.prepared_offset = 0, 0
         set_hosts(&record, born_host, b"")
@@ -197,9 +209,11 @@ cdef class InnerEncoder:
             if find_property(record.properties, record.properties_length, b"TIMER_DEL_UNIQKEY", 17,
                              &value, &count) and (earliest < 0 or due < earliest):
                 earliest = due
-            text = b"%sTIMER_DELIVER_MS\x01%d\x02TIMER_OUT_MS\x01%d\x02" % (
-                more, due, max(due - 1, 0) // 1000 * 1000)
-            self._add(queue, &record, text)
+            text_bytes = len(more)
+            text_bytes += put_number(text + text_bytes, b"TIMER_DELIVER_MS", due)
+            text_bytes += put_number(text + text_bytes, b"TIMER_OUT_MS",
+                                     max(due - 1, 0) // 1000 * 1000)
+            self._add(queue, &record, text, text_bytes)
             at += size
             added += 1
         return added, earliest
@@ -231,6 +245,12 @@ cdef class InnerEncoder:
         record.store_host_length = 0  # it is stored here
         self._add(queue, &record)
         return self.count - 1
+
+    def cut(self, Py_ssize_t size, Py_ssize_t count):
+        """Forget the last records; it was so large before them, by its `size` and `count`."""
+        if not (0 <= size <= self.size and 0 <= count <= self.count and (count > 0) == (size > 0)):
+            raise ValueError(f"{count} records of {size} bytes, of {self.count} of {self.size}")
+        self.size, self.count = size, count
 
     def take(self):
         """The payload; the encoder is empty again."""

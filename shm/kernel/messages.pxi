@@ -31,6 +31,10 @@ cdef int64_t month_start_ms():
 cdef bytes process_token = _os.urandom(8)
 
 
+cdef enum:
+    ALIKE_BYTES = 1024  # of tags and keys, for messages that come the quick way
+
+
 cdef class BatchEncoder:
     """Builds one batch body: messages for one queue, in RocketMQ's batch layout.
 
@@ -126,6 +130,18 @@ cdef class BatchEncoder:
         self.count += 1
         return self.count - 1
 
+    cdef Py_ssize_t _add_alike(self, bytes body, const uint8_t *more, Py_ssize_t count) except -2:
+        """A message with the tags and keys of the one before, and a property of its own. -1: that
+        is too long for this way."""
+        cdef uint8_t text[ALIKE_BYTES + TIMING_BYTES]
+        cdef Py_ssize_t alike = len(self._last_text)
+        if alike > ALIKE_BYTES:
+            return -1
+        memcpy(text, PyBytes_AS_STRING(self._last_text), alike)
+        memcpy(text + alike, more, count)
+        return self._add(<const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), text,
+                         alike + count, 0)
+
     def add(self, const uint8_t[::1] body not None, str tags=None, str keys=None,
             dict properties=None, int32_t flag=0):
         """The message's index in the batch; BatchFull when it does not fit any more."""
@@ -173,7 +189,7 @@ cdef class QuickSend:
     so no lock is taken: who closes a batch takes it out of `open` before he counts its messages.
 
     Args:
-        open: (batch, its encoder) by topic.
+        open: (batch, its encoder, its delay level; below 0: each has a time of its own) by topic.
         receipt: made of batch and index.
         slow: `send` for everything else.
     """
@@ -190,26 +206,28 @@ cdef class QuickSend:
         """See Producer.send."""
         cdef tuple entry
         cdef BatchEncoder encoder
-        cdef bytes text
-        cdef Py_ssize_t index
+        cdef uint8_t timing[TIMING_BYTES]
+        cdef Py_ssize_t index = -1, timing_bytes = 0
+        if deliver_at is not None or deliver_after is not None:
+            # Before a batch is looked up: a time zone may be Python, and let other threads in.
+            timing_bytes = put_timing(timing, deliver_at, deliver_after)
         if (PyBytes_CheckExact(body) and PyBytes_GET_SIZE(body) and type(topic) is str
-                and wait is True and flag == 0 and delay_level == 0 and deliver_at is None
-                and deliver_after is None and properties is None and sharding_key is None
-                and queue_id is None and (tags is None or type(tags) is str)
-                and (keys is None or type(keys) is str)):
+                and wait is True and flag == 0 and type(delay_level) is int and properties is None
+                and sharding_key is None and queue_id is None
+                and (tags is None or type(tags) is str) and (keys is None or type(keys) is str)):
             found = self._open.get(topic)
             if found is not None:
                 entry = found
                 encoder = entry[1]
-                if tags is encoder._last_tags and keys is encoder._last_keys:
-                    text = encoder._last_text
+                if (tags is encoder._last_tags and keys is encoder._last_keys
+                        and (delay_level == 0 and entry[2] < 0 if timing_bytes
+                             else delay_level == entry[2])):
                     try:
-                        index = encoder._add(
-                            <const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body),
-                            <const uint8_t *>PyBytes_AS_STRING(text), len(text), 0)
-                        return self._receipt(entry[0], index)
+                        index = encoder._add_alike(body, timing, timing_bytes)
                     except (BatchFull, ValueError):
                         pass  # the other way knows what to do
+                    if index >= 0:
+                        return self._receipt(entry[0], index)
         return self._slow(
             topic, body, tags=tags, keys=keys, properties=properties, sharding_key=sharding_key,
             queue_id=queue_id, flag=flag, wait=wait, delay_level=delay_level,

@@ -344,7 +344,7 @@ cdef inline bint takes_place(int32_t sys_flag) noexcept nogil:
 
 
 cdef inline bint is_delayed(const uint8_t *topic, Py_ssize_t count) noexcept nogil:
-    """The delay topic's tagsCode is a time, which Python computes (shm/derived/delay.py)."""
+    """The delay topic's tagsCode is a time (`delay_code`)."""
     return count == 19 and memcmp(topic, b"SCHEDULE_TOPIC_XXXX", 19) == 0
 
 
@@ -354,6 +354,34 @@ cdef inline void write_unit(
     store_be64(unit + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET, <uint64_t>physical_offset)
     store_be32(unit + CONSUME_QUEUE_UNIT_SIZE, <uint32_t>size)
     store_be64(unit + CONSUME_QUEUE_UNIT_TAGS_CODE, <uint64_t>tags_code)
+
+
+cdef int64_t delay_code(Record *record, const int64_t *levels_ms, Py_ssize_t count) noexcept nogil:
+    """tagsCode of a record of SCHEDULE_TOPIC_XXXX (store-format 3.2): when it is due, in ms since
+    1970, as 64 bits hold it; of one that says no level, as of any other record."""
+    cdef const uint8_t *value = NULL
+    cdef Py_ssize_t value_bytes = 0, i
+    cdef int64_t level = 0
+    if find_property(record.properties, record.properties_length, b"DELAY", 5, &value,
+                     &value_bytes):
+        for i in range(value_bytes):
+            if not 48 <= value[i] <= 57:
+                level = 0
+                break
+            level = min(10 * level + value[i] - 48, count)
+    if level == 0:
+        return tags_code_of(record.properties, record.properties_length)
+    return <int64_t>(<uint64_t>record.store_timestamp + <uint64_t>levels_ms[level - 1])
+
+
+def delayed_code(const uint8_t[::1] stored not None, const int64_t[::1] levels_ms not None):
+    """That tagsCode of a record, with so long a wait of each level. Raises RecordDamaged."""
+    cdef Record record
+    cdef int why = REC_BAD_SIZE if stored.shape[0] < RECORD_MIN else parse_record(
+        &stored[0], stored.shape[0], False, &record)
+    if why != REC_OK:
+        raise RecordDamaged(REASONS[why], 0)
+    return delay_code(&record, &levels_ms[0] if levels_ms.shape[0] else NULL, levels_ms.shape[0])
 
 
 cdef inline void write_entry(uint8_t *unit, Record *record) noexcept nogil:

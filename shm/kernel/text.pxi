@@ -71,21 +71,18 @@ cdef bint find_property(
     const uint8_t **value, Py_ssize_t *value_bytes,
 ) noexcept nogil:
     """The last entry of that name, as RocketMQ's string2messageProperties would keep it."""
-    cdef Py_ssize_t at = 0, end, separator
+    cdef Py_ssize_t at = 0, end
+    cdef const uint8_t *mark
     cdef bint found = False
     while at < count:
-        end = at
-        separator = -1
-        while end < count and properties[end] != 2:
-            if separator < 0 and properties[end] == 1:
-                separator = end
-            end += 1
-        # An empty name or an empty value is dropped.
-        if separator > at and separator < end - 1 and separator - at == name_bytes:
-            if memcmp(properties + at, name, name_bytes) == 0:
-                value[0] = properties + separator + 1
-                value_bytes[0] = end - separator - 1
-                found = True
+        mark = <const uint8_t *>memchr(properties + at, 2, count - at)
+        end = count if mark == NULL else mark - properties
+        # An empty value is dropped. A name holds no separator: so this is the first one.
+        if (end - at > name_bytes + 1 and properties[at + name_bytes] == 1
+                and memcmp(properties + at, name, name_bytes) == 0):
+            value[0] = properties + at + name_bytes + 1
+            value_bytes[0] = end - at - name_bytes - 1
+            found = True
         at = end + 1
     return found
 

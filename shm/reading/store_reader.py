@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, NoReturn
@@ -21,7 +21,7 @@ from cometmq.protocol.errors import MessageNotFound
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, Filter, Message, TailView
-from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT, MAGIC_BLANK, RECORD_HEAD
+from cometmq.shm.kernel.layout import BLANK, CONSUME_QUEUE_UNIT, RECORD_HEAD
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
 from cometmq.shm.log.references import LogMaps
@@ -368,21 +368,13 @@ class StoreReader:
 
     def record_at(self, physical_offset: int) -> Message:
         """The record that begins there. Raises MessageNotFound."""
-        log_min, log_max = self.positions.log_range()
         nothing = MessageNotFound(f"no record begins at physical offset {physical_offset}")
-        if not log_min <= physical_offset <= log_max - RECORD_HEAD.size:
+        place = self.place_of(physical_offset)
+        if place is None:
             raise nothing
-        start = physical_offset // self._segment_bytes * self._segment_bytes
-        memory = self._map(start)
-        if memory is None:
-            raise nothing
-        at = physical_offset - start
-        (size,) = _I32.unpack_from(memory, at) if at + 4 <= len(memory) else (0,)
-        if (
-            not RECORD_HEAD.size
-            <= size
-            <= min(log_max, start + self._segment_bytes) - physical_offset
-        ):
+        memory, at, end = place
+        (size,) = _I32.unpack_from(memory, at)
+        if not RECORD_HEAD.size <= size <= end - at:
             raise nothing
         try:
             (message,) = _kernel.decode(memory[at : at + size])
@@ -392,21 +384,18 @@ class StoreReader:
             raise nothing
         return message
 
-    def scan_log(self) -> Iterator[Message]:
-        """Every record in the order of the log, from its beginning."""
-        at, log_max = self.positions.log_range()
-        while at < log_max:
-            start = at // self._segment_bytes * self._segment_bytes
-            memory = self._map(start)
-            if memory is None:
-                return
-            size, magic = struct.unpack_from(">iI", memory, at - start)
-            if magic == MAGIC_BLANK:
-                at = start + self._segment_bytes
-                continue
-            (message,) = _kernel.decode(memory[at - start : at - start + size], None, False)
-            yield message
-            at += message.size
+    def place_of(self, physical_offset: int) -> tuple[FileMap, int, int] | None:
+        """The mapped segment, where in it a record or a blank may begin there, and where the log
+        ends in it; None where there can be none."""
+        log_min, log_max = self.positions.log_range()
+        if not log_min <= physical_offset <= log_max - BLANK.size:
+            return None
+        start = physical_offset // self._segment_bytes * self._segment_bytes
+        memory = self._map(start)
+        if memory is None:
+            return None
+        at, end = physical_offset - start, min(log_max - start, len(memory))
+        return (memory, at, end) if at <= end - BLANK.size else None
 
     # --- time ---
 

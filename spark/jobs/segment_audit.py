@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cometmq.shm.derived.delay import delay_tags_code
+from cometmq.shm.derived.delay import tags_code_of
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, LogWalk
 from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
@@ -50,7 +50,7 @@ def audit_segment(task: AuditTask) -> bytes:
 
 def _delay_code(record: bytes) -> int:
     (message,) = _kernel.decode(record, None, False)
-    return delay_tags_code(message)
+    return tags_code_of(message)
 
 
 @dataclass

@@ -112,12 +112,15 @@ def test_what_becomes_of_what_is_given_back() -> None:
     plain = StoreRetries("g", [], 3, 1)
     assert retry_of(plain, entry, 0, LEVELS_MS) == Retry("%RETRY%g", 3)
     assert retry_of(plain, entry, 2, LEVELS_MS) == Retry("%RETRY%g", 5)
-    assert retry_of(plain, entry, 3, LEVELS_MS) == Retry("%DLQ%g", 0)
+    assert retry_of(plain, entry, 3, LEVELS_MS) == Retry("%DLQ%g", 0, True)
     many = StoreRetries("g", [], 99, 1)
     assert retry_of(many, entry, 50, LEVELS_MS) == Retry("%RETRY%g", 6)
     chosen = GivenBack("t", 0, 0, 0, delay_level=99)
     assert retry_of(plain, chosen, 0, LEVELS_MS) == Retry("%RETRY%g", 6)
-    assert retry_of(plain, GivenBack("t", 0, 0, 0, -1), 0, LEVELS_MS) == Retry("%DLQ%g", 0)
+    assert retry_of(plain, GivenBack("t", 0, 0, 0, -1), 0, LEVELS_MS) == Retry("%DLQ%g", 0, True)
+    now = StoreRetries("g", [], 3, 1, at_once=True)
+    assert retry_of(now, entry, 2, LEVELS_MS) == Retry("%RETRY%g", 0)
+    assert retry_of(now, entry, 3, LEVELS_MS) == Retry("%DLQ%g", 0, True)
     later = GivenBack("t", 0, 0, 0, after_ms=1500)
     assert retry_of(plain, later, 0, LEVELS_MS) == Retry("%RETRY%g", 2)
     growing = StoreRetries("g", [], 99, 1, 500, 4, 3000)
@@ -132,7 +135,7 @@ def test_a_copy_keeps_what_the_first_one_had() -> None:
         b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
         b"DELAY": b"3", b"REAL_TOPIC": b"%RETRY%g", b"REAL_QID": b"1",
     }  # fmt: skip
-    dead = retry_properties(first, Retry("%DLQ%g", 0), 0, "%RETRY%g", "OTHER")
+    dead = retry_properties(first, Retry("%DLQ%g", 0, True), 0, "%RETRY%g", "OTHER")
     pairs = dict(pair.split(b"\1") for pair in dead.split(b"\2")[:-1])
     assert pairs == {
         b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
@@ -440,6 +443,9 @@ def _wait_delivered(broker: RunningBroker, sent: set[bytes]) -> dict[bytes, int]
 
 
 def _closed(store: Path, topic: str, queue_id: int) -> list[Message]:
+    """All messages of a queue; an answer has 32 at most."""
     reader = StoreReader.open_closed(store)
-    result = reader.get_message(topic, queue_id, 0, 100_000, max_bytes=1 << 26)
-    return decode(result.payload) if result.payload else []
+    found: list[Message] = []
+    while payload := reader.get_message(topic, queue_id, len(found)).payload:
+        found += decode(payload)
+    return found

@@ -7,8 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
+from typing import Any
 
 import golden
 import pytest
@@ -20,7 +21,7 @@ from cometmq.actors.semantics.scheduler import LOOK_S
 from cometmq.client import Admin, AsyncProducer, Consumer, Producer
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal, TooLate
-from cometmq.protocol.names import TIMER_TOPIC
+from cometmq.protocol.names import DELAY_TOPIC, TIMER_TOPIC
 from cometmq.shm.derived.timer_files import read_check, write_check
 from cometmq.shm.kernel._kernel import Message
 
@@ -122,6 +123,71 @@ def test_what_is_recalled_does_not_come(broker: RunningBroker) -> None:
         for handle in ("", "nonsense", "djEgYSBiIGMgZA=="):
             with pytest.raises(ArgumentIllegal, match="no recall handle"):
                 producer.recall(handle)
+
+
+def test_what_lingers_has_its_own_time(broker: RunningBroker) -> None:
+    """Messages that share batches, some by the quick way: times, levels and none, in turns."""
+
+    class Slow(tzinfo):
+        """A time zone in Python, that lets other threads in."""
+
+        def utcoffset(self, _: datetime | None) -> timedelta:
+            threading.Event().wait(0.0001)
+            return timedelta(hours=2)
+
+        def dst(self, _: datetime | None) -> timedelta:
+            return timedelta()
+
+    hour = datetime.now(UTC).replace(microsecond=1) + timedelta(hours=1)
+    ways: list[dict[str, Any]] = [
+        {"deliver_at": hour}, {"deliver_after": 3_600}, {"deliver_after": timedelta(hours=1)},
+        {"delay_level": 18}, {"delay_level": 17}, {}, {"deliver_at": hour.astimezone(Slow())},
+        {"deliver_at": hour, "tags": "t" * 2_000}, {"deliver_after": 3_600, "keys": "k"},
+    ]  # fmt: skip
+    receipts: list[tuple[dict[str, Any], Receipt]] = []
+    with Producer(name_server(broker), linger_ms=20) as producer:
+
+        def work(number: int) -> None:
+            for way in ways[number:] + ways[:number]:
+                receipts.extend((way, producer.send("lingers", b"x", **way)) for _ in range(40))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(ArgumentIllegal, match="both given"):
+            producer.send("lingers", b"x", deliver_at=hour, deliver_after=1)
+        with pytest.raises(ArgumentIllegal, match="a time to deliver it as well"):
+            producer.send("lingers", b"x", deliver_after=1, delay_level=1)
+        producer.flush()
+        wanted = int(hour.timestamp() * 1000) + 1
+        names = {receipt.msg_id for _, receipt in receipts}
+        assert len(names) == 4 * 40 * len(ways)
+        queues = [(TIMER_TOPIC, 0), (DELAY_TOPIC, 16), (DELAY_TOPIC, 17)]
+        queues += [("lingers", n) for n in range(8)]
+        stored: dict[str, tuple[str, Message]] = {}
+
+        def look() -> bool:
+            for topic, queue_id in queues:
+                found = broker.read_queue(topic, queue_id)
+                stored.update((each.msg_id, (topic, each)) for each in found)
+            return names <= stored.keys()
+
+        until("all are dispatched", look)
+        for way, receipt in receipts:
+            topic, message = stored[receipt.msg_id]
+            if "delay_level" in way:
+                assert (topic, message.queue_id) == (DELAY_TOPIC, way["delay_level"] - 1)
+            elif not way.keys() & {"deliver_at", "deliver_after"}:
+                assert topic == "lingers"
+            else:
+                assert topic == TIMER_TOPIC
+                assert receipt.due_ms == due_of(message)
+                from_now_ms = due_of(message) - message.store_timestamp_ms
+                assert due_of(message) == wanted or 0 < from_now_ms <= 3_600_000
+                assert due_of(message) == wanted or "deliver_after" in way
+            assert (message.tags, message.keys) == (way.get("tags"), way.get("keys"))
 
 
 def test_what_waits_is_listed(broker: RunningBroker) -> None:

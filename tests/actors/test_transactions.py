@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -35,9 +36,13 @@ from cometmq.actors.books.transactions import (
     op_of,
     read_op,
 )
+from cometmq.actors.writer.answers import late
 from cometmq.client import AsyncProducer, Consumer, PendingTransaction, Producer
 from cometmq.protocol.commands import (
     EndTransactions,
+    HalvesPassed,
+    PassedHalf,
+    PassHalves,
     Section,
     SendMessages,
     SendResult,
@@ -47,12 +52,17 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import (
     ArgumentIllegal,
+    FlushDiskTimeout,
+    FlushSlaveTimeout,
     MessageIllegal,
     MessageTooLarge,
     NameIllegal,
+    NotConfirmed,
+    SlaveNotAvailable,
     TransactionFinished,
     TransactionIncomplete,
     TransactionUnknown,
+    UnknownCommand,
 )
 from cometmq.protocol.names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from cometmq.shm.kernel._kernel import Message
@@ -95,7 +105,7 @@ def begin(producer: Producer, body: bytes, topic: str = "orders") -> Transaction
 
 
 def end(broker: RunningBroker, group: str, *ends: TransactionEnd) -> list[tuple[int, str]]:
-    answer = broker.ask("coordinator", EndTransactions(group, list(ends)), WAIT_S)
+    answer, _ = broker.commitlog.ask(EndTransactions(group, list(ends)), timeout_s=WAIT_S)
     assert isinstance(answer, TransactionsEnded)
     return list(zip(answer.codes, answer.texts, strict=True))
 
@@ -276,7 +286,7 @@ def test_the_writer_takes_halves_from_nobody_else(slow_broker: RunningBroker) ->
         assert isinstance(answer, SendResult)
         return answer.results[0].code
 
-    slow_broker.ask("coordinator", EndTransactions("shop", []), WAIT_S)  # the topics are there now
+    end(slow_broker, "shop")  # the topics are there now
     assert send(Section("orders", 0, 1, producer_group="shop")) == 0
     for topic in (HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC):
         assert send(Section(topic, 0, 1)) == NameIllegal.code
@@ -299,7 +309,7 @@ def test_an_end_is_confirmed_once_and_repeated_alike(slow_broker: RunningBroker)
     assert (code, second) == (TransactionFinished.code, TransactionFinished.code)
     assert "to be rolled back, but is committed" in text
     assert "to be committed, but is rolled back" in other_text
-    broker.kill("scheduler")
+    broker.kill("commitlog")  # the next one reads what has ended
     assert end(broker, "shop", commit, otherwise(other), other)[:2] == [(0, "")] * 2
     assert bodies(broker, "orders") == [*before, b"kept"]
 
@@ -329,6 +339,70 @@ def test_an_end_of_what_is_none(slow_broker: RunningBroker) -> None:
     assert end(slow_broker, "shop", otherwise(commit)) == [(0, "")]
 
 
+def test_an_end_waits_until_it_is_known_what_is_pending(slow_broker: RunningBroker) -> None:
+    """A commitlog process that has just begun asks the coordinator, and takes sends meanwhile."""
+    broker = slow_broker
+    with Producer(server(broker), name="shop") as producer:
+        commit = begin(producer, b"held")
+    broker.kill("commitlog")
+    coordinator = broker.pids()["coordinator"]
+    os.kill(coordinator, signal.SIGSTOP)
+    try:
+        ends = EndTransactions("shop", [commit])
+        pending = [broker.commitlog.request(ends) for _ in range(2)]
+        section = Section("orders", 0, 1)
+        answer, _ = broker.commitlog.ask(
+            SendMessages([section], 1), [encode_batch([b"sent meanwhile"])], timeout_s=WAIT_S
+        )
+        assert isinstance(answer, SendResult)
+        assert answer.results[0].code == 0
+        assert not any(each.done for each in pending)
+    finally:
+        os.kill(coordinator, signal.SIGCONT)
+    for each in pending:
+        assert broker.commitlog.wait(each, WAIT_S)
+        assert each.result()[0] == TransactionsEnded([0], [""])
+    assert bodies(broker, "orders")[-2:] == [b"sent meanwhile", b"held"]
+
+
+def test_an_end_that_the_disk_has_not_confirmed_is_not_told() -> None:
+    ended = TransactionsEnded([0, TransactionUnknown.code], ["", "unknown"])
+    told = late(ended, FlushDiskTimeout, "not flushed within 5 ms")
+    assert told == TransactionsEnded(
+        [NotConfirmed.code, TransactionUnknown.code],
+        ["stored, but not flushed within 5 ms", "unknown"],
+    )
+    assert late(ended, FlushSlaveTimeout, "late") == late(ended, SlaveNotAvailable, "away") == ended
+
+
+def test_halves_that_are_passed_on_twice_are_passed_on_once(slow_broker: RunningBroker) -> None:
+    """What a scheduler says again, or of what has ended, changes nothing."""
+    broker = slow_broker
+    with Producer(server(broker), name="shop") as producer:
+        commit, ended, lost = (begin(producer, body) for body in (b"passed", b"ended", b"lost"))
+    assert end(broker, "shop", otherwise(ended)) == [(0, "")]
+    half, over, gone = (
+        PassedHalf(each.parts[0].queue_offset, each.parts[0].physical_offset, 1, each is lost)
+        for each in (commit, ended, lost)
+    )
+    wrong = PassedHalf(half.queue_offset, gone.physical_offset, 1, False)
+    first = broker.ask("commitlog", PassHalves([gone, wrong, half, over, half]), WAIT_S)
+    assert isinstance(first, HalvesPassed)
+    copy = first.copies[2]
+    nowhere = (-1, -1)
+    assert first.copies == [nowhere, nowhere, copy, nowhere, nowhere] != [nowhere] * 5
+    assert first.given_up == [True] + [False] * 4
+    second = broker.ask("commitlog", PassHalves([gone, half]), WAIT_S)
+    assert second == HalvesPassed([nowhere] * 2, [False] * 2)
+    with pytest.raises(UnknownCommand):  # not from outside
+        broker.commitlog.ask(PassHalves([half]), timeout_s=WAIT_S)
+    again = TransactionEnd(commit.transaction_id, True, [TransactionPart("orders", *copy)])
+    assert end(broker, "shop", commit, again, commit) == [(0, "")] * 3
+    assert bodies(broker, "orders").count(b"passed") == 1
+    ((code, text),) = end(broker, "shop", lost)
+    assert (code, "given up" in text) == (TransactionFinished.code, True)
+
+
 # --- checks ---
 
 
@@ -345,7 +419,7 @@ def test_a_lost_end_is_asked_of_any_producer(broker: RunningBroker) -> None:
         commit = begin(dying, b"lost", "invoices")
         begin(dying, b"dropped", "invoices")
     with Producer(server(broker), name="lost", checker=checker):
-        until("both are ended", lambda: broker.statistics("scheduler")["transactions_rolled_back"])
+        until("both are ended", lambda: broker.statistics("commitlog")["transactions_rolled_back"])
         until("it is committed", lambda: b"lost" in bodies(broker, "invoices"))
         # Whoever comes back with the end that was lost hears that it is so.
         assert end(broker, "lost", commit) == [(0, "")]

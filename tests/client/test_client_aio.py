@@ -143,6 +143,44 @@ def test_sending_together(broker: Handle, linger_ms: float) -> None:
     assert len(broker.asked(SendMessages)) < 200  # they shared batches
 
 
+def test_what_is_sent_in_one_turn_of_the_loop_leaves_together(broker: Handle) -> None:
+    """Also where some of it is illegal; each queue gets its own batch, and keeps its order."""
+
+    async def work() -> None:
+        async with AsyncProducer(broker.address) as producer:
+            await producer.send("t", b"known", queue_id=0)
+            before = len(broker.asked(SendMessages))
+            calls = [producer.send("t", b"%d" % n, queue_id=n % 2) for n in range(10)]
+            calls.insert(5, producer.send("t", b""))
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(answers.pop(5), errors.MessageIllegal)
+            assert [each.queue_offset for each in answers] == [1, 0, 2, 1, 3, 2, 4, 3, 5, 4]
+            assert len(broker.asked(SendMessages)) == before + 1
+            with pytest.raises(errors.MessageIllegal):
+                await producer.send("t", b"")
+            await producer.send("t", b"alone", queue_id=0)
+            assert len(broker.asked(SendMessages)) == before + 2
+
+    in_loop(work)
+    assert [int(body) for body in broker.broker.bodies("t", 1)] == [1, 3, 5, 7, 9]
+
+
+def test_what_a_loop_that_has_ended_held_leaves_all_the_same(broker: Handle) -> None:
+    async def leave(producer: AsyncProducer) -> None:
+        await producer.send("t", b"known", queue_id=0)
+        await producer.send_async("t", b"last", queue_id=0)
+        asyncio.get_running_loop().stop()  # before its next turn
+
+    producer = AsyncProducer(broker.address)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(leave(producer))
+    loop.run_forever()
+    loop.close()
+    assert task.done()
+    in_loop(producer.close)
+    assert broker.broker.bodies("t", 0) == [b"known", b"last"]
+
+
 def test_errors_come_home(broker: Handle) -> None:
     async def work() -> None:
         async with AsyncProducer(broker.address, retry_max=0) as producer:

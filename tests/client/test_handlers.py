@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import queues_of
 from ports import free_ports
 from shared_data import data_path
 
@@ -24,6 +25,7 @@ from cometmq import Broker, Reject, Retry
 from cometmq.client import Admin, AsyncConsumer, Consumer, Message
 from cometmq.client.handling.failures import BURST
 from cometmq.client.handling.options import Handling
+from cometmq.client.receiving.buffer import OVER
 from cometmq.protocol import errors
 from cometmq.protocol.commands import GiveBackMessages
 from cometmq.protocol.wire.channel import Channel
@@ -316,6 +318,99 @@ def test_a_queue_in_order(broker: Broker, topic: str) -> None:
     assert order == {0: wanted, 1: wanted}
     assert count_in(broker, "%DLQ%orderly") == 2
     assert committed(broker, topic, "orderly") == {0: 20, 1: 20}
+
+
+@pytest.mark.parametrize("fails_as", ["again", "dead", "later"])
+def test_a_worker_that_is_held_up_behind_a_failure(
+    fails_as: str, broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue has gone on meanwhile, and another worker has it: never two."""
+    fill(broker, topic, 30)
+    held_up = threading.Event()
+    order: list[int] = []
+    at_work = most = 0
+    lock = threading.Lock()
+    failed, keep_back = dispatching.Dispatcher.failed, dispatching.Dispatcher.keep_back
+
+    def wait_until_put(work: Any) -> None:
+        if not held_up.is_set():
+            held_up.set()
+            until(lambda: not work.resting)
+
+    def failed_slowly(self: Any, work: Any, *rest: Any) -> Any:
+        found = failed(self, work, *rest)
+        wait_until_put(work)
+        return found
+
+    def keep_back_slowly(self: Any, work: Any, *rest: Any) -> Any:
+        found = keep_back(self, work, *rest)
+        wait_until_put(work)
+        return found
+
+    def handle(message: Message) -> None:
+        nonlocal at_work, most
+        with lock:
+            at_work += 1
+            most = max(most, at_work)
+            order.append(int(message.body))
+            first = order == [0]
+        time.sleep(0.002)  # so that two would be seen
+        with lock:
+            at_work -= 1
+        if first and fails_as == "later":
+            queues_of(consumer)[0].lease = OVER  # for a while nobody knows whose it is
+            threading.Timer(0.1, lambda: setattr(queues_of(consumer)[0], "lease", lease)).start()
+        elif first:
+            raise Retry(after=0.01) if fails_as == "again" else Reject()
+
+    monkeypatch.setattr(dispatching.Dispatcher, "failed", failed_slowly)
+    monkeypatch.setattr(dispatching.Dispatcher, "keep_back", keep_back_slowly)
+    with broker.consumer("held-up", topic) as consumer:
+        until(lambda: queues_of(consumer))
+        lease = queues_of(consumer)[0].lease
+        with running(consumer, handle, orderly=True, suspend_s=0.01, concurrency=4):
+            until(lambda: 29 in order)
+    assert held_up.is_set()
+    assert most == 1
+    assert order == [0] * (fails_as == "again") + list(range(30))
+
+
+def test_a_task_that_is_held_up_behind_a_failure(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above: the broker has the dead letter before the task goes on."""
+    fill(broker, topic, 30)
+    at_work = most = 0
+    order: list[int] = []
+    failed = dispatching.Dispatcher.failed
+
+    def failed_slowly(self: Any, work: Any, *rest: Any) -> Any:
+        found = failed(self, work, *rest)
+        until(lambda: not work.resting)
+        return found
+
+    monkeypatch.setattr(dispatching.Dispatcher, "failed", failed_slowly)
+
+    async def main() -> None:
+        async with AsyncConsumer(broker.name_server, "held-up-tasks", topic) as consumer:
+
+            async def handle(message: Message) -> None:
+                nonlocal at_work, most
+                at_work += 1
+                most = max(most, at_work)
+                order.append(int(message.body))
+                await asyncio.sleep(0.002)
+                at_work -= 1
+                if message.queue_offset == 29:
+                    await consumer.close()
+                if message.queue_offset == 0:
+                    raise Reject
+
+            await consumer.run(handle, orderly=True, concurrency=4)
+
+    asyncio.run(main())
+    assert most == 1
+    assert order == list(range(30))
 
 
 def test_progress_and_span(broker: Broker, topic: str) -> None:

@@ -18,6 +18,7 @@ from family import RunningBroker
 from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.actors.launch.addresses import address_of
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
+from cometmq.client.popping.consumer import taken_of
 from cometmq.protocol.commands import (
     AckPopped,
     ChangeInvisible,
@@ -221,6 +222,8 @@ def test_it_comes_again_and_in_the_end_is_dead(broker: Broker, topic: str) -> No
         assert {message.reconsume_times for message in pop(consumer, 3)} == {0}
         again = pop(consumer, 3)
         assert {(m.topic, m.reconsume_times) for m in again} == {(topic, 1)}
+        # At once: by no delay level, whose first one alone waits for a second.
+        assert {m.properties.get("DELAY") for m in again} == {None}
         with Admin(broker.name_server) as admin:
             until(lambda: len(list(admin.dead_letters(topic))) == 3)
         assert consumer.poll(timeout_s=0) == []
@@ -264,6 +267,24 @@ def test_too_late(broker: Broker, topic: str) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_acknowledged_stays_so_when_its_neighbour_goes_back(
+    broker: Broker, topic: str
+) -> None:
+    """An `ack` is said again when its answer is lost, however late."""
+    with broker.producer() as producer:
+        producer.send_many(topic, [b"done", b"late"], queue_id=0)
+    with broker.pop_consumer(topic, topic, invisible_s=1) as consumer:
+        done, late = pop(consumer, 2)
+        assert taken_of(done) is taken_of(late)
+        consumer.ack(done)
+        (again,) = pop(consumer, 1, ack=True)
+        assert again.body == late.body
+        consumer.ack(done)
+        for told in ([late], [done, late]):
+            with pytest.raises(errors.HandleUnknown):
+                consumer.ack(*told)
+
+
 def test_handlers(broker: Broker, topic: str) -> None:
     bodies = send(broker, topic, 200)
     seen: Counter[bytes] = Counter()

@@ -37,6 +37,8 @@ MODULES = (
     "fault.kills",
     "fault.pairs",
     "fault.disk_campaigns",
+    "fault.consuming",
+    "fault.timed",
     "fault.group_faults",
     "fault.fail_over",
 )

@@ -147,6 +147,22 @@ def today() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d")
 
 
+def new_tally(
+    name: str, seed: int, sync: bool, fault: str, target: str, point: str = "", outcome: str = "ok"
+) -> Tally:
+    return Tally(
+        campaign=name,
+        seed=seed,
+        commit=commit_under_test(),
+        date=today(),
+        flush="SYNC_FLUSH" if sync else "ASYNC_FLUSH",
+        fault=fault,
+        target=target,
+        point=point,
+        outcome=outcome,
+    )
+
+
 # --- the tally ------------------------------------------------------------------------------------
 
 

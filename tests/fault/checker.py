@@ -49,6 +49,22 @@ class Kind(StrEnum):
     COMMIT_BACK = "a committed offset went back"
     UNSEEN = "stored, and never delivered to a group"
     STORE = "the files contradict each other"
+    # of consuming_checker.py
+    UNFINISHED = "stored, and in the end neither done nor a dead letter"
+    DONE_AGAIN = "done with, and delivered again"
+    DEAD_EARLY = "a dead letter that had attempts left"
+    ATTEMPTS_FELL = "delivered with fewer attempts than before"
+    FENCED = "handed out by a member that had lost the queue"
+    OVERLAP = "two messages of a queue in order at work at a time"
+    OUT_OF_ORDER = "a queue in order went on with another message than the next"
+    HELD_TWICE = "given out while another one had it"
+    BACK_LATE = "not acknowledged, and later back than it may be"
+    BACK_EARLY = "back before its time was over"
+    # of timed_checker.py
+    EARLY = "delivered before its time"
+    RECALLED = "recalled, and delivered"
+    UNCOMMITTED = "not committed, and seen"
+    OUTLIVED = "stored by a producer whose name a newer one has"
 
 
 class Stored(NamedTuple):
@@ -67,12 +83,14 @@ class Rules:
 
     Args:
         groups: that have drained everything.
+        seen: of these topics; empty: of all.
         retention: the oldest messages of a queue may have gone.
         lost_tail_younger_than_ms: under ASYNC_FLUSH, what a power cut ("power_cut" in the history)
             may take: a suffix, acknowledged no longer before. None = nothing at all.
     """
 
     groups: Sequence[str] = ()
+    seen: Sequence[str] = ()
     retention: bool = False
     lost_tail_younger_than_ms: float | None = None
 
@@ -87,6 +105,7 @@ class Verdict:
     duplicate_ns: list[int] = field(default_factory=list)  # further copies, by when sent
     texts: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, kind: Kind, text: str) -> None:
         self.findings[kind] += 1
@@ -438,6 +457,8 @@ def _take_poll(
 def _check_unseen(checker: _Checker, queues: dict[tuple[str, str, int], _GroupQueue]) -> None:
     for group in checker.rules.groups:
         for topic, queue, offset in checker.at:
+            if checker.rules.seen and topic not in checker.rules.seen:
+                continue
             if offset not in queues[group, topic, queue].seen:
                 text = f"{topic}/{queue}/{offset} by {group}: {checker.at[topic, queue, offset]}"
                 checker.verdict.add(Kind.UNSEEN, text)

@@ -34,7 +34,13 @@ class Op(msgspec.Struct, omit_defaults=True, gc=False):
 
     f: "send"; "poll" (an invoke a call, an ok a message), "committed" (a look at
     a group's progress; offset: the next one wanted); "read" (a message read past the groups);
-    "join", "leave", "assign"; "fault", "power_cut" (value: what was done to whom).
+    "join", "leave", "assign"; "fault", "power_cut" (value: what was done to whom), "dark" (nobody
+    is left of a broker without power), "healed" (it serves again), "away" and "stall" (from
+    since_ns on: the broker did not answer, the process did not run). See consuming_clients.py and
+    timed_clients.py for what they add.
+
+    attempt: how often the message was given back before. epoch: of the ownership that it was
+    handed out under. due_ms: a time of the system's clock, since 1970. since_ns: as t_ns.
     """
 
     p: str
@@ -48,6 +54,10 @@ class Op(msgspec.Struct, omit_defaults=True, gc=False):
     group: str = ""
     msg_id: str = ""
     note: str = ""
+    attempt: int = -1
+    epoch: int = -1
+    due_ms: int = 0
+    since_ns: int = 0
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -89,6 +99,15 @@ def read_history(path: Path) -> list[Op]:
     """Raises msgspec.DecodeError for a line that is none; the last one may be torn."""
     *lines, _torn = path.read_bytes().split(b"\n")
     return [_decode(line) for line in lines]
+
+
+def read_part(path: Path, begin: int) -> tuple[list[Op], int]:
+    """The whole lines from that byte on, and where the next one begins."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        text = file.read()
+    end = text.rfind(b"\n") + 1
+    return [_decode(line) for line in text[:end].splitlines()], begin + end
 
 
 def read_histories(folder: Path) -> list[Op]:

@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 import psutil
 from family import CHILDREN, RECOVER_TIMEOUT_S
 from fault.campaigns import Options, Tally, campaign
-from fault.kills import Rig, _rounds
+from fault.kills import rounds
+from fault.rig import Rig
 
 from cometmq.shm.os.files import ABORT_FILE
 
@@ -138,4 +139,4 @@ def pair_one(rig: Rig, victims: Sequence[str], number: int) -> None:
 @campaign("pairs", "two faults at a time: kills, stops, ends, and restarts that are killed")
 def pairs(options: Options) -> Iterator[Tally]:
     victims = [victim for victim in VICTIMS if options.wants(victim)]
-    yield from _rounds(options, "pairs", lambda rig, number: pair_one(rig, victims, number))
+    yield from rounds(options, "pairs", lambda rig, number: pair_one(rig, victims, number))

@@ -42,7 +42,7 @@ _HIT: Final = struct.Struct("<II")  # number of the point, process
 Own = Callable[[ControlFile, Counter], OwnedCell]
 When = Literal[
     "load", "restart", "start", "clean", "cold start", "derived", "transactions", "replication",
-    "named",
+    "named", "timers",
 ]  # fmt: skip
 
 
@@ -57,7 +57,7 @@ class Point:
         when: what leads there: the usual load; a restart of that role; a start of the broker after
             a bad end; deleting old segments; a deriver at work (test_derived.py); transactions
             (test_transactions.py); a slave that follows (test_replication.py); producers with names
-            or keys (test_named_producers.py, test_keyed.py).
+            or keys (test_named_producers.py, test_keyed.py); messages for later (timed.py).
         nth_max: the pass is drawn from 1 to this.
         sync_only: it is passed under SYNC_FLUSH only.
     """
@@ -91,7 +91,11 @@ _OPENING = "cometmq.actors.writer.opening:"
 _BOOKS = "cometmq.actors.coordination.books:"
 _WRITER = "cometmq.actors.writer."
 _DERIVED = "cometmq.actors.writer.derived:DerivedWrites."
-_TRANSACTIONS = "cometmq.actors.semantics.transaction_log:TransactionLog."
+_TIMERS = "cometmq.actors.semantics.timers:Timers."
+_LEVELS = "cometmq.actors.semantics.delays:DelayLevel."
+_COMMIT_LOG = "cometmq.shm.log.commit_log:CommitLog."
+_PASS = "cometmq.actors.writer.transactions:Transactions._pass"
+_HALF_BOOK = "cometmq.actors.writer.half_book:HalfBook."
 _LEDGER = "cometmq.actors.coordination.ledger:Ledger."
 _SNAPSHOTS = "cometmq.actors.coordination.snapshots:"
 _RETIRED = "cometmq.shm.log.retired:RetiredSegments."
@@ -99,13 +103,13 @@ _RECOVERY = "cometmq.shm.log.recovery:"
 _QUEUES = "cometmq.shm.derived.queue_builder:QueueBuilder."
 POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
-    **_both("append.records", "commitlog", "cometmq.shm.log.commit_log:CommitLog.append_batch"),
-    **_both("append.wrote", "commitlog", "cometmq.shm.log.commit_log:CommitLog.publish"),
+    **_both("append.records", "commitlog", _COMMIT_LOG + "append_batch"),
+    **_both("append.wrote", "commitlog", _COMMIT_LOG + "publish"),
     # Under SYNC_FLUSH, between: synced, and `flushed` says so.
-    **_both("sync.here", "commitlog", "cometmq.shm.log.commit_log:CommitLog.sync", sync_only=True),
+    **_both("sync.here", "commitlog", _COMMIT_LOG + "sync", sync_only=True),
     **_both("sync.flushed", "commitlog", "Counter.FLUSHED", sync_only=True),
     **_both("append.answer", "commitlog", "cometmq.actors.runtime.service:Request.reply"),
-    **_both("roll", "commitlog", "cometmq.shm.log.commit_log:CommitLog._roll", nth_max=1),
+    **_both("roll", "commitlog", _COMMIT_LOG + "_roll", nth_max=1),
     **_both("roll.mapped", "commitlog", "cometmq.shm.log.segment_maps:SegmentMaps.map", nth_max=1),
     **_both("segment.reserved", "allocator", "os.posix_fallocate", nth_max=1),
     **_both("segment.renamed", "allocator", "os.rename", nth_max=1),
@@ -123,7 +127,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("config.link", "coordinator", "os.link", nth_max=2),
     # The ledger, and the snapshots of what it comes to.
     **_both("ledger.sent", "coordinator", _LEDGER + "_hand_over"),
-    **_both("ledger.stored", "commitlog", "cometmq.shm.log.commit_log:CommitLog.append_inner"),
+    **_both("ledger.stored", "commitlog", _COMMIT_LOG + "append_inner"),
     **_both("ledger.covered", "coordinator", _LEDGER + "_succeed"),
     **_both("snapshot.open", "coordinator", _SNAPSHOTS + "_Content.open", nth_max=3),
     **_both("snapshot.write", "coordinator", _SNAPSHOTS + "_Content.write", nth_max=3),
@@ -175,25 +179,23 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both(
         "derived.appended",
         "commitlog",
-        "cometmq.shm.log.commit_log:CommitLog.append_inner",
+        _COMMIT_LOG + "append_inner",
         "derived",
         5,
     ),
     **_both("derived.snapshot", "commitlog", _DERIVED + "keep", "derived", 2),
     **_both("derived.told", "commitlog", _DERIVED + "_tell_from", "derived", 1),
-    **_both(
-        "derived.published", "commitlog", "cometmq.shm.log.commit_log:CommitLog.publish", "derived"
-    ),
+    **_both("derived.published", "commitlog", _COMMIT_LOG + "publish", "derived"),
     **_both(
         "derived.answer", "commitlog", "cometmq.actors.runtime.service:Request.reply", "derived"
     ),
     **_both("derived.loaded", "commitlog", _DERIVED + "load", "restart", 1),
-    # Transactions: an end or a check is written, and answered; a scheduler begins.
-    **_both("transactions.write", "scheduler", _TRANSACTIONS + "write", "transactions", 5),
+    # Transactions: an end or a check is written, and answered; a commitlog process begins.
+    **_both("transactions.write", "commitlog", _HALF_BOOK + "write", "transactions", 5),
     **_both(
         "transactions.ended",
-        "scheduler",
-        "cometmq.actors.semantics.transactions:Transactions._write",
+        "commitlog",
+        "cometmq.actors.writer.transactions:Transactions.take",
         "transactions",
         5,
     ),
@@ -205,8 +207,24 @@ POINTS: Final[Mapping[str, Point]] = {
         1,
     ),
     **_both("transactions.laid", "commitlog", _DERIVED + "_lay", "transactions", 5),
-    **_both("transactions.life", "scheduler", _TRANSACTIONS + "_take_life", "transactions", 1),
-    **_both("transactions.offsets", "scheduler", _TRANSACTIONS + "tell_offsets", "transactions", 2),
+    # Messages for later: the wheel is filled, what is due is gathered and written, a level as well.
+    **_both("timers.opened", "scheduler", _TIMERS + "_open", "timers", 1),
+    **_both("timers.read", "scheduler", _TIMERS + "_read", "timers", 5),
+    **_both("timers.fill", "scheduler", _TIMERS + "_fill", "timers", 5),
+    **_both("timers.write", "scheduler", _TIMERS + "_write", "timers", 5),
+    **_both("timers.kept", "scheduler", _TIMERS + "keep", "timers", 2),
+    **_both("levels.write", "scheduler", _LEVELS + "_write", "timers", 3),
+    **_both("transactions.published", "commitlog", _COMMIT_LOG + "publish", "transactions", 5),
+    **_both("transactions.begun", "commitlog", _HALF_BOOK + "begin", "transactions", 1),
+    **_both("transactions.read", "commitlog", _HALF_BOOK + "go_on", "transactions", 1),
+    **_both("transactions.passed", "commitlog", _PASS, "transactions", 1),
+    **_both(
+        "transactions.offsets",
+        "scheduler",
+        "cometmq.actors.semantics.half_view:HalfView.tell_offsets",
+        "transactions",
+        2,
+    ),
     # A slave follows: it is sent something, reports, and counts; answers that waited for it.
     **_both("ha.began", "ha", "cometmq.actors.replication.ha:HaActor._begin", "replication", 1),
     **_both("ha.sent", "ha", "cometmq.actors.replication.pieces:LogPieces.send", "replication"),
@@ -259,9 +277,13 @@ class Points:
         _ARMED.pack_into(self._memory, 0, 0, 0)
         self.wait_hit(0)
 
+    def is_hit(self, timeout_s: float) -> bool:
+        """Whether a process has died at the armed point; see `wait_hit`."""
+        return bool(select.select([self._hits], [], [], timeout_s)[0])
+
     def wait_hit(self, timeout_s: float) -> int | None:
         """The process that has died at the armed point; None when the time is up."""
-        if not select.select([self._hits], [], [], timeout_s)[0]:
+        if not self.is_hit(timeout_s):
             return None
         _, pid = _HIT.unpack(os.read(self._hits, _HIT.size))
         return int(pid)

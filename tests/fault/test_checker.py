@@ -21,7 +21,7 @@ from fault.history import (
     read_history,
     value_of,
 )
-from fault.kills import Rig, gaps_ms
+from fault.rig import Rig, gaps_ms
 from fault.workload import GROUPS
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]

@@ -14,9 +14,10 @@ import pytest
 from family import EndedEarly, RunningBroker
 from fault import launcher, points
 from fault.campaigns import Options, Tally, append_tally, read_tally, report
-from fault.kills import ELSEWHERE, TARGETS, Outcome, Rig, kill_at_one, kill_one, one_round
+from fault.kills import ELSEWHERE, kill_at_one, kill_one, one_round
 from fault.pairs import VICTIMS, Pair, fault_with, pair_one
 from fault.points import POINTS, Point, Points
+from fault.rig import TARGETS, Outcome, Rig
 
 from cometmq.actors.launch import ending
 from cometmq.shm.live.control import Counter

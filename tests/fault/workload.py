@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 import forked
 import msgspec
@@ -47,12 +47,15 @@ class Spec(msgspec.Struct, omit_defaults=True):
     """What one child is to do.
 
     Args:
+        module: whose KINDS has its kind, and whose `main` it runs.
         kind: "single" (sends one by one), "impatient" (with a short time-out, so that outcomes
             stay unknown), "linger" (shares batches), "batch" (send_many), "consumer", "watcher"
             (looks at the committed offsets).
         number: unique over the whole history: it is in the bodies.
         pace_s: pause between two rounds.
         transport: of consumers, see Consumer: who maps a store keeps its disk from being unmounted.
+        groups: whose progress a watcher looks at.
+        name: of a member or a producer that goes on under it when its process was killed.
     """
 
     kind: str
@@ -67,6 +70,9 @@ class Spec(msgspec.Struct, omit_defaults=True):
     pace_s: float = 0.002
     size_max: int = 150_000
     transport: str = "auto"
+    module: str = MODULE
+    groups: tuple[str, ...] = GROUPS
+    name: str = ""
 
     @property
     def p(self) -> str:
@@ -82,7 +88,8 @@ class Child:
         self.log = Path(spec.folder) / f"{spec.p}.log"
         with self.log.open("ab") as log:
             told = [msgspec.json.encode(spec).decode()]
-            self._process = forked.fork(MODULE, log.fileno(), os.environ, told, imported=MODULE)
+            module = spec.module
+            self._process = forked.fork(module, log.fileno(), os.environ, told, imported=module)
         self.pid = self._process.pid
 
     @property
@@ -124,7 +131,7 @@ class Workload:
 
     Args:
         folder: for the histories (*.jsonl) and what the children had to say (*.log).
-        producers, groups, members: which children.
+        producers, groups, members: which children; `first` may have more before they are started.
     """
 
     def __init__(
@@ -146,41 +153,46 @@ class Workload:
         self.history = History.create(folder / "harness.jsonl", "harness")
         self._seed, self._pace_s, self._transport = seed, pace_s, transport
         self._count = 0
-        self._kinds = [(kind, "") for kind in producers]
-        self._kinds += [("consumer", group) for group in groups for _ in range(members)]
-        self._kinds += [("watcher", "")] * watch
+        self.first = [self.spec(kind) for kind in producers]
+        self.first += [self.spec("consumer", group) for group in groups for _ in range(members)]
+        self.first += [self.spec("watcher")] * watch
         self.children: list[Child] = []
 
-    def __enter__(self) -> Workload:
-        self.children = [self._start(kind, group) for kind, group in self._kinds]
+    def __enter__(self) -> Self:
+        for spec in self.first:
+            self.start(spec)
         return self
 
-    def _start(self, kind: str, group: str = "") -> Child:
-        self._count += 1
-        return Child(
-            Spec(
-                kind,
-                self._count,
-                self.name_server,
-                str(self.folder),
-                seed=self._seed,
-                group=group,
-                timeout_s=0.7 if kind == "impatient" else 30.0,
-                pace_s=self._pace_s,
-                transport=self._transport,
-            )
+    def spec(self, kind: str, group: str = "") -> Spec:
+        return Spec(
+            kind,
+            0,
+            self.name_server,
+            str(self.folder),
+            seed=self._seed,
+            group=group,
+            timeout_s=0.7 if kind == "impatient" else 30.0,
+            pace_s=self._pace_s,
+            transport=self._transport,
         )
+
+    def start(self, spec: Spec) -> Child:
+        """One more; its number is drawn."""
+        self._count += 1
+        child = Child(msgspec.structs.replace(spec, number=self._count))
+        self.children.append(child)
+        return child
 
     def of_kind(self, *kinds: str) -> list[Child]:
         return [child for child in self.children if child.spec.kind in kinds]
 
     @property
     def producers(self) -> list[Child]:
-        return [c for c in self.children if c.spec.kind not in ("consumer", "watcher")]
+        return [c for c in self.children if not c.spec.group and c.spec.kind != "watcher"]
 
     @property
     def consumers(self) -> list[Child]:
-        return self.of_kind("consumer")
+        return [child for child in self.children if child.spec.group]
 
     def replace(self, child: Child) -> Child:
         """kill -9 of a client; another takes its place under a name of its own."""
@@ -188,9 +200,7 @@ class Workload:
         self.fault("kill", f"{kind} {child.spec.p}")
         self.children.remove(child)
         child.kill()
-        new = self._start(child.spec.kind, child.spec.group)
-        self.children.append(new)
-        return new
+        return self.start(child.spec)
 
     def fault(self, what: str, target: str, point: str = "", *, f: str = "fault") -> None:
         """Write it down, before it is done."""
@@ -217,12 +227,7 @@ class Workload:
 
     def stop_producers(self) -> None:
         """Each flushes what it has, and ends."""
-        gone = self.producers
-        for child in gone:
-            child.stop()
-        for child in gone:
-            self.children.remove(child)
-            child.wait()
+        self.stop(self.producers)
 
     def drain(self, ends: Mapping[tuple[str, int], int], timeout_s: float = DRAIN_S) -> None:
         """Until each group has committed everything, so has got everything."""
@@ -249,10 +254,15 @@ class Workload:
         """Producers end, groups drain up to what `read_ends` then says, consumers end."""
         self.stop_producers()
         self.drain(read_ends())
-        left, self.children = self.children, []
-        for child in left:
+        self.stop(self.children)
+
+    def stop(self, children: Sequence[Child]) -> None:
+        """These end in order, all at a time."""
+        children = list(children)
+        for child in children:
             child.stop()
-        for child in left:
+            self.children.remove(child)
+        for child in children:
             child.wait()
 
     def __exit__(
@@ -322,7 +332,7 @@ class Sender:
         self.history.write(
             Op(
                 op.p, "ok", "send", t_ns, op.topic, receipt.queue_id, receipt.queue_offset,
-                op.value, msg_id=receipt.msg_id,
+                op.value, op.group, receipt.msg_id,
             )
             for op, receipt in zip(ops, receipts, strict=True)
         )  # fmt: skip
@@ -447,7 +457,7 @@ def watch(spec: Spec, history: History, stop: Stop) -> None:
     """Look at the committed offsets, which may only grow."""
     with Admin(spec.name_server, timeout_s=2) as admin:
         while not stop.wait(0.05):
-            for group in GROUPS:
+            for group in spec.groups:
                 for topic in spec.topics:
                     history.write(
                         history.op("invoke", "committed", topic=topic, queue=queue, group=group)
@@ -473,9 +483,14 @@ KINDS: Final[dict[str, Callable[[Spec, History, Stop], None]]] = {
 
 
 def main() -> None:
+    run(KINDS)
+
+
+def run(kinds: Mapping[str, Callable[[Spec, History, Stop], None]]) -> None:
+    """What the process is for, by its first argument."""
     os.dup2(2, 1)  # whatever prints, prints to the log
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness says when
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     history = History.create(Path(spec.folder) / f"{spec.p}.jsonl", spec.p)
-    KINDS[spec.kind](spec, history, Stop())
+    kinds[spec.kind](spec, history, Stop())

@@ -7,7 +7,7 @@ import time
 import psutil
 from family import RunningBroker
 
-from cometmq import Broker, Consumer, Producer
+from cometmq import Broker, Consumer, Message, Producer
 from cometmq.client.receiving.buffer import Queue
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import Counter
@@ -32,6 +32,15 @@ def commits_by_line(consumer: Consumer) -> bool:
 def queues_of(consumer: Consumer) -> list[Queue]:
     """What it owns now."""
     return consumer._receiver.owned.find(None, None)
+
+
+def ownership_of(consumer: Consumer, message: Message) -> int:
+    """The epoch of the ownership that a handler of its `run` has been given this message under."""
+    assert consumer._running is not None
+    for seat in consumer._running._seats:
+        if seat.unit is message and seat.track is not None:
+            return seat.track.queue.ownership
+    raise AssertionError("no handler has it")
 
 
 def is_ending(consumer: Consumer) -> bool:

@@ -6,10 +6,12 @@ what killed it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import random
 import sys
+from array import array
 from pathlib import Path
 
 import reference
@@ -409,12 +411,19 @@ BY_CONTENT = (
 
 def try_dispatch(chance: random.Random, content: memoryview) -> None:
     published = bytearray(64)
-    kernel = _kernel.Dispatcher()
+    kernel = _kernel.Dispatcher(array("q", [1_000, 5_000]))
     kernel.add_queue("t", 0, chance.choice([0, 3]), published, 0)
     units = UNITS.put(bytes(20 * 8))
     kernel.attach(0, units, 0, 8)
     begin = chance.choice([0, 1, len(content)])
     kernel.dispatch(content, 0, begin, chance.choice([len(content), len(content) + 1, 0]))
+
+
+def try_half(chance: random.Random, view: memoryview) -> None:
+    end = chance.choice([len(view), len(view) + 1, 1 << 62, hostile_number(chance)])
+    at = chance.choice([0, 0, 1, len(view), hostile_number(chance)])
+    _kernel.half_at(view, at, end, at, chance.choice([0, 1]), "g", "", "t")
+    _kernel.delayed_code(view, array("q", [1] * chance.randrange(3)))
 
 
 def main(seed: int, count: int, note: Path) -> None:
@@ -428,6 +437,8 @@ def main(seed: int, count: int, note: Path) -> None:
         try:
             match kind:
                 case 0:
+                    with contextlib.suppress(_kernel.RecordDamaged):
+                        try_half(random.Random(number), view)
                     try_decode(chance, view)
                 case 1:
                     chance.choice([try_scan, try_frames])(chance, view)

@@ -12,6 +12,7 @@ import golden
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_scan import scan_log
 
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import COLUMN_NAMES, Columns, QueueSpans, decode
@@ -123,7 +124,7 @@ def test_golden_stores(name: str, tmp_path: Path) -> None:
         reason, at = reader.scan_columns(columns, at, end)
         assert reason in (_kernel.COLUMNS_FULL, _kernel.COLUMNS_DONE)
         found += rows_of(columns)
-    wanted = [expected(message.record) for message in reader.scan_log()]
+    wanted = [expected(message.record) for message in scan_log(reader)]
     assert [row | {"properties": dict(row["properties"])} for row in found] == wanted
     reader.close()
 

@@ -13,6 +13,7 @@ from typing import Any
 import golden
 import pytest
 import reference
+from log_scan import scan_log
 
 from cometmq.shm.kernel._kernel import Message, QueueCursor, decode
 from cometmq.shm.log.commit_log import CommitLog
@@ -71,7 +72,7 @@ def listed(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_message_by_a_plain_scan(name: str, reader: StoreReader) -> None:
-    found = [as_listed(message) for message in reader.scan_log()]
+    found = [as_listed(message) for message in scan_log(reader)]
     assert found == [listed(row) for row in golden.listing(name)]
 
 

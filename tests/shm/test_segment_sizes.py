@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from family import SMALL, RunningBroker, Sent
+from log_scan import scan_log
 
 from cometmq import Broker, Consumer, Message, Producer, errors
 from cometmq.protocol.commands import DeletedSegments, DeleteSegments
@@ -121,7 +122,7 @@ def check_tools(store: Path, sent: list[Sent]) -> None:
     """Who opens the files of a closed store, and Spark's columns: by the log, and by queues."""
     wanted = sorted((one.queue_id, one.queue_offset) for one in sent)
     reader = StoreReader.open_closed(store)
-    records = list(reader.scan_log())
+    records = list(scan_log(reader))
     ours = [one for one in records if one.topic == "orders"]
     assert sorted((one.queue_id, one.queue_offset) for one in ours) == wanted
     reader.close()

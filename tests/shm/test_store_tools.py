@@ -11,6 +11,7 @@ import golden
 import pytest
 from click.testing import CliRunner, Result
 from family import RunningBroker
+from log_scan import scan_log
 
 from cometmq.cli.store import store as store_command
 from cometmq.protocol.errors import StoreLocked
@@ -57,7 +58,7 @@ def test_a_store_that_never_had_a_message(tmp_path: Path) -> None:
     assert (found["records"], found["queues"], found["findings"]) == (0, 0, [])
     assert run("dump", tmp_path / "store").output == ""
     with closing(StoreReader.open_closed(tmp_path / "store")) as reader:
-        assert list(reader.scan_log()) == []
+        assert list(scan_log(reader)) == []
     assert "no commitlog/ in it" in str(run("verify", tmp_path).exception)
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / "00000000000000000000").touch()

@@ -8,6 +8,7 @@ from pathlib import Path
 import golden
 import pytest
 from click.testing import CliRunner
+from log_scan import scan_log
 from pyspark.sql import SparkSession
 
 from cometmq.cli.spark.letters import dlq
@@ -29,7 +30,7 @@ def by_hand(store: Path) -> dict[Key, list[tuple[str, int]]]:
     """group, kind, origin topic and tags -> keys and attempts, from the records."""
     found: dict[Key, list[tuple[str, int]]] = defaultdict(list)
     reader = StoreReader.open_closed(store)
-    for message in reader.scan_log():
+    for message in scan_log(reader):
         for prefix, kind in (("%DLQ%", "dead"), ("%RETRY%", "retry")):
             if message.topic.startswith(prefix):
                 group = message.topic.removeprefix(prefix)

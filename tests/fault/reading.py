@@ -1,0 +1,42 @@
+"""What can be consumed of topics while a rig runs, read past all groups."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from family import pull
+from fault.history import value_of
+
+from cometmq.protocol.commands import PullMessages, PullStatus
+from cometmq.protocol.errors import TopicNotExist
+from cometmq.protocol.wire.channel import Channel
+
+
+class Values:
+    """Of each topic all values that were ever stored; read on from where the last look came to.
+
+    Args:
+        reader: a line to the reader of the broker that runs now.
+    """
+
+    def __init__(self, reader: Callable[[], Channel]) -> None:
+        self._reader = reader
+        self._seen: dict[str, set[str]] = defaultdict(set)
+        self._next: dict[tuple[str, int], int] = defaultdict(int)
+
+    def of(self, topic: str, queues: int) -> set[str]:
+        """None of a topic that is not there."""
+        seen = self._seen[topic]
+        for queue in range(queues):
+            while True:
+                command = PullMessages(topic, queue, self._next[topic, queue], 2_000)
+                try:
+                    answer, messages = pull(self._reader(), command)
+                except TopicNotExist:
+                    return seen
+                seen.update(value_of(message.body) for message in messages)
+                self._next[topic, queue] = answer.next_queue_offset
+                if answer.status != PullStatus.FOUND:
+                    break
+        return seen
