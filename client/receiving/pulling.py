@@ -264,7 +264,8 @@ class Puller:
         if not isinstance(answer, PullResult):
             self.failed(queue, f"a pull was answered by {type(answer).__name__}")
             return
-        if self._is_of_a_slave_elsewhere(queue, answer):
+        if elsewhere := slave_is_elsewhere(queue, answer):
+            self.failed(queue, elsewhere)
             return
         queue.replica = queue.replicas.answered(queue.replica, is_far_behind=answer.far_behind)
         chunk = None
@@ -275,14 +276,6 @@ class Puller:
             self._pull_if_room(queue)
         elif not queue.retry_at and queue.epoch == epoch:
             self._empty(queue)
-
-    def _is_of_a_slave_elsewhere(self, queue: Queue, answer: PullResult | Found) -> bool:
-        """It may be behind, or begin later: the master alone says where a queue goes on."""
-        if answer.status != PullStatus.OFFSET_MOVED or queue.reads_from() == queue.endpoints():
-            return False
-        has = f"[{answer.min_queue_offset}, {answer.max_queue_offset}]"
-        self.failed(queue, f"slave {queue.replica} has {has}, not {queue.next_offset}")
-        return True
 
     def _take(
         self, queue: Queue, epoch: int, answer: PullResult | Found, chunk: Chunk | None
@@ -318,7 +311,8 @@ class Puller:
 
     def take_found(self, queue: Queue, epoch: int, found: Found) -> None:
         """What was read where it lies."""
-        if self._is_of_a_slave_elsewhere(queue, found):
+        if elsewhere := slave_is_elsewhere(queue, found):
+            self.failed(queue, elsewhere)
             return
         chunk = None
         if found.messages:
@@ -445,3 +439,12 @@ def salvage(buffer: memoryview, queue: Queue, damage: Exception) -> list[Message
             return found + decode(buffer[start:], tags, filter=filter)
         except RecordDamaged as another:
             damage = another
+
+
+def slave_is_elsewhere(queue: Queue, answer: PullResult | Found) -> str:
+    """What a slave has that does not have the wanted offset; "": it is not so. It may be behind, or
+    begin later: the master alone says where a queue goes on."""
+    if answer.status != PullStatus.OFFSET_MOVED or queue.reads_from() == queue.endpoints():
+        return ""
+    has = f"[{answer.min_queue_offset}, {answer.max_queue_offset}]"
+    return f"slave {queue.replica} has {has}, not {queue.next_offset}"

@@ -18,7 +18,7 @@ import msgspec
 
 from cometmq.protocol.commands import QueueParts
 from cometmq.protocol.errors import MessageNotFound
-from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, queue_folder
+from cometmq.shm.derived.consume_queue import UNIT, QueueFiles
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, Filter, Message, TailView
 from cometmq.shm.kernel.layout import BLANK, CONSUME_QUEUE_UNIT, RECORD_HEAD
@@ -26,12 +26,11 @@ from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
 from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import (
-    COMMITLOG_DIR,
     map_segment,
     maps_are_many,
-    segment_name,
 )
 from cometmq.shm.os.memory import memory_of
+from cometmq.shm.reading.damage import told
 from cometmq.shm.reading.positions import Positions, ScannedPositions, file_sizes
 from cometmq.shm.reading.tail import LogTail
 
@@ -41,7 +40,6 @@ _I32: Final = struct.Struct(">i")
 MAPS_PART: Final = 8  # of the segments that are mapped, so many go at a time
 MARKS_MAX: Final = 65_536  # of one measuring
 _EMPTY: Final = QueueRange(0, 0)
-_BAD_CRC: Final = _kernel.REASONS.index("wrong body CRC")
 ENTRIES_MAX: Final = 4_194_304  # looked at in one measuring: some milliseconds
 
 
@@ -212,28 +210,11 @@ class StoreReader:
             place = topic, queue_id, queue_offset
             if place in self.damaged:
                 continue
-            text = self._in_words(*place, physical_offset, reason)
+            text = told(self.shown, self._segment_bytes, *place, physical_offset, reason)
             if self.on_damage is not None:
                 self.on_damage(text)
             self.damaged.add(place)
             log.error("%s", text)
-
-    def _in_words(
-        self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, reason: int
-    ) -> str:
-        why = _kernel.REASONS[reason]
-        if reason == _BAD_CRC:
-            file = segment_name(physical_offset // self._segment_bytes * self._segment_bytes)
-            return (
-                f"{self.shown / COMMITLOG_DIR / file}: the record at physical offset "
-                f"{physical_offset} is damaged and is not delivered: it is message {queue_offset} "
-                f"of queue {queue_id} of {topic}, and has the {why}"
-            )
-        return (
-            f"{queue_folder(self.shown, topic, queue_id)}: entry {queue_offset} points at physical "
-            f"offset {physical_offset}, and nothing is delivered for it: {why}; if the log is "
-            "whole, `cometmq store repair` mends the queue"
-        )
 
     def _reach(
         self, topic: str, queue_id: int, queue_offset: int, count_max: int

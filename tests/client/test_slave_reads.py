@@ -202,7 +202,7 @@ def test_a_mapped_slave_that_is_behind_moves_nobody(reads_from: str, moves: bool
     queue = Mock(spec=Queue, next_offset=316, failures=0, epoch=0, replica=1)
     queue.reads_from.return_value, queue.endpoints.return_value = reads_from, "master"
     puller = Mock(spec=Puller, _lock=threading.Lock())
-    for name in ("_is_of_a_slave_elsewhere", "_take", "_moved"):
+    for name in ("_take", "_moved"):
         setattr(puller, name, partial(getattr(Puller, name), puller))
     Puller.take_found(puller, queue, 0, Found(PullStatus.OFFSET_MOVED, 315, 0, 315, [], 0))
     assert queue.move.called == moves
