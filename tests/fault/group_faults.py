@@ -24,11 +24,10 @@ import psutil
 import reference
 from family import EndedEarly
 from fault import disk, network
-from fault.campaigns import Options, Tally, campaign
+from fault.campaigns import Options, Tally, campaign, new_tally
 from fault.disk import DiskTrouble
 from fault.group_judge import SEGMENT_BYTES
 from fault.groups import NAMES, ONE_DISK, PACE_S, PRODUCERS, SESSION_S, GroupRig, Replica, Shape
-from fault.kills import new_tally
 from fault.network import HOST, NetworkTrouble
 from fault.workload import TOPICS
 

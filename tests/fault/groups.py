@@ -37,9 +37,9 @@ from fault.checker import add_store_findings
 from fault.disk import Disk
 from fault.group_judge import Peeker, judge
 from fault.history import History
-from fault.kills import SETTINGS, Acks, Outcome, gaps_ms
 from fault.network import HOST, Network
 from fault.replica import BOOT, MODULE, NAMESPACE
+from fault.rig import SETTINGS, Acks, Outcome, gaps_ms
 from fault.workload import QUEUES, TOPICS, Workload
 from ports import free_ports
 

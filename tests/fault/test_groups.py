@@ -20,8 +20,8 @@ from fault.group_faults import FAULTS
 from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs
 from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
 from fault.history import History
-from fault.kills import Outcome
 from fault.network import HOST, Network, enter
+from fault.rig import Outcome
 
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
