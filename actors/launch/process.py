@@ -30,10 +30,10 @@ EXIT_REFUSED: Final = 65  # it told the supervisor why it cannot start
 FINISH_TIMEOUT_S: Final = 20
 
 
-def load_roles() -> None:
-    """What the zygote has imported, no child has to."""
+def load_roles(*, in_group: bool = False) -> None:
+    """What the zygote has imported, no child has to. Only a group needs what its own actors do."""
     for each in ROLES:
-        each.load_all()
+        each.load_all(in_group=in_group)
 
 
 def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pykka
@@ -65,7 +66,7 @@ def run_broker(
     set_up_logging("broker", settings)
     family_lock = _take_store(settings)
     doorbells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(doorbell_count(settings))]
-    zygote = Zygote(load_roles, run_child)
+    zygote = Zygote(partial(load_roles, in_group=settings.is_in_group), run_child)
     # Not before: the zygote, which needs none of it, imports the roles meanwhile.
     from cometmq.actors.launch.broker import BrokerActor
 

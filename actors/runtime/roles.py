@@ -60,9 +60,10 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         module, _, name = actor.partition(":")
         return getattr(import_module(module), name)
 
-    def load_all(self) -> None:
-        """Import all that it may ever be."""
-        for actor in filter(None, (self.actor, self.slave_actor, self.group_actor)):
+    def load_all(self, *, in_group: bool) -> None:
+        """Import all that it may be, in any run."""
+        group_actor = self.group_actor if in_group else ""
+        for actor in filter(None, (self.actor, self.slave_actor, group_actor)):
             import_module(actor.partition(":")[0])
 
     def names(self, settings: BrokerSettings) -> list[str]:
