@@ -182,7 +182,15 @@ class NameServerActor(ServiceActor):
         return topics.known
 
     def _drop_former(self, key: BrokerKey, endpoints: BrokerEndpoints) -> None:
-        """What the same process was registered as before."""
+        """What the same process was registered as before, or has asked to be: a run of a replica
+        that waited for that may have ended, and the next one is a master."""
+        for other, doubt in self._doubts.items():
+            if other == key or other[:2] != key[:2]:
+                continue
+            for claim in list(doubt.claims):
+                if _registration_of(claim).endpoints.coordinator == endpoints.coordinator:
+                    doubt.claims.remove(claim)
+                    claim.fail(Refused(f"{_describe(endpoints)} has registered since"))
         for other, known in list(self._brokers.items()):
             same = known.endpoints.coordinator == endpoints.coordinator
             if same and other != key and other[:2] == key[:2]:

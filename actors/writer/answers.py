@@ -57,8 +57,6 @@ class Confirming(msgspec.Struct, frozen=True):
 
     def told(self, answer: Command) -> Command:
         """The answer of one that is late."""
-        if self.by_group and isinstance(answer, RecordsAppended):  # of which no actor makes do
-            return late(answer, NotConfirmed, self.text)
         return late(answer, self.late, self.text)
 
 

@@ -111,9 +111,11 @@ class CommitLogActor(ServiceActor):
                 self._replicated, self._slave_timeout_s, FlushSlaveTimeout
             )
             policy |= Cover.REPLICATED
-        if self._gate is not None:  # whoever confirms has it on this disk, where that is promised
+        # Whoever confirms has it on this disk, where that is promised. What is late may still be
+        # cut: nobody is to take it for stored, as what a slave is late with.
+        if self._gate is not None:
             confirming[Cover.REPLICATED] = Confirming(
-                self._replicated, self._slave_timeout_s, FlushSlaveTimeout, by_group=True
+                self._replicated, self._slave_timeout_s, NotConfirmed, by_group=True
             )
             policy = Cover.REPLICATED
         self._answers = Answers(confirming, policy=policy, slaves=self._slaves, after=self.after)

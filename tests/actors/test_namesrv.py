@@ -190,6 +190,29 @@ def test_a_replica_has_one_id(server: RemoteRef) -> None:
         server.ask(registration(other, epoch=1))
 
 
+def test_a_claim_of_a_run_that_has_ended_does_not_take_the_next_one_s_place() -> None:
+    """A follower asks for a name whose former holder is just being pinged, and becomes master."""
+    actor = NameServerActor.start(bind=INSIDE, ping_timeout_s=1.0)
+    with running(actor) as server, Channel(address_of(actor)) as line:
+        with zmq.Context.instance().socket(zmq.ROUTER) as silent:
+            silent.linger = 0
+            port = silent.bind_to_random_port("tcp://127.0.0.1")
+            server.ask(registration(broker(broker_id=3, coordinator=f"tcp://127.0.0.1:{port}")))
+            own = "tcp://127.0.0.1:7"
+            claim = line.request(registration(broker(broker_id=3, coordinator=own)))
+            silent.recv_multipart()  # so the former holder is asked, and does not answer
+            other = broker(broker_id=3, coordinator="tcp://127.0.0.1:8")
+            later = line.request(registration(other))
+            master = broker(coordinator=own)
+            server.ask(registration(master, epoch=2))
+            assert line.wait(claim, 30, keep=True)
+            with pytest.raises(Refused, match="has registered since"):
+                claim.result()
+            assert line.wait(later, 30, keep=True)  # once the ping's time is over
+            later.result()
+        assert brokers_at(server) == [master, other]
+
+
 def test_unregister(server: RemoteRef) -> None:
     register(server, broker(), TopicInfo("t"))
     assert server.ask(UnregisterBroker("c", "b", 0)) == Done()

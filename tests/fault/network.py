@@ -21,6 +21,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,7 +29,10 @@ from types import TracebackType
 from typing import Final, Self
 
 HOST: Final = "host"  # this machine's own namespace, as an end of a link
-CONNECTS: Final = 20  # a link takes a moment to come up
+CONNECTS: Final = 20  # of a second each, on a busy machine
+UP_S: Final = 30.0
+_DEVICES: Final = Path("/sys/class/net")
+_FORWARDING: Final = "3"  # BR_STATE_FORWARDING
 _NOBODY: Final = "02:00:00:00:00:01"
 _CLONE_NEWNET: Final = 0x40000000
 _FOLDER: Final = Path("/run/netns")
@@ -71,6 +75,7 @@ class Network:
             _ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", inner)
             for device in ("lo", inner):
                 _ip("-n", space, "link", "set", device, "up")
+            _wait_forwarding(outer)
 
     def _space(self, name: str) -> str:
         return f"cmq{self._id}-{name}"
@@ -119,6 +124,15 @@ def enter(path: str | Path) -> None:
             raise OSError(ctypes.get_errno(), "setns", str(path))
     finally:
         os.close(descriptor)
+
+
+def _wait_forwarding(device: str) -> None:
+    """Until the bridge carries what comes by it; nothing tells."""
+    deadline = time.monotonic() + UP_S
+    while (_DEVICES / device / "brport" / "state").read_text().strip() != _FORWARDING:
+        if time.monotonic() > deadline:
+            raise NetworkTrouble(f"{device} does not come up")
+        time.sleep(0.01)
 
 
 def _ip(*words: str) -> str:

@@ -43,13 +43,10 @@ def tried(folder: Path, shape: Shape, *faults: tuple[str, str], sync: bool = Fal
     return outcome
 
 
-def test_a_master_is_killed_and_a_store_replaced(tmp_path: Path) -> None:
-    tried(tmp_path / "rig", ONE_DISK, ("kill", "master"), ("replace", "follower"))
-
-
-def test_a_bit_flips_in_the_log_of_a_master_that_serves(tmp_path: Path) -> None:
-    """It ends before it hands anything out, and another one has the message whole."""
-    tried(tmp_path / "rig", ONE_DISK, ("damage", "master"))
+def test_a_master_is_killed_a_store_replaced_and_a_bit_flipped(tmp_path: Path) -> None:
+    """A master that meets damage ends before it hands anything out, and another one serves."""
+    faults = ("kill", "master"), ("replace", "follower"), ("damage", "master")
+    tried(tmp_path / "rig", ONE_DISK, *faults)
 
 
 def test_the_power_of_all_is_cut(tmp_path: Path) -> None:
@@ -151,7 +148,7 @@ def test_a_death_is_found() -> None:
 
 def test_a_peeker_that_finds_something_says_so(tmp_path: Path) -> None:
     class Broken:
-        name, store, log, runs = "n0", tmp_path, "", True
+        name, store, log = "n0", tmp_path, ""
 
         def control(self) -> None:
             raise AssertionError("a planted fault")
@@ -159,7 +156,7 @@ def test_a_peeker_that_finds_something_says_so(tmp_path: Path) -> None:
     history = History.create(tmp_path / "peeker.jsonl", "peeker")
     with Peeker([Broken()], history, SEED) as peeker:
         peeker._thread.join()
-        with pytest.raises(AssertionError, match="not confirmed"):
+        with pytest.raises(AssertionError, match="a planted fault"):
             peeker.check()
 
 
@@ -167,29 +164,27 @@ def test_a_link_is_cut_one_way_and_heals() -> None:
     if why := network.trouble():
         pytest.skip(f"partitions of groups: {why}")
     with Network(("n0", "n1")) as net:
-        links = {("n0", "n1"), ("n1", "n0"), ("n0", HOST)}
-        assert carried(net, links) == links
+        assert carries(net, "n0", "n1")
+        assert carries(net, "n1", "n0")
         net.cut("n0", "n1")
-        assert carried(net, links) == links - {("n0", "n1")}
+        assert not carries(net, "n0", "n1", 1.0)
+        assert carries(net, "n1", "n0")
+        assert carries(net, "n0", HOST)
         net.heal()
-        assert carried(net, links) == links
+        assert carries(net, "n0", "n1")
 
 
-def carried(net: Network, links: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Which of these carry a datagram."""
-    return {link for link in links if carries(net, *link)}
-
-
-def carries(net: Network, sender: str, receiver: str) -> bool:
-    with socket_in(net, receiver) as listener:
+def carries(net: Network, sender: str, receiver: str, timeout_s: float = 30.0) -> bool:
+    """Whether one of the datagrams that are sent meanwhile arrives."""
+    with socket_in(net, receiver) as listener, socket_in(net, sender) as speaker:
         listener.bind((net.address(receiver), 0))
-        listener.settimeout(1.0)
-        with socket_in(net, sender) as speaker:
-            for _ in range(3):
-                speaker.sendto(b"x", listener.getsockname())
-        with contextlib.suppress(TimeoutError):
-            return listener.recv(10) == b"x"
-        return False
+        listener.settimeout(0.1)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            speaker.sendto(b"x", listener.getsockname())
+            with contextlib.suppress(TimeoutError):
+                return listener.recv(10) == b"x"
+    return False
 
 
 def socket_in(net: Network, name: str) -> socket.socket:
