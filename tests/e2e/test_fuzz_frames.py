@@ -124,6 +124,8 @@ def values_of(kind: Any, name: str = "") -> st.SearchStrategy[Any]:
         return st.one_of([values_of(each) for each in typing.get_args(kind)])
     if origin is list:
         return st.lists(values_of(typing.get_args(kind)[0]), max_size=4)
+    if origin is tuple:
+        return st.tuples(*map(values_of, typing.get_args(kind))).map(list)
     if origin is dict:
         return st.dictionaries(texts, numbers, max_size=3)
     assert issubclass(kind, Part | Command), kind

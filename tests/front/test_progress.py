@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_a_recovery_tells_how_far_it_is(
     clock = Clock()
     monkeypatch.setattr(recovery, "Progress", partial(Progress, now=clock))
     with caplog.at_level(logging.INFO):
-        step = recovery._telling(tmp_path, MIB)
+        step = recovery.telling(tmp_path, MIB)
         for at in range(MIB + 100, 4 * MIB, MIB):
             step(at)
             clock.seconds += 3
@@ -104,6 +104,8 @@ def test_a_recovery_tells_how_far_it_is(
 
 class Left:
     """As much of a control file as the end looks at."""
+
+    meta: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         self.values = {Counter.WROTE: 96 * MIB, Counter.DISPATCHED: 0, Counter.FLUSHED: 32 * MIB}

@@ -25,7 +25,7 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.wire.line import abstract
-from cometmq.shm.live.control import Counter
+from cometmq.shm.live.control import Counter, Phase
 
 MODULE = "group_member"
 RAW = "COMETMQ_TEST_RAW"  # in the environment: nobody listens for the log, a test does it itself
@@ -49,6 +49,8 @@ class FedMember(ServiceActor):
         self._family = family
         self._wrote = family.control.sleep_on(Counter.WROTE, family.doorbell)
         self._replicated = family.control.own(Counter.REPLICATED)
+        self._known = family.control.own(Counter.CONFIRM_KNOWN)
+        self._phase = family.control.sleep_on(Counter.PHASE, family.doorbell)
         self._feed: socket.socket | None = None
         self._line: LogLine | None = None
 
@@ -95,8 +97,12 @@ class FedMember(ServiceActor):
     def _follow(self) -> None:
         """All that is written is confirmed, whoever wrote it."""
         self._wrote.arm()
+        self._phase.arm()
+        if self._phase.value < Phase.RECOVERED:
+            return
         self._replicated.reset(self._wrote.value)
         self._replicated.wake()
+        self._known.advance(1)
 
     def _laid_down(self, end: int) -> None:
         self._answer(end, "")
@@ -139,8 +145,6 @@ class Feed:
 def replica_settings(**more: Any) -> dict[str, Any]:
     """Of a RunningBroker that follows in a group."""
     return {
-        "brokerRole": "SLAVE",
-        "brokerId": 1,
         "brokerName": "copied",
         "enableDLegerCommitLog": True,
         "dLegerGroup": "copied",
