@@ -633,7 +633,7 @@ def whole_records(buffer, int64_t segment_start, int64_t begin, int64_t end, int
     """
     cdef const uint8_t[::1] view = buffer
     cdef int64_t at = check_inside(view.shape[0], segment_start, begin, end)
-    cdef int64_t stop = end - segment_start, limit = at + most, reached = -1, size
+    cdef int64_t stop = end - segment_start, limit = at + min(most, stop), reached = -1, size
     with nogil:
         while at < stop:
             size = size_here(&view[at], stop - at, segment_start + at, view.shape[0] - at)

@@ -66,7 +66,8 @@ def test_without_a_flush_a_cut_of_all_leaves_no_master_rather_than_a_wrong_one(
             each.cut_power()
         for each in rig.replicas:
             each.power_on()
-        before = rig.acks.look([child.spec.p for child in rig.work.producers])
+        before = rig.record()
+        assert before is not None
         for each in rig.replicas:
             each.start()
         deadline = time.monotonic() + HEAL_S
@@ -79,7 +80,7 @@ def test_without_a_flush_a_cut_of_all_leaves_no_master_rather_than_a_wrong_one(
         record = rig.record()
         assert record is not None
         assert {*record.iss, *record.elr} == {each.name for each in ended}
-        assert rig.acks.look([child.spec.p for child in rig.work.producers]) == before
+        assert (record.epoch, record.master) in ((before.epoch, ""), (before.epoch, before.master))
 
 
 def test_a_master_is_cut_off_and_stopped(tmp_path: Path) -> None:
