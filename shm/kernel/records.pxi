@@ -657,7 +657,7 @@ def records_before(
     """
     cdef const uint8_t[::1] view = buffer
     cdef int64_t first = check_inside(view.shape[0], segment_start, begin, end)
-    cdef int64_t at = first, stop = end - segment_start, limit = first + most, size
+    cdef int64_t at = first, stop = end - segment_start, limit = first + min(most, stop), size
     cdef int64_t body = -1, body_bytes = 0
     cdef const uint8_t *wanted = <const uint8_t *>PyBytes_AS_STRING(topic)
     cdef Py_ssize_t wanted_bytes = len(topic)
