@@ -30,6 +30,7 @@ from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.replication import member
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import ServiceActor
+from cometmq.protocol import errors
 from cometmq.protocol.commands import BeginRun, BrokerList, ListBrokers, RunBegun
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
@@ -72,7 +73,8 @@ class ScriptedHa(ServiceActor):
         threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
 
     def settle(self) -> None:
-        """Nobody is waited for."""
+        """Nobody is waited for; whoever waits for the supervisor is told that it is over."""
+        self._supervisor.close()
 
     # --- the counters ---
 
@@ -181,7 +183,7 @@ class Script:
             raise EOFError
         found: dict[str, Any] = json.loads(line)
         if "error" in found:
-            raise CometError(f"{found['error']}: {found['text']}")
+            raise getattr(errors, found["error"], CometError)(found["text"])
         return found
 
 
