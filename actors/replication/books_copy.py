@@ -208,7 +208,7 @@ def _stable(store: Path, name: str) -> tuple[bytes, Snapshot | None]:
     previous = path.with_name(f"{name}.bak")
     for tried in range(TRIES):
         if tried:
-            time.sleep(PAUSE_S)
+            time.sleep(PAUSE_S)  # a file tells nobody that it is replaced; in a thread of its own
         content = _read(path)
         mark = read_mark(store)
         if name == HOLDS_FILE and not content and has_old_holds(store):

@@ -67,11 +67,8 @@ class Deeds:
         self._books = books
         self._log = log_view
         self._log_line = log_line
-        self._engine = engine
-        self._promises = promises
         self._runs = runs
         self._said = said
-        self._on_stop = on_stop
         self.content: memoryview | None = None  # behind the frame that the core has now
         self._sums: deque[tuple[int, int, int]] = deque(maxlen=RECENT_FRAMES)
         self._how: dict[type[Action], Callable[[Any], bool | None]] = {

@@ -103,10 +103,6 @@ class EngineCalls:
         self._said = Said()
 
     @property
-    def is_open(self) -> bool:
-        return self._engine is not None
-
-    @property
     def watched_fd(self) -> int:
         return -1 if self._watch is None else self._watch.fileno()
 

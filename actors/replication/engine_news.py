@@ -62,6 +62,8 @@ class EngineNews:
 
     def session(self, until: float | None) -> None:
         self._runs.now.sure_until(until or 0.0)
+        if until is not None and self._driver.is_busy:
+            return  # it is said again at the next tick; an action may take hours, on a full disk
         self._driver.event(self._core.session, until)
 
     def sessions(self, alive: Iterable[Life]) -> None:

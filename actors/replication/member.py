@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 class MemberActor(ServiceActor):
     """Hosts the core of this replica: hands it what happens, and has done what it says.
 
-    Writes, alone: `replicated` (what is confirmed), `confirm_known`, `service`, `slaves_from`;
-    cometmq.promises.
+    Writes, alone: `replicated` (what is confirmed), `confirm_known`, `service`, `sure_until`,
+    `slaves_from`; cometmq.promises; books on their way to the store (shm/state/laid_books.py).
     Wakes on: frames of the other replicas; `wrote`, `flushed` and `phase` of the run that is under
     way; the line to its commitlog process; the engine's watch; a timer.
     Dies of: a promise that cannot be kept, a record of the log that does not hold, a log that is

@@ -51,7 +51,7 @@ class Confirming(msgspec.Struct, frozen=True):
     def text(self) -> str:
         within = f"within {self.timeout_s * 1000:.0f} ms"
         if self.by_group:
-            return f"stored, but not confirmed by the group {within} (slaveTimeout)"
+            return f"not confirmed by the group {within} (slaveTimeout): it may be cut from the log"
         verb = "flushed" if self.late is FlushDiskTimeout else "acknowledged by a slave"
         return f"not {verb} {within}"
 
@@ -239,7 +239,8 @@ def late(answer: Command, error: type[NotConfirmed], text: str) -> Command:
     if isinstance(answer, HalvesPassed):
         return answer
     if isinstance(answer, TransactionsEnded):
-        return _ended_late(answer, text) if error is FlushDiskTimeout else answer
+        is_of_slaves = error in (FlushSlaveTimeout, SlaveNotAvailable)
+        return answer if is_of_slaves else _ended_late(answer, text)
     if isinstance(answer, RecordsAppended):
         return RecordsAppended(error.code, answer.store_timestamp_ms, text, answer.already)
     if isinstance(answer, ProducerOpened):
@@ -257,8 +258,9 @@ def late(answer: Command, error: type[NotConfirmed], text: str) -> Command:
 
 
 def _ended_late(answer: TransactionsEnded, text: str) -> TransactionsEnded:
-    """Nobody is told that a transaction has ended which a power cut could take back. Slaves that
-    are late do not count: an end is no less stored than what it is about."""
+    """Nobody is told that a transaction has ended whose end a power cut, or the next master of a
+    group, could take back. Slaves of a master without a group do not count when they are late: an
+    end is no less stored than what it is about."""
     codes = [code or NotConfirmed.code for code in answer.codes]
     texts = [old or f"stored, but {text}" for old in answer.texts]
     return TransactionsEnded(codes, texts)

@@ -35,8 +35,8 @@ from cometmq.protocol.derived import MARK_BYTES_MAX, snapshot_bytes_max
 from cometmq.protocol.errors import (
     BadRequest,
     FlushDiskTimeout,
-    FlushSlaveTimeout,
     MessageIllegal,
+    NotConfirmed,
     ServiceNotAvailable,
 )
 from cometmq.protocol.frames import failed
@@ -292,7 +292,7 @@ class Desk:
                 Counter.REPLICATED, self._log.physical_offset, self._slave_timeout_s
             )
         except ServiceNotAvailable as error:
-            raise FlushSlaveTimeout(f"stored, but not confirmed by the group: {error}") from None
+            raise NotConfirmed(f"stored, but not confirmed by the group: {error}") from None
         finally:
             self._answers.release()
 

@@ -447,6 +447,27 @@ def test_a_change_that_the_group_does_not_confirm_is_not_told(replica: Replica) 
             time.sleep(0.01)
 
 
+def test_an_end_of_a_transaction_that_the_group_does_not_confirm_is_not_told(
+    replica: Replica,
+) -> None:
+    """It may be cut, and the half message stand there again."""
+    names = replica.ready.name_server
+    with Producer(names, name="payments", timeout_s=2, wait_for_broker=60) as producer:
+        with producer.transaction("t", b"what is pending is known then"):
+            pass
+        with (
+            pytest.raises(NotConfirmed, match="not confirmed by the group"),
+            producer.transaction("t", b"paid"),
+        ):
+            replica.tell(confirm=replica.counter(Counter.WROTE))
+        replica.tell(confirm=ALL)
+    with Consumer(names, "g", "t", transport="zmq") as consumer:
+        found: list[bytes] = []
+        while b"paid" not in found:
+            found += [message.body for message in consumer.poll(1, timeout_s=60)]
+        assert found.count(b"paid") == 1
+
+
 # --- clients ---
 
 
