@@ -86,7 +86,7 @@ def test_an_empty_store_is_there_as_the_life_behind_its_predecessor_s(
         until_alive(engine, first)
         replica.session_until = None
     else:
-        replica.until(lambda: replica.calls.is_open)
+        replica.until(lambda: replica.calls.watched_fd >= 0)
     replica.calls.live_as(next_)
     replica.calls.live_as(next_)
     replica.until(lambda: replica.session_until is not None)
