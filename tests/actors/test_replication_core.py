@@ -689,13 +689,146 @@ def test_who_lags_leaves_and_counts_until_the_engine_says_so() -> None:
     rig = Rig()
     rig.lead()
     rig.join("b", 100)
+    rig.join("c", 60)
     for tenth in range(11, 110):
         assert not of_kind(rig.replica.tick(tenth / 10), Cas)
         rig.replica.frame("b", Ack("g", 6, 1, 100, 1))
+        rig.replica.frame("c", Ack("g", 6, 1, 60, 1))
     (cas,) = of_kind(rig.replica.tick(11.0), Cas)
     assert cas.record.iss == ("a", "b")
-    assert rig.replica.local.confirm == 40
+    assert rig.replica.local.confirm == 60
     assert of_kind(rig.replica.cas_applied(cas.ticket, 10), Confirmed) == [Confirmed(100)]
+
+
+def pass_time(
+    rig: Rig, until: float, *speaking: str, held: int = 100, since: float = 1.0
+) -> list[Cas]:
+    """Some replicas answer each beat; what the master wanted changed until then."""
+    wanted = []
+    for tenth in range(round(since * 10) + 1, round(until * 10) + 1):
+        wanted += of_kind(rig.replica.tick(tenth / 10), Cas)
+        for name in speaking:
+            rig.replica.frame(name, Ack("g", 6, 1, held, 1))
+    return wanted
+
+
+def test_a_silent_one_leaves_sooner_where_enough_others_are() -> None:
+    """Its machine is cut off from us and not from the engine: it has a session."""
+    rig = Rig()
+    rig.lead()
+    rig.join("b", 100)
+    rig.join("c", 100)
+    assert not pass_time(rig, 4.9, "b")
+    (cas,) = of_kind(rig.replica.tick(5.0), Cas)
+    assert (cas.record.master, cas.record.iss) == ("a", ("a", "b"))
+    rig.replica.cas_applied(cas.ticket, 10)
+    assert not pass_time(rig, 20.0, "b", since=5.0)  # nor does it join again by old words
+    assert [each.record.iss for each in pass_time(rig, 20.2, "b", "c", since=20.0)] == [
+        ("a", "b", "c")
+    ]
+
+
+@pytest.mark.parametrize("silent", ["b", "c"])
+def test_a_silent_one_that_is_needed_is_waited_for(silent: str) -> None:
+    rig = Rig()
+    rig.lead(iss=("a", silent))
+    rig.replica.sessions(lives("a", silent))
+    assert not pass_time(rig, 10.9)
+
+
+# --- a master without followers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("iss", "left", "eligible"),
+    [
+        (("a", "b", "c"), ("b", "c"), ()),
+        (("a", "b"), ("b",), ("a",)),
+        (("a",), (), ("a", "c")),
+    ],
+)
+def test_a_master_that_reaches_nobody_gives_up(
+    iss: tuple[str, ...], left: tuple[str, ...], eligible: tuple[str, ...]
+) -> None:
+    """Those that it does not reach are alive, and may reach each other."""
+    rig = Rig()
+    rig.lead(iss=iss, elr=("c",) if len(iss) == 1 else ())
+    assert not pass_time(rig, 4.9)
+    actions = rig.replica.tick(5.0)
+    (cas,) = of_kind(actions, Cas)
+    assert (cas.record.master, cas.record.epoch) == ("", 6)
+    assert (cas.record.iss, cas.record.elr) == (left, eligible)
+    if len(iss) > 1:  # whoever is elected now may lock and hide messages
+        assert Serve(6, Service.UNSURE) in actions
+    assert of_kind(rig.replica.cas_applied(cas.ticket, 10), StepDown) == [StepDown(6)]
+
+
+def test_who_has_given_up_lets_others_go_first() -> None:
+    rig = Rig()
+    rig.lead(iss=("a",), elr=("c",))
+    (cas,) = pass_time(rig, 5.0)
+    rig.replica.cas_applied(cas.ticket, 10)
+    rig.replica.stopped(100)
+    rig.replica.session(100.0)
+    assert not pass_time(rig, 5.6, since=5.0)
+    (again,) = pass_time(rig, 6.0, since=5.6)  # but if nobody does, it is there
+    assert again.record.master == "a"
+
+
+def test_who_may_have_given_up_is_unsure_until_another_change_came_first() -> None:
+    rig = Rig()
+    rig.lead()
+    (cas,) = pass_time(rig, 5.0)
+    rig.replica.cas_unknown(cas.ticket)
+    rig.replica.tick(5.1)  # a beat that is younger than the doubt
+    for name in "bc":
+        rig.join(name, 100, number=99)
+    assert rig.replica.local.confirm == 100  # which holds whoever is elected
+    (cas,) = pass_time(rig, 5.3, "b", "c", since=5.1)
+    assert cas.record.master == ""
+    actions = rig.replica.cas_refused(cas.ticket, 10, a_record(epoch=6, master="a"))
+    assert actions == [Serve(6, Service.OPEN)]
+    assert not pass_time(rig, 9.0, "b", "c", since=5.3)
+
+
+@pytest.mark.parametrize("alive", ["a", "ab", "ac"])
+def test_a_master_is_not_given_up_for_too_few(alive: str) -> None:
+    rig = Rig()
+    rig.lead()
+    rig.replica.sessions(lives(*alive))
+    assert not [each for each in pass_time(rig, 30.0) if not each.record.master]
+
+
+def test_who_comes_back_has_the_time_to_begin() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.replica.sessions(lives("a"))
+    (cas,) = pass_time(rig, 6.0)
+    rig.replica.cas_applied(cas.ticket, 10)
+    pass_time(rig, 20.0, since=6.0)
+    rig.replica.sessions(lives("a", "b", "c"))
+    assert not pass_time(rig, 24.0, since=20.0)
+    assert pass_time(rig, 24.2, since=24.0)[0].record.master == ""
+
+
+@pytest.mark.parametrize("speaking", ["b", "c"])
+def test_a_master_that_reaches_enough_stays(speaking: str) -> None:
+    rig = Rig()
+    rig.lead()
+    rig.join(speaking, 100)
+    assert not [each for each in pass_time(rig, 30.0, speaking) if not each.record.master]
+
+
+def test_a_follower_that_hears_nothing_begins_again_and_again_and_is_not_reached() -> None:
+    """Only one direction is cut: its hellos come, our welcome does not get there."""
+    rig = Rig()
+    rig.lead()
+    wanted = []
+    for nonce in range(2, 60):
+        for name in "bc":
+            rig.replica.frame(name, Hello("g", 4, nonce, f"u{name}", 1))
+        wanted += pass_time(rig, nonce / 2 + 0.5, since=nonce / 2)
+    assert wanted[0].record.master == ""
 
 
 def test_a_master_that_did_not_get_on_blames_nobody() -> None:
@@ -788,7 +921,7 @@ def test_a_deposed_master_follows_only_when_its_log_stands_still() -> None:
 
 CORE = {
     "record", "promises", "frames", "actions", "settings", "local", "link", "registering",
-    "electing", "following", "leading", "replica",
+    "electing", "following", "leading", "contact", "replica",
 }  # fmt: skip
 PURE = {"__future__", "collections", "enum", "itertools", "typing", "zlib", "msgspec"}
 DECLARED = ("cometmq.protocol.", "cometmq.conf.group")

@@ -90,6 +90,27 @@ def test_a_master_is_cut_off_and_stopped(tmp_path: Path) -> None:
     tried(tmp_path / "rig", shape, ("partition", "from-master"), ("stop", "master"))
 
 
+@pytest.mark.parametrize("ways", ["both", "from-master"])
+def test_a_master_that_reaches_no_follower_gives_up(tmp_path: Path, ways: str) -> None:
+    """All of them reach the engine; messages are stored by others while the master is cut off."""
+    if why := network.trouble():
+        pytest.skip(f"partitions of groups: {why}")
+    with GroupRig(tmp_path / "rig", SEED, False, Shape(apart=True)) as rig:
+        assert rig.network is not None
+        (master,) = rig.pick("master")
+        for name in {*NAMES} - {master.name}:
+            rig.network.cut(master.name, name)
+            if ways == "both":
+                rig.network.cut(name, master.name)
+        rig.fault("partition", ways)
+        rig.wait_served(without=master)
+        rig.wait_resumed("another one was elected")
+        rig.network.heal()
+        rig.wait_healed("the links came back")
+        outcome = rig.finish()
+    assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
+
+
 # --- the judge ------------------------------------------------------------------------------------
 
 

@@ -191,6 +191,7 @@ class World:
         self.record: GroupRecord = new_record(GROUP, [(name, name) for name in names])
         self.version = 1
         lag_s = rng.choice((10.0, 15.0, 40.0))  # how fast the in-sync set shrinks
+        contact_s = rng.choice((12.0, 20.0, 40.0))  # how fast a master without followers gives up
         self.history = [self.record]
         self.sessions: dict[str, Life] = {}
         self.sessions_number = 0
@@ -203,6 +204,7 @@ class World:
                 frame_bytes=3,
                 window_bytes=9,
                 lag_s=lag_s,
+                contact_s=contact_s,
                 **TIMES,
             )
             for name in names

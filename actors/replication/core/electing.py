@@ -1,4 +1,4 @@
-"""Becoming the master (rules 1 and 2): whether, when, and by which change of the record."""
+"""Becoming the master (rules 1, 2 and 13): whether, when, and by which change of the record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cometmq.actors.replication.core.record import GroupRecord, elected
 
 _Standing = tuple[int, int, str]  # last epoch, end of the log, replica
 
-_PATIENCE = 3  # for a replica whose log is longer, in election times
+_PATIENCE = 3  # for a replica that should go first, in election times
 
 
 class Electing:
@@ -22,8 +22,10 @@ class Electing:
         self._link = link
         self._vacant_at: float | None = None
         self._bids: dict[str, _Standing] = {}
+        self.has_resigned = False  # this vacancy is ours: others go first
 
     def reset(self) -> None:
+        self.has_resigned = False
         self._vacant_at = None
         self._bids.clear()
 
@@ -37,7 +39,8 @@ class Electing:
             if self._vacant_at is None:
                 self._vacant_at = local.now
                 self._bid(record)
-            patience = local.settings.election_s * (_PATIENCE if self._is_behind(record) else 1)
+            waits = self.has_resigned or self._is_behind(record)
+            patience = local.settings.election_s * (_PATIENCE if waits else 1)
             if local.now >= self._vacant_at + patience:
                 self._link.propose(elected(record, local.me, names(self._link.alive, record)))
 

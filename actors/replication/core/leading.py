@@ -1,10 +1,11 @@
-"""A master: its followers, what is confirmed, and the in-sync set (rules 5 to 8 and 11)."""
+"""A master: its followers, what is confirmed, and the in-sync set (rules 5 to 8, 11 and 13)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from cometmq.actors.replication.core.actions import Send, Serve, Service, Ship, Why
+from cometmq.actors.replication.core.contact import Contact
 from cometmq.actors.replication.core.frames import (
     Ack,
     Agreed,
@@ -19,7 +20,7 @@ from cometmq.actors.replication.core.frames import (
 )
 from cometmq.actors.replication.core.link import EngineLink, names
 from cometmq.actors.replication.core.local import Local
-from cometmq.actors.replication.core.record import GroupRecord, Member, changed
+from cometmq.actors.replication.core.record import GroupRecord, Member, changed, resigned
 
 
 class Follower:
@@ -69,7 +70,9 @@ class Leading:
         # Added by a change that was sent and may still be applied: they count from before that, and
         # until the engine's version has passed the one that the change expected (rule 7).
         self._joining: set[str] = set()
-        self._caught_up_at = dict.fromkeys(record.replicas, local.now)
+        self._contact = Contact(local, record.replicas, names(link.alive, record))
+        # That we give up the mastership was sent, and may be applied at any time (rule 13).
+        self.is_resigning = False
         self._service: Service | None = None
         self._number = 0  # of the last beat
         self._proof = 0  # acknowledgements count from this beat on
@@ -81,18 +84,19 @@ class Leading:
         now = self._local.now
         self.serve()
         if now >= self._ticked_at + self._local.settings.silence_s:
-            # It was this process that did not get on: nobody else is to blame.
-            self._caught_up_at = dict.fromkeys(self._caught_up_at, now)
+            self._contact.pardon()
         self._ticked_at = now
         if now >= self._beat_at:
             self._beat()
-        self._change_set()
+        if not (self._link.is_busy or self._link.expired):
+            self._change_record()
 
     def learned(self, record: GroupRecord) -> None:
         """A later record, with this mastership in it."""
         self.record = record
         self._joining.clear()
-        self._caught_up_at = dict.fromkeys(record.replicas, self._local.now) | self._caught_up_at
+        self.is_resigning = False  # this change came first, so that one never will
+        self._contact.know(record.replicas)
         for replica, follower in list(self._followers.items()):
             if record.replicas.get(replica) != follower.member:
                 del self._followers[replica]  # a session of an earlier life, or of another store
@@ -127,7 +131,8 @@ class Leading:
             return Service.DEPOSED
         if len(self.record.iss) < self.record.min_iss:
             return Service.SHORT
-        return Service.OPEN if self._link.is_sure() else Service.UNSURE
+        sure = self._link.is_sure() and not self.is_resigning
+        return Service.OPEN if sure else Service.UNSURE
 
     def standings(self) -> list[Standing]:
         """Of all other replicas."""
@@ -161,6 +166,7 @@ class Leading:
         known = self._followers.get(sender)
         if known is None or known.nonce < frame.nonce:
             self._followers[sender] = Follower(member, frame.nonce, self._local.now)
+            self._contact.begun(sender)
         elif known.nonce > frame.nonce or known.is_streaming:
             self._refuse(sender, frame, Why.OTHER_SESSION, known.nonce, frame.nonce)
             return
@@ -175,6 +181,7 @@ class Leading:
         follower = self._session(sender, frame)
         if follower is None or follower.is_streaming:
             return
+        self._contact.heard(sender)
         same = [mark.end for mark in frame.marks if self._has(mark)]
         offset = same[0] if same else self._local.begin
         follower.agreed = follower.next = offset
@@ -199,10 +206,11 @@ class Leading:
         if frame.held > local.end:
             self._refuse(sender, frame, Why.BEYOND_END, local.end, frame.held)
             return
+        self._contact.heard(sender)
         follower.held = max(follower.held, frame.held)
         follower.beat = max(follower.beat, min(frame.number, self._number))
         if follower.held >= follower.goal:
-            self._caught_up_at[sender] = follower.goal_at
+            self._contact.caught_up(sender, follower.goal_at)
             follower.goal, follower.goal_at = local.end, local.now
         self._stream(sender, follower)
         self._advance()
@@ -279,30 +287,48 @@ class Leading:
             offset = min(offset, follower.held)
         local.confirm_to(offset)
 
-    def _change_set(self) -> None:
+    # --- changes of the record ---
+
+    def _change_record(self) -> None:
+        alive = names(self._link.alive, self.record)
+        self._contact.see(alive)
+        if self.is_resigning or self._is_alone(alive):
+            self.is_resigning = True  # before it is sent
+            self._link.propose(resigned(self.record))
+            self.serve()
+        else:
+            self._change_set(alive)
+
+    def _is_alone(self, alive: set[str]) -> bool:
+        """Whether nothing can be confirmed here, but could be by others (rule 13): they are alive,
+        are enough, and one of them may lead."""
+        record, me = self.record, self._local.me
+        reached = {each for each in record.replicas if not self._contact.is_silent(each)} | {me}
+        others = alive - reached
+        enough = len(others) >= record.min_iss > len(reached & (alive | {me}))
+        return enough and not others.isdisjoint((*record.iss, *record.elr))
+
+    def _change_set(self, alive: set[str]) -> None:
         """Have the engine add who has caught up, and leave out who has not."""
-        link = self._link
-        if link.is_busy or link.expired:
-            return
-        alive = names(link.alive, self.record)
+        record, contact = self.record, self._contact
         join = {
             replica
             for replica, follower in self._followers.items()
-            if replica not in self.record.iss and replica in alive and self.may_join(follower)
+            if replica not in record.iss
+            and replica in alive
+            and not contact.is_silent(replica)
+            and self.may_join(follower)
         }
-        leave = {each for each in self.record.iss if self._lags(each, each in alive)}
+        others = set(record.iss) - {self._local.me}
+        leave = {each for each in others if contact.lags(each, is_alive=each in alive)}
+        silent = {each for each in others if contact.is_silent(each)}
+        if len((join | set(record.iss)) - leave - silent) >= record.min_iss:
+            leave |= silent
         if join or leave:
             self._joining |= join  # before it is sent
-            link.propose(changed(self.record, join, leave))
+            self._link.propose(changed(record, join, leave))
 
     def may_join(self, follower: Follower) -> bool:
         """It has all that is confirmed, and all of earlier epochs (rule 7)."""
         needed = max(self._local.confirm, self.start)
         return follower.is_streaming and follower.held >= needed
-
-    def _lags(self, replica: str, is_alive: bool) -> bool:
-        if replica == self._local.me:
-            return False
-        settings = self._local.settings
-        patience = settings.lag_s if is_alive else settings.silence_s
-        return self._local.now >= self._caught_up_at[replica] + patience

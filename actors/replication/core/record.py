@@ -157,6 +157,13 @@ def changed(record: GroupRecord, join: Collection[str], leave: Collection[str]) 
     return _with_set(record, (set(record.iss) | set(join)) - set(leave))
 
 
+def resigned(record: GroupRecord) -> GroupRecord:
+    """The master gives up its mastership, and its place in the in-sync set: it can be reached by
+    nobody, so the others need not wait for its word."""
+    left = _without(record.iss, record.master)
+    return _with_set(record, left, master="")
+
+
 def added(record: GroupRecord, replica: str, address: str) -> GroupRecord:
     """An operator's: one more replica, which joins the set once it has everything. Its store has to
     be empty: one with messages is not taken in. Raises ConfigError."""

@@ -312,6 +312,7 @@ class Replica:
     def _step_down(self) -> None:
         assert self._leading is not None
         self._local.do(StepDown(self._leading.epoch))
+        self._electing.has_resigned = self._leading.is_resigning
         self._leading, self._is_stopping = None, True
 
     def _lead(self, record: GroupRecord) -> None:

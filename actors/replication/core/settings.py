@@ -18,6 +18,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retry_s: float = 0.2  # after a change of the record whose outcome is unknown
     election_s: float = 0.2  # how long bids are gathered
     lag_s: float = 10.0  # who has not caught up for so long leaves the in-sync set; many beats
+    contact_s: float = 4.0  # a master without followers for so long gives up its mastership
     keep_s: float = 1.0  # how often a confirm offset that has moved is made durable
     frame_bytes: int = 1 << 20  # of records, in one frame
     window_bytes: int = 16 << 20  # of records, on their way to a follower
