@@ -109,7 +109,9 @@ class AllocatorActor(DiskActor):
 
     def on_start(self) -> None:
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
-        self._work()
+        self._come_back(self._make_segments())
+        # The broker is not kept from serving by pages: the first writes may come before them.
+        self.after(0, self._work)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
 
     def on_doorbell(self) -> None:

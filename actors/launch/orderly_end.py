@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cometmq.actors.launch.ending import SignsOfLife, end_now, has_ended
-from cometmq.actors.launch.hosted import Host
 from cometmq.actors.launch.process_table import ProcessTable
 from cometmq.actors.runtime.family import EXIT_UNSETTLED
 from cometmq.protocol.commands import Finish
@@ -16,6 +15,9 @@ from cometmq.protocol.errors import CometError, NotConfirmed
 from cometmq.protocol.progress import Progress
 from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.shm.live.control import IN_GROUP, ControlFile, Counter, Phase
+
+if TYPE_CHECKING:
+    from cometmq.actors.launch.hosted import Host
 
 log = logging.getLogger("cometmq.actors.launch.supervisor")
 

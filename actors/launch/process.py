@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -15,7 +16,7 @@ import pykka
 import zmq
 
 from cometmq.actors.launch.zygote import Broken, Ready, write_report
-from cometmq.actors.runtime.family import EXIT_UNSETTLED, Family
+from cometmq.actors.runtime.family import EXIT_UNSETTLED, Family, settings_of
 from cometmq.actors.runtime.inbox import LINGER_MS
 from cometmq.actors.runtime.logs import set_up_logging
 from cometmq.actors.runtime.roles import ROLES, role_of
@@ -34,6 +35,13 @@ def load_roles(*, in_group: bool = False) -> None:
     """What the zygote has imported, no child has to. Only a group needs what its own actors do."""
     for each in ROLES:
         each.load_all(in_group=in_group)
+
+
+def settle(order: dict[str, Any]) -> None:
+    """In the zygote, before a child is forked: what all of them would work out is worked out once,
+    and its memory is shared. What is wrong with it the child finds again, and tells."""
+    with contextlib.suppress(CometError):
+        settings_of(order["settings"])
 
 
 def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:

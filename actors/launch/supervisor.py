@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pykka
 
 from cometmq.actors.launch.binding import check_ports
-from cometmq.actors.launch.process import load_roles, run_child
+from cometmq.actors.launch.process import load_roles, run_child, settle
 from cometmq.actors.launch.zygote import Zygote, say_stacks_on_signal
 from cometmq.actors.runtime.logs import set_up_logging
 from cometmq.actors.runtime.roles import doorbell_count
@@ -66,7 +66,7 @@ def run_broker(
     set_up_logging("broker", settings)
     family_lock = _take_store(settings)
     doorbells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(doorbell_count(settings))]
-    zygote = Zygote(partial(load_roles, in_group=settings.is_in_group), run_child)
+    zygote = Zygote(partial(load_roles, in_group=settings.is_in_group), settle, run_child)
     # Not before: the zygote, which needs none of it, imports the roles meanwhile.
     from cometmq.actors.launch.broker import BrokerActor
 

@@ -66,6 +66,7 @@ class Closing(msgspec.Struct, tag=True):
 
 Report = Started | Ready | Broken | Ended | Closing
 RunChild = Callable[[dict[str, Any], int, int], int]
+Settle = Callable[[dict[str, Any]], None]
 _decode_report: Final = msgspec.msgpack.Decoder(Report).decode
 
 
@@ -118,11 +119,12 @@ class Zygote:
 
     Args:
         prepare: called in the zygote before its first order.
+        settle: called in the zygote with each order, before its child is forked.
         run_child: what a child does with its order, the pipe for reports, and its lifeline; it
             returns the exit status.
     """
 
-    def __init__(self, prepare: Callable[[], None], run_child: RunChild) -> None:
+    def __init__(self, prepare: Callable[[], None], settle: Settle, run_child: RunChild) -> None:
         self.report_fd, reports = os.pipe()
         self._lifeline, self._alive = os.pipe()  # ends for everybody when the supervisor dies
         orders, self._orders = os.pipe()
@@ -131,7 +133,7 @@ class Zygote:
             try:
                 for descriptor in (self.report_fd, self._alive, self._orders):
                     os.close(descriptor)
-                _run(prepare, run_child, orders, reports, self._lifeline)
+                _run(prepare, settle, run_child, orders, reports, self._lifeline)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -163,7 +165,12 @@ def say_stacks_on_signal() -> None:
 
 
 def _run(
-    prepare: Callable[[], None], run_child: RunChild, orders: int, reports: int, lifeline: int
+    prepare: Callable[[], None],
+    settle: Settle,
+    run_child: RunChild,
+    orders: int,
+    reports: int,
+    lifeline: int,
 ) -> None:
     """The zygote's whole life. Never returns."""
     # A signal to the whole group (Ctrl-C, a service manager) is the supervisor's to act on: it ends
@@ -197,6 +204,7 @@ def _run(
             order = _read_order(orders)
             if order is None:
                 os._exit(0)
+            settle(order)
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)

@@ -59,6 +59,17 @@ def out_of_service(text: str, error: OSError, cell: OwnedCell) -> NoReturn:
     os._exit(EXIT_FATAL)
 
 
+_settled: tuple[dict[str, Any], BrokerSettings] | None = None  # the last ones of settings_of
+
+
+def settings_of(keys: dict[str, Any]) -> BrokerSettings:
+    """As BrokerSettings.from_keys. The same keys again cost nothing, nor memory of a fork's own."""
+    global _settled
+    if _settled is None or _settled[0] != keys:
+        _settled = keys, BrokerSettings.from_keys(keys)
+    return _settled[1]
+
+
 @dataclass(frozen=True)
 class Family:
     """The world of one child.
@@ -252,7 +263,7 @@ class Family:
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Family:
         """From what the supervisor has the zygote pass on."""
-        settings = BrokerSettings.from_keys(message.pop("settings"))
+        settings = settings_of(message.pop("settings"))
         last_run = LastRun.from_message(message.pop("last_run"))
         store = Path(message.pop("store"))
         return cls(settings=settings, store=store, last_run=last_run, **message)

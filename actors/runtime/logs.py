@@ -163,5 +163,7 @@ def set_up_logging(role: str, settings: BrokerSettings) -> None:
     handler.addFilter(Repeats(handler))
     logger = logging.getLogger(_PACKAGE)
     logger.handlers[:] = [handler]
-    logger.setLevel(settings.log_level_of(role.partition("-")[0]).value)
+    level = settings.log_level_of(role.partition("-")[0]).value
+    if logging.getLevelName(logger.level) != level:  # a fork has it; setting it visits all loggers
+        logger.setLevel(level)
     logger.propagate = False
