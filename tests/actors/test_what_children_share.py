@@ -1,4 +1,4 @@
-"""What the processes of a broker have in common is there once, and what one does not need is not."""
+"""What the processes of a broker have in common is there once; none loads what others do."""
 
 from __future__ import annotations
 
