@@ -32,7 +32,8 @@ FINISH_TIMEOUT_S: Final = 20
 
 
 def load_roles(*, in_group: bool = False) -> None:
-    """What the zygote has imported, no child has to. Only a group needs what its own actors do."""
+    """What is imported before the zygote is forked no child has to. Only a group needs what its
+    own actors do."""
     for each in ROLES:
         each.load_all(in_group=in_group)
 

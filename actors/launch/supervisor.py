@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -10,12 +11,12 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pykka
 
 from cometmq.actors.launch.binding import check_ports
+from cometmq.actors.launch.broker import BrokerActor
 from cometmq.actors.launch.process import load_roles, run_child, settle
 from cometmq.actors.launch.zygote import Zygote, say_stacks_on_signal
 from cometmq.actors.runtime.logs import set_up_logging
@@ -30,7 +31,6 @@ from cometmq.shm.state.permission import group_id, settle_permission, umask_of
 from cometmq.shm.tools.start_checks import check_store, not_usable
 
 if TYPE_CHECKING:
-    from cometmq.actors.launch.broker import BrokerActor
     from cometmq.actors.launch.hosted import Host
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,8 @@ def run_broker(
     set_up_logging("broker", settings)
     family_lock = _take_store(settings)
     doorbells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(doorbell_count(settings))]
-    zygote = Zygote(partial(load_roles, in_group=settings.is_in_group), settle, run_child)
-    # Not before: the zygote, which needs none of it, imports the roles meanwhile.
-    from cometmq.actors.launch.broker import BrokerActor
-
+    _load_children(settings)
+    zygote = Zygote(settle, run_child)
     if settings.segment_remark:
         log.warning("%s", settings.segment_remark)
     if settings.replication_remark:
@@ -93,6 +91,15 @@ def run_broker(
         os.close(descriptor)
     if actor.failure is not None:
         raise actor.failure
+
+
+def _load_children(settings: BrokerSettings) -> None:
+    """Before anything is forked: what is imported here is in memory once for all processes, for as
+    long as none of them looks for garbage in it."""
+    gc.disable()
+    load_roles(in_group=settings.is_in_group)
+    gc.freeze()
+    gc.enable()
 
 
 def _take_store(settings: BrokerSettings) -> int:

@@ -2,10 +2,9 @@
 
 It has everything imported, one thread and no sockets, so a child is there within milliseconds, in a
 known state, and shares the memory of the interpreter with the others. It is forked from the
-supervisor before that one starts its first thread, imports the actors while the supervisor prepares
-the store, takes orders from a pipe, and reports on another which children it has started and which
-have ended. When the supervisor dies the order pipe ends, and so does the zygote; the children see
-the same end of their own pipe and finish by themselves.
+supervisor before that one starts its first thread, takes orders from a pipe, and reports on another
+which children it has started and which have ended. When the supervisor dies the order pipe ends,
+and so does the zygote; the children see the same end of their own pipe and finish by themselves.
 """
 
 from __future__ import annotations
@@ -118,13 +117,12 @@ class Zygote:
     """The supervisor's end. Make it while the process has one thread.
 
     Args:
-        prepare: called in the zygote before its first order.
         settle: called in the zygote with each order, before its child is forked.
         run_child: what a child does with its order, the pipe for reports, and its lifeline; it
             returns the exit status.
     """
 
-    def __init__(self, prepare: Callable[[], None], settle: Settle, run_child: RunChild) -> None:
+    def __init__(self, settle: Settle, run_child: RunChild) -> None:
         self.report_fd, reports = os.pipe()
         self._lifeline, self._alive = os.pipe()  # ends for everybody when the supervisor dies
         orders, self._orders = os.pipe()
@@ -133,7 +131,7 @@ class Zygote:
             try:
                 for descriptor in (self.report_fd, self._alive, self._orders):
                     os.close(descriptor)
-                _run(prepare, settle, run_child, orders, reports, self._lifeline)
+                _run(settle, run_child, orders, reports, self._lifeline)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -165,7 +163,6 @@ def say_stacks_on_signal() -> None:
 
 
 def _run(
-    prepare: Callable[[], None],
     settle: Settle,
     run_child: RunChild,
     orders: int,
@@ -178,11 +175,6 @@ def _run(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     say_stacks_on_signal()
-    gc.disable()
-    prepare()
-    gc.enable()
-    # What is loaded stays: no collection of a child's has to look at it, or makes its pages differ.
-    gc.freeze()
     # What a command makes goes by itself when it is answered. Thousands of them are under way at a
     # time, in which the usual 700 would look for cycles all the time.
     gc.set_threshold(COLLECT_AFTER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -49,6 +50,12 @@ _KINDS: Final[tuple[type[Command], ...]] = (*COMMANDS, CommitRun)
 _HANDLER_NAMES: Final = {kind: f"on_{_snake(kind.__name__)}" for kind in _KINDS}
 
 
+@functools.cache
+def handled_by(owner: type) -> dict[type[Command], str]:
+    """Which commands instances of a class handle, and by which methods."""
+    return {kind: name for kind, name in _HANDLER_NAMES.items() if hasattr(owner, name)}
+
+
 class ServiceActor(LoopActor):
     """A command `XyzAbc` is handled by `on_xyz_abc(command, request)`.
 
@@ -65,6 +72,11 @@ class ServiceActor(LoopActor):
     """
 
     part_types: ClassVar[tuple[type, ...]] = ()  # what `parts` are made of
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for owner in (cls, *cls.part_types):  # here, so that what is found is shared by all forks
+            handled_by(owner)
 
     def __init__(
         self,
@@ -142,13 +154,12 @@ class ServiceActor(LoopActor):
 
     def _find_handlers(self) -> dict[type[Command], Handler]:
         """By command, all that this actor takes."""
-        owners = (self, *self.parts())
-        return {
-            kind: getattr(owner, name)
-            for kind, name in _HANDLER_NAMES.items()
-            for owner in owners
-            if hasattr(owner, name)
-        }
+        found: dict[type[Command], Handler] = {}
+        for owner in (self, *self.parts()):
+            kind_of_owner: type = type(owner)
+            for kind, name in handled_by(kind_of_owner).items():
+                found[kind] = getattr(owner, name)
+        return found
 
     # --- lines ---
 
