@@ -736,6 +736,24 @@ def test_a_silent_one_that_is_needed_is_waited_for(silent: str) -> None:
     assert not pass_time(rig, 10.9)
 
 
+def test_what_was_deleted_is_sent_to_nobody() -> None:
+    """One that left the set lags: the rest of what it was to get is old, and goes."""
+    rig = Rig()
+    rig.lead(iss=("a", "b"))
+    rig.join("b", 100)
+    rig.join("c", 20)  # of the 80 bytes that it lacks 30 are under way
+    assert not rig.replica.cleaned(50)
+    assert of_kind(rig.replica.frame("c", Ack("g", 6, 1, 30, 0)), Ship) == [
+        Ship("c", 6, 1, 50, 10, 100)
+    ]
+    rig.replica.cleaned(70)
+    assert not of_kind(rig.replica.frame("c", Ack("g", 6, 1, 60, 0)), Ship)
+    assert refused(rig.replica.frame("c", Ack("g", 6, 1, 60, 0)))[0] is Why.OTHER_SESSION
+    rig.replica.frame("c", Hello("g", 4, 2, "uc", 1))
+    actions = rig.replica.frame("c", Marks("g", 6, 2, (Mark(60, 50, 1060),)))
+    assert frames_in(actions, Apart) == [Apart("g", 6, 2, 70)]
+
+
 # --- a master without followers -------------------------------------------------------------------
 
 

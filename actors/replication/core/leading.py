@@ -104,7 +104,7 @@ class Leading:
         self._advance()
 
     def appended(self) -> None:
-        for replica, follower in self._followers.items():
+        for replica, follower in list(self._followers.items()):
             if follower.is_streaming:
                 self._stream(replica, follower)
         if not self._local.settings.sync_flush:
@@ -238,6 +238,9 @@ class Leading:
     def _stream(self, replica: str, follower: Follower) -> None:
         local = self._local
         settings = local.settings
+        if follower.next < local.begin:  # what was not sent yet is deleted: it has to begin anew
+            del self._followers[replica]
+            return
         while follower.next < local.end:
             under_way = follower.next - max(follower.held, follower.agreed)
             if under_way >= settings.window_bytes:
