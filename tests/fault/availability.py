@@ -1,6 +1,6 @@
 """How long a broker was not there, by measuring: bounds in rules are for the time that it was.
 
-with Availability(rig_broker, history):        # pings its processes, and notes gaps
+with Availability(lambda: roles_of(rig.broker), history):      # pings these, and notes gaps
     ...
 away = intervals(ops)                          # where it was away, or was being broken
 late_ns = up_ns(away, due_ns, done_ns)         # of that time, what it was up
@@ -33,15 +33,14 @@ class Availability:
     """A thread that asks the processes that deliver, one after the other, whether they are there.
 
     Args:
-        broker: the one that runs now; it may be another one each time.
+        addresses: of those that are there now, maybe others each time; none: nobody is there.
     """
 
-    def __init__(self, broker: Callable[[], RunningBroker], history: History) -> None:
-        self._broker, self._history = broker, history
+    def __init__(self, addresses: Callable[[], Sequence[str]], history: History) -> None:
+        self._addresses, self._history = addresses, history
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="availability")
-        self._lines: list[Channel] = []
-        self._token = ""
+        self._lines: dict[str, Channel] = {}
 
     def __enter__(self) -> Availability:
         self._thread.start()
@@ -68,7 +67,7 @@ class Availability:
             if now_ns() - good_ns > GAP_NS:
                 self._note(good_ns)
         finally:
-            self._use("")
+            self._use([])
 
     def _note(self, since_ns: int) -> None:
         op = Op("availability", "info", "away", now_ns(), since_ns=since_ns)
@@ -76,19 +75,25 @@ class Availability:
 
     def _all_answer(self) -> bool:
         try:
-            self._use(self._broker().ready.token)
-            for line in self._lines:
+            addresses = self._addresses()
+            self._use(addresses)
+            for line in self._lines.values():
                 line.ask(Ping(), timeout_s=PING_S)
-        except (CometError, AttributeError):  # no answer, or a broker that is not ready yet
+        except CometError:  # no answer
             return False
-        return True
+        return bool(addresses)
 
-    def _use(self, token: str) -> None:
-        if token != self._token:
-            for line in self._lines:
+    def _use(self, addresses: Sequence[str]) -> None:
+        if [*self._lines] != [*addresses]:
+            for line in self._lines.values():
                 line.close()
-            self._token = token
-            self._lines = [Channel(address_of(token, role)) for role in ROLES] if token else []
+            self._lines = {address: Channel(address) for address in addresses}
+
+
+def roles_of(broker: RunningBroker) -> list[str]:
+    """None of a broker that is not ready yet."""
+    ready = getattr(broker, "ready", None)
+    return [address_of(ready.token, role) for role in ROLES] if ready else []
 
 
 Interval = tuple[int, int]  # t_ns

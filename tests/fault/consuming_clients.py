@@ -147,7 +147,7 @@ def run_handlers(spec: Spec, history: History, stop: Stop, *, orderly: bool) -> 
     with (
         watching_itself(spec, history),
         Consumer(
-            spec.name_server, spec.group, auto_commit_ms=100,
+            spec.name_server, spec.group, auto_commit_ms=100, transport=spec.transport,
             max_reconsume_times=None if orderly else TIMES_MAX,
         ) as consumer,
     ):  # fmt: skip
@@ -249,8 +249,11 @@ def show(spec: Spec, history: History, stop: Stop) -> None:
     """A member that gets everything; `group` is its own name in the history."""
     with (
         watching_itself(spec, history),
-        Consumer(spec.name_server, SCREENS, broadcast=spec.folder, member=spec.name) as consumer,
-    ):
+        Consumer(
+            spec.name_server, SCREENS, broadcast=spec.folder, member=spec.name,
+            transport=spec.transport,
+        ) as consumer,
+    ):  # fmt: skip
         for topic in spec.topics:
             subscribe(consumer, topic)
         while not stop.wait(0):

@@ -19,6 +19,7 @@ from typing import Final
 from fault.campaigns import Options, Tally, campaign, percentile
 from fault.group_faults import Round, run_round
 from fault.groups import SESSION_S, GroupRig
+from fault.work import PlainWork
 
 NAME: Final = "fail-over"
 LOADS: Final[dict[str, tuple[Sequence[str], float]]] = {  # producers, and each one's pause in s
@@ -45,8 +46,7 @@ def fail_overs(options: Options) -> Iterator[Tally]:
                 options.sync_of(number // len(loads)),
                 lambda rig, name=name: kill_master(rig, name),
                 kills,
-                producers=producers,
-                pace_s=pace_s,
+                clients=PlainWork(producers, pace_s),
             ),
         )
         yield from lines

@@ -2,6 +2,7 @@
 
     python -m tests.fault groups --kills 100 --only kill --only power-cut
     python -m tests.fault groups --only partition --minutes 60
+    python -m tests.fault groups --only timed --only stop --only rolling
     python -m tests.fault fail-over --kills 50
 
 A round is one group from its start to its judgement, with some faults of all kinds that are
@@ -11,6 +12,7 @@ wanted. Every second round runs in network namespaces; partitions are tried in t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import shutil
@@ -27,15 +29,18 @@ from fault import disk, network
 from fault.campaigns import Options, Tally, campaign, new_tally
 from fault.disk import DiskTrouble
 from fault.group_judge import SEGMENT_BYTES
-from fault.groups import NAMES, ONE_DISK, PACE_S, PRODUCERS, SESSION_S, GroupRig, Replica, Shape
+from fault.group_replica import Replica
+from fault.groups import HEAL_S, NAMES, ONE_DISK, SESSION_S, WORKS, GroupRig, Shape
 from fault.network import HOST, NetworkTrouble
-from fault.workload import TOPICS
+from fault.timed_work import supersede
+from fault.work import Work
 
 from cometmq.cluster.administration import FailOver
 from cometmq.protocol.errors import CometError
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
+CAMPAIGN: Final = "groups"
 RIG_TROUBLE: Final = (DiskTrouble, NetworkTrouble)
 ROUND_FAULTS: Final = 12
 WORK_S: Final = 2.0  # at most, between two faults
@@ -58,7 +63,7 @@ class Fault:
 
     Args:
         targets: those it is done to, in turn.
-        needs: "disk", "network", "sync" (SYNC_FLUSH).
+        needs: of what a shape has: "disk", "network", "zookeeper", a kind of work.
     """
 
     name: str
@@ -291,7 +296,9 @@ def flip_a_bit(rig: GroupRig, victim: Replica, confirmed: int, where: str) -> re
     found = [
         unit
         for unit in reference.walk_log(victim.store)
-        if isinstance(unit, reference.Record) and unit.topic in TOPICS and unit.lies_at < confirmed
+        if isinstance(unit, reference.Record)
+        and unit.topic in rig.kind.topics
+        and unit.lies_at < confirmed
     ]
     tail = [unit for unit in found if unit.lies_at >= confirmed - confirmed % SEGMENT_BYTES]
     sealed = found[: len(found) - len(tail)]
@@ -341,6 +348,22 @@ def failover(rig: GroupRig, target: str) -> None:
         FailOver(rig.engine, rig.looker, None).wait_served()
 
 
+# --- clients --------------------------------------------------------------------------------------
+
+
+@fault("kill-client", "producer", "consumer")
+def kill_client(rig: GroupRig, target: str) -> None:
+    """kill -9; another takes its place."""
+    those = rig.work.producers if target == "producer" else rig.work.consumers
+    rig.work.replace(rig.chance.choice(those))
+
+
+@fault("supersede", "producer", needs=("timed",))
+def take_name(rig: GroupRig, _target: str) -> None:
+    """Another process takes the name of a producer that goes on for a while."""
+    supersede(rig.work, rig.acks, rig.chance, HEAL_S)
+
+
 # --- campaigns ------------------------------------------------------------------------------------
 
 
@@ -360,18 +383,25 @@ class Round:
     do: Callable[[GroupRig], None]
     count: int
     shape: Shape = ONE_DISK
-    producers: Sequence[str] = PRODUCERS
-    pace_s: float = PACE_S
+    clients: Work | None = None
 
     @property
     def flush(self) -> str:
         return "SYNC_FLUSH" if self.sync else "ASYNC_FLUSH"
 
 
-@campaign("groups", "replicated groups: kills, power cuts, partitions, pauses, disks; --only them")
+@campaign(CAMPAIGN, "replicated groups: kills, cuts, partitions, pauses, disks; --only them, works")
 def groups(options: Options) -> Iterator[Tally]:
-    shapes = [shape for shape in SHAPES if usable(options, shape)]
-    wanted = [each for name, each in FAULTS.items() if options.wants(name)]
+    """Of each shape a round of each work, then of the next."""
+    works = [name for name in WORKS if name in options.only] or list(WORKS)
+    shapes = [
+        dataclasses.replace(shape, work=work)
+        for shape in SHAPES
+        if usable(options, shape)
+        for work in works
+    ]
+    faults = [each for name, each in FAULTS.items() if name in options.only]
+    wanted = faults or list(FAULTS.values())
     plans = [(shape, fitting(wanted, shape)) for shape in shapes if fitting(wanted, shape)]
     assert plans, "none of these can be tried here"
     left, number = options.faults, 0
@@ -381,7 +411,8 @@ def groups(options: Options) -> Iterator[Tally]:
         sync, seed = options.sync_of(number + cycle), options.seed + number
         deck = Deck(options, faults, random.Random(seed))
         count = min(left, ROUND_FAULTS)
-        yield from run_round(options, Round("groups", seed, sync, deck.do_next, count, shape))
+        name = CAMPAIGN if shape.work == "plain" else f"{CAMPAIGN}-{shape.work}"
+        yield from run_round(options, Round(name, seed, sync, deck.do_next, count, shape))
         left, number = left - count, number + 1
 
 
@@ -389,7 +420,7 @@ def usable(options: Options, shape: Shape) -> bool:
     why = disk.trouble(shape.kind) if shape.kind else ""
     why = why or (network.trouble() if shape.apart else "")
     if why:
-        options.say(f"NOT TESTED: groups with {', '.join(sorted(shape.has))}: {why}")
+        options.say(f"NOT TESTED: groups with {', '.join(sorted(shape.has - {shape.work}))}: {why}")
     return not why
 
 
@@ -427,9 +458,7 @@ def run_round(options: Options, one: Round) -> list[Tally]:
     """Its lines of the tally. What was found stays in its folder, and in `options.failures`."""
     folder = options.folder(f"{one.name}-{one.seed}")
     try:
-        with GroupRig(
-            folder, one.seed, one.sync, one.shape, producers=one.producers, pace_s=one.pace_s
-        ) as rig:
+        with GroupRig(folder, one.seed, one.sync, one.shape, one.clients) as rig:
             for _ in range(one.count):
                 if options.over:
                     break

@@ -6,7 +6,7 @@ Beside what the checker asks of any history:
 - each store holds together by itself: queues, index and log;
 - an epoch has one master;
 - nothing was ever read above what was confirmed, on any replica (Peeker), and nothing that
-  was read or delivered is missing at the end (the checker's VANISHED).
+  was read or delivered is missing at the end (`gone`, and the checker's VANISHED).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Final, Protocol, Self
 
 import reference
 from family import pull
-from fault.checker import Rules, Verdict, add_store_findings, check, stored_in
+from fault.checker import Verdict, add_store_findings
 from fault.history import History, Op, read_histories, value_of
-from fault.workload import QUEUES, TOPICS
+from fault.work import Work
 
 from cometmq.actors.launch.addresses import address_of
 from cometmq.protocol.commands import GetQueueRange, PullMessages, QueueRange
@@ -59,16 +59,17 @@ class Judged(Protocol):
 
 
 def judge(
-    histories: Path, replicas: Sequence[Judged], confirmed: Mapping[str, int], groups: Sequence[str]
+    histories: Path, replicas: Sequence[Judged], confirmed: Mapping[str, int], work: Work
 ) -> tuple[Verdict, list[Op]]:
     """Of replicas that have ended, and what was done to them.
 
     Args:
         confirmed: how far each log was, as its replica said last.
-        groups: of consumers that have drained everything.
+        work: what the clients did, and have done to its end.
     """
     ops = read_histories(histories)
-    verdict = check(ops, stored_in(replicas[0].store), Rules(groups=groups))
+    verdict = work.judge(ops, replicas[0].store)
+    add_store_findings(verdict, gone(ops, replicas[0].store))
     for each in replicas:
         found = [*reference.check_store(each.store), *map(str, verify_store(each.store).findings)]
         add_store_findings(verdict, [f"{each.name}: {text}" for text in found])
@@ -79,6 +80,20 @@ def judge(
     add_store_findings(verdict, deaths(logs))
     verdict.counts["masterships"] = sum(len(_MASTER.findall(log)) for log in logs.values())
     return verdict, [op for op in ops if op.f == "fault"]
+
+
+def gone(ops: Sequence[Op], store: Path) -> Iterator[str]:
+    """What was read from a replica's queues, and is not what stands there in the end."""
+    places = {
+        (unit.topic, unit.queue_id, unit.queue_offset): value_of(unit.body)
+        for unit in reference.walk_log(store)
+        if isinstance(unit, reference.Record)
+    }
+    for op in ops:
+        there = places.get((op.topic, op.queue, op.offset))
+        if op.f == "read" and op.type == "ok" and there != op.value:
+            where = f"{op.topic}/{op.queue}/{op.offset}"
+            yield f"{op.p} read {op.value} at {where}, where {there} is"
 
 
 def differences(stores: Mapping[str, Path], end: int) -> Iterator[str]:
@@ -133,8 +148,11 @@ class Peeker:
     Replicas in namespaces of their own are not asked: their families' addresses are theirs alone.
     """
 
-    def __init__(self, replicas: Sequence[Judged], history: History, seed: int) -> None:
+    def __init__(
+        self, replicas: Sequence[Judged], topics: Mapping[str, int], history: History, seed: int
+    ) -> None:
         self._replicas, self._history = list(replicas), history
+        self._queues = [(topic, queue) for topic, count in topics.items() for queue in range(count)]
         self._chance = random.Random(f"{seed} peeker")
         self._over = threading.Event()
         self._failure: BaseException | None = None
@@ -175,7 +193,7 @@ class Peeker:
         if control is None:
             return
         meta = control.meta
-        topic, queue = self._chance.choice(TOPICS), self._chance.randrange(QUEUES)
+        topic, queue = self._chance.choice(self._queues)
         with Channel(address_of(meta["token"], "reader-0"), "a reader") as line:
             answer, _ = line.ask(GetQueueRange(topic, queue), timeout_s=ASK_S)
             assert isinstance(answer, QueueRange)

@@ -19,218 +19,65 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
-import shutil
-import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import psutil
-from family import EndedEarly, RunningBroker, pull
+from family import pull
+from fault.availability import ROLES, Availability
 from fault.checker import add_store_findings
-from fault.disk import Disk
+from fault.consuming_work import ConsumingWork
 from fault.group_judge import Peeker, judge
+from fault.group_replica import GROUP, TAIL, Replica
 from fault.history import History
 from fault.network import HOST, Network
-from fault.replica import BOOT, MODULE, NAMESPACE
-from fault.rig import SETTINGS, Acks, Outcome, gaps_ms
-from fault.workload import QUEUES, TOPICS, Workload
+from fault.reading import Values
+from fault.rig import Acks, Outcome, gaps_ms
+from fault.timed_work import TimedWork
+from fault.work import ASK_S, PlainWork, Work
 from ports import free_ports
 
 from cometmq.actors.coordination.namesrv import NameServerActor
 from cometmq.actors.launch.addresses import address_of
-from cometmq.actors.replication.core.record import GroupRecord, Life, decode_record
+from cometmq.actors.replication.core.record import GroupRecord, decode_record
 from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.errors import EngineUnreachable
 from cometmq.actors.replication.engines.managed import ManagedServer, Peer
 from cometmq.actors.replication.engines.opening import open_engine
-from cometmq.actors.replication.promises_file import PromisesFile
 from cometmq.client import Admin
+from cometmq.client.routes import Routes
 from cometmq.cluster.looking import Looker
 from cometmq.cluster.place import GroupPlace
-from cometmq.protocol.commands import PullMessages
-from cometmq.protocol.errors import CometError, StoreError
+from cometmq.protocol.commands import PullMessages, PullResult
+from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import Message
-from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Service
+from cometmq.shm.live.control import Counter
 
 NAMES: Final = ("n0", "n1", "n2")
-GROUP: Final = "orders"
-GROUPS: Final = ("billing",)
-PRODUCERS: Final = ("single", "impatient", "linger", "batch")
-PACE_S: Final = 0.02  # of each client
+WORKS: Final[Mapping[str, Callable[[], Work]]] = {
+    "plain": PlainWork,
+    "timed": TimedWork,
+    "consuming": ConsumingWork,
+}
 SESSION_S: Final = 2.0
-SPACE_BYTES: Final = 512 << 20
 #: A machine that others use is slow; what hangs hangs longer.
 HEAL_S: Final = 240.0
-TAIL: Final = 3_000  # characters of a log, in what is said of a failure
-
-
-class Replica:
-    """One of the group's brokers, and its disk.
-
-    Args:
-        keys: its settings.
-        space: its network namespace; empty: this process's.
-    """
-
-    def __init__(self, name: str, place: Path, keys: Mapping[str, object], kind: str, space: str):
-        self.name = name
-        self.disk = (
-            Disk(place, kind, space_bytes=SPACE_BYTES, name=f"disk-{name}") if kind else None
-        )
-        self.store = (self.disk.folder if self.disk else place / name) / "store"
-        self.store.parent.mkdir(exist_ok=True)
-        self.log_path = place / f"{name}.log"
-        self._keys, self._space = dict(keys), space
-        self._boot = secrets.token_hex(8)
-        self.broker: RunningBroker | None = None
-
-    def start(self) -> None:
-        self._before = self._promised()
-        self.broker = RunningBroker(
-            self.store,
-            self._keys,
-            wait=False,
-            module=MODULE,
-            environ={BOOT: self._boot, NAMESPACE: self._space},
-            log_path=self.log_path,
-        )
-
-    # --- looking ---
-
-    def _promised(self) -> Life | None:
-        """The life of its store, as that has it."""
-        try:
-            promises = PromisesFile(self.store).load(GROUP, self.name)
-        except (StoreError, OSError):
-            return None
-        return (self.name, promises.store_uuid, promises.incarnation)
-
-    def is_in(self, record: GroupRecord) -> bool:
-        """Whether the set has it, since it was started last."""
-        life = record.life(self.name)
-        return self.name in record.iss and life == self._promised() != self._before
-
-    @property
-    def runs(self) -> bool:
-        return self.broker is not None and not self.broker.has_ended
-
-    def control(self) -> ControlFile | None:
-        """None between two runs."""
-        try:
-            return ControlFile.open(self.store / CONTROL_FILE, writable=False)
-        except (StoreError, OSError):
-            return None
-
-    def counter(self, counter: Counter) -> int:
-        """0 between two runs."""
-        control = self.control()
-        return control.read(counter).value if control is not None else 0
-
-    @property
-    def serves(self) -> bool:
-        """As a master."""
-        return self.runs and self.counter(Counter.SERVICE) in (Service.OPEN, Service.UNSURE)
-
-    def pids(self) -> dict[str, int]:
-        """By role."""
-        assert self.broker is not None
-        found = {}
-        for process in self.broker.processes():
-            with contextlib.suppress(psutil.Error):
-                found[process.name().removeprefix("cmq-")] = process.pid
-        return {**found, "supervisor": self.broker.pid}
-
-    def read(self, topic: str, queue: int, queue_offset: int) -> list[Message]:
-        """From its own reader, by its family's address."""
-        control = self.control()
-        assert control is not None
-        address = address_of(control.meta["token"], "reader-0")
-        with Channel(address, f"the reader of {self.name}") as line:
-            return pull(line, PullMessages(topic, queue, queue_offset, 4))[1]
-
-    @property
-    def is_ready(self) -> bool:
-        """All processes of its run serve; asked to end before, it ends as by a kill."""
-        log = self.log
-        return log.rfind("this run serves") > log.rfind("commitlog recovered")
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    # --- faults ---
-
-    def kill(self) -> None:
-        """kill -9 of all its processes."""
-        assert self.broker is not None
-        self.broker.kill_all()
-        self.broker = None
-
-    def cut_power(self) -> None:
-        """Until `power_on` its disk takes nothing. Nothing that it has answered since counts."""
-        assert self.disk is not None
-        self.disk.cut()
-
-    def power_on(self) -> None:
-        assert self.disk is not None
-        self.kill()
-        self.disk.power_on()
-        self._boot = secrets.token_hex(8)
-
-    def signal(self, number: int) -> None:
-        assert self.broker is not None
-        for process in self.broker.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-
-    def end(self) -> int:
-        """In order; the exit status."""
-        assert self.broker is not None
-        status = self.broker.close()
-        self.broker = None
-        return status
-
-    def why_ended(self) -> str:
-        """Of one that has ended by itself, which then may be started again."""
-        assert self.broker is not None
-        try:
-            self.broker.wait_ready()
-            why = f"it had served; {self.broker.log[-TAIL:]}"
-        except (CometError, EndedEarly) as error:
-            why = str(error)[-TAIL:]
-        self.broker.kill_all()
-        self.broker = None
-        return why
-
-    def empty(self) -> None:
-        """As a new disk in place of the old one."""
-        shutil.rmtree(self.store)
-
-    def close(self, *, fails: bool) -> None:
-        if self.broker is not None:
-            self.signal(signal.SIGCONT)
-            self.broker.kill_all()
-        if self.disk is not None:
-            with contextlib.suppress(OSError, shutil.Error):  # of one whose power is cut
-                if fails:
-                    kept = self.log_path.with_suffix(".kept")
-                    shutil.copytree(self.store, kept, dirs_exist_ok=True)
-            self.disk.close(lazily=fails)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the replicas of a group have each for itself.
+    """What the replicas of a group have each for itself, and what their clients do.
 
     Args:
+        work: one of WORKS.
         kind: of their file systems; empty: they share one.
         apart: network namespaces.
         zookeeper: is the engine, on their bridge; else SQLite, for which all are on one machine.
@@ -239,14 +86,16 @@ class Shape:
     kind: str = ""
     apart: bool = False
     zookeeper: bool = False
+    work: str = "plain"
 
     @property
     def has(self) -> set[str]:
         names = {"disk": self.kind, "network": self.apart, "zookeeper": self.zookeeper}
-        return {name for name, is_there in names.items() if is_there}
+        return {self.work, *(name for name, is_there in names.items() if is_there)}
 
     def __str__(self) -> str:
-        return f"{self.kind or 'one disk'}{', apart' * self.apart}{', ZooKeeper' * self.zookeeper}"
+        disks = self.kind or "one disk"
+        return f"{self.work}, {disks}{', apart' * self.apart}{', ZooKeeper' * self.zookeeper}"
 
 
 ONE_DISK: Final = Shape()
@@ -257,15 +106,14 @@ class GroupRig:
     """
     Args:
         folder: has to be new; disks, histories, logs.
-        pace_s: of each client.
+        clients: what they do, if it is not as the shape says.
     """
 
     folder: Path
     seed: int = 0
     sync: bool = False
     shape: Shape = ONE_DISK
-    producers: Sequence[str] = PRODUCERS
-    pace_s: float = PACE_S
+    clients: Work | None = None
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what came of faults
 
     def __enter__(self) -> Self:
@@ -274,6 +122,7 @@ class GroupRig:
         self.chance = random.Random(f"{self.seed} {self.sync}")
         self.histories = self.folder / "history"
         self.acks = Acks(self.histories)
+        self.kind = self.clients or WORKS[self.shape.work]()
         with ExitStack() as stack:
             stack.push(self._close_replicas)
             self.network = stack.enter_context(Network(NAMES)) if self.shape.apart else None
@@ -288,19 +137,18 @@ class GroupRig:
             self.wait_served()
             self._create_topics()
             self.looker = stack.enter_context(Looker(self._place(), self.engine))
+            transport = "zmq" if self.shape.kind else "auto"
             self.work = stack.enter_context(
-                Workload(
-                    self.name_server,
-                    self.histories,
-                    seed=self.seed,
-                    producers=self.producers,
-                    groups=GROUPS,
-                    pace_s=self.pace_s,
-                    transport="zmq" if self.shape.kind else "auto",
+                self.kind.clients(
+                    self.name_server, self.histories, seed=self.seed, transport=transport
                 )
             )
+            routes = stack.enter_context(contextlib.closing(Routes(self.name_server)))
+            stack.enter_context(Availability(lambda: self._addresses(routes), self.work.history))
             peeks = History.create(self.histories / "peeker.jsonl", "peeker")
-            self.peeker = stack.enter_context(Peeker(self.replicas, peeks, self.seed))
+            self.peeker = stack.enter_context(
+                Peeker(self.replicas, self.kind.topics, peeks, self.seed)
+            )
             self.wait_healed("the start")
             self._stack = stack.pop_all()
         return self
@@ -329,7 +177,7 @@ class GroupRig:
 
     def _replica(self, name: str, place: int) -> Replica:
         keys = {
-            **SETTINGS,
+            **self.kind.settings,
             "bindAddress": self._host(name),
             "brokerName": GROUP,
             "namesrvAddr": self.name_server,
@@ -351,12 +199,12 @@ class GroupRig:
 
     def _create_topics(self) -> None:
         with Admin(self.name_server, timeout_s=HEAL_S) as admin:
-            for topic in TOPICS:
-                self.until(lambda topic=topic: self._created(admin, topic), f"topic {topic}")
+            for topic, queues in self.kind.topics.items():
+                self.until(partial(self._created, admin, topic, queues), f"topic {topic}")
 
-    def _created(self, admin: Admin, topic: str) -> bool:
+    def _created(self, admin: Admin, topic: str, queues: int) -> bool:
         try:
-            admin.create_topic(topic, QUEUES)
+            admin.create_topic(topic, queues)
         except CometError as error:
             if not error.retriable:
                 raise
@@ -395,6 +243,14 @@ class GroupRig:
             return None
         master = self.replica(record.master)
         return master if master.serves else None
+
+    def _addresses(self, routes: Routes) -> list[str]:
+        """Of the processes of masters, for Availability; those of namespaces by their ports."""
+        if self.network is not None:
+            return [a for each in routes.masters(ASK_S) for a in (each.commitlog, each.coordinator)]
+        controls = [each.control() for each in self.replicas if each.counter(Counter.SERVICE)]
+        tokens = [control.meta["token"] for control in controls if control is not None]
+        return [address_of(token, role) for token in tokens for role in ROLES]
 
     def pick(self, target: str) -> list[Replica]:
         """ "master", "follower" (one of them), "all"."""
@@ -482,6 +338,7 @@ class GroupRig:
     def wait_healed(self, after: str) -> None:
         self.wait_in_sync(after)
         self.wait_resumed(after)
+        self.work.history.end("ok", "healed", due_ms=time.time_ns() // 1_000_000)
         self.peeker.check()
 
     # --- the end ---
@@ -490,12 +347,14 @@ class GroupRig:
         """Everything healed, drained, ended in order, and judged."""
         self.work.stop_producers()
         self.wait_in_sync("the last fault")
-        self.work.finish(self._queue_ends)
+        with contextlib.closing(Routes(self.name_server)) as routes:
+            self.kind.drain(self.work, Values(partial(self._pull, routes)))
+        self.work.stop(self.work.children)
         self.peeker.close()
         confirmed = self._wait_confirmed()
         with ThreadPoolExecutor(len(NAMES)) as pool:
             statuses = list(pool.map(lambda each: each.end(), self.replicas))
-        verdict, faults = judge(self.histories, self.replicas, confirmed, GROUPS)
+        verdict, faults = judge(self.histories, self.replicas, confirmed, self.kind)
         ends = zip(self.replicas, statuses, strict=True)
         add_store_findings(
             verdict, [f"{each.name} ended with {status}" for each, status in ends if status]
@@ -503,13 +362,22 @@ class GroupRig:
         gaps = gaps_ms(verdict.acknowledged_ns, [op.t_ns for op in faults])
         return Outcome(verdict, faults, gaps, self.folder, time.monotonic() - self._began)
 
-    def _queue_ends(self) -> dict[tuple[str, int], int]:
-        with Admin(self.name_server, timeout_s=HEAL_S) as admin:
-            return {
-                (topic, queue): admin.queue_range(topic, queue).stop
-                for topic in TOPICS
-                for queue in range(QUEUES)
-            }
+    def _pull(self, routes: Routes, command: PullMessages) -> tuple[PullResult, list[Message]]:
+        """From the master, whoever that is by then."""
+        found: list[tuple[PullResult, list[Message]]] = []
+
+        def pulled() -> bool:
+            try:
+                for master in routes.masters(ASK_S):
+                    with Channel(master.readers[0]) as line:
+                        found.append(pull(line, command))
+            except CometError as error:
+                if not error.retriable:
+                    raise
+            return bool(found)
+
+        self.until(pulled, f"no answer to {command}")
+        return found[0]
 
     def _wait_confirmed(self) -> dict[str, int]:
         """Until all have, and know as confirmed, what the master has: then nothing is sent any

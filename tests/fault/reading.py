@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from family import pull
 from fault.history import value_of
 
-from cometmq.protocol.commands import PullMessages, PullStatus
+from cometmq.protocol.commands import PullMessages, PullResult, PullStatus
 from cometmq.protocol.errors import TopicNotExist
-from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import Message
+
+Pull = Callable[[PullMessages], tuple[PullResult, list[Message]]]
 
 
 class Values:
     """Of each topic all values that were ever stored; read on from where the last look came to.
 
     Args:
-        reader: a line to the reader of the broker that runs now.
+        pull: asks a reader of the broker that runs now.
     """
 
-    def __init__(self, reader: Callable[[], Channel]) -> None:
-        self._reader = reader
+    def __init__(self, pull: Pull) -> None:
+        self._pull = pull
         self._seen: dict[str, set[str]] = defaultdict(set)
         self._next: dict[tuple[str, int], int] = defaultdict(int)
 
@@ -32,7 +33,7 @@ class Values:
             while True:
                 command = PullMessages(topic, queue, self._next[topic, queue], 2_000)
                 try:
-                    answer, messages = pull(self._reader(), command)
+                    answer, messages = self._pull(command)
                 except TopicNotExist:
                     return seen
                 seen.update(value_of(message.body) for message in messages)

@@ -39,8 +39,15 @@ from fault.workload import GROUPS, QUEUES, TOPICS, Child, Workload
 from ports import free_ports
 
 from cometmq.client import Admin
-from cometmq.protocol.commands import DeleteSegments, GetQueueRange, PullMessages, QueueRange
+from cometmq.protocol.commands import (
+    DeleteSegments,
+    GetQueueRange,
+    PullMessages,
+    PullResult,
+    QueueRange,
+)
 from cometmq.protocol.errors import CometError, NotConfirmed, ServiceNotAvailable
+from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
 from cometmq.shm.tools.verify import verify_store
@@ -426,6 +433,9 @@ class Rig:
         self.work.history.end("ok", "healed", due_ms=time.time_ns() // 1_000_000)
 
     # --- the end ---
+
+    def _pull(self, command: PullMessages) -> tuple[PullResult, list[Message]]:
+        return pull(self.broker.reader, command)
 
     def finish(self) -> Outcome:
         """Everything healed, drained, read, stopped in order, and judged."""

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from fault.availability import intervals, up_ns
 from fault.checker import Kind, Verdict
-from fault.consuming import MEMBERS, ConsumingRig
+from fault.consuming import ConsumingRig
 from fault.consuming_checker import Copy, check_consuming, copies_in
 from fault.consuming_clients import HANDLERS, JOBS, POPPERS, STEPPERS, STEPS, fails_for_ever
+from fault.consuming_work import MEMBERS, ConsumingWork
 from fault.history import Op, read_histories
 from transacting import until
 
@@ -34,7 +35,7 @@ class Good:
 
     def check(self) -> Verdict:
         verdict = Verdict()
-        check_consuming(verdict, self.ops, self.copies, ConsumingRig.groups())
+        check_consuming(verdict, self.ops, self.copies, ConsumingWork.groups())
         return verdict
 
     def of(self, f: str, type_: str, group: str) -> list[Op]:

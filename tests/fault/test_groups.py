@@ -17,9 +17,9 @@ from fault import disk, network
 from fault.campaigns import Tally
 from fault.fail_over import NAME, plot
 from fault.group_faults import FAULTS
-from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs
+from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs, gone
 from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
-from fault.history import History
+from fault.history import History, Op
 from fault.network import HOST, Network, enter
 from fault.rig import Outcome
 
@@ -111,6 +111,19 @@ def test_a_master_that_reaches_no_follower_gives_up(tmp_path: Path, ways: str) -
     assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
 
 
+@pytest.mark.parametrize("work", ["timed", "consuming"])
+def test_a_master_is_killed_and_all_restart_under_other_work(work: str, tmp_path: Path) -> None:
+    """Timers, transactions, names and keys; or handlers, order, pops and broadcasting."""
+    faults = ("kill", "master"), ("rolling", "all")
+    outcome = tried(tmp_path / "rig", Shape(work=work), *faults)
+    wanted = {
+        "timed": ("schedule", "half", "end", "open", "keyed", "send"),
+        "consuming": ("handlers done", "steppers done", "poppers done", "poppers popped"),
+    }
+    for name in wanted[work]:
+        assert outcome.verdict.counts[name], outcome.verdict.counts
+
+
 # --- the judge ------------------------------------------------------------------------------------
 
 
@@ -168,6 +181,14 @@ def test_a_death_is_found() -> None:
     assert not list(deaths({"n0": entry.format("OSError: [Errno 5] Input/output error")}))
 
 
+def test_what_was_read_and_is_gone_is_found(tmp_path: Path) -> None:
+    """Of a store without messages everything."""
+    (tmp_path / COMMITLOG_DIR).mkdir()
+    read = Op("peeker", "ok", "read", 1, "timed", 0, 7, "1-1-00000000")
+    (found,) = gone([read, Op("peeker", "ok", "poll", 2, "timed", 0, 8, "1-2-00000000")], tmp_path)
+    assert found == "peeker read 1-1-00000000 at timed/0/7, where None is"
+
+
 def test_a_peeker_that_finds_something_says_so(tmp_path: Path) -> None:
     class Broken:
         name, store, log = "n0", tmp_path, ""
@@ -176,7 +197,7 @@ def test_a_peeker_that_finds_something_says_so(tmp_path: Path) -> None:
             raise AssertionError("a planted fault")
 
     history = History.create(tmp_path / "peeker.jsonl", "peeker")
-    with Peeker([Broken()], history, SEED) as peeker:
+    with Peeker([Broken()], {"alpha": 1}, history, SEED) as peeker:
         peeker._thread.join()
         with pytest.raises(AssertionError, match="a planted fault"):
             peeker.check()

@@ -22,32 +22,28 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
-import msgspec
 import psutil
 import reference
 from family import CHILDREN
-from fault.availability import Availability
+from fault.availability import Availability, roles_of
 from fault.campaigns import Options, Tally, campaign, new_tally
-from fault.checker import Rules, Verdict, add_store_findings, check, stored_in
+from fault.checker import Verdict, add_store_findings
 from fault.disk import FILE_SYSTEMS, Disk
 from fault.disk_campaigns import usable
 from fault.history import read_histories
 from fault.kills import BROKE_OFF, rounds, settle
 from fault.points import POINTS, Point
 from fault.reading import Values
-from fault.rig import SETTINGS, WHOLE, Outcome, Rig
-from fault.timed_checker import check_timed, expected, seen_in, without_dark
-from fault.timed_clients import KEYED, MODULE, NAMED, TIMED, TX, TX_GROUP
+from fault.rig import RESUME_S, WHOLE, Outcome, Rig
+from fault.timed_work import TimedWork, supersede
+from fault.work import Work
 from fault.workload import Child, Workload
 
 from cometmq.protocol.errors import CometError
 from cometmq.shm.tools.verify import verify_store
 
-NAME: Final = "writer-1"
 SOON_S: Final = 3.0
 LEADS_MAX: Final = 3
-NO_PROGRESS_S: Final = 90.0
-TOGETHER_S: Final = 0.3  # two producers of one name
 ROUND_FAULTS: Final = 60
 CUTS_OF_A_DISK: Final = 25
 LOAD_S: Final = 1.0
@@ -57,34 +53,16 @@ MOMENTS: Final = {"load": 5, "kill": 2, "end": 2, "start": 2}  # of a cut; how o
 class TimedRig(Rig):
     """See the module."""
 
-    topics: ClassVar[Mapping[str, int]] = {TIMED: 2, TX: 2, NAMED: 3, KEYED: 3}
-    settings: ClassVar[Mapping[str, object]] = {
-        **SETTINGS,
-        "mappedFileSizeTimerLog": 8_192,
-        "transactionTimeOut": 500,
-        "transactionCheckInterval": 500,
-        "transactionCheckMax": 100_000,  # how long a broker is away is not to matter
-    }
+    kind: ClassVar[Work] = TimedWork()
+    topics: ClassVar[Mapping[str, int]] = kind.topics
+    settings: ClassVar[Mapping[str, object]] = kind.settings
 
     def _new_work(self) -> Workload:
-        work = Workload(
-            self.name_server, self.histories, seed=self.seed, producers=(), groups=(), watch=False
-        )
-        plain = msgspec.structs.replace(
-            work.spec("timer"), module=MODULE, pace_s=0.02, size_max=2_000, queues=3,
-            topics=(NAMED,),
-        )  # fmt: skip
-        of = partial(msgspec.structs.replace, plain)
-        work.first += [
-            plain, of(kind="shop", timeout_s=3.0), of(kind="shop", timeout_s=3.0),
-            of(kind="named", name=NAME), of(kind="keyed"), of(kind="keyed", timeout_s=1.0),
-            of(kind="checker", group=TX_GROUP),
-        ]  # fmt: skip
-        return work
+        return self.kind.clients(self.name_server, self.histories, seed=self.seed)
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
         self.turns: Counter[str] = Counter()  # by kind of fault, how many there were
-        stack.enter_context(Availability(lambda: self.broker, self.work.history))
+        stack.enter_context(Availability(lambda: roles_of(self.broker), self.work.history))
 
     # --- faults ---
 
@@ -121,13 +99,7 @@ class TimedRig(Rig):
 
     def supersede(self) -> None:
         """Another process takes the name of one that goes on for a while."""
-        (older,) = self.work.of_kind("named")
-        self.work.fault("supersede", "producer")
-        newer = self.work.start(older.spec)
-        behind = self.acks.wait_for_each([newer.spec.p])
-        assert not behind, f"{behind} got nothing stored"
-        time.sleep(self.chance.random() * TOGETHER_S)
-        self.work.stop([older])
+        supersede(self.work, self.acks, self.chance, RESUME_S)
         self.wait_resumed("a producer was superseded")
 
     def _a_client(self, target: str) -> Child:
@@ -139,29 +111,12 @@ class TimedRig(Rig):
     def _drain(self) -> list[str]:
         """What is scheduled comes, and what is committed."""
         self.work.stop_producers()
-        wanted = {op.value for op in expected(without_dark(read_histories(self.histories)))}
-        values = Values(lambda: self.broker.reader)
-        left, since = -1, time.monotonic()
-        while missing := self._missing(wanted, values):
-            if missing != left:
-                left, since = missing, time.monotonic()
-            self.work.check_alive()
-            if time.monotonic() - since > NO_PROGRESS_S:
-                break  # the checker says what is lost
-            time.sleep(0.2)  # a queue can be waited for, not two of them
+        self.kind.drain(self.work, Values(self._pull))
         self.work.stop(self.work.children)
         return []
 
-    def _missing(self, wanted: set[str], values: Values) -> int:
-        """How many have not come yet."""
-        come = [values.of(topic, self.topics[topic]) for topic in (TIMED, TX)]
-        return len(wanted.difference(*come))
-
     def _judge(self) -> Verdict:
-        ops = without_dark(read_histories(self.histories))
-        stored = [one for one in stored_in(self.store) if one.topic == NAMED]
-        verdict = check(ops, stored, Rules())
-        check_timed(verdict, ops, seen_in(self.store))
+        verdict = self.kind.judge(read_histories(self.histories), self.store)
         add_store_findings(verdict, reference.check_store(self.store))
         add_store_findings(verdict, map(str, verify_store(self.store).findings))
         return verdict
