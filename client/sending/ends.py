@@ -95,7 +95,7 @@ class Ends:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[Ending]] = {}  # by broker
         self._busy: set[str] = set()  # brokers that a command is on its way to
-        self._endpoints: dict[str, str] = {}  # of their commitlog processes
+        self._used: dict[str, str] = {}  # where the last command to each broker went
 
     # --- threads ---
 
@@ -193,10 +193,10 @@ class Ends:
     def send(
         self, batch: Sequence[Ending], on_done: Callable[[Pending], None] | None
     ) -> tuple[Pending, Channel]:
+        """Where the messages go by now: a producer that has given up an end may never ask by itself
+        whether the broker has moved, but its next messages do."""
         first = batch[0]
-        endpoint = self._endpoints.get(first.broker)
-        if endpoint is None:
-            endpoint = self._endpoints[first.broker] = self._find(first.broker, first.topic)
+        endpoint = self._used[first.broker] = self._find(first.broker, first.topic)
         channel = self._routes.commitlog(endpoint, f"broker {first.broker}")
         command = EndTransactions(self._group, [each.end for each in batch])
         by_line = len(batch) <= LINE_ENDS
@@ -216,8 +216,7 @@ class Ends:
         except CometError as error:
             log.debug("still on the old route: %s", error)
             return
-        old = self._endpoints.get(ending.broker)
-        self._endpoints[ending.broker] = endpoint
+        old = self._used.get(ending.broker)
         if old is not None and old != endpoint:
             self._routes.retire(old)
 

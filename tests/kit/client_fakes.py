@@ -21,6 +21,7 @@ from cometmq.protocol.commands import (
     CommitOffsets,
     DescribeQueues,
     Done,
+    EndTransactions,
     EnsureTopic,
     FetchOffsets,
     FoundOffset,
@@ -54,6 +55,8 @@ from cometmq.protocol.commands import (
     Subscription,
     TopicInfo,
     TopicRoute,
+    TransactionEnd,
+    TransactionsEnded,
 )
 from cometmq.protocol.errors import CometError, NotOwner, TopicNotExist
 from cometmq.protocol.tags import parse_tags
@@ -105,6 +108,8 @@ class FakeBroker(ServiceActor):
         self.faults: list[Any] = list(
             faults
         )  # one a SendMessages: an error, a code, "silent", or None
+        self.ends: list[TransactionEnd] = []
+        self.tells_ends = True
         self.hold = threading.Event()  # cleared: SendMessages wait unanswered
         self.hold.set()
         self.held: list[tuple[Request, Command]] = []
@@ -180,6 +185,11 @@ class FakeBroker(ServiceActor):
             self.held.append((request, answer))
             return None
         return answer
+
+    def on_end_transactions(self, command: EndTransactions, _request: Request) -> Command | None:
+        self.ends += command.ends
+        count = len(command.ends)
+        return TransactionsEnded([0] * count, [""] * count) if self.tells_ends else None
 
     def release(self) -> None:
         """Answer what was held; called through the actor's own thread."""
