@@ -109,8 +109,10 @@ def come_back(rig: GroupRig, gone: list[Replica]) -> None:
 
 @fault("kill-process", "master", "follower")
 def kill_process(rig: GroupRig, target: str) -> None:
-    """kill -9 of one process; its supervisor makes it good, or all end with that."""
+    """kill -9 of one process; its supervisor makes it good, or all end with that. One that has not
+    begun to serve ends of any such death, as a start that fails does."""
     (victim,) = rig.pick(target)
+    rig.until(lambda: victim.is_ready, f"{victim.name} does not serve")
     role = rig.chance.choice([role for role in ROLES if role in victim.pids()])
     rig.fault("kill-process", target, role)
     pid = victim.pids()[role]
