@@ -1250,7 +1250,11 @@ class QuickSend:
     """A producer's `send` as long as there is an open batch that takes the message."""
 
     def __init__(
-        self, open: dict[str, tuple[Any, BatchEncoder, int]], receipt: Any, slow: Any
+        self,
+        open: dict[str, tuple[Any, BatchEncoder, int]],
+        later: dict[str, tuple[Any, BatchEncoder, int]],
+        receipt: Any,
+        slow: Any,
     ) -> None: ...
     def send(
         self,
