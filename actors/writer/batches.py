@@ -290,7 +290,7 @@ class Batches:
         )
         if 0 <= waiting.earliest < now + RECALL_MARGIN_MS:
             raise TooLate(f"the message was due at {waiting.earliest} ms, and it is {now}")
-        at = self._log.append_waiting(waiting)
+        at = self._log.append_checked(waiting.append)
         queue_offset = self._log.appender.batch_queue_offset
         return SectionResult(0, queue_offset, at, timed_ms=max(now, 0))
 

@@ -258,7 +258,7 @@ class CommitLog:
             batch = InnerBatch(self.appender, queues, payload, count)
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
-        return self._append_checked(partial(batch.append, store_timestamp_ms))
+        return self.append_checked(partial(batch.append, store_timestamp_ms))
 
     def waiting(
         self,
@@ -273,8 +273,8 @@ class CommitLog:
         born_timestamp_ms: int = 0,
         born_host: bytes = b"",
     ) -> WaitingBatch:
-        """A client batch that waits in that queue, checked; see WaitingBatch. It is for
-        `append_waiting`.
+        """A client batch that waits in that queue, checked; see WaitingBatch. Its `append` is for
+        `append_checked`.
 
         Raises MessageIllegal; MessageTooLarge also where a segment does not hold all of it.
         """
@@ -288,11 +288,8 @@ class CommitLog:
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
 
-    def append_waiting(self, waiting: WaitingBatch) -> int:
-        """Append it, all or nothing; the physical offset of its first record."""
-        return self._append_checked(waiting.append)
-
-    def _append_checked(self, append: Callable[[], T | None]) -> T:
+    def append_checked(self, append: Callable[[], T | None]) -> T:
+        """What this method of a checked batch says once there is room for all of it."""
         found = append()
         if found is None:
             with self.gate:
