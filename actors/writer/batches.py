@@ -46,8 +46,8 @@ from cometmq.shm.kernel._kernel import (
 )
 from cometmq.shm.log.commit_log import CommitLog, refusal
 
-DELAYED_BYTES_MAX: Final = 1_024  # beside a client's element, in the encoder
-DELAYED_ROOM: Final = 512  # that a record may have more of, with the longest name of a topic
+HALF_BYTES_MAX: Final = 1_024  # beside a client's element, in the encoder
+WAITING_ROOM: Final = 512  # that a record may have more of, with the longest name of a topic
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -152,10 +152,10 @@ class Batches:
         queue = self._cursors.writable(section.topic, section.queue_id)
         if section.window_ms:
             return self._append_keyed(queue, section, batch, command)
-        if section.delay_level > 0 or section.producer_group:
-            return self._append_elsewhere(section, batch, command)
-        if section.delay_level == TIMED:
-            return self._append_timed(section, batch, command)
+        if section.producer_group:
+            return self._append_half(section, batch, command)
+        if section.delay_level > 0 or section.delay_level == TIMED:
+            return self._append_waiting(section, batch, command)
         return self._append_batch(queue, section, batch, command)
 
     def _append_batch(
@@ -227,14 +227,18 @@ class Batches:
             with suppress(Overtaken):  # said when it is stored
                 self._fences.let_pass(command.sender, section)
 
-    def _append_elsewhere(
+    def _append_half(
         self, section: Section, batch: memoryview, command: SendMessages
     ) -> SectionResult:
-        """Store it where RocketMQ has what waits: in the queue of its delay level, or with the
-        half messages, with the queue that it is meant for as properties. The scheduler process
-        copies it there."""
-        more = self._properties_of(section)
-        encoder = InnerEncoder(size_max=len(batch) * 2 + DELAYED_BYTES_MAX * max(section.count, 0))
+        """Store it with the half messages, with the queue that it is meant for as properties."""
+        check_group(section.producer_group)
+        if section.delay_level:
+            raise MessageIllegal(
+                f"delay level {section.delay_level} for a message of a transaction: it would be "
+                "delivered when it is committed"
+            )
+        more = f"{_real(section)}TRAN_MSG\1true\2PGROUP\1{section.producer_group}\2"
+        encoder = InnerEncoder(size_max=len(batch) * 2 + HALF_BYTES_MAX * max(section.count, 0))
         try:
             _, count = encoder.add_batch(
                 0,
@@ -243,67 +247,57 @@ class Batches:
                 born_timestamp=command.born_timestamp_ms,
                 born_host=host_bytes(command.born_host),
                 more=more.encode(),
-                half=bool(section.producer_group),
+                half=True,
             )
             if count != section.count:
                 raise BatchIllegal(f"{count} elements, {section.count} announced")
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
-        return self._append_waiting(section, encoder)
-
-    def _append_timed(
-        self, section: Section, batch: memoryview, command: SendMessages
-    ) -> SectionResult:
-        """Store it in the topic of timers, as RocketMQ does: each element says when it is due."""
-        now = int(time.time() * 1000)
-        encoder = InnerEncoder(size_max=len(batch) * 2 + DELAYED_BYTES_MAX * max(section.count, 0))
-        more = f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2"
-        try:
-            count, earliest = encoder.add_timed(
-                0,
-                batch,
-                now,
-                LATEST_MS,
-                sys_flag=section.sys_flag,
-                born_timestamp=command.born_timestamp_ms,
-                born_host=host_bytes(command.born_host),
-                more=more.encode(),
-            )
-            if count != section.count:
-                raise BatchIllegal(f"{count} elements, {section.count} announced")
-        except (RecordTooLarge, BatchIllegal) as error:
-            raise refusal(error) from None
-        if 0 <= earliest < now + RECALL_MARGIN_MS:
-            raise TooLate(f"the message was due at {earliest} ms, and it is {now}")
-        stored = self._append_waiting(section, encoder)
-        return msgspec.structs.replace(stored, timed_ms=now)
-
-    def _append_waiting(self, section: Section, encoder: InnerEncoder) -> SectionResult:
-        """Store what waits, which is not where its topic is."""
-        count, payload = encoder.count, encoder.take()
+        payload = encoder.take()
         # Nothing may wait there that does not fit into a segment under the name of its topic.
-        if len(payload) + DELAYED_ROOM > self._log.segment_bytes:
+        if len(payload) + WAITING_ROOM > self._log.segment_bytes:
             raise MessageTooLarge(
                 f"a batch of {len(payload)} bytes that waits: its segment has "
                 f"{self._log.segment_bytes}"
             )
         places = self._append_records([self.place_of(section)], payload, count)
         numbers = memoryview(places).cast("q")
-        each = numbers[1::2].tolist() if section.producer_group else []
+        each = numbers[1::2].tolist()
         return SectionResult(0, numbers[0], numbers[1], physical_offsets=each)
 
-    def _properties_of(self, section: Section) -> str:
-        """What its messages have there beside their own."""
-        real = f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2"
-        if not section.producer_group:
-            return f"{real}DELAY\1{self._level_of(section)}\2"
-        check_group(section.producer_group)
-        if section.delay_level:
-            raise MessageIllegal(
-                f"delay level {section.delay_level} for a message of a transaction: it would be "
-                "delivered when it is committed"
-            )
-        return f"{real}TRAN_MSG\1true\2PGROUP\1{section.producer_group}\2"
+    def _append_waiting(
+        self, section: Section, batch: memoryview, command: SendMessages
+    ) -> SectionResult:
+        """Store it where RocketMQ has what waits, with the queue that it is meant for as
+        properties: in the queue of its delay level, or in the topic of timers, where each element
+        says when it is due. The scheduler process copies it from there."""
+        more, now = _real(section), -1
+        if section.delay_level == TIMED:
+            now = int(time.time() * 1000)
+        else:
+            more += f"DELAY\1{self._level_of(section)}\2"
+        place = self.place_of(section)
+        waiting = self._log.waiting(
+            self._cursors.of(place.topic, place.queue_id),
+            batch,
+            section.count,
+            more.encode(),
+            now_ms=now,
+            latest_ms=LATEST_MS,
+            sys_flag=section.sys_flag,
+            born_timestamp_ms=command.born_timestamp_ms,
+            born_host=host_bytes(command.born_host),
+        )
+        if 0 <= waiting.earliest < now + RECALL_MARGIN_MS:
+            raise TooLate(f"the message was due at {waiting.earliest} ms, and it is {now}")
+        at = self._log.append_checked(waiting.append)
+        queue_offset = self._log.appender.batch_queue_offset
+        return SectionResult(0, queue_offset, at, timed_ms=max(now, 0))
+
+
+def _real(section: Section) -> str:
+    """The queue that its messages are meant for, as properties."""
+    return f"REAL_TOPIC\1{section.topic}\2REAL_QID\1{section.queue_id}\2"
 
 
 @lru_cache(maxsize=4096)

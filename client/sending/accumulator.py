@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cometmq.client.sending.attempts import CHECK_S, GRACE_S, Expired
 from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.client.sending.outgoing import Outgoing
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.window import Window
+from cometmq.protocol.errors import CometError
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import BatchFull
+
+Quick = dict[str, tuple[Batch, _kernel.BatchEncoder, int]]  # by topic; with the delay level
+
+OPEN_MAX: Final = 24  # delay levels that a queue has open batches of at once
 
 
 class Batching(NamedTuple):
@@ -31,8 +37,10 @@ class Accumulator:
 
     Always: a batch has an encoder exactly as long as it is open. An open batch is one lane's
     (`lane.open`), a topic's for whichever queue's turn it is (`lanes.free`), or still in the hands
-    of its maker. `quick` has free batches alone, and a batch is taken out of it before it is
-    closed: messages are added to those without the lock (`QuickSend`).
+    of its maker. Of either there is one a delay level, 0 and TIMED among them: what has different
+    ones is stored in different places, and has no order among each other.
+    `quick` has free batches alone, and a batch is taken out of it before it is closed: messages are
+    added to those without the lock (`QuickSend`).
 
     Args:
         timeout_s: how long a batch is tried once it is closed.
@@ -51,7 +59,7 @@ class Accumulator:
         watch: Callable[[bool], None],
     ) -> None:
         self.linger_s = batching.linger_s
-        self.quick: dict[str, tuple[Batch, _kernel.BatchEncoder, int]] = {}
+        self.quick: tuple[Quick, Quick] = ({}, {})  # plain batches; those for later
         self._batching = batching
         self._topics = topics
         self._window = window
@@ -108,8 +116,8 @@ class Accumulator:
 
     def close(self, batch: Batch, lane: Lane) -> None:
         """It takes no more messages and stands in line for the queue."""
-        if lane.open is batch:
-            lane.open = None
+        if lane.open.get(batch.delay_level) is batch:
+            del lane.open[batch.delay_level]
         self._seal(batch)
         self._line_up(batch, lane)
 
@@ -117,9 +125,9 @@ class Accumulator:
         encoder = batch.encoder
         assert encoder is not None
         topic = self._topics[batch.topic]
-        if topic.free is batch:
-            topic.free = None
-            self.quick.pop(batch.topic, None)
+        if topic.free.get(batch.delay_level) is batch:
+            del topic.free[batch.delay_level]
+            self.quick[batch.delay_level != 0].pop(batch.topic, None)
         batch.count = encoder.count
         batch.body = encoder.take()
         batch.encoder = None
@@ -136,7 +144,10 @@ class Accumulator:
             lane: the queue that it is meant for; None: any.
             touched: gets the lane of a batch that had to be closed for it.
         """
-        batch = lanes.free if lane is None else lane.open
+        taking = lanes.free if lane is None else lane.open
+        batch = taking.get(message.delay_level)
+        if batch is None and len(taking) >= OPEN_MAX:
+            batch = next(iter(taking.values()))  # the oldest makes room
         if batch is not None:
             assert batch.encoder is not None
             if (batch.wait, batch.delay_level, batch.sys_flag, batch.producer_group) == (
@@ -164,12 +175,8 @@ class Accumulator:
         except BaseException:
             self.drop(batch)
             raise
-        if lane is None:
-            batch.free = True
-            lanes.free = batch
-        else:
-            batch.lane = lane
-            lane.open = batch
+        batch.free, batch.lane = lane is None, lane
+        taking[message.delay_level] = batch
         return batch, index
 
     def remember(self, batch: Batch, *, may_be_quick: bool) -> None:
@@ -177,29 +184,30 @@ class Accumulator:
         batch.remembered = True
         quick = may_be_quick and batch.free and batch.wait and not batch.producer_group
         if quick and batch.encoder is not None:
-            self.quick[batch.topic] = (batch, batch.encoder, batch.delay_level)
+            self.quick[batch.delay_level != 0][batch.topic] = (
+                batch,
+                batch.encoder,
+                batch.delay_level,
+            )
 
     # --- batches that leave ---
 
-    def close_if_idle(self, lanes: TopicLanes, lane: Lane | None) -> list[Lane]:
-        """Without linger a batch waits only while its queue is busy."""
+    def close_if_idle(self, batch: Batch, lanes: TopicLanes, lane: Lane | None) -> list[Lane]:
+        """Without linger an open batch waits only while its queue is busy."""
         if lane is None:
             lane = lanes.next_idle()
-            batch = lanes.free
-        else:
-            batch = lane.open
-            if lane.sent is not None or lane.waiting or lane.paused:
-                return []
-        if lane is None or batch is None:
+        elif lane.sent is not None or lane.waiting or lane.paused:
+            return []
+        if lane is None:
             return []
         self.close(batch, lane)
         return [lane]
 
     def close_overdue(self, lane: Lane, now: float) -> None:
         """A queue has become free: close what has waited for that."""
-        free = None if lane.gone else self._topics[lane.topic].free
-        for batch in (lane.open, free):
-            if batch is not None and batch.due <= now:
+        free = {} if lane.gone else self._topics[lane.topic].free
+        for batch in (*lane.open.values(), *free.values()):
+            if batch.due <= now:
                 self.close(batch, lane)
                 return
 
@@ -212,13 +220,14 @@ class Accumulator:
             if batch.encoder is None:
                 continue  # it was full before
             topic = self._topics[batch.topic]
-            if batch is topic.free:
+            if batch is topic.free.get(batch.delay_level):
                 lane = topic.next_idle()
-                if lane is None:
-                    refused += self.refuse(topic)
-                    continue  # it leaves with the next queue that becomes free
-                self.close(batch, lane)
-                lanes.append(lane)
+                if lane is not None:
+                    self.close(batch, lane)
+                    lanes.append(lane)
+                elif not topic.lanes:
+                    refused.append(self._refuse(batch, topic))
+                # Else it leaves with the next queue that becomes free.
             elif batch.lane is not None:
                 lanes.append(batch.lane)
         return lanes, refused
@@ -229,42 +238,37 @@ class Accumulator:
         lanes: list[Lane] = []
         refused: Expired = []
         for lane in topic.all():
-            if lane.open is not None and lane.open.due + CHECK_S <= now:
-                self.close(lane.open, lane)
-                lanes.append(lane)
-        if topic.free is not None and topic.free.due + CHECK_S <= now:
-            refused += self.refuse(topic)
-            if topic.free is not None:
-                lane = topic.next()
-                self.close(topic.free, lane)
-                lanes.append(lane)
+            for batch in tuple(lane.open.values()):
+                if batch.due + CHECK_S <= now:
+                    self.close(batch, lane)
+                    lanes.append(lane)
+        for batch in tuple(topic.free.values()):
+            if batch.due + CHECK_S > now:
+                continue
+            if not topic.lanes:
+                refused.append(self._refuse(batch, topic))
+                continue
+            lane = topic.next()
+            self.close(batch, lane)
+            lanes.append(lane)
         return lanes, refused
 
     def close_all(self) -> tuple[list[Lane], Expired]:
         lanes: list[Lane] = []
         refused: Expired = []
         for topic in self._topics.values():
-            for lane in topic.all():
-                if lane.open is not None:
-                    self.close(lane.open, lane)
-                    lanes.append(lane)
-            refused += self.refuse(topic)
-            if topic.free is not None:
-                lane = topic.next()
-                self.close(topic.free, lane)
-                lanes.append(lane)
+            closed, expired = self.close_forgotten(topic, math.inf)
+            lanes += closed
+            refused += expired
         return lanes, refused
 
-    def refuse(self, topic: TopicLanes) -> Expired:
+    def _refuse(self, batch: Batch, topic: TopicLanes) -> tuple[Batch, CometError]:
         """What waits for any queue of a topic that has none to be written any more."""
-        batch = topic.free
-        if batch is None or topic.lanes:
-            return []
         self._seal(batch)
         error = topic.not_writable()
         self._window.sent_off(batch)
         self._window.settled(batch, error)
-        return [(batch, error)]
+        return batch, error
 
     @property
     def next_due(self) -> float | None:

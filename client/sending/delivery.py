@@ -324,7 +324,8 @@ class Delivery:
         with self.lock:
             self._closed = True
             left = self.window.close()
-            self.accumulator.quick.clear()
+            for quick in self.accumulator.quick:
+                quick.clear()
             for topic in self.topics.values():
                 topic.clear()
             self._clock.stop()

@@ -51,7 +51,7 @@ class LoopSends:
         with delivery.lock:
             for batch, (lanes, lane) in held.items():
                 if batch.encoder is not None:  # it is still open
-                    touched += delivery.accumulator.close_if_idle(lanes, lane)
+                    touched += delivery.accumulator.close_if_idle(batch, lanes, lane)
             flights = delivery.collect(touched)
         delivery.launch(flights)
 

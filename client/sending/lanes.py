@@ -47,7 +47,7 @@ class Lane:
         self.broker = broker
         self.queue_id = queue_id
         self.endpoint = endpoint  # of the broker's commitlog process
-        self.open: Batch | None = None  # still taking messages meant for this queue
+        self.open: dict[int, Batch] = {}  # by delay level: still taking messages for this queue
         self.waiting: deque[Batch] = deque()  # closed, oldest first
         self.sent: Batch | None = None  # on its way
         self.sent_at = 0.0
@@ -64,7 +64,7 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        return self.sent is None and not self.waiting and self.open is None and not self.paused
+        return self.sent is None and not self.waiting and not self.open and not self.paused
 
     def is_unsure_of(self, number: int) -> None:
         """What became of that attempt is not known."""
@@ -99,7 +99,8 @@ class TopicLanes:
         self._standing = Standing() if standing is None else standing
         self.route: TopicRoute | None = None
         self.lanes: list[Lane] = []
-        self.free: Batch | None = None  # open, for whichever queue's turn it is when it leaves
+        # By delay level: open, for whichever queue's turn it is when they leave.
+        self.free: dict[int, Batch] = {}
         self._by_key: dict[tuple[str, int], Lane] = {}
         self.update(route)
         self._turn = random.randrange(len(self.lanes)) if self.lanes else 0
@@ -154,9 +155,10 @@ class TopicLanes:
 
     def clear(self) -> None:
         """Forget all batches: the producer is closed."""
-        self.free = None
+        self.free.clear()
         for lane in self.all():
-            lane.open = lane.sent = lane.flight = None
+            lane.open.clear()
+            lane.sent = lane.flight = None
             lane.waiting.clear()
 
     def all(self) -> list[Lane]:

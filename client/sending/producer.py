@@ -46,7 +46,7 @@ class Producer:
     **Order.** Messages that one thread sends to one queue (same `sharding_key`, same `queue_id`)
     are stored in the order of the calls: a queue gets one batch at a time, and a batch that must be
     sent again is not overtaken. Without key or queue, messages are spread over the queues, in
-    turn, and have no order among each other.
+    turn, and have no order among each other. Those for later have none among the others.
 
     **Once.** When the connection breaks or an answer is lost, the batch is sent again to the same
     queue, and the broker looks there for what it has stored of it already: no message stands in a
@@ -159,7 +159,7 @@ class Producer:
         if self._sender.may_be_quick and type(self).send is Producer.send:
             # What most calls do, in one native one.
             quick = self._sender.delivery.accumulator.quick
-            self.send = _kernel.QuickSend(quick, Receipt, self.send).send  # type: ignore[method-assign]
+            self.send = _kernel.QuickSend(*quick, Receipt, self.send).send  # type: ignore[method-assign]
         try:
             self._begin(wait_for_broker)
         except BaseException:

@@ -177,7 +177,7 @@ class Sender:
                 if held is not None:
                     held[batch] = lanes, lane
                 elif not self.lingers:
-                    touched += accumulator.close_if_idle(lanes, lane)
+                    touched += accumulator.close_if_idle(batch, lanes, lane)
             flights = self.delivery.collect(touched) if touched else ()
         self.delivery.launch(flights)
         if failure is not None:
@@ -394,8 +394,9 @@ class Sender:
             except BaseException:
                 accumulator.drop(batch)
                 raise
-            if not batch.free and lane.open is not None:
-                accumulator.close(lane.open, lane)  # it was there before
+            before = None if batch.free else lane.open.get(batch.delay_level)
+            if before is not None:
+                accumulator.close(before, lane)
             accumulator.close(batch, lane)
             flights = self.delivery.collect((lane,))
         self.delivery.launch(flights)
@@ -434,7 +435,8 @@ class Sender:
 
     def _forked(self) -> None:
         self._lock = Forked("Producer")
-        self._accumulator.quick.clear()  # the way that asks for no lock
+        for quick in self._accumulator.quick:  # the way that asks for no lock
+            quick.clear()
 
 
 def _lane_for(lanes: TopicLanes, target: Target, key: str | None = None) -> Lane | None:

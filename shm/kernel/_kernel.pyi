@@ -287,25 +287,6 @@ class InnerEncoder:
             more: properties, as they shall stand behind those of each element.
             half: of transactions: each names its own, or begins one under its UNIQ_KEY.
         """
-    def add_timed(
-        self,
-        queue: int,
-        batch: Buffer,
-        now: int,
-        latest: int,
-        *,
-        sys_flag: int = 0,
-        born_timestamp: int = 0,
-        born_host: bytes = b"",
-        more: bytes = b"",
-    ) -> tuple[int, int]:
-        """(how many were added, the earliest time of those that recall another; -1: none does).
-        Raises BatchIllegal, RecordTooLarge.
-
-        Args:
-            now: what a delay counts from, in ms.
-            latest: time that is accepted.
-        """
     def add_stored(
         self,
         queue: int,
@@ -320,6 +301,38 @@ class InnerEncoder:
     def cut(self, size: int, count: int) -> None: ...
     def take(self) -> bytes:
         """The payload; the encoder is empty again."""
+
+# --- clients' messages that wait ---
+
+@final
+class WaitingBatch:
+    """A client's batch body, checked, whose records get more properties. Raises BatchIllegal,
+    RecordTooLarge.
+
+    Args:
+        now: what a delay counts from, in ms; -1: no element says when it is to be delivered.
+        latest: time that is accepted.
+    """
+
+    size: int  # bytes of its records in the log
+    count: int
+    earliest: int  # time of those that recall another; -1: none does
+    def __init__(
+        self,
+        log: LogAppender,
+        queue: QueueCursor,
+        batch: Buffer,
+        count: int,
+        more: bytes,
+        *,
+        now: int = -1,
+        latest: int = 0,
+        sys_flag: int = 0,
+        born_timestamp: int = 0,
+        born_host: bytes = b"",
+    ) -> None: ...
+    def append(self, store_timestamp: int = 0) -> int | None:
+        """Physical offset of the first record; None if it does not fit."""
 
 # --- the timer wheel ---
 
@@ -1237,7 +1250,11 @@ class QuickSend:
     """A producer's `send` as long as there is an open batch that takes the message."""
 
     def __init__(
-        self, open: dict[str, tuple[Any, BatchEncoder, int]], receipt: Any, slow: Any
+        self,
+        open: dict[str, tuple[Any, BatchEncoder, int]],
+        later: dict[str, tuple[Any, BatchEncoder, int]],
+        receipt: Any,
+        slow: Any,
     ) -> None: ...
     def send(
         self,

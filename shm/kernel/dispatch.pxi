@@ -176,7 +176,9 @@ cdef class Dispatcher:
                 index[0] = why
                 return D_BAD
             # A queue that is registered has a name that may be: it is not looked at each time.
-            number = self.find_slot(record.topic, record.topic_length, record.queue_id)
+            number = slot_number[0]  # of the record before: most come in runs
+            if number < 0 or not self._is_slot(number, &record):
+                number = self.find_slot(record.topic, record.topic_length, record.queue_id)
             if not (has_place(&record) if number < 0
                     else 0 <= record.queue_offset <= _QUEUE_OFFSET_MAX):
                 index[0] = REC_BAD_QUEUE
@@ -202,6 +204,11 @@ cdef class Dispatcher:
             at[0] += record.total_size
         slot_number[0] = -1
         return D_DONE
+
+    cdef inline bint _is_slot(self, int32_t number, Record *record) noexcept nogil:
+        cdef QueueSlot *slot = &self._slots[number]
+        return (slot.queue_id == record.queue_id and slot.topic_bytes == record.topic_length
+                and memcmp(slot.topic, record.topic, record.topic_length) == 0)
 
     cdef inline void _write(self, uint8_t *unit, Record *record) noexcept nogil:
         if not is_delayed(record.topic, record.topic_length):

@@ -1,11 +1,5 @@
 # --- records of the broker's own actors, with every field that a record has -------------------------
 
-
-cdef enum:
-    MORE_BYTES = 1024  # of properties that a timed message gets here
-    NUMBER_BYTES = 40  # of one that is a number
-
-
 @cython.final
 cdef class InnerEncoder:
     """Builds the payload of AppendRecords: records for any queues, which have numbers here.
@@ -174,49 +168,6 @@ cdef class InnerEncoder:
             at += size
             added += 1
         return at, added
-
-    def add_timed(self, int32_t queue, const uint8_t[::1] batch not None, int64_t now,
-                  int64_t latest, *, int32_t sys_flag=0, int64_t born_timestamp=0,
-                  bytes born_host=b"", bytes more=b""):
-        """Add the elements of a client's batch body, each of which says when it is to be delivered.
-
-        Args:
-            now: what a delay counts from, in ms since 1970.
-            latest: time that is accepted.
-            more: properties that stand behind those of each element.
-
-        Returns (how many, the earliest time of those that recall another; -1: none does). Raises
-        BatchIllegal, RecordTooLarge.
-        """
-        cdef int64_t at = 0, size, due, earliest = -1
-        cdef Py_ssize_t added = 0, count = 0
-        cdef const uint8_t *value = NULL
-        cdef Record record
-        cdef uint8_t text[MORE_BYTES + 2 * NUMBER_BYTES]
-        cdef Py_ssize_t text_bytes
-        if len(more) > MORE_BYTES:
-            raise RecordTooLarge("properties", len(more), MORE_BYTES)
-        memcpy(text, PyBytes_AS_STRING(more), len(more))
-        record.sys_flag, record.born_timestamp = sys_flag, born_timestamp
-        record.reconsume_times, record.prepared_offset = 0, 0
-        set_hosts(&record, born_host, b"")
-        while at < batch.shape[0]:
-            size = parse_element(&batch[at], batch.shape[0] - at, &record)
-            if size < 0:
-                raise BatchIllegal(f"element {added}, at byte {at}, is none")
-            due = timed_due(&record, now)
-            check_timed(added, &record, due, latest)
-            if find_property(record.properties, record.properties_length, b"TIMER_DEL_UNIQKEY", 17,
-                             &value, &count) and (earliest < 0 or due < earliest):
-                earliest = due
-            text_bytes = len(more)
-            text_bytes += put_number(text + text_bytes, b"TIMER_DELIVER_MS", due)
-            text_bytes += put_number(text + text_bytes, b"TIMER_OUT_MS",
-                                     max(due - 1, 0) // 1000 * 1000)
-            self._add(queue, &record, text, text_bytes)
-            at += size
-            added += 1
-        return added, earliest
 
     def add_stored(self, int32_t queue, const uint8_t[::1] stored not None, bytes properties=None,
                    *, reconsume_times=None, sys_flag=None, prepared_offset=None):

@@ -190,15 +190,16 @@ cdef class QuickSend:
 
     Args:
         open: (batch, its encoder, its delay level; below 0: each has a time of its own) by topic.
+        later: the same, of what waits before it comes into its queue.
         receipt: made of batch and index.
         slow: `send` for everything else.
     """
 
-    cdef dict _open
+    cdef dict _open, _later
     cdef object _receipt, _slow
 
-    def __init__(self, dict open not None, receipt, slow):
-        self._open, self._receipt, self._slow = open, receipt, slow
+    def __init__(self, dict open not None, dict later not None, receipt, slow):
+        self._open, self._later, self._receipt, self._slow = open, later, receipt, slow
 
     def send(self, topic, body, *, tags=None, keys=None, properties=None, sharding_key=None,
              queue_id=None, flag=0, wait=True, delay_level=0, deliver_at=None,
@@ -215,7 +216,7 @@ cdef class QuickSend:
                 and wait is True and flag == 0 and type(delay_level) is int and properties is None
                 and sharding_key is None and queue_id is None
                 and (tags is None or type(tags) is str) and (keys is None or type(keys) is str)):
-            found = self._open.get(topic)
+            found = (self._later if timing_bytes or delay_level != 0 else self._open).get(topic)
             if found is not None:
                 entry = found
                 encoder = entry[1]

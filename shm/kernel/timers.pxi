@@ -137,11 +137,9 @@ cdef class TimerWheel:
             self._latest[start] = second
         return 0
 
-    cdef int _put(self, int64_t due, int32_t magic, Record *record, int64_t place) except -1:
-        cdef int64_t time = unit_time(due), rest
+    cdef int _put(self, int64_t due, int32_t magic, Record *record, Timing *timing) except -1:
+        cdef int64_t time = unit_time(due), rest, place = record.physical_offset
         cdef uint8_t *unit
-        cdef const uint8_t *topic = NULL
-        cdef Py_ssize_t topic_bytes = 0
         if self._is_occupied(time // 1000):
             return TM_OCCUPIED
         rest = self._units.segment_bytes - self.end % self._units.segment_bytes
@@ -154,15 +152,14 @@ cdef class TimerWheel:
             unit = <uint8_t *>self._units.at(self.end)
         if unit == NULL:
             return TM_NO_ROOM
-        find_property(record.properties, record.properties_length, b"REAL_TOPIC", 10, &topic,
-                      &topic_bytes)
         store_be64(unit + TIMER_UNIT_PREVIOUS, <uint64_t>-1)
         store_be32(unit + TIMER_UNIT_MAGIC, <uint32_t>magic)
         store_be64(unit + TIMER_UNIT_BASE_MS, <uint64_t>(time // 1000 * 1000))
         store_be32(unit + TIMER_UNIT_AFTER_MS, <uint32_t>(time % 1000))
         store_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET, <uint64_t>place)
         store_be32(unit + TIMER_UNIT_RECORD_SIZE, <uint32_t>record.total_size)
-        store_be32(unit + TIMER_UNIT_TOPIC_HASH, <uint32_t>hash_utf8(topic, topic_bytes))
+        store_be32(unit + TIMER_UNIT_TOPIC_HASH, <uint32_t>hash_utf8(
+            timing.topic, timing.topic_bytes))
         store_be64(unit + TIMER_UNIT_ZERO, 0)
         store_be32(unit, TIMER_UNIT_BYTES)
         self.end += TIMER_UNIT_BYTES
@@ -185,20 +182,22 @@ cdef class TimerWheel:
         cdef int32_t magic
         cdef int why
         cdef Record record
+        cdef Timing timing
         cdef list late = [], odd = []
         record.queue_offset = -1
         while at < records.shape[0]:
             why = parse_record(&records[at], records.shape[0] - at, False, &record)
             if why != REC_OK:
                 raise RecordDamaged(REASONS[why], at)
-            due = place_in_wheel(&record, window_ms, &magic)
+            read_timing(record.properties, record.properties_length, &timing)
+            due = place_in_wheel(&record, &timing, window_ms, &magic)
             if due < 0:
                 odd.append(record.physical_offset)
             elif self._is_over(due, magic, record.physical_offset):
                 if record.queue_offset >= frontier and not is_recall(magic):
                     late.append(record.physical_offset)
             else:
-                why = self._put(due, magic, &record, record.physical_offset)
+                why = self._put(due, magic, &record, &timing)
                 if why != TM_DONE:
                     return why, record.queue_offset, late, odd
             self.read_place = max(self.read_place, record.physical_offset)
@@ -437,18 +436,17 @@ cdef class TimerWheel:
         self._seen = previous
 
 
-cdef int64_t place_in_wheel(Record *record, int64_t window_ms, int32_t *magic) noexcept nogil:
+cdef int64_t place_in_wheel(
+    Record *record, Timing *timing, int64_t window_ms, int32_t *magic
+) noexcept nogil:
     """When the wheel has a record come up, and as what; -1: it does not say when it is due.
 
     What waits longer than the window comes up before, to be stored anew. That depends on the record
     alone, so that it is the same whenever the wheel is made.
     """
-    cdef int64_t due = due_of(record), excess
-    cdef const uint8_t *value = NULL
-    cdef Py_ssize_t count = 0
+    cdef int64_t due = due_of(timing), excess
     magic[0] = TIMER_DEFAULT
-    if find_property(record.properties, record.properties_length, b"TIMER_DEL_UNIQKEY", 17, &value,
-                     &count):
+    if timing.recalls:
         magic[0] |= TIMER_DELETE
     excess = due - record.store_timestamp - window_ms
     if due < 0 or excess < 0:

@@ -4,7 +4,8 @@ from cpython.datetime cimport (
     PyDateTime_Check, PyDateTime_DATE_GET_HOUR, PyDateTime_DATE_GET_MICROSECOND,
     PyDateTime_DATE_GET_MINUTE, PyDateTime_DATE_GET_SECOND, PyDateTime_DELTA_GET_DAYS,
     PyDateTime_DELTA_GET_MICROSECONDS, PyDateTime_DELTA_GET_SECONDS, PyDateTime_GET_DAY,
-    PyDateTime_GET_MONTH, PyDateTime_GET_YEAR, PyDelta_Check, import_datetime,
+    PyDateTime_GET_MONTH, PyDateTime_GET_YEAR, PyDelta_Check, datetime, datetime_tzinfo, get_utc,
+    import_datetime,
 )
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
 from libc.math cimport ceil, isfinite
@@ -13,6 +14,8 @@ from cometmq.protocol import errors as _errors
 from cometmq.protocol import timed as _timed
 
 import_datetime()
+
+cdef object UTC = get_utc()
 
 cdef enum:
     TIMING_BYTES = 40  # of the longest property that says it
@@ -36,25 +39,32 @@ cdef int64_t days_before(int64_t year, int64_t month, int64_t day) noexcept nogi
             + day - 1 - 719468)
 
 
-cdef int64_t due_time(deliver_at) except -1:
-    """Milliseconds since 1970; what lies before that is due at 0."""
-    cdef int64_t seconds, found
-    if not PyDateTime_Check(deliver_at):
-        raise _errors.ArgumentIllegal(f"deliver_at={deliver_at!r:.80}: a datetime is wanted")
+cdef int64_t offset_us(deliver_at) except? -1:
+    """How far its clock is ahead of UTC, in microseconds."""
+    if type(deliver_at) is datetime and datetime_tzinfo(deliver_at) is UTC:
+        return 0  # what most programs compute with, and no method of Python's is called
     offset = deliver_at.utcoffset()
     if offset is None:
         raise _errors.ArgumentIllegal(
             f"deliver_at={deliver_at.isoformat()} has no time zone: whose clock is meant?")
+    return (1000000 * (86400 * <int64_t>PyDateTime_DELTA_GET_DAYS(offset)
+                       + PyDateTime_DELTA_GET_SECONDS(offset))
+            + PyDateTime_DELTA_GET_MICROSECONDS(offset))
+
+
+cdef int64_t due_time(deliver_at) except -1:
+    """Milliseconds since 1970; what lies before that is due at 0."""
+    cdef int64_t seconds, offset, found
+    if not PyDateTime_Check(deliver_at):
+        raise _errors.ArgumentIllegal(f"deliver_at={deliver_at!r:.80}: a datetime is wanted")
+    offset = offset_us(deliver_at)
     seconds = 86400 * days_before(
         PyDateTime_GET_YEAR(deliver_at), PyDateTime_GET_MONTH(deliver_at),
         PyDateTime_GET_DAY(deliver_at))
     seconds += (3600 * PyDateTime_DATE_GET_HOUR(deliver_at)
                 + 60 * PyDateTime_DATE_GET_MINUTE(deliver_at)
                 + PyDateTime_DATE_GET_SECOND(deliver_at))
-    seconds -= 86400 * <int64_t>PyDateTime_DELTA_GET_DAYS(offset)
-    seconds -= PyDateTime_DELTA_GET_SECONDS(offset)
-    found = up(1000000 * seconds + PyDateTime_DATE_GET_MICROSECOND(deliver_at)
-               - PyDateTime_DELTA_GET_MICROSECONDS(offset), 1000)
+    found = up(1000000 * seconds + PyDateTime_DATE_GET_MICROSECOND(deliver_at) - offset, 1000)
     if found > LATEST:
         raise _errors.ArgumentIllegal(
             f"deliver_at={deliver_at.isoformat()} is beyond the year 9999")
@@ -107,12 +117,45 @@ cdef Py_ssize_t put_timing(uint8_t *at, deliver_at, deliver_after) except -1:
     return put_number(at, name, found)
 
 
-cdef Py_ssize_t put_number(uint8_t *at, const char *name, int64_t value) noexcept nogil:
-    """Write a property that is a number; its bytes: those of the name, and 22 at most."""
-    cdef Py_ssize_t count = strlen(name)
+cdef inline Py_ssize_t put_number(uint8_t *at, const char *name, int64_t value) noexcept nogil:
+    """Write a property that is a number, 0 or more; its bytes."""
+    cdef Py_ssize_t count = strlen(name), digits = digits_in(value)
     memcpy(at, name, count)
     at[count] = 1
-    count += 1
-    count += put_integer(<char *>at + count, value)
+    put_digits(at + count + 1, value, digits)
+    count += 1 + digits
     at[count] = 2
     return count + 1
+
+
+cdef inline Py_ssize_t number_bytes(const char *name, int64_t value) noexcept nogil:
+    """Of what `put_number` writes."""
+    return strlen(name) + 2 + digits_in(value)
+
+
+cdef inline Py_ssize_t digits_in(int64_t value) noexcept nogil:
+    cdef Py_ssize_t digits = 1
+    if 1000000000000LL <= value < 10000000000000LL:  # what a time of our century has, in ms
+        return 13
+    while value >= 10:
+        value //= 10
+        digits += 1
+    return digits
+
+
+cdef inline void put_digits(uint8_t *at, int64_t value, Py_ssize_t digits) noexcept nogil:
+    """So many, as `digits_in` has counted them."""
+    cdef uint64_t high = <uint64_t>value
+    cdef uint32_t low
+    cdef int i
+    if digits > 8:  # two chains of divisions, which the processor computes at once
+        low = <uint32_t>(high % 100000000)
+        high //= 100000000
+        for i in range(8):
+            digits -= 1
+            at[digits] = 48 + low % 10
+            low //= 10
+    while digits > 0:
+        digits -= 1
+        at[digits] = 48 + high % 10
+        high //= 10

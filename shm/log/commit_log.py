@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from cometmq.protocol.errors import MessageIllegal, MessageTooLarge
 from cometmq.shm.kernel._kernel import (
@@ -15,6 +16,7 @@ from cometmq.shm.kernel._kernel import (
     LogAppender,
     QueueCursor,
     RecordTooLarge,
+    WaitingBatch,
 )
 from cometmq.shm.kernel.layout import BLANK
 from cometmq.shm.log.segment_maps import SegmentMaps
@@ -26,6 +28,7 @@ from cometmq.shm.os.files import (
 )
 
 PARTS_AHEAD = 2  # segments behind the one in use that a batch may go on in: those that are ready
+T = TypeVar("T")
 LEFT_MAX = 2  # full segments that stay mapped with a writer that never calls `tidy`
 
 
@@ -255,12 +258,44 @@ class CommitLog:
             batch = InnerBatch(self.appender, queues, payload, count)
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
-        places = batch.append(store_timestamp_ms)
-        if places is None:
+        return self.append_checked(partial(batch.append, store_timestamp_ms))
+
+    def waiting(
+        self,
+        queue: QueueCursor,
+        batch: bytes | memoryview,
+        count: int,
+        more: bytes,
+        *,
+        now_ms: int = -1,
+        latest_ms: int = 0,
+        sys_flag: int = 0,
+        born_timestamp_ms: int = 0,
+        born_host: bytes = b"",
+    ) -> WaitingBatch:
+        """A client batch that waits in that queue, checked; see WaitingBatch. Its `append` is for
+        `append_checked`.
+
+        Raises MessageIllegal; MessageTooLarge also where a segment does not hold all of it.
+        """
+        try:
+            if self._memory is None:
+                self.open_segment()
+            return WaitingBatch(
+                self.appender, queue, batch, count, more, now=now_ms, latest=latest_ms,
+                sys_flag=sys_flag, born_timestamp=born_timestamp_ms, born_host=born_host,
+            )  # fmt: skip
+        except (RecordTooLarge, BatchIllegal) as error:
+            raise refusal(error) from None
+
+    def append_checked(self, append: Callable[[], T | None]) -> T:
+        """What this method of a checked batch says once there is room for all of it."""
+        found = append()
+        if found is None:
             with self.gate:
-                while (places := batch.append(store_timestamp_ms)) is None:
+                while (found := append()) is None:
                     self._make_room()
-        return places
+        return found
 
     def check_batch(
         self,

@@ -15,6 +15,7 @@ import pytest
 from client_fakes import Handle, fake_broker, start_broker
 
 from cometmq.client import Producer, Receipt
+from cometmq.client.sending.accumulator import OPEN_MAX
 from cometmq.protocol import errors
 from cometmq.protocol.commands import SendMessages
 from cometmq.protocol.errors import CometError
@@ -330,6 +331,62 @@ def test_batches_do_not_mix_who_waits_for_the_disk(broker: Handle) -> None:
     sections = [each for command in broker.asked(SendMessages) for each in command.sections]
     assert [each.wait for each in sections] == [False, True, False, True]
     assert numbers(broker.broker.bodies("t", 0)) == list(range(6))
+
+
+@pytest.mark.parametrize("queue_id", [None, 0])
+def test_each_delay_level_has_a_batch_of_its_own(broker: Handle, queue_id: int | None) -> None:
+    """None closes another's; within each the calls' order holds."""
+    levels = [0, 3, 4]
+    with Producer(broker.address, linger_ms=60_000) as producer:
+        receipts = [
+            producer.send("t", str(i).encode(), queue_id=queue_id, delay_level=levels[i % 3])
+            for i in range(300)
+        ]
+        assert len({id(each._batch) for each in receipts}) == 3
+        producer.send_many("t", [b"300", b"303"], queue_id=queue_id)
+        producer.send("t", b"301", queue_id=queue_id, delay_level=3)
+        assert not receipts[1].done
+    sections = [each for command in broker.asked(SendMessages) for each in command.sections]
+    counts: dict[int, list[int]] = {}
+    for each in sections:
+        counts.setdefault(each.delay_level, []).append(each.count)
+    assert (counts[3], counts[4], sum(counts[0])) == ([101], [100], 102)
+    if queue_id is not None:  # send_many is behind what was there before it
+        assert counts[0] == [100, 2]
+        bodies = numbers(broker.broker.bodies("t", 0))
+        ends = [303, 301, 299]
+        for kind, end in enumerate(ends):
+            assert [each for each in bodies if each % 3 == kind] == [*range(kind, end + 1, 3)]
+
+
+def test_levels_of_a_queue_are_bounded(broker: Handle) -> None:
+    """The oldest batch leaves for one more."""
+    with Producer(broker.address, linger_ms=60_000) as producer:
+        receipts = [producer.send("t", b"x", delay_level=level) for level in range(OPEN_MAX)]
+        receipts += [producer.send("t", b"x", delay_level=level) for level in range(OPEN_MAX)]
+        assert len({id(each._batch) for each in receipts}) == OPEN_MAX
+        producer.send("t", b"x", delay_level=OPEN_MAX)
+        receipts[0].wait()
+        assert [each.done for each in receipts[:OPEN_MAX]] == [True] + [False] * (OPEN_MAX - 1)
+        again = producer.send("t", b"x", delay_level=1)
+        assert again._batch is receipts[1]._batch
+    assert all(each.done for each in receipts)
+
+
+def test_both_batches_of_a_busy_queue_leave(broker: Handle) -> None:
+    """Without linger, behind what is on its way to the one queue."""
+    with Producer(broker.address, timeout_s=30) as producer:
+        producer.send("t", b"0", queue_id=1)
+        broker.broker.hold.clear()
+        futures = [producer.send_async("t", b"1", queue_id=1)]
+        broker.wait_for(lambda fake: len(fake.held) == 1)
+        for i in range(2, 40):
+            level = 3 if i % 2 else 0
+            futures.append(producer.send_async("t", b"%d" % i, queue_id=1, delay_level=level))
+        broker.do(lambda fake: fake.release())
+        for future in futures:
+            future.result(30)
+    assert len(broker.asked(SendMessages)) == 4
 
 
 def test_what_is_on_its_way_is_bounded(broker: Handle) -> None:
