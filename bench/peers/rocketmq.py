@@ -52,7 +52,7 @@ JARS: Final = Bundle(
 _JAVA: Final = Path(__file__).with_name("java")
 SOURCES: Final = [
     _JAVA / f"{name}.java"
-    for name in ("Worker", "Bodies", "Receiver", "RocketWorker", "StoreWorker")
+    for name in ("Worker", "Bodies", "Receiver", "RocketWorker", "RocketSemantics", "StoreWorker")
 ]
 FLUSHES: Final = {Durability.PAGE_CACHE: "ASYNC_FLUSH", Durability.FSYNC: "SYNC_FLUSH"}
 
@@ -103,10 +103,14 @@ _PRODUCE: Final = {
     "retryTimesWhenSendAsyncFailed": "0",
     "compressMsgBodyOverHowmuch": str(2**31 - 1),
 }
+_LISTEN: Final = {"consumeThreadMin": "20", "consumeThreadMax": "20"}
 #: By client and phase, in the client's own words.
 SETTINGS: Final = {
     "java": {
-        **dict.fromkeys(("one_in_flight", "open_loop", "async", "batch"), _PRODUCE),
+        **dict.fromkeys(("one_in_flight", "open_loop", "async", "batch", "transactions"), _PRODUCE),
+        "handlers": _LISTEN,
+        "retries": _LISTEN,
+        "pops": {**_LISTEN, "popThresholdForQueue": "1024"},
         "consume": {
             "consumeThreadMin": "1",
             "consumeThreadMax": "1",
@@ -207,7 +211,7 @@ class RocketMQ(Servers):
             time.sleep(0.01)  # the broker registers in its own time
 
     def command(self, client: str) -> list[str]:
-        main = {"java": "RocketWorker"}[client]
+        main = {"java": "RocketWorker", "semantics": "RocketSemantics"}[client]
         flags = [*WORKER_FLAGS, f"-Duser.home={self._folder}"]  # it logs below that
         return JARS.java(main, JARS.classes(SOURCES), flags=flags)
 
