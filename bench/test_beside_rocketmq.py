@@ -79,6 +79,7 @@ class Theirs:
         group, topics = next(_groups), [self._topic(mode, each) for each in (warm_up, count)]
         if mode == "retries":
             for topic in topics:
+                # RocketSemantics has a group for each topic.
                 self._system.create(f"%RETRY%{group}-of-{topic}", 1)
         size = len(BODY) if mode == "transactions" else 128
         done = self._work(

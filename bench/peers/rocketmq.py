@@ -17,6 +17,11 @@ one batch, and holds up to 65,535 messages (1,000 before the go; none where seve
 and then it begins up to a second late); the broker gives at most 32 messages a pull unless its
 setting `maxTransferCountOnMessageInMemory` says otherwise.
 
+What the client does beside plain sends and reads is a worker of its own, `semantics`
+(RocketSemantics): transactions, retries, handlers and pops. Its listeners have 20 threads and take
+one message a call, as by default; a member that pops may hold 1,024 messages that it has not
+acknowledged, the most that the client allows, where its own 96 make it wait 50 ms again and again.
+
 Neither client nor broker keeps the order of messages of one queue that are in flight together:
 both have pools of threads. Runs in the mode `async` may therefore report messages out of order.
 
