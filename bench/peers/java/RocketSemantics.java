@@ -1,3 +1,4 @@
+import com.google.gson.JsonElement;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.util.LinkedHashMap;
@@ -59,9 +60,21 @@ final class RocketSemantics extends RocketWorker {
         if (number("warmup", 0) > 0) {
             work(topics[0], number("warmup", 0), result);
         }
+        double before = cpuSeconds();
         work(topics[1], number("messages", 0), result);
+        result.put("cpu_s", cpuSeconds() - before);
         result.put("client", client());
         return result;
+    }
+
+    /** Of this process and of the `servers`, which are process ids. */
+    private double cpuSeconds() {
+        long ns = cpuNs();
+        for (JsonElement server : options.getAsJsonArray("servers")) {
+            ns += ProcessHandle.of(server.getAsLong()).flatMap(one -> one.info().totalCpuDuration())
+                .orElseThrow().toNanos();
+        }
+        return ns / 1e9;
     }
 
     private void work(String topic, int count, Map<String, Object> result) throws Exception {
