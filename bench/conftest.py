@@ -47,8 +47,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    passed = terminalreporter.stats.get("passed", ())
-    found = [line for each in passed for name, line in each.user_properties if name == _FIGURE]
+    # With those of a test that failed: its figures say by how much it missed its aim.
+    done = [each for word in ("passed", "failed") for each in terminalreporter.stats.get(word, ())]
+    found = [line for each in done for name, line in each.user_properties if name == _FIGURE]
     if found:
         terminalreporter.section("figures")
         for line in found:

@@ -7,39 +7,17 @@ the second that each has to wait.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
-import time
 from pathlib import Path
 
 import pytest
 from benchmarks import Report
+from loads import fail_each_once
 
-from cometmq import Broker, Message, Retry
+from cometmq import Broker
 
 GOAL = 50_000  # retries a second
-DELAY_S = 1.0
-
-
-def fail_each_once(broker: Broker, group: str, topic: str, count: int, *, raises: bool) -> float:
-    done = itertools.count(1)
-    began = ended = 0.0
-    with broker.consumer(group, topic) as consumer:
-
-        def handle(message: Message) -> None:
-            nonlocal began, ended
-            if message.reconsume_times == 0:
-                began = began or time.perf_counter()
-                if raises:
-                    raise ValueError("as every message once")
-                raise Retry(after=0)
-            if next(done) == count:
-                ended = time.perf_counter()
-                consumer.close()
-
-        consumer.run(handle, concurrency=20)
-    return count / (ended - began - DELAY_S)
 
 
 @pytest.mark.timeout(600)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from benchmarks import Report, median_s
+from loads import BODY, commit_all
 
 from cometmq import AsyncProducer, Broker
 
@@ -24,22 +25,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield running
 
 
-async def commit_all(producer: AsyncProducer, in_flight: int, each: int) -> None:
-    async def one() -> None:
-        for _ in range(each):
-            async with producer.transaction("t", b"x" * 100):
-                pass
-
-    await asyncio.gather(*(one() for _ in range(in_flight)))
-
-
 async def commit_when_told(server: str, in_flight: int, each: int) -> None:
     """The work of one of several processes, which begin together."""
     async with AsyncProducer(server, name="bench") as producer:
-        await commit_all(producer, in_flight, 1)
+        await commit_all(producer, "t", in_flight, 1)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        await commit_all(producer, in_flight, each)
+        await commit_all(producer, "t", in_flight, each)
 
 
 def test_64_in_flight(broker: Broker, full: bool, report: Report) -> None:
@@ -47,7 +39,7 @@ def test_64_in_flight(broker: Broker, full: bool, report: Report) -> None:
 
     async def work() -> None:
         async with broker.async_producer(name="bench") as producer:
-            await commit_all(producer, IN_FLIGHT, each)
+            await commit_all(producer, "t", IN_FLIGHT, each)
 
     median = median_s(lambda: asyncio.run(work()), 3)
     report("64 in flight", IN_FLIGHT * each / median / 1000, "k commits/s")
@@ -77,12 +69,12 @@ def test_one_in_flight(broker: Broker, full: bool, report: Report) -> None:
 
         def commit() -> None:
             for _ in range(count):
-                with producer.transaction("t", b"x" * 100):
+                with producer.transaction("t", BODY):
                     pass
 
         def send() -> None:
             for _ in range(count):
-                producer.send("t", b"x" * 100)
+                producer.send("t", BODY)
 
         commits_s, sends_s = median_s(commit, 5), median_s(send, 5)
     report("one in flight", commits_s / count * 1e6, "us a commit")

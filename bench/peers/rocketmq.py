@@ -17,6 +17,11 @@ one batch, and holds up to 65,535 messages (1,000 before the go; none where seve
 and then it begins up to a second late); the broker gives at most 32 messages a pull unless its
 setting `maxTransferCountOnMessageInMemory` says otherwise.
 
+What the client does beside plain sends and reads is a worker of its own, `semantics`
+(RocketSemantics): transactions, retries, handlers and pops. Its listeners have 20 threads and take
+one message a call, as by default; a member that pops may hold 1,024 messages that it has not
+acknowledged, the most that the client allows, where its own 96 make it wait 50 ms again and again.
+
 Neither client nor broker keeps the order of messages of one queue that are in flight together:
 both have pools of threads. Runs in the mode `async` may therefore report messages out of order.
 
@@ -52,7 +57,7 @@ JARS: Final = Bundle(
 _JAVA: Final = Path(__file__).with_name("java")
 SOURCES: Final = [
     _JAVA / f"{name}.java"
-    for name in ("Worker", "Bodies", "Receiver", "RocketWorker", "StoreWorker")
+    for name in ("Worker", "Bodies", "Receiver", "RocketWorker", "RocketSemantics", "StoreWorker")
 ]
 FLUSHES: Final = {Durability.PAGE_CACHE: "ASYNC_FLUSH", Durability.FSYNC: "SYNC_FLUSH"}
 
@@ -103,10 +108,14 @@ _PRODUCE: Final = {
     "retryTimesWhenSendAsyncFailed": "0",
     "compressMsgBodyOverHowmuch": str(2**31 - 1),
 }
+_LISTEN: Final = {"consumeThreadMin": "20", "consumeThreadMax": "20"}
 #: By client and phase, in the client's own words.
 SETTINGS: Final = {
     "java": {
-        **dict.fromkeys(("one_in_flight", "open_loop", "async", "batch"), _PRODUCE),
+        **dict.fromkeys(("one_in_flight", "open_loop", "async", "batch", "transactions"), _PRODUCE),
+        "handlers": _LISTEN,
+        "retries": _LISTEN,
+        "pops": {**_LISTEN, "popThresholdForQueue": "1024"},
         "consume": {
             "consumeThreadMin": "1",
             "consumeThreadMax": "1",
@@ -207,7 +216,7 @@ class RocketMQ(Servers):
             time.sleep(0.01)  # the broker registers in its own time
 
     def command(self, client: str) -> list[str]:
-        main = {"java": "RocketWorker"}[client]
+        main = {"java": "RocketWorker", "semantics": "RocketSemantics"}[client]
         flags = [*WORKER_FLAGS, f"-Duser.home={self._folder}"]  # it logs below that
         return JARS.java(main, JARS.classes(SOURCES), flags=flags)
 

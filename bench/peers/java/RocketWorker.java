@@ -1,11 +1,15 @@
+import java.lang.reflect.Method;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.Set;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -22,7 +26,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 /** Apache RocketMQ's own client (remoting). Its settings are in cometmq.bench.peers.rocketmq. */
 @SuppressWarnings("deprecation") // consumeFromWhere and others have no successor for this consumer
-final class RocketWorker extends Worker {
+class RocketWorker extends Worker {
     private static final long READY_MS = 60_000;
     /** The broker takes 4 MiB; what lies around each body of a batch is below 100 bytes. */
     private static final int BATCH_BYTES = 4_000_000;
@@ -46,13 +50,14 @@ final class RocketWorker extends Worker {
         return "rocketmq-client " + MQVersion.getVersionDesc(MQVersion.CURRENT_VERSION);
     }
 
-    private void settle(Object client) {
+    final void settle(Object client) {
         Properties wanted = new Properties();
         clientSettings().forEach(wanted::setProperty);
-        Properties known = MixAll.object2Properties(client);
+        Set<String> known = Arrays.stream(client.getClass().getMethods()).map(Method::getName)
+            .collect(Collectors.toSet());
         for (String name : wanted.stringPropertyNames()) {
             // RocketMQ passes over names it does not know
-            if (!known.containsKey(name)) {
+            if (!known.contains("set" + name.substring(0, 1).toUpperCase() + name.substring(1))) {
                 throw new IllegalArgumentException("no such setting: " + name);
             }
         }
@@ -79,11 +84,11 @@ final class RocketWorker extends Worker {
         for (int i = 0; i < topics.length; i++) {
             List<MessageQueue> queues = producer.fetchPublishMessageQueues(topics[i]);
             places[i] = queues.toArray(new MessageQueue[0]);
-            java.util.Arrays.sort(places[i]);
+            Arrays.sort(places[i]);
         }
     }
 
-    private static void check(SendResult result) {
+    static void check(SendResult result) {
         if (result.getSendStatus() != SendStatus.SEND_OK) {
             throw new IllegalStateException("the broker answered " + result.getSendStatus());
         }
