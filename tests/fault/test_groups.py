@@ -9,18 +9,18 @@ import contextlib
 import shutil
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fault import disk, network
+from fault import disk, ensemble, network
 from fault.campaigns import Tally
+from fault.engine_faults import THREE_SERVERS
 from fault.fail_over import NAME, plot
 from fault.group_faults import FAULTS
 from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs
 from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
 from fault.history import History
-from fault.network import HOST, Network, enter
+from fault.network import HOST, Network
 from fault.rig import Outcome
 
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
@@ -88,6 +88,16 @@ def test_a_master_is_cut_off_and_stopped(tmp_path: Path) -> None:
         pytest.skip(f"partitions of groups: {why}")
     shape = Shape(apart=True)
     tried(tmp_path / "rig", shape, ("partition", "from-master"), ("stop", "master"))
+
+
+def test_a_master_is_with_the_minority_of_the_engine_and_one_server_is_killed(
+    tmp_path: Path,
+) -> None:
+    """The engine has three servers, each on the machine of a replica."""
+    if why := network.trouble() or ensemble.trouble():
+        pytest.skip(f"engines of three servers: {why}")
+    faults = ("engine-minority", "both"), ("engine-node", "leader")
+    tried(tmp_path / "rig", THREE_SERVERS, *faults)
 
 
 @pytest.mark.parametrize("ways", ["both", "from-master"])
@@ -213,13 +223,7 @@ def socket_in(net: Network, name: str) -> socket.socket:
     """One of that namespace: a socket stays in the one that it was made in."""
     if name == HOST:
         return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-
-    def make() -> socket.socket:
-        enter(net.path(name))
-        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-
-    with ThreadPoolExecutor(1) as pool:  # the thread that has entered ends with it
-        return pool.submit(make).result()
+    return net.within(name, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 
 
 def test_fail_overs_are_drawn(tmp_path: Path) -> None:
