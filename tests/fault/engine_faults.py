@@ -70,16 +70,27 @@ def engine_node(rig: GroupRig, target: str) -> None:
     rig.servers.start(gone)
 
 
-@fault("engine-kill", "server", needs=("zookeeper",))
+@fault("engine-kill", "server", "with-master", needs=("zookeeper",))
 def engine_kill(rig: GroupRig, target: str) -> None:
     """kill -9 of the engine, all servers of it; the group goes on as it is, and after its sessions
-    have ended too."""
-    before = rig.wait_served()
-    rig.fault("engine-kill", "three servers" if len(rig.servers.names) == 3 else target)
+    have ended too. Or of the master's broker as well: nobody takes over before the engine is back.
+    """
+    master = rig.wait_served()
+    what = "all" if target == "server" and len(rig.servers.names) == 3 else target
+    rig.fault("engine-kill", what)
     rig.servers.kill(*rig.servers.names)
-    time.sleep(rig.chance.uniform(*HELD_S))  # the fault itself
-    rig.wait_resumed("the end of the engine")
-    assert before.serves, rig.state()
+    if target == "with-master":
+        master.kill()
+    until = time.monotonic() + rig.chance.uniform(*HELD_S)
+    while time.monotonic() < until:  # the fault itself
+        assert [each for each in rig.replicas if each.serves] == [master] * master.runs, rig.state()
+        time.sleep(0.1)
+    if master.runs:
+        rig.wait_resumed("the end of the engine")
     rig.servers.start(*rig.servers.names)
-    after = rig.wait_served()
-    rig.counts[f"engine back, {'the same' if after is before else 'another'} master"] += 1
+    if not master.runs:
+        rig.wait_served(without=master)
+        master.start()
+    else:
+        same = rig.wait_served() is master
+        rig.counts[f"{'the same' if same else 'another'} master after the engine's return"] += 1
