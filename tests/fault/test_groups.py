@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from engine_servers import eventually
 from fault import disk, ensemble, network
 from fault.campaigns import Tally
 from fault.engine_faults import THREE_SERVERS
+from fault.ensemble import Ensemble
 from fault.fail_over import NAME, plot
 from fault.group_faults import FAULTS
 from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs
@@ -23,6 +25,8 @@ from fault.history import History
 from fault.network import HOST, Network
 from fault.rig import Outcome
 
+from cometmq.actors.replication.engines.opening import open_engine
+from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -204,6 +208,23 @@ def test_a_link_is_cut_one_way_and_heals() -> None:
         assert carries(net, "n0", HOST)
         net.heal()
         assert carries(net, "n0", "n1")
+
+
+def test_a_server_that_is_cut_off_while_it_is_asked_is_left(tmp_path: Path) -> None:
+    """Requests are made all the while, and its machine confirms none of them."""
+    if why := network.trouble() or ensemble.trouble():
+        pytest.skip(f"engines of three servers: {why}")
+    place = tmp_path / "zookeeper"
+    with (
+        Network(NAMES) as net,
+        Ensemble(place, NAMES, net) as servers,
+        open_engine(servers.url, 0.3) as engine,
+    ):
+        eventually(lambda: engine.get("g") is None)
+        assert isinstance(engine, ZooKeeperEngine)
+        address = engine._line._client._connection._socket.getpeername()[0]
+        net.cut(next(name for name in NAMES if net.address(name) == address), HOST)
+        eventually(lambda: engine.get("g") is None, 30.0)
 
 
 def carries(net: Network, sender: str, receiver: str, timeout_s: float = 30.0) -> bool:

@@ -30,6 +30,8 @@ Address = tuple[str, int]
 #: A machine that is gone does not refuse a connection. So many servers on such machines are tried
 #: in the time of a session; kazoo by itself waits for each of them as long as a session is.
 CONNECTS: Final = 6
+#: A connection is ended once its other side has confirmed nothing for so long a part of a session.
+SILENCES: Final = 3
 
 
 class Lost(Exception):
@@ -66,7 +68,7 @@ class Line:
             hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                            for host, port in hosts),
             timeout=session_s,
-            handler=_handler(session_s / CONNECTS),
+            handler=_handler(session_s),
             connection_retry=retry.KazooRetry(**again),
             logger=_kazoo_log,
         )  # fmt: skip
@@ -151,13 +153,18 @@ class Line:
                 self._client.close()
 
 
-def _handler(connect_s: float) -> Any:
-    """kazoo's threads, and how long it waits for a server to take a connection."""
+def _handler(session_s: float) -> Any:
+    """kazoo's threads, with limits of time that kazoo has not: for a server to take a connection,
+    and for its machine to confirm what was sent. kazoo sends a ping only where nothing else was
+    sent for a while, so it never notices a connection that is dead while requests are made."""
     base: Any = kazoo("handlers.threading").SequentialThreadingHandler
+    connect_s, silence_ms = session_s / CONNECTS, int(session_s / SILENCES * 1000)
 
     class Handler(base):  # type: ignore[misc]
         def create_connection(self, *args: Any, timeout: float, **more: Any) -> Any:
-            return super().create_connection(*args, timeout=min(timeout, connect_s), **more)
+            line = super().create_connection(*args, timeout=min(timeout, connect_s), **more)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
+            return line
 
     return Handler()
 
