@@ -40,6 +40,7 @@ MODULES = (
     "fault.consuming",
     "fault.timed",
     "fault.group_faults",
+    "fault.engine_faults",
     "fault.fail_over",
 )
 for module in MODULES:

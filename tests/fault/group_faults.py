@@ -25,13 +25,13 @@ from typing import Final
 import psutil
 import reference
 from family import EndedEarly
-from fault import disk, network
+from fault import disk, ensemble, network
 from fault.campaigns import Options, Tally, campaign, new_tally
 from fault.disk import DiskTrouble
 from fault.group_judge import SEGMENT_BYTES
 from fault.group_replica import Replica
 from fault.groups import HEAL_S, NAMES, ONE_DISK, SESSION_S, WORKS, GroupRig, Shape
-from fault.network import HOST, NetworkTrouble
+from fault.network import NetworkTrouble
 from fault.timed_work import supersede
 from fault.work import Work
 
@@ -50,7 +50,8 @@ SHAPES: Final = (
     Shape("ext4"),
     Shape("xfs", apart=True),
     Shape("xfs"),
-    Shape("ext4", apart=True, zookeeper=True),
+    Shape("ext4", apart=True, servers=1),
+    Shape("xfs", apart=True, servers=3),
 )
 ROLES: Final = ("ha", "commitlog", "supervisor", "dispatcher", "coordinator", "flush", "reader-0")
 HELD_S: Final = (2.0, 14.0)  # of partitions and full disks; a follower is left out after 10
@@ -63,7 +64,7 @@ class Fault:
 
     Args:
         targets: those it is done to, in turn.
-        needs: of what a shape has: "disk", "network", "zookeeper", a kind of work.
+        needs: of what a shape `has`.
     """
 
     name: str
@@ -195,36 +196,19 @@ def partition(rig: GroupRig, target: str) -> None:
 
 
 def cut_for_a_while(rig: GroupRig, links: list[tuple[str, str]]) -> None:
-    assert rig.network is not None
-    for sender, receiver in links:
-        rig.network.cut(sender, receiver)
-    try:
+    with cut(rig, links):
         time.sleep(rig.chance.uniform(*HELD_S))  # the fault itself
+
+
+@contextlib.contextmanager
+def cut(rig: GroupRig, links: list[tuple[str, str]]) -> Iterator[None]:
+    assert rig.network is not None
+    try:
+        for sender, receiver in links:
+            rig.network.cut(sender, receiver)
+        yield
     finally:
         rig.network.heal()
-
-
-@fault("engine-cut", "master", "follower", needs=("network", "zookeeper"))
-def engine_cut(rig: GroupRig, target: str) -> None:
-    """From the engine, the name server and the clients; and of a master in half of the cases from
-    one of its followers."""
-    (victim,) = rig.pick(target)
-    links = [(victim.name, HOST)]
-    if target == "master" and rig.chance.random() < 0.5:
-        other = rig.chance.choice([name for name in NAMES if name != victim.name])
-        links += [(victim.name, other), (other, victim.name)]
-    rig.fault("engine-cut", target)
-    cut_for_a_while(rig, links)
-
-
-@fault("engine-kill", "server", needs=("zookeeper",))
-def engine_kill(rig: GroupRig, target: str) -> None:
-    """kill -9 of the engine; the group goes on as it is, and after its sessions have ended too."""
-    rig.fault("engine-kill", target)
-    rig.server.kill()
-    rig.server.close()
-    time.sleep(rig.chance.uniform(*HELD_S))  # the fault itself
-    rig.start_server()
 
 
 # --- disks ----------------------------------------------------------------------------------------
@@ -421,6 +405,7 @@ def groups(options: Options) -> Iterator[Tally]:
 def usable(options: Options, shape: Shape) -> bool:
     why = disk.trouble(shape.kind) if shape.kind else ""
     why = why or (network.trouble() if shape.apart else "")
+    why = why or (ensemble.trouble() if shape.servers else "")
     if why:
         options.say(f"NOT TESTED: groups with {', '.join(sorted(shape.has - {shape.work}))}: {why}")
     return not why

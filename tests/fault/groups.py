@@ -34,6 +34,7 @@ from family import pull
 from fault.availability import ROLES, Availability
 from fault.checker import add_store_findings
 from fault.consuming_work import ConsumingWork
+from fault.ensemble import Ensemble
 from fault.group_judge import Peeker, judge
 from fault.group_replica import GROUP, TAIL, Replica
 from fault.history import History
@@ -49,7 +50,6 @@ from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.replication.core.record import GroupRecord, decode_record
 from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.errors import EngineUnreachable
-from cometmq.actors.replication.engines.managed import ManagedServer, Peer
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.client import Admin
 from cometmq.client.routes import Routes
@@ -80,22 +80,29 @@ class Shape:
         work: one of WORKS.
         kind: of their file systems; empty: they share one.
         apart: network namespaces.
-        zookeeper: is the engine, on their bridge; else SQLite, for which all are on one machine.
+        servers: of ZooKeeper, the engine: one, on the bridge, or three, each on the machine of a
+            replica; 0: SQLite, for which all are on one machine.
     """
 
     kind: str = ""
     apart: bool = False
-    zookeeper: bool = False
+    servers: int = 0
     work: str = "plain"
 
     @property
     def has(self) -> set[str]:
-        names = {"disk": self.kind, "network": self.apart, "zookeeper": self.zookeeper}
+        names = {
+            "disk": bool(self.kind),
+            "network": self.apart,
+            "zookeeper": self.servers > 0,
+            "one server": self.servers == 1,
+            "three servers": self.servers == 3,
+        }
         return {self.work, *(name for name, is_there in names.items() if is_there)}
 
     def __str__(self) -> str:
-        disks = self.kind or "one disk"
-        return f"{self.work}, {disks}{', apart' * self.apart}{', ZooKeeper' * self.zookeeper}"
+        engine = ("", ", ZooKeeper", "", ", three servers of ZooKeeper")[self.servers]
+        return f"{self.work}, {self.kind or 'one disk'}{', apart' * self.apart}{engine}"
 
 
 ONE_DISK: Final = Shape()
@@ -158,22 +165,16 @@ class GroupRig:
 
     def _make_engine(self, stack: ExitStack) -> None:
         self.engine_url = f"sqlite:{self.folder / 'engine'}"
-        if self.shape.zookeeper:
-            host, first = self._host(HOST), free_ports(3)
-            self._peer = Peer(host, first, first + 1, first + 2)
-            self.start_server()
-            stack.callback(lambda: self.server.close())
-            self.engine_url = f"zookeeper://{host}:{first}"
+        if self.shape.servers:
+            machines = NAMES if self.shape.servers > 1 else (HOST,)
+            place = self.folder / "zookeeper"
+            self.servers = stack.enter_context(Ensemble(place, machines, self.network))
+            self.engine_url = self.servers.url
         self.engine: Engine = stack.enter_context(open_engine(self.engine_url, 20.0))
         self._peers = ";".join(f"{name}-{self._host(name)}:{free_ports()}" for name in NAMES)
         self._secret = self.folder / "secret"
         self._secret.write_text(secrets.token_hex(32) + "\n")
         self._secret.chmod(0o600)
-
-    def start_server(self) -> None:
-        """Of the engine, anew."""
-        self.server = ManagedServer(self.folder / "zookeeper", 1, [self._peer])
-        self.server.wait_until_ready(HEAL_S)
 
     def _replica(self, name: str, place: int) -> Replica:
         keys = {

@@ -22,11 +22,12 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 HOST: Final = "host"  # this machine's own namespace, as an end of a link
 CONNECTS: Final = 20  # of a second each, on a busy machine
@@ -36,6 +37,7 @@ _FORWARDING: Final = "3"  # BR_STATE_FORWARDING
 _NOBODY: Final = "02:00:00:00:00:01"
 _CLONE_NEWNET: Final = 0x40000000
 _FOLDER: Final = Path("/run/netns")
+Made = TypeVar("Made")
 
 
 class NetworkTrouble(Exception):
@@ -86,6 +88,16 @@ class Network:
 
     def address(self, name: str) -> str:
         return f"{self._net}.{254 if name == HOST else 1 + self._names.index(name)}"
+
+    def within(self, name: str, make: Callable[[], Made]) -> Made:
+        """What is made in a replica's namespace: sockets, threads and processes stay there."""
+
+        def enter_and_make() -> Made:
+            enter(self.path(name))
+            return make()
+
+        with ThreadPoolExecutor(1) as pool:  # the thread that has entered ends with it
+            return pool.submit(enter_and_make).result()
 
     def cut(self, sender: str, receiver: str) -> None:
         """Nothing more of one comes to the other. The sender is a replica."""

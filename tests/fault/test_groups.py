@@ -9,20 +9,24 @@ import contextlib
 import shutil
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fault import disk, network
+from engine_servers import eventually
+from fault import disk, ensemble, network
 from fault.campaigns import Tally
+from fault.engine_faults import THREE_SERVERS
+from fault.ensemble import Ensemble
 from fault.fail_over import NAME, plot
 from fault.group_faults import FAULTS
 from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs, gone
 from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
 from fault.history import History, Op
-from fault.network import HOST, Network, enter
+from fault.network import HOST, Network
 from fault.rig import Outcome
 
+from cometmq.actors.replication.engines.opening import open_engine
+from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -88,6 +92,16 @@ def test_a_master_is_cut_off_and_stopped(tmp_path: Path) -> None:
         pytest.skip(f"partitions of groups: {why}")
     shape = Shape(apart=True)
     tried(tmp_path / "rig", shape, ("partition", "from-master"), ("stop", "master"))
+
+
+def test_a_master_is_with_the_minority_of_the_engine_and_one_server_is_killed(
+    tmp_path: Path,
+) -> None:
+    """The engine has three servers, each on the machine of a replica."""
+    if why := network.trouble() or ensemble.trouble():
+        pytest.skip(f"engines of three servers: {why}")
+    faults = ("engine-minority", "both"), ("engine-node", "leader")
+    tried(tmp_path / "rig", THREE_SERVERS, *faults)
 
 
 @pytest.mark.parametrize("ways", ["both", "from-master"])
@@ -217,6 +231,23 @@ def test_a_link_is_cut_one_way_and_heals() -> None:
         assert carries(net, "n0", "n1")
 
 
+def test_a_server_that_is_cut_off_while_it_is_asked_is_left(tmp_path: Path) -> None:
+    """Requests are made all the while, and its machine confirms none of them."""
+    if why := network.trouble() or ensemble.trouble():
+        pytest.skip(f"engines of three servers: {why}")
+    place = tmp_path / "zookeeper"
+    with (
+        Network(NAMES) as net,
+        Ensemble(place, NAMES, net) as servers,
+        open_engine(servers.url, 0.3) as engine,
+    ):
+        eventually(lambda: engine.get("g") is None)
+        assert isinstance(engine, ZooKeeperEngine)
+        address = engine._line._client._connection._socket.getpeername()[0]
+        net.cut(next(name for name in NAMES if net.address(name) == address), HOST)
+        eventually(lambda: engine.get("g") is None, 30.0)
+
+
 def carries(net: Network, sender: str, receiver: str, timeout_s: float = 30.0) -> bool:
     """Whether one of the datagrams that are sent meanwhile arrives."""
     with socket_in(net, receiver) as listener, socket_in(net, sender) as speaker:
@@ -234,13 +265,7 @@ def socket_in(net: Network, name: str) -> socket.socket:
     """One of that namespace: a socket stays in the one that it was made in."""
     if name == HOST:
         return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-
-    def make() -> socket.socket:
-        enter(net.path(name))
-        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-
-    with ThreadPoolExecutor(1) as pool:  # the thread that has entered ends with it
-        return pool.submit(make).result()
+    return net.within(name, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 
 
 def test_fail_overs_are_drawn(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from cometmq.actors.replication.engines.errors import (
     EngineMissing,
     EngineUnreachable,
 )
-from cometmq.actors.replication.engines.kazoos import granted_s
+from cometmq.actors.replication.engines.kazoos import Line, granted_s
 from cometmq.actors.replication.engines.managed import (
     ManagedServer,
     Peer,
@@ -298,6 +300,38 @@ def test_a_zookeeper_that_is_none(answer: bytes) -> None:
 
 
 # --- managed servers ------------------------------------------------------------------------------
+
+
+@contextmanager
+def machine_that_is_gone() -> Iterator[tuple[str, int]]:
+    """Nothing answers there: a connection is neither accepted nor refused."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        with contextlib.suppress(TimeoutError):
+            while True:
+                line = stack.enter_context(socket.socket())
+                line.settimeout(0.2)
+                line.connect(listener.getsockname())
+        yield listener.getsockname()
+
+
+@pytest.mark.slow
+def test_a_server_whose_machine_is_gone_keeps_nobody_from_the_others_for_a_session() -> None:
+    """All are tried in turn. Between the first and the third time that the other one is, the one
+    that is gone is tried once at least: that alone was a session."""
+    session_s = 12.0
+    with machine_that_is_gone() as gone, socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(60)
+        line = Line("a test", [gone, other.getsockname()], session_s)
+        line._start()
+        try:
+            tried_s = []
+            for _ in range(3):
+                other.accept()[0].close()
+                tried_s.append(time.monotonic())
+        finally:
+            line.close()
+    assert tried_s[-1] - tried_s[0] < session_s
 
 
 def test_which_jars_there_are(tmp_path: Path) -> None:

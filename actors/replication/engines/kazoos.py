@@ -27,6 +27,12 @@ _kazoo_log.setLevel(logging.ERROR)  # it warns at each attempt to connect; see l
 
 Address = tuple[str, int]
 
+#: A machine that is gone does not refuse a connection. So many servers on such machines are tried
+#: in the time of a session; kazoo by itself waits for each of them as long as a session is.
+CONNECTS: Final = 6
+#: A connection is ended once its other side has confirmed nothing for so long a part of a session.
+SILENCES: Final = 3
+
 
 class Lost(Exception):
     """The request may have reached a server, and its answer did not come."""
@@ -62,6 +68,7 @@ class Line:
             hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                            for host, port in hosts),
             timeout=session_s,
+            handler=_handler(session_s),
             connection_retry=retry.KazooRetry(**again),
             logger=_kazoo_log,
         )  # fmt: skip
@@ -146,6 +153,22 @@ class Line:
                 self._client.close()
 
 
+def _handler(session_s: float) -> Any:
+    """kazoo's threads, with limits of time that kazoo has not: for a server to take a connection,
+    and for its machine to confirm what was sent. kazoo sends a ping only where nothing else was
+    sent for a while, so it never notices a connection that is dead while requests are made."""
+    base: Any = kazoo("handlers.threading").SequentialThreadingHandler
+    connect_s, silence_ms = session_s / CONNECTS, int(session_s / SILENCES * 1000)
+
+    class Handler(base):  # type: ignore[misc]
+        def create_connection(self, *args: Any, timeout: float, **more: Any) -> Any:
+            line = super().create_connection(*args, timeout=min(timeout, connect_s), **more)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
+            return line
+
+    return Handler()
+
+
 def barrier(client: Any) -> Any:
     """A write that changes nothing: what is read behind it is what a majority has.
 
@@ -183,7 +206,8 @@ def granted_s(where: str, hosts: Sequence[Address], wanted_s: float, timeout_s: 
 
 
 def _granted_by(address: Address, wanted_s: float, timeout_s: float) -> float:
-    with socket.create_connection(address, timeout_s) as line:
+    with socket.create_connection(address, min(timeout_s, wanted_s / CONNECTS)) as line:
+        line.settimeout(timeout_s)
         line.sendall(_CONNECT.pack(45, 0, 0, int(wanted_s * 1000), 0, 16, b"", 0))
         answer = b""
         while len(answer) < _CONNECTED.size:

@@ -72,6 +72,7 @@ appender.file.strategy.max = 3
 """
 
 
+_MODE: Final = re.compile(rb"^Mode: ([a-z]+)", re.MULTILINE)
 _HOST: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 _FOLDER: Final = re.compile(r"(/[A-Za-z0-9_.-]+)+")  # Java takes backslashes and $ for signs
 
@@ -218,7 +219,7 @@ class ManagedServer:
         """
         until = time.monotonic() + timeout_s
         failures = 0
-        while not self.serves():
+        while not self.mode():
             if not self.is_running:
                 raise EngineError(f"{self.folder}: the server has ended: {self._last_words()}")
             failures += 1
@@ -228,16 +229,17 @@ class ManagedServer:
                 )
             time.sleep(pause_s(failures, most_s=0.1))  # nothing tells when it is
 
-    def serves(self) -> bool:
-        """Asked by the command `srvr`."""
+    def mode(self) -> str:
+        """ "leader", "follower" or "standalone", by `srvr`; empty: it does not serve."""
         peer = self.peers[self.number - 1]
         try:
             with socket.create_connection((peer.host, peer.client_port), 1) as line:
                 line.sendall(b"srvr")
                 with line.makefile("rb") as answer:
-                    return b"Mode: " in answer.read(65_536)
+                    found = _MODE.search(answer.read(65_536))
         except OSError:
-            return False
+            return ""
+        return found[1].decode() if found else ""
 
     def _last_words(self) -> str:
         for path in (self.log, self.output):
