@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 
-from cometmq import AsyncProducer, Broker, Message, Retry
+from cometmq import AsyncProducer, Broker, Consumer, Message, PopConsumer, Retry
 
 BODY = b"x" * 100  # of a transaction
 DELAY_S = 1.0  # what each retry has to wait, at least: brokers here have delay levels of a second
@@ -41,26 +41,22 @@ class Stopwatch:
 
 def by_threads(broker: Broker, group: str, topic: str, count: int) -> float:
     """Handlers a second, of a backlog of so many messages."""
-    watch = Stopwatch(count)
-    with broker.consumer(group, topic) as consumer:
-
-        def handle(_message: Message) -> None:
-            if watch.is_last():
-                consumer.close()
-
-        consumer.run(handle, concurrency=20)
-    return count / watch.took_s
+    return _by_threads(broker.consumer(group, topic), count)
 
 
 def by_pops(broker: Broker, group: str, topic: str, count: int) -> float:
     """Each acknowledged by itself, in a group without queues."""
+    return _by_threads(broker.pop_consumer(group, topic), count)
+
+
+def _by_threads(consumer: Consumer | PopConsumer, count: int) -> float:
     watch = Stopwatch(count)
-    with broker.pop_consumer(group, topic) as consumer:
 
-        def handle(_message: Message) -> None:
-            if watch.is_last():
-                consumer.close()
+    def handle(_message: Message) -> None:
+        if watch.is_last():
+            consumer.close()
 
+    with consumer:
         consumer.run(handle, concurrency=20)
     return count / watch.took_s
 

@@ -38,6 +38,7 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, TIMER_TOPIC, check_group
 from cometmq.protocol.timed import LATEST_MS
 from cometmq.shm.kernel._kernel import (
+    WAITING_ROOM_BYTES,
     BatchIllegal,
     InnerEncoder,
     QueueCursor,
@@ -47,7 +48,6 @@ from cometmq.shm.kernel._kernel import (
 from cometmq.shm.log.commit_log import CommitLog, refusal
 
 HALF_BYTES_MAX: Final = 1_024  # beside a client's element, in the encoder
-WAITING_ROOM: Final = 512  # that a record may have more of, with the longest name of a topic
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -255,7 +255,7 @@ class Batches:
             raise refusal(error) from None
         payload = encoder.take()
         # Nothing may wait there that does not fit into a segment under the name of its topic.
-        if len(payload) + WAITING_ROOM > self._log.segment_bytes:
+        if len(payload) + WAITING_ROOM_BYTES > self._log.segment_bytes:
             raise MessageTooLarge(
                 f"a batch of {len(payload)} bytes that waits: its segment has "
                 f"{self._log.segment_bytes}"

@@ -304,6 +304,10 @@ class InnerEncoder:
 
 # --- clients' messages that wait ---
 
+WAITING_ROOM_BYTES: Final[int]
+"""That a record may have more of later, with the longest name of a topic: what waits has to fit
+into a segment with it."""
+
 @final
 class WaitingBatch:
     """A client's batch body, checked, whose records get more properties. Raises BatchIllegal,

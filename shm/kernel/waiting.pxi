@@ -2,7 +2,9 @@
 
 cdef enum:
     MORE_BYTES = 1024  # of properties that all get
-    WAITING_ROOM = 512  # that a record may have more of later, with the longest name of a topic
+    _WAITING_ROOM = 512  # that a record may have more of later, with the longest name of a topic
+
+WAITING_ROOM_BYTES = _WAITING_ROOM
 
 
 @cython.final
@@ -53,8 +55,8 @@ cdef class WaitingBatch:
             if self._dues == NULL:
                 raise MemoryError
         self._measure(count, now, latest)
-        if self.size + WAITING_ROOM > log._segment_bytes:
-            raise RecordTooLarge("batch", self.size, log._segment_bytes - WAITING_ROOM)
+        if self.size + _WAITING_ROOM > log._segment_bytes:
+            raise RecordTooLarge("batch", self.size, log._segment_bytes - _WAITING_ROOM)
 
     def __dealloc__(self):
         PyMem_Free(self._dues)

@@ -77,7 +77,7 @@ class Gateway:
                         f"{error}: is a majority of the servers running, and reachable from here?"
                     ) from error
                 if failures >= len(self._endpoints):
-                    time.sleep(pause)
+                    time.sleep(pause)  # nothing tells when a server is there again
 
     def ask_once(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """A request that must not be sent again once it may have arrived.
@@ -94,7 +94,7 @@ class Gateway:
                 pause = spread(pause_s(failures))
                 if time.monotonic() + pause >= until:
                     raise
-                time.sleep(pause)
+                time.sleep(pause)  # nothing tells when a server is there again
 
     def _once(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
         number, connection = self._connect(until)

@@ -126,7 +126,7 @@ class Line:
                 pause = spread(pause_s(failures))
                 if time.monotonic() + pause >= until:
                     raise self._unreachable() from error
-                time.sleep(pause)
+                time.sleep(pause)  # nothing tells when a server is there again
 
     def _unreachable(self) -> EngineUnreachable:
         return EngineUnreachable(
