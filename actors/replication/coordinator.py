@@ -14,7 +14,7 @@ from cometmq.actors.coordination.ledger import Ledger
 from cometmq.actors.replication.copied_ledger import CopiedLedger, LedgerArrivals
 from cometmq.actors.replication.follower import not_master
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.gate import QUESTIONS
+from cometmq.actors.runtime.gate import QUESTIONS, QUESTIONS_TO_FOLLOWERS
 from cometmq.actors.runtime.service import Handler
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import StoreError
@@ -38,8 +38,8 @@ class SlaveCoordinatorActor(CoordinatorActor):
     """
 
     def __init__(self, *arguments: Any, family: Family, **named: Any) -> None:
+        self._family = family  # before: which handlers there are depends on it
         super().__init__(*arguments, **named)
-        self._family = family
         self._ledger: CopiedLedger
 
     @classmethod
@@ -49,7 +49,8 @@ class SlaveCoordinatorActor(CoordinatorActor):
 
     def _find_handlers(self) -> dict[type[Command], Handler]:
         found = super()._find_handlers()
-        return {kind: found[kind] if kind in QUESTIONS else self._refuse for kind in found}
+        answered = QUESTIONS_TO_FOLLOWERS if self._family.settings.is_in_group else QUESTIONS
+        return {kind: found[kind] if kind in answered else self._refuse for kind in found}
 
     def _refuse(self, _command: Command, _request: Any) -> NoReturn:
         raise not_master(self._family.settings)

@@ -20,7 +20,7 @@ from scripted_master import Log, log_of
 
 from cometmq.actors.replication.log_view import GroupLog
 from cometmq.actors.replication.master_line import ask_where_it_begins
-from cometmq.protocol.commands import CreateTopic, TopicInfo
+from cometmq.protocol.commands import CreateTopic, FetchOffsets, QueueKey, TopicInfo
 from cometmq.protocol.errors import NotMaster, StoreDamaged
 from cometmq.protocol.wire.line import abstract
 from cometmq.shm.kernel.layout import HA_FRAME
@@ -105,6 +105,8 @@ def test_it_lays_down_what_comes(
         for ask in (
             lambda: broker.send("orders", 0, [b"x"]),
             lambda: broker.coordinator.ask(CreateTopic(TopicInfo("new", 1, 1))),
+            # What it knows may be older than what its master has told: progress would go back.
+            lambda: broker.coordinator.ask(FetchOffsets("readers", [QueueKey("orders", 0)])),
         ):
             with pytest.raises(NotMaster, match="this replica of group copied is not its master"):
                 ask()
