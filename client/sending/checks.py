@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from cometmq.client.routes import Routes
+from cometmq.client.routes import MASTER, Routes
 from cometmq.client.sending.pending import Checker, PendingTransaction
 from cometmq.protocol.commands import (
     AwaitChecks,
@@ -32,7 +32,7 @@ from cometmq.shm.kernel._kernel import Message, decode
 log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 10_000
-LOOK_S: Final = 10.0  # for brokers that are new
+LOOK_S: Final = 10.0  # for brokers that are new; sooner where one was lost
 ASK_S: Final = 3.0
 CLOSE_S: Final = 5.0  # for a checker that works
 
@@ -56,7 +56,8 @@ class Checks:
         self._polls: dict[str, float] = {}
         self._brokers: dict[str, BrokerEndpoints] = {}
         self._failures: dict[str, int] = {}
-        self._looked_at = -LOOK_S
+        self._looks = 0  # since a broker was lost: another one may be the master soon
+        self._look_at = 0.0
         self._closed = False
         self._thread = Steady(f"cometmq checks {group}", self._turn)
         self._thread.start()
@@ -71,12 +72,12 @@ class Checks:
 
     def _turn(self) -> bool:
         now = time.monotonic()
-        if now - self._looked_at >= LOOK_S:
+        if self._look_at <= now:
             self._look()
         for endpoint, due in list(self._polls.items()):
             if due <= now:
                 self._poll(endpoint)
-        next_at = min((self._looked_at + LOOK_S, *self._polls.values()))
+        next_at = min((self._look_at, *self._polls.values()))
         try:
             item = self._answers.get(timeout=max(0.0, next_at - time.monotonic()))
         except queue.Empty:
@@ -86,17 +87,24 @@ class Checks:
         return not self._closed
 
     def _look(self) -> None:
-        self._looked_at = time.monotonic()
         try:
-            masters = self._routes.masters(ASK_S)
+            found = self._routes.brokers(ASK_S)
         except CometError as error:
-            log.debug("no brokers to wait for checks of: %s", error)
-            return
-        self._brokers = {each.coordinator: each for each in masters}
-        for gone in self._polls.keys() - self._brokers.keys():
-            del self._polls[gone]
+            log.debug("it is not known which brokers there are: %s", error)
+            found = list(self._brokers.values())
+        self._brokers = {each.coordinator: each for each in found if each.broker_id == MASTER}
+        gone = self._polls.keys() - self._brokers.keys()
+        for endpoint in gone:
+            del self._polls[endpoint]
+            self._failures.pop(endpoint, None)
         for endpoint in self._brokers.keys() - self._polls.keys():
             self._polls[endpoint] = 0.0
+        self._looks = 1 if gone else self._looks + 1
+        self._look_at = time.monotonic() + pause_s(self._looks, most_s=LOOK_S)
+
+    def _look_soon(self) -> None:
+        self._looks = 0
+        self._look_at = min(self._look_at, time.monotonic() + pause_s(1))
 
     def _poll(self, endpoint: str) -> None:
         self._polls[endpoint] = float("inf")
@@ -128,6 +136,8 @@ class Checks:
     def _again(self, endpoint: str, error: Exception) -> None:
         failures = self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
         log.debug("no checks from %s: %s", endpoint, error)
+        if failures == 1:
+            self._look_soon()
         self._polls[endpoint] = time.monotonic() + pause_s(failures)
 
     # --- the checker ---
