@@ -178,16 +178,22 @@ class RocketMQ(Servers):
         server.wait_for("boot success")
 
     def _start_broker(self, folder: Path, durability: Durability) -> None:
+        self._launch_broker(folder, self._listen, durability, self.settings)
+
+    def _launch_broker(
+        self, folder: Path, port: int, durability: Durability, settings: dict[str, str]
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         config = _properties(
             folder / "broker.properties",
             {
                 **_BROKER,
                 "namesrvAddr": f"{LOOPBACK}:{self._namesrv}",
-                "listenPort": str(self._listen),
-                "haListenPort": str(self._listen + 1),
+                "listenPort": str(port),
+                "haListenPort": str(port + 1),
                 "storePathRootDir": str(folder / "store"),
                 "flushDiskType": FLUSHES[durability],
-                **self.settings,
+                **settings,
             },
         )
         flags = [*BROKER_FLAGS, *_home(folder)]
@@ -225,6 +231,17 @@ class RocketMQ(Servers):
 
     def version(self) -> str:
         return VERSION
+
+
+class RocketPair(RocketMQ):
+    """A SYNC_MASTER, which acknowledges a message when its slave has it too, and that slave."""
+
+    def _start_broker(self, folder: Path, durability: Durability) -> None:
+        both = {"inSyncReplicas": "2", **self.settings}
+        master = both | {"brokerRole": "SYNC_MASTER"}
+        self._launch_broker(folder, self._listen, durability, master)
+        slave = both | {"brokerRole": "SLAVE", "brokerId": "1"}
+        self._launch_broker(folder / "slave", free_ports(4) + 2, durability, slave)
 
 
 def _home(folder: Path) -> list[str]:
