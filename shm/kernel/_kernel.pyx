@@ -47,6 +47,8 @@ cdef extern from "kernel.h" nogil:
     uint32_t load_acquire_be32(const uint8_t *p)
     void store_release_be32(uint8_t *p, uint32_t value)
     bint is_ascii8(const uint8_t *p)
+    bint same_bytes(const uint8_t *a, const uint8_t *b, Py_ssize_t count)
+    const uint8_t *find_byte(const uint8_t *at, const uint8_t *stop, uint8_t value)
     uint32_t hash_ascii8(uint32_t h, const uint8_t *p)
     void prefetch_to_write(const uint8_t *p)
     void prefetch_to_read(const uint8_t *p)

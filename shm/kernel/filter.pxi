@@ -212,23 +212,20 @@ cdef void look_up(Code *code, const uint8_t *at, Py_ssize_t count, Value *found)
     """The properties that the program names; the last of a name counts, an empty one does not."""
     cdef const uint8_t *stop = at + count
     cdef const uint8_t *end
-    cdef const uint8_t *separator
     cdef Py_ssize_t number, name_bytes
     for number in range(code.names_count):
         found[number].type = V_NULL
     while at < stop:
-        end = <const uint8_t *>memchr(at, 2, stop - at)
-        if end == NULL:
-            end = stop
-        separator = <const uint8_t *>memchr(at, 1, end - at)
-        if separator != NULL and separator > at and separator + 1 < end:
-            name_bytes = separator - at
-            for number in range(code.names_count):
-                if (code.names[number].count == name_bytes and code.names[number].text[0] == at[0]
-                        and memcmp(code.names[number].text, at, name_bytes) == 0):
-                    found[number].type = V_TEXT
-                    found[number].text, found[number].count = separator + 1, end - separator - 1
-                    break
+        end = find_byte(at, stop, 2)
+        for number in range(code.names_count):
+            name_bytes = code.names[number].count
+            # A name holds no separator: so this is the first one.
+            if (end - at > name_bytes + 1 and at[name_bytes] == 1
+                    and same_bytes(code.names[number].text, at, name_bytes)):
+                found[number].type = V_TEXT
+                found[number].text = at + name_bytes + 1
+                found[number].count = end - at - name_bytes - 1
+                break
         at = end + 1
 
 
@@ -302,7 +299,7 @@ cdef void change(Code *code, Word *word, Value *top) noexcept nogil:
 
 
 cdef inline bint same_text(Value *left, Value *right) noexcept nogil:
-    return left.count == right.count and memcmp(left.text, right.text, left.count) == 0
+    return left.count == right.count and same_bytes(left.text, right.text, left.count)
 
 
 cdef bint is_among(Value *value, Value *texts, Py_ssize_t count) noexcept nogil:
@@ -447,3 +444,31 @@ cdef int follow_wanted(
     if not passes(wanted, record):
         return REC_UNWANTED
     return REC_BAD_CRC if check_crc and not body_is_whole(record) else REC_OK
+
+
+cdef enum:
+    FETCHED_AHEAD = 8  # entries: what is fetched has come when it is its turn
+
+
+cdef inline void fetch_ahead(
+    const uint8_t *at, uint64_t physical_offset, const uint8_t *unit, int64_t left
+) noexcept nogil:
+    """Have the processor fetch a record that is evaluated soon, unless it lies in another segment.
+
+    Between two records of a queue lie those of others, over which it does not see where the next
+    one is. Nothing is looked at, so that an entry may say anything: its number is no pointer yet.
+
+    Args:
+        at: a record at that physical offset.
+        unit: its entry, from which on there are so many.
+    """
+    cdef uint64_t ahead
+    if left <= FETCHED_AHEAD:
+        return
+    unit += FETCHED_AHEAD * CONSUME_QUEUE_UNIT_BYTES
+    ahead = <uint64_t>at + load_be64(unit + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET) - physical_offset
+    prefetch_to_read(<const uint8_t *>ahead)
+    prefetch_to_read(<const uint8_t *>(ahead + 64))
+    ahead += load_be32(unit + CONSUME_QUEUE_UNIT_SIZE)
+    prefetch_to_read(<const uint8_t *>(ahead - 65))
+    prefetch_to_read(<const uint8_t *>(ahead - 1))

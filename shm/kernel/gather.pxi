@@ -249,6 +249,8 @@ cdef list pick(
             if at == NULL:
                 g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
                 break
+            if filter is not None and wanted.any:
+                fetch_ahead(at, phys, unit, end - g.index)
             why = follow_wanted(at, phys, size, queue, g.index, check_crc, filter, &record)
         if why == REC_UNWANTED:
             pass

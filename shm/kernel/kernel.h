@@ -36,8 +36,38 @@ static inline uint32_t load_acquire_be32(const uint8_t *p) {
 static inline void store_release_be32(uint8_t *p, uint32_t v) {
     __atomic_store_n((uint32_t *)p, __builtin_bswap32(v), __ATOMIC_RELEASE);
 }
-static inline void prefetch_to_write(const uint8_t *p) { __builtin_prefetch(p, 1); }
-static inline void prefetch_to_read(const uint8_t *p) { __builtin_prefetch(p, 0); }
+/* The empty statements keep the calls: gcc drops that of a function that does nothing but prefetch. */
+static inline void prefetch_to_write(const uint8_t *p) { __builtin_prefetch(p, 1); __asm__ volatile("" : : "r"(p)); }
+static inline void prefetch_to_read(const uint8_t *p) { __builtin_prefetch(p, 0); __asm__ volatile("" : : "r"(p)); }
+
+/* For texts of a few bytes, for which a call of the C library costs more than what it does. */
+static inline int same_bytes(const uint8_t *a, const uint8_t *b, ptrdiff_t count) {
+    uint64_t left, right;
+    for (; count >= 8; a += 8, b += 8, count -= 8) {
+        memcpy(&left, a, 8);
+        memcpy(&right, b, 8);
+        if (left != right)
+            return 0;
+    }
+    for (; count > 0; a++, b++, count--)
+        if (*a != *b)
+            return 0;
+    return 1;
+}
+/* The first byte of that value, or `stop`. */
+static inline const uint8_t *find_byte(const uint8_t *at, const uint8_t *stop, uint8_t value) {
+    uint64_t word, zeros;
+    for (; stop - at >= 8; at += 8) {
+        memcpy(&word, at, 8);
+        word ^= value * 0x0101010101010101u; /* what is looked for becomes 0 */
+        zeros = (word - 0x0101010101010101u) & ~word & 0x8080808080808080u;
+        if (zeros)
+            return at + (__builtin_ctzll(zeros) >> 3); /* those above the first may be wrong */
+    }
+    while (at < stop && *at != value)
+        at++;
+    return at;
+}
 
 /* Java's String.hashCode, eight characters a step: h * 31^8 + c0 * 31^7 + ... + c7. */
 static inline int is_ascii8(const uint8_t *p) {

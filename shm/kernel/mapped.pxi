@@ -93,6 +93,8 @@ cdef list pick_for_copy(
         if found.at == NULL:
             g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
             break
+        if filter is not None and wanted.any:
+            fetch_ahead(found.at, phys, unit, end - g.index)
         if filter is not None and follow_wanted(
                 found.at, phys, size, queue, g.index, False, filter, &record) == REC_UNWANTED:
             g.index += 1

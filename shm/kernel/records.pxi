@@ -440,7 +440,7 @@ cdef inline Queue queue_of(bytes topic, int32_t queue_id):
 
 cdef inline bint is_of(Record *record, Queue *queue) noexcept nogil:
     return (record.queue_id == queue.queue_id and record.topic_length == queue.topic_bytes
-            and memcmp(record.topic, queue.topic, queue.topic_bytes) == 0)
+            and same_bytes(record.topic, queue.topic, queue.topic_bytes))
 
 
 cdef inline bint holds(

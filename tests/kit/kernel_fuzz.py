@@ -16,6 +16,7 @@ from pathlib import Path
 
 import reference
 
+from cometmq.protocol.filters import compile_filter
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import (
     BatchEncoder,
@@ -28,6 +29,7 @@ from cometmq.shm.kernel._kernel import (
     unique_id,
 )
 
+FILTER = _kernel.Filter(*compile_filter("TAGS = 'a' OR b > 1 OR KEYS IS NULL"))
 SEGMENT_BYTES = 65_536
 PROT_NONE = 0
 # What a caller is told of bytes that are none of ours.
@@ -193,6 +195,7 @@ def try_gather(chance: random.Random, content: bytes) -> None:
         chance.choice([start + len(content) // 2, SEGMENT_BYTES, 2**62, 0]), b"t", 0,
         (limit, limit, chance.choice([1, 800, 2**62, -1]), 2**40, limit, limit, limit, limit),
         chance.choice([None, (97,), (97, 0), ()]), chance.random() < 0.5,
+        filter=chance.choice([None, FILTER]),
     )  # fmt: skip
 
 
@@ -239,7 +242,7 @@ def try_deliver(chance: random.Random, content: bytes) -> None:
     limits = (chance.choice([1, 32, 2**62, -1]) for _ in range(3))
     found = _kernel.deliver(
         log, units, *stretch(chance, len(units) // 20), *log_range(chance), b"t", 0, *limits,
-        *chance.choice([(None, None), ((0, 97), ["a"])]),
+        *chance.choice([(None, None), ((0, 97), ["a"])]), chance.choice([None, FILTER]),
     )  # fmt: skip
     for message in found[1]:
         look_at(message)

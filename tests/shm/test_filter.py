@@ -25,7 +25,11 @@ class Failed(Exception):
 
 
 def outcome(text: str, properties: dict[str, str]) -> bool | str | None:
-    return Filter(*compile_filter(text)).outcome(encoded(properties))
+    return outcome_of(text, encoded(properties))
+
+
+def outcome_of(text: str, properties: bytes) -> bool | str | None:
+    return Filter(*compile_filter(text)).outcome(properties)
 
 
 @pytest.mark.parametrize(("text", "said"), [case for case in cases() if case[1] != "refused"])
@@ -57,7 +61,28 @@ def test_outcomes_are_those_of_rocketmq(text: str, said: str) -> None:
     ],
 )
 def test_properties_as_they_lie(text: str, properties: bytes, said: bool | str) -> None:
-    assert Filter(*compile_filter(text)).outcome(properties) == said
+    assert outcome_of(text, properties) == said
+
+
+def test_properties_of_every_length_and_of_bytes_beside_the_separators() -> None:
+    chance = random.Random(seed := 29)
+    names = [("name_of_a_property" * 2)[:count] for count in (1, 2, 7, 8, 9, 15, 16, 17, 33)]
+    held = 0
+    for number in range(20_000):
+        text = "".join(chance.choices("ab\0\1\2\3\x82\x7f", k=chance.randrange(40)))
+        parts = [chance.choice([text, *(f"{name}\1{text}" for name in names)]) for _ in range(4)]
+        properties = "\2".join(parts).encode()
+        name = chance.choice(names)
+        found = None
+        for part in properties.split(b"\2"):
+            has, separator, value = part.partition(b"\1")
+            if separator and has == name.encode() and value:
+                found = value.decode()
+        asked = text if chance.random() < 0.5 or found is None else found
+        wanted = None if found is None else found == asked
+        assert outcome_of(f"{name} = '{asked}'", properties) is wanted, (seed, number)
+        held += wanted is True
+    assert held > 1_000
 
 
 # --- against a reference ---
