@@ -12,6 +12,7 @@ from typing import Final
 from cometmq.actors.books.popped import Key, PoppedQueue, Stretch
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.retries import Retries
+from cometmq.actors.runtime.clock_steps import ClockSteps
 from cometmq.actors.runtime.service import ServiceActor, Timer
 from cometmq.protocol.commands import GIVEN_BACK_MAX, UNKNOWN_PLACE, GiveBackMessages, GivenBack
 from cometmq.protocol.errors import CometError, MessageNotFound, from_code
@@ -28,9 +29,22 @@ DUE_MAX: Final = 256  # handles that are dealt with at once
 
 class PoppedOut:
     """All handles, by the end of their time. What has come to it is given back: a copy in the
-    group's retry topic, or among its dead letters, takes its place."""
+    group's retry topic, or among its dead letters, takes its place.
 
-    def __init__(self, actor: ServiceActor, books: Books, retries: Retries) -> None:
+    The times in the book are the wall clock's, and move with it when that is stepped.
+
+    Args:
+        steps: of that clock.
+    """
+
+    def __init__(
+        self,
+        actor: ServiceActor,
+        books: Books,
+        retries: Retries,
+        steps: ClockSteps | None = None,
+    ) -> None:
+        self._steps = steps or ClockSteps()
         self._actor = actor
         self._books = books
         self._book = books.popped
@@ -61,15 +75,42 @@ class PoppedOut:
         if self._books.offsets.get(*key) != queue.floor:
             self._books.change(OffsetSet(*key, queue.floor))
 
+    def now_ms(self) -> int:
+        """Milliseconds since 1970, to which the times in the book belong."""
+        while True:
+            now = now_ms()
+            step_ms = self._steps.look()  # behind it: what was read is of the clock that is known
+            if not step_ms:
+                return now
+            self._move(step_ms)
+
+    def _move(self, step_ms: int) -> None:
+        """The clock was stepped: whoever has messages has them for as long as before. Each time is
+        a change of the ledger."""
+        count = 0
+        for key, queue in self._book.items():
+            for handle, out in list(queue.out.items()):
+                self._books.change(PopExtended(*key, handle, max(out.until_ms + step_ms, 0)))
+                count += 1
+        log.warning(
+            "the clock was stepped by %+.1f s: %d stretches that are popped stay invisible for as "
+            "long as before", step_ms / 1000, count,
+        )  # fmt: skip
+        self._list()
+        self._books.send()
+
     def find(self) -> None:
         """All that is out."""
+        self._list()
+        self._set_alarm()
+
+    def _list(self) -> None:
         self._due = [
             (out.until_ms, key, handle)
             for key, queue in self._book.items()
             for handle, out in queue.out.items()
         ]
         heapq.heapify(self._due)
-        self._set_alarm()
 
     def push(self, until_ms: int, key: Key, handle: int) -> None:
         heapq.heappush(self._due, (until_ms, key, handle))
@@ -80,15 +121,16 @@ class PoppedOut:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        now = self.now_ms()  # may list them anew
         if self._due:
-            wait_s = min(LOOK_S, max(0.0, (self._due[0][0] - now_ms()) / 1000))
+            wait_s = min(LOOK_S, max(0.0, (self._due[0][0] - now) / 1000))
             self._alarm = self._actor.after(wait_s, self._return_due)
 
     def _return_due(self) -> None:
         """Nobody has said a word of these: they are given back."""
         self._alarm = None
         try:
-            now = now_ms()
+            now = self.now_ms()
             for _ in range(DUE_MAX):
                 if not self._due or self._due[0][0] > now:
                     break
@@ -138,7 +180,7 @@ class PoppedOut:
         out = queue.out.get(handle)
         if out is not None:
             pause_s = 0.0 if len(done) == len(offsets) else self._pause_s(codes)
-            until_ms = now_ms() + round(pause_s * 1000)
+            until_ms = self.now_ms() + round(pause_s * 1000)
             self._books.change(PopExtended(*key, handle, until_ms))
             self.push(until_ms, key, handle)
         self._books.send()

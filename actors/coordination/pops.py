@@ -20,7 +20,7 @@ from cometmq.actors.books.popped import Key
 from cometmq.actors.coordination.beginnings import HELD_MAX, Arrivals, Beginnings
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
-from cometmq.actors.coordination.popped_out import PoppedOut, now_ms
+from cometmq.actors.coordination.popped_out import PoppedOut
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
@@ -151,7 +151,7 @@ class Pops:
             _check_invisible(each.invisible_ms)
         self._books.check_room()
         codes = []
-        now = now_ms()
+        now = self._out.now_ms()
         for each in command.extensions:
             key = (command.group, each.topic, each.queue_id)
             queue = self._book.get(*key)
@@ -216,7 +216,7 @@ class Pops:
         count = min(most, there.max_queue_offset - first, floor + SPAN_MAX - first)
         if count <= 0 or self._book.count >= HANDLES_MAX:
             return None
-        handle, until_ms = randbits(62) + 1, now_ms() + invisible_ms
+        handle, until_ms = randbits(62) + 1, self._out.now_ms() + invisible_ms
         self._change(MessagesPopped(*key, first, first + count, handle, until_ms))
         if queue is None and offset != first:
             self._change(OffsetSet(*key, first))

@@ -66,12 +66,12 @@ class Taken:
 
     __slots__ = ("broker", "popped", "reply", "until")
 
-    def __init__(self, broker: PopBroker, popped: Popped) -> None:
+    def __init__(self, broker: PopBroker, popped: Popped, invisible_ms: int) -> None:
         self.broker = broker
         self.popped = popped
         self.reply = broker.replies.reply  # Message.reply asks it
-        now_ms = time.time_ns() // 1_000_000
-        self.until = time.monotonic() + (popped.until_ms - now_ms) / 1000
+        # Not by `until_ms`: that is the broker's clock, which this machine's need not agree with.
+        self.until = time.monotonic() + invisible_ms / 1000
 
 
 class PopBroker:
@@ -116,7 +116,7 @@ class PopBroker:
         found: list[Message] = []
         for popped in answer.popped:
             try:
-                found += self._read(Taken(self, popped))
+                found += self._read(Taken(self, popped, wanted.invisible_ms))
             except CometError as error:  # they come again when their time is over
                 log.warning(
                     "%s/%d from %d on was popped, and cannot be read: %s",

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cometmq.actors.books.popped import PopBook
-from cometmq.actors.coordination.popped_out import AGAIN_S, SOON_S, PoppedOut, now_ms
+from cometmq.actors.coordination import popped_out
+from cometmq.actors.coordination.popped_out import AGAIN_S, LOOK_S, SOON_S, PoppedOut, now_ms
+from cometmq.actors.runtime.clock_steps import STEP_MS, ClockSteps
 from cometmq.protocol.errors import MessageTooLarge, NotConfirmed, OffsetIllegal
 from cometmq.protocol.ledger import MessagesPopped
 
@@ -79,3 +83,116 @@ def test_it_waits_no_longer_however_long_it_fails() -> None:
     returning = Returning([])
     returning.out._failing_since = time.monotonic() - 3_600
     assert returning.turn() <= AGAIN_S
+
+
+DAY_MS = 86_400_000
+
+
+class Clock:
+    """A wall clock that is set, and how many ms have gone by."""
+
+    def __init__(self) -> None:
+        self.gone_ms, self.set_by_ms = 0, 0
+
+    def ahead(self) -> int:
+        return 1_700_000_000_000 + self.set_by_ms
+
+    def now_ms(self) -> int:
+        return self.ahead() + self.gone_ms
+
+
+class Lent:
+    """Messages that are out until a time, by a clock that is stepped."""
+
+    def __init__(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(popped_out, "now_ms", clock.now_ms)
+        self.clock = clock
+        self.book = PopBook({})
+        self.returned: dict[int, int] = {}  # queue offset -> when, in ms of the run
+        books = SimpleNamespace(
+            popped=self.book,
+            change=self._change,
+            send=lambda: None,
+            offsets=SimpleNamespace(get=lambda *_: -1),
+        )
+        actor = SimpleNamespace(after=self._after)
+        retries = SimpleNamespace(give_back=self._give_back)
+        steps = ClockSteps(clock.ahead)
+        self.wait_s = LOOK_S
+        self.out: Any = PoppedOut(actor, books, retries, steps)  # type: ignore[arg-type]
+
+    def _change(self, change: Any) -> None:
+        if type(change) in PopBook.kinds:
+            self.book.apply(change)
+
+    def _after(self, wait_s: float, _call: Callable[[], None]) -> Any:
+        self.wait_s = wait_s
+        return SimpleNamespace(cancel=lambda: None)
+
+    def _give_back(self, command: Any, settled: Callable[[list[int]], None]) -> None:
+        for each in command.messages:
+            assert each.queue_offset not in self.returned
+            self.returned[each.queue_offset] = self.clock.gone_ms
+        settled([0] * len(command.messages))
+
+    def pop(self, offset: int, invisible_ms: int) -> None:
+        until = self.out.now_ms() + invisible_ms
+        self.book.apply(MessagesPopped(*KEY, offset, offset + 1, HANDLE + offset, until))
+        self.out.push(until, KEY, HANDLE + offset)
+
+    def run(self, ms: int) -> None:
+        """So long nothing happens but what the alarm, which no clock has to do with, brings."""
+        end = self.clock.gone_ms + ms
+        while self.clock.gone_ms + round(self.wait_s * 1000) <= end:
+            self.clock.gone_ms += round(self.wait_s * 1000)
+            self.wait_s = LOOK_S
+            self.out._return_due()
+        self.wait_s -= (end - self.clock.gone_ms) / 1000
+        self.clock.gone_ms = end
+
+
+@pytest.mark.parametrize("steps", [
+    [DAY_MS], [-DAY_MS], [DAY_MS, DAY_MS], [DAY_MS, -DAY_MS], [-DAY_MS, 7], [STEP_MS + 1],
+    [-STEP_MS - 1], [],
+])  # fmt: skip
+def test_a_step_of_the_clock_neither_ends_nor_prolongs_what_is_out(
+    steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    lent = Lent(clock, monkeypatch)
+    lent.pop(0, 30_000)
+    lent.pop(1, 200_000)
+    for step in steps:
+        clock.set_by_ms += step
+        lent.run(5_000)
+    lent.pop(2, 40_000)  # by the new clock
+    popped_at = clock.gone_ms
+    small = sum(each for each in steps if abs(each) <= STEP_MS)
+    lent.run(300_000)
+    assert sorted(lent.returned) == [0, 1, 2]
+    due = {0: 30_000, 1: 200_000, 2: popped_at + 40_000}
+    assert all(abs(lent.returned[i] - due[i]) <= abs(small) for i in due), (lent.returned, due)
+
+
+def test_a_message_popped_just_after_a_step_counts_by_the_new_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    lent = Lent(clock, monkeypatch)
+    lent.pop(0, 30_000)
+    clock.set_by_ms += DAY_MS
+    lent.pop(1, 10_000)  # the first look after the step
+    lent.run(60_000)
+    assert lent.returned == {1: 10_000, 0: 30_000}
+
+
+def test_small_steps_count_once_they_add_up() -> None:
+    clock = Clock()
+    steps = ClockSteps(clock.ahead)
+    found = []
+    for _ in range(4):
+        clock.set_by_ms += STEP_MS // 2
+        found.append(steps.look())
+    assert found == [0, 0, 3 * STEP_MS // 2, 0]
+    clock.set_by_ms -= 5 * STEP_MS
+    assert [steps.look(), steps.look()] == [STEP_MS // 2 - 5 * STEP_MS, 0]
