@@ -325,15 +325,14 @@ class Timers:
         log.warning("the clock was set back by %d s; timers go by it", (wheel.at_due - now) // 1000)
         wheel.turn_back(now)
         self._due_by = None
-        state = TimersState(wheel.at_due, wheel.at_place, self.seen, wheel.passed)
-        self._write(InnerRecords(), state, partial(self._turned_back, wheel))
-        return True
-
-    def _turned_back(self, wheel: TimerWheel) -> None:
-        """timercheck is behind again: who starts would take a later one for RocketMQ's."""
+        # First: whoever starts takes a timercheck that is later than the state for RocketMQ's, and
+        # what has been put into the wheel since for delivered.
         here = TimerCheck(wheel.second * 1000, wheel.end, self.seen)
         write_check(self._family.store, here, now_ms())
         self._check = None
+        state = TimersState(wheel.at_due, wheel.at_place, self.seen, wheel.passed)
+        self._write(InnerRecords(), state, lambda: None)
+        return True
 
     # --- writes ---
 

@@ -11,8 +11,10 @@ from typing import Final
 
 import pytest
 from family import RunningBroker
+from fault.points import POINTS, Points
 
 from cometmq import PopConsumer, Producer
+from cometmq.shm.derived.timer_files import read_check, write_check
 
 SOURCE: Final = Path(__file__).with_name("clock.c")
 DAY_NS: Final = 86_400_000_000_000
@@ -66,3 +68,40 @@ def test_popped_messages_stay_invisible_for_as_long_as_they_were_to(
         with Producer(server) as producer:  # the shim has stepped the log's clock as well
             after = producer.send("t", b"more", queue_id=0).store_timestamp_ms
     assert after - before >= (86_400_000 if step_ns > 0 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_scheduler_is_killed_as_the_clock_has_been_set_back(
+    tmp_path: Path, moment: str
+) -> None:
+    """Around the write that says so: what is sent then comes in time, and once."""
+    store = tmp_path / "store"
+    with RunningBroker(store, {}) as broker, Producer(broker.ready.name_server) as producer:
+        producer.send("back", b"first", queue_id=0, deliver_after=0.1)
+        broker.read_queue("back", 0, 1)
+    check = read_check(store)
+    assert check is not None
+    now_ms = time.time_ns() // 1_000_000
+    write_check(store, check._replace(read_ms=now_ms + DAY_NS // 1_000_000), now_ms)
+    with Points(tmp_path / "points") as points:
+        points.arm(POINTS[f"timers.write.{moment}"])
+        dies = RunningBroker(
+            store, {}, wait=False, module=points.MODULE, environ=points.environ
+        )  # of it, if it is not ready yet
+        try:
+            assert points.wait_hit(LATE_S) is not None
+        finally:
+            dies.kill_all()
+    later = read_check(store)
+    assert later is not None
+    assert later.read_ms < now_ms + 60_000  # not tomorrow's
+    bodies = [b"%d" % number for number in range(10)]
+    with RunningBroker(store, {}) as broker, Producer(broker.ready.name_server) as producer:
+        for body in bodies:
+            producer.send("back", body, queue_id=0, deliver_after=0.5)
+        broker.kill("scheduler")
+        found = broker.read_queue("back", 0, 11)
+    assert sorted(each.body for each in found) == sorted([b"first", *bodies])
+    for each in found:
+        assert each.store_timestamp_ms >= int(each.properties["TIMER_DELIVER_MS"])
