@@ -31,3 +31,19 @@ def follow(port: int, line: Connection) -> None:
                 buffer[: have - at] = bytes(buffer[at:have])
                 have -= at
                 connection.sendall(struct.pack(">q", end))
+
+
+def keep(port: int, path: str, line: Connection) -> None:
+    """Put all that comes from this port into a file; says how much it was."""
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    size = 0
+    with (
+        socket.create_connection(("127.0.0.1", port)) as connection,
+        open(path, "wb", buffering=0) as file,
+    ):
+        while count := connection.recv_into(buffer):
+            at = 0
+            while at < count:
+                at += file.write(buffer[at:count])
+            size += count
+    line.send(size)
