@@ -7,12 +7,14 @@ the machine sleeps. Only to set the wall clock changes how far it is ahead of th
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 STEP_MS: Final = 1_000  # what is less, as a leap second, is no step before it adds up to more
 TRIES: Final = 5
 CLOSE_NS: Final = 1_000_000
+REMEMBERED: Final = 16
 
 
 def ahead_ms() -> int:
@@ -48,3 +50,24 @@ class ClockSteps:
             return 0
         self._known += step
         return step
+
+
+class StepsForward:
+    """The last steps forward: what was stored before them bears a time that seems long ago.
+
+    Args:
+        steps: their source; a test's own.
+    """
+
+    def __init__(self, steps: ClockSteps | None = None) -> None:
+        self._steps = steps or ClockSteps()
+        self._seen: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)  # time.monotonic(), ms
+
+    def within_ms(self, age_ms: int) -> int:
+        """By how many ms the clock was stepped forward in so many ms until now. What happened since
+        the last look counts as just now: when it was, nobody knows."""
+        now = time.monotonic()
+        step = self._steps.look()
+        if step > 0:
+            self._seen.append((now, step))
+        return sum(step for at, step in self._seen if (now - at) * 1000 <= age_ms)

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from cometmq.actors.runtime.clock_steps import StepsForward
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
@@ -93,6 +94,7 @@ class Repeats:
         self._held: deque[_Held] = deque()
         self._bytes = 0
         self._alarm: Timer | None = None
+        self._forward = StepsForward()
         self.found = 0  # batches that were there already
 
     def __len__(self) -> int:
@@ -219,6 +221,7 @@ class Repeats:
         if 0 <= section.after <= end and end - section.after < LOOKED_AT_MAX:
             return section.after
         age_ms = min(section.repeats_ms, 1 << 50) + LATE_MS
+        age_ms += self._forward.within_ms(age_ms)
         return self._reader.offset_by_time(*queue, int(time.time() * 1000) - age_ms)
 
     def _extent(

@@ -7,13 +7,14 @@ import struct
 import subprocess
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
-from family import RunningBroker
+from family import RunningBroker, encode_batch
 from fault.points import POINTS, Points
 
 from cometmq import PopConsumer, Producer
+from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
 from cometmq.shm.derived.timer_files import read_check, write_check
 
 SOURCE: Final = Path(__file__).with_name("clock.c")
@@ -68,6 +69,28 @@ def test_popped_messages_stay_invisible_for_as_long_as_they_were_to(
         with Producer(server) as producer:  # the shim has stepped the log's clock as well
             after = producer.send("t", b"more", queue_id=0).store_timestamp_ms
     assert after - before >= (86_400_000 if step_ns > 0 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step_ns", [DAY_NS, -DAY_NS], ids=["forward", "backward"])
+def test_a_repeat_is_found_over_a_step(tmp_path: Path, step_ns: int) -> None:
+    """By its time, where its producer does not know what else is in the queue."""
+    clock = WallClock(tmp_path)
+    batch = encode_batch([b"a", b"b"])
+    with RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker:
+        broker.create_topic("t", 1)
+
+        def send(number: int, **kinds: Any) -> SectionResult:
+            section = Section("t", 0, 2, number=number, **kinds)
+            command = SendMessages([section], time.time_ns() // 1_000_000, sender=77)
+            answer = broker.commitlog.ask(command, [batch])[0]
+            assert isinstance(answer, SendResult)
+            return answer.results[0]
+
+        first = send(1)
+        clock.set_ahead(step_ns)
+        assert send(2, fence=True, repeats_ms=1_000) == first
+        assert [each.body for each in broker.read_queue("t", 0)] == [b"a", b"b"]
 
 
 @pytest.mark.slow
