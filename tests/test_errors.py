@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import tomllib
-from pathlib import Path
 
 import pytest
+from packages import PACKAGE_DIR
+from paths import ROOT
 
 from cometmq.errors import CometError, ConfigError, StoreDamaged
 from cometmq.protocol.errors import BY_CODE, from_code
 from cometmq.shm.state.fastjson import ConfigFileDamaged
-
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE_DIR: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
-    "setuptools"
-]["package-dir"]
 
 
 def modules() -> list[str]:

@@ -6,17 +6,14 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from packages import PACKAGE_DIR, SETUPTOOLS, link_packages
+from paths import ROOT
 
 from cometmq.shm.kernel import _kernel, layout
-
-ROOT = Path(__file__).resolve().parents[1]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-PACKAGE_DIR: dict[str, str] = SETUPTOOLS["package-dir"]
 
 # Which folder may import which: imports run downward (docs/architecture.md, The floors).
 FLOORS: dict[str, set[str]] = {
@@ -96,12 +93,7 @@ async def wrong(broker: Broker, twin: AsyncProducer) -> None:
 
 def test_types(tmp_path: Path) -> None:
     """mypy --strict over the files at the places they are imported from."""
-    for package, folder in sorted(PACKAGE_DIR.items()):
-        target = tmp_path.joinpath(*package.split("."))
-        target.mkdir(parents=True, exist_ok=True)
-        for path in (ROOT / folder).iterdir():
-            if path.is_file():  # a folder in it is a package of its own
-                (target / path.name).symlink_to(path)
+    link_packages(tmp_path)
     cache = ROOT / ".mypy_cache"  # what has not changed is not looked at again
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache)]
     command += ["-p", "cometmq", "-p", "pyspark_cometmq", "-m", "wrong_keywords"]

@@ -21,7 +21,7 @@ from simulator.schedule import Outcome, run
 
 from cometmq.actors.replication.core.replica import Replica
 
-TALLY: Final = Path(__file__).with_name("tally.jsonl")
+TALLY: Final = Path(__file__).resolve().with_name("tally.jsonl")
 CHUNK: Final = 500  # schedules that a process takes at once
 LINE: Final = 50_000  # schedules in a line of the tally, at most
 

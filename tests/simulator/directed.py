@@ -101,6 +101,7 @@ def late_joining(replica: type[Replica]) -> int:
     acked = world.acks - before
     late = course.held[0]
     assert late.version == world.version
+    assert master.core is not None
     world.requests.append((master, master.core, late, late.version))
     world.serve_request(0, fate=0.15)
     assert far.name in world.record.iss

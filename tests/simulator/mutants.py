@@ -6,7 +6,7 @@ behind each other; a bug then takes away both, and says so.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -32,7 +32,7 @@ class _LeadingB(Leading):
 class B(Replica):
     """A joining member does not count until the engine's answer is there."""
 
-    leading_type = _LeadingB
+    leading_type: ClassVar = _LeadingB
 
 
 # --- C: no fencing --------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class _FollowingC(Following):
 class C(Replica):
     """A follower takes bytes of any epoch and session that fit its end."""
 
-    following_type = _FollowingC
+    following_type: ClassVar = _FollowingC
 
 
 # --- D: unclean election --------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class _ElectingD(Electing):
 class D(Replica):
     """Any replica may be elected."""
 
-    electing_type = _ElectingD
+    electing_type: ClassVar = _ElectingD
 
 
 # --- E: truncation to the confirm offset (before KIP-101) -----------------------------------------
@@ -95,7 +95,7 @@ class _FollowingE(Following):
 class E(Replica):
     """A follower cuts its log to its own confirm offset, not by epochs."""
 
-    following_type = _FollowingE
+    following_type: ClassVar = _FollowingE
 
 
 # --- F: a master keeps its epoch over a restart (rule 2) ------------------------------------------
@@ -114,7 +114,7 @@ class _RegisteringF(Registering):
 class F(Replica):
     """A master that starts anew goes on in the epoch that it had."""
 
-    registering_type = _RegisteringF
+    registering_type: ClassVar = _RegisteringF
 
     def _settle(self) -> None:
         record, local = self._link.record, self._local
@@ -149,8 +149,8 @@ class _FollowingG(Following):
 class G(Replica):
     """What is not flushed counts as held, and nobody leaves the set after a cut of power."""
 
-    local_type = _LocalG
-    following_type = _FollowingG
+    local_type: ClassVar = _LocalG
+    following_type: ClassVar = _FollowingG
 
 
 # --- H: a new master truncates itself to its confirm offset (apache/rocketmq#7689) ----------------
@@ -196,7 +196,7 @@ class _FollowingJ(Following):
 class J(Replica):
     """An Agreed that comes late, or twice, cuts what was taken since."""
 
-    following_type = _FollowingJ
+    following_type: ClassVar = _FollowingJ
 
 
 # --- beyond those of the specification ------------------------------------------------------------
@@ -211,7 +211,7 @@ class _RegisteringK(Registering):
 class K(Replica):
     """After a cut of power under asynchronous flush a replica keeps its place (rule 9)."""
 
-    registering_type = _RegisteringK
+    registering_type: ClassVar = _RegisteringK
 
 
 class _RegisteringL(Registering):
@@ -222,7 +222,7 @@ class _RegisteringL(Registering):
 class L(Replica):
     """An empty store takes the place of its predecessor in the in-sync set."""
 
-    registering_type = _RegisteringL
+    registering_type: ClassVar = _RegisteringL
 
 
 class _RegisteringM(Registering):
@@ -234,7 +234,7 @@ class _RegisteringM(Registering):
 class M(Replica):
     """A log that ends below what it is known to have had is as good as any."""
 
-    registering_type = _RegisteringM
+    registering_type: ClassVar = _RegisteringM
 
 
 class _LeadingN(Leading):
@@ -245,7 +245,7 @@ class _LeadingN(Leading):
 class N(Replica):
     """Whoever is connected joins the in-sync set, caught up or not (rule 7)."""
 
-    leading_type = _LeadingN
+    leading_type: ClassVar = _LeadingN
 
 
 class _LeadingO(Leading):
@@ -257,7 +257,7 @@ class _LeadingO(Leading):
 class O(Replica):  # noqa: E742
     """Acknowledged however small the in-sync set is, and who has left may be elected (KIP-966)."""
 
-    leading_type = _LeadingO
+    leading_type: ClassVar = _LeadingO
 
 
 class _LinkQ(EngineLink):
@@ -271,7 +271,7 @@ class _LinkQ(EngineLink):
 class Q(Replica):
     """An old answer of the engine counts as the latest."""
 
-    link_type = _LinkQ
+    link_type: ClassVar = _LinkQ
 
 
 MUTANTS: Final[dict[str, type[Replica]]] = {

@@ -227,28 +227,28 @@ class World:
 
     def _do(self, node: Node, actions: list[Action], payload: Sequence[int]) -> None:
         for action in actions:
-            kind = type(action)
-            if kind is Send:
+            if isinstance(action, Send):
                 frame = action.frame
                 if self.wire:
                     frame = decode_frame(encode_frame(frame))
                 self.send(node.name, action.to, frame, ())
-            elif kind is Ship:
+            elif isinstance(action, Ship):
                 if not self._ship(node, action):
                     return
-            elif kind is Confirmed:
+            elif isinstance(action, Confirmed):
                 self._confirmed(node, action.offset)
-            elif kind is Append:
+            elif isinstance(action, Append):
                 if action.offset != node.end or action.length != len(payload):
                     raise Violation(f"hole: {node.name} ends at {node.end}, told to {action}")
                 node.log.extend(payload)
-            elif kind is Get or kind is Cas:
+            elif isinstance(action, Get | Cas):
+                assert node.core is not None
                 self.requests.append((node, node.core, action, self.version))
-            elif kind is Keep:
+            elif isinstance(action, Keep):
                 node.promises = action.promises
                 if self.wire:
                     node.promises = decode_promises(encode_promises(action.promises))
-            elif kind is Serve:
+            elif isinstance(action, Serve):
                 node.service = action.service
             else:
                 self._do_rare(node, action)
@@ -292,7 +292,7 @@ class World:
         ):
             node.kill()
             return False
-        frame = Bytes(
+        frame: AnyFrame = Bytes(
             GROUP, ship.epoch, ship.nonce, ship.offset, ship.length, crc_of(records), ship.confirm
         )
         if self.wire:
@@ -344,6 +344,7 @@ class World:
             self.open_session(node)
 
     def open_session(self, node: Node) -> None:
+        assert node.core is not None
         self.sessions[node.name] = node.life
         self.sessions_number += 1
         self.do(node, node.core.session(self.now + TTL))
@@ -373,13 +374,15 @@ class World:
     def stopped(self, node: Node) -> None:
         node.is_stopping = False
         core = node.core
+        assert core is not None
         self.do(node, core.stopped(node.end))
         if node.core is core:
             self.do(node, core.flushed(node.disk))
 
     def append(self, node: Node, count: int) -> None:
         """Clients send. A queue's records are the even ones."""
-        if not node.lead or node.service not in (Service.OPEN, Service.UNSURE):
+        core = node.core
+        if core is None or not node.lead or node.service not in (Service.OPEN, Service.UNSURE):
             return
         number = self.counts[node.log[-1]] if node.log else 0
         for _ in range(count):
@@ -388,7 +391,7 @@ class World:
             self.counts[self.made] = number
             node.pending.append(node.end)
             node.log.append(self.made)
-        self.do(node, node.core.appended(node.end))
+        self.do(node, core.appended(node.end))
 
     def flush(self, node: Node, upto: int) -> None:
         if node.core is not None and node.disk < upto <= node.end:

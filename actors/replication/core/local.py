@@ -44,6 +44,7 @@ class Local:
         flushed: int,
     ) -> None:
         self.settings = settings
+        self.me = settings.replica
         self.promises = promises
         self.log = log
         self.begin = begin
@@ -55,10 +56,6 @@ class Local:
         self.actions: list[Action] = []
         self._sessions = 0
         self._keep_at = 0.0
-
-    @property
-    def me(self) -> str:
-        return self.settings.replica
 
     @property
     def life(self) -> Life:

@@ -9,7 +9,7 @@ parts: `Local` (this store), `EngineLink` (the group's record), `Registering`, `
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import ClassVar, Final
 
 from cometmq.actors.replication.core.actions import Action, Lead, LogView, Send, StepDown, Why
 from cometmq.actors.replication.core.electing import Electing
@@ -53,12 +53,12 @@ class Replica:
     Before any other event after a pause, `tick`: it says what time it is.
     """
 
-    local_type = Local
-    link_type = EngineLink
-    registering_type = Registering
-    electing_type = Electing
-    following_type = Following
-    leading_type = Leading
+    local_type: ClassVar[type[Local]] = Local
+    link_type: ClassVar[type[EngineLink]] = EngineLink
+    registering_type: ClassVar[type[Registering]] = Registering
+    electing_type: ClassVar[type[Electing]] = Electing
+    following_type: ClassVar[type[Following]] = Following
+    leading_type: ClassVar[type[Leading]] = Leading
 
     def __init__(
         self,

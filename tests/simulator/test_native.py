@@ -1,0 +1,48 @@
+"""The compiled form of the simulator is the interpreted one, or it says that it is not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulator.campaign import Chunk, add, append_line, new_line, of_chunk, read_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEDULES = 60
+
+
+def native(tally: Path, *, search: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.simulator.native", "--tally", str(tally), "--seed", "0"]
+    command += ["--schedules", str(SCHEDULES), "--processes", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(search)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def interpreted(tally: Path) -> None:
+    for replicas in (3, 5):
+        line = new_line(replicas, 0)
+        add(line, *of_chunk(Chunk(replicas, 0, SCHEDULES)))
+        append_line(line, tally)
+
+
+@pytest.mark.slow
+def test_a_seed_means_the_same(tmp_path: Path) -> None:
+    done = native(tmp_path / "native", search=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")  # it was compiled
+    interpreted(tmp_path / "interpreted")
+    assert read_lines(tmp_path / "native") == read_lines(tmp_path / "interpreted")
+
+
+def test_without_a_compiler_it_is_interpreted(tmp_path: Path) -> None:
+    (tmp_path / "mypyc.py").write_text("raise ImportError('none here')")
+    done = native(tmp_path / "native", search=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "cannot be compiled, so it is interpreted" in done.stderr
+    assert "none here" in done.stderr
+    interpreted(tmp_path / "interpreted")
+    assert read_lines(tmp_path / "native") == read_lines(tmp_path / "interpreted")
