@@ -21,11 +21,10 @@ KEY = ("g", "t", 0)
 HANDLE = 7
 
 
-class Returning:
-    """One message is out, and its time is over; `outcomes` says what giving it back comes to."""
+class Hosted:
+    """A PoppedOut, and around it nothing but the book of what is out."""
 
-    def __init__(self, *outcomes: list[int]) -> None:
-        self.outcomes = list(outcomes)
+    def __init__(self, steps: ClockSteps | None = None) -> None:
         self.book = PopBook({})
         books = SimpleNamespace(
             popped=self.book,
@@ -35,10 +34,8 @@ class Returning:
         )
         actor = SimpleNamespace(after=self._after)
         retries = SimpleNamespace(give_back=self._give_back)
-        books.change(MessagesPopped(*KEY, 0, 1, HANDLE, now_ms()))
-        self.out: Any = PoppedOut(actor, books, retries)  # type: ignore[arg-type]
-        self.wait_s = 0.0
-        self.out.find()
+        self.wait_s = LOOK_S
+        self.out: Any = PoppedOut(actor, books, retries, steps)  # type: ignore[arg-type]
 
     def _change(self, change: Any) -> None:
         if type(change) in PopBook.kinds:
@@ -47,6 +44,20 @@ class Returning:
     def _after(self, wait_s: float, _call: Callable[[], None]) -> Any:
         self.wait_s = wait_s
         return SimpleNamespace(cancel=lambda: None)
+
+    def _give_back(self, command: Any, settled: Callable[[list[int]], None]) -> None:
+        raise NotImplementedError
+
+
+class Returning(Hosted):
+    """One message is out, and its time is over; `outcomes` says what giving it back comes to."""
+
+    def __init__(self, *outcomes: list[int]) -> None:
+        super().__init__()
+        self.outcomes = list(outcomes)
+        self.book.apply(MessagesPopped(*KEY, 0, 1, HANDLE, now_ms()))
+        self.wait_s = 0.0
+        self.out.find()
 
     def _give_back(self, _command: Any, settled: Callable[[list[int]], None]) -> None:
         settled(self.outcomes.pop(0))
@@ -101,33 +112,14 @@ class Clock:
         return self.ahead() + self.gone_ms
 
 
-class Lent:
+class Lent(Hosted):
     """Messages that are out until a time, by a clock that is stepped."""
 
     def __init__(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(popped_out, "now_ms", clock.now_ms)
+        super().__init__(ClockSteps(clock.ahead))
         self.clock = clock
-        self.book = PopBook({})
         self.returned: dict[int, int] = {}  # queue offset -> when, in ms of the run
-        books = SimpleNamespace(
-            popped=self.book,
-            change=self._change,
-            send=lambda: None,
-            offsets=SimpleNamespace(get=lambda *_: -1),
-        )
-        actor = SimpleNamespace(after=self._after)
-        retries = SimpleNamespace(give_back=self._give_back)
-        steps = ClockSteps(clock.ahead)
-        self.wait_s = LOOK_S
-        self.out: Any = PoppedOut(actor, books, retries, steps)  # type: ignore[arg-type]
-
-    def _change(self, change: Any) -> None:
-        if type(change) in PopBook.kinds:
-            self.book.apply(change)
-
-    def _after(self, wait_s: float, _call: Callable[[], None]) -> Any:
-        self.wait_s = wait_s
-        return SimpleNamespace(cancel=lambda: None)
 
     def _give_back(self, command: Any, settled: Callable[[list[int]], None]) -> None:
         for each in command.messages:
