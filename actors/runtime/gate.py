@@ -43,8 +43,8 @@ QUESTIONS: Final = frozenset({
     Ping, GetStatistics, Finish, GetLine, EndpointsChanged, HoldsWanted, DeleteSegments,
     ListTopics, ListGroups, DescribeGroup, FetchOffsets, ListHolds,
 })  # fmt: skip
-#: A follower does not tell how far groups are: it may not know yet what its master has told, and
-#: where that has died there is nobody to ask. The next master has made all of it.
+#: A follower does not tell how far groups are: it may not know yet what its master has told. The
+#: next master does.
 QUESTIONS_TO_FOLLOWERS: Final = QUESTIONS - {FetchOffsets}
 GRANTS: Final = frozenset({PopMessages, ChangeInvisible})
 

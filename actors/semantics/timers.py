@@ -319,17 +319,18 @@ class Timers:
         self.delivered += count
 
     def _turn_back(self, wheel: TimerWheel, now: int) -> bool:
-        """The clock was set back: what is sent from now on counts by the new one."""
+        """The clock was set back: what is sent from now on counts by the new one. Raises OSError,
+        and what appending raises."""
         if len(wheel.passed) >= PASSED_MAX or self._late:
             return False
+        # First: whoever starts takes a timercheck that is later than the state for RocketMQ's, and
+        # what has been put into the wheel since for delivered. If it fails, nothing has happened.
+        here = TimerCheck(max(now - 1, 0) // 1000 * 1000, wheel.end, self.seen)
+        write_check(self._family.store, here, now)
+        self._check = None
         log.warning("the clock was set back by %d s; timers go by it", (wheel.at_due - now) // 1000)
         wheel.turn_back(now)
         self._due_by = None
-        # First: whoever starts takes a timercheck that is later than the state for RocketMQ's, and
-        # what has been put into the wheel since for delivered.
-        here = TimerCheck(wheel.second * 1000, wheel.end, self.seen)
-        write_check(self._family.store, here, now_ms())
-        self._check = None
         state = TimersState(wheel.at_due, wheel.at_place, self.seen, wheel.passed)
         self._write(InnerRecords(), state, lambda: None)
         return True

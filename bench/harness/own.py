@@ -206,7 +206,7 @@ class OwnReceiver:
                 raise TimeoutError(
                     f"{len(self._consumer.assignment)} of {count} queues within {READY_S:g} s"
                 )
-            time.sleep(0.01)
+            time.sleep(0.01)  # nothing tells when
 
     def poll(self, timeout_s: float) -> Sequence[Message]:
         return self._consumer.poll(POLL_COUNT, timeout_s)

@@ -35,10 +35,11 @@ def test_a_step_is_told_once(clocks: Clocks, step: int) -> None:
 
 def test_what_is_less_is_none_until_it_adds_up(clocks: Clocks) -> None:
     steps = ClockSteps(lambda: clocks.ahead_ms)
-    clocks.ahead_ms = STEP_MS
-    assert steps.look() == 0
-    clocks.ahead_ms = STEP_MS + 1
-    assert steps.look() == STEP_MS + 1
+    found = []
+    for step in (STEP_MS, 1, STEP_MS // 2, STEP_MS // 2, -STEP_MS, -STEP_MS, -1):
+        clocks.ahead_ms += step
+        found.append(steps.look())
+    assert found == [0, STEP_MS + 1, 0, 0, 0, 0, -STEP_MS - 1]
 
 
 def test_a_step_forward_counts_for_what_is_older(clocks: Clocks) -> None:

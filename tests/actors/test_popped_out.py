@@ -176,15 +176,3 @@ def test_a_message_popped_just_after_a_step_counts_by_the_new_clock(
     lent.pop(1, 10_000)  # the first look after the step
     lent.run(60_000)
     assert lent.returned == {1: 10_000, 0: 30_000}
-
-
-def test_small_steps_count_once_they_add_up() -> None:
-    clock = Clock()
-    steps = ClockSteps(clock.ahead)
-    found = []
-    for _ in range(4):
-        clock.set_by_ms += STEP_MS // 2
-        found.append(steps.look())
-    assert found == [0, 0, 3 * STEP_MS // 2, 0]
-    clock.set_by_ms -= 5 * STEP_MS
-    assert [steps.look(), steps.look()] == [STEP_MS // 2 - 5 * STEP_MS, 0]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import golden
@@ -17,7 +18,9 @@ from family import RunningBroker
 from shared_data import data_path
 from transacting import until
 
+from cometmq.actors.books.timers import TimersState
 from cometmq.actors.semantics.scheduler import LOOK_S
+from cometmq.actors.semantics.timers import Timers
 from cometmq.client import Admin, AsyncProducer, Consumer, Producer
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal, TooLate
@@ -420,6 +423,31 @@ def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
     assert sorted(m.body for m in found) == sorted([b"first", *(b"%d" % i for i in range(10))])
     for message in found:
         assert message.store_timestamp_ms >= due_of(message)
+
+
+def test_a_clock_that_is_set_back_waits_for_timercheck(tmp_path: Path) -> None:
+    """While that cannot be written, the wheel stays where it is, and it is tried again."""
+    turned: list[int] = []
+    written: list[TimersState] = []
+    now, seen = time.time_ns() // 1_000_000, 5
+    wheel: Any = SimpleNamespace(
+        passed=[], at_due=now + 86_400_000, at_place=-1, end=52, turn_back=turned.append
+    )
+    timers: Any = Timers.__new__(Timers)
+    timers._family, timers._late, timers.seen = SimpleNamespace(store=tmp_path), [], seen
+    timers._write = lambda _records, state, _stored: written.append(state)
+    (tmp_path / "config").touch()  # no folder
+    with pytest.raises(OSError, match="config"):
+        timers._turn_back(wheel, now)
+    assert not turned
+    assert not written
+    (tmp_path / "config").unlink()
+    assert timers._turn_back(wheel, now)
+    assert (turned, len(written)) == ([now], 1)
+    check = read_check(tmp_path)
+    assert check is not None
+    assert now - 1_000 <= check.read_ms < now
+    assert (check.log_end, check.queue_offset) == (52, seen)
 
 
 def test_timercheck_goes_on_while_nothing_is_due(tmp_path: Path) -> None:
