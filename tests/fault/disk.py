@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 FS_IOC_SHUTDOWN: Final = 0x8004587D  # _IOR('X', 125, __u32)
 NO_LOG_FLUSH: Final = struct.pack("I", 2)
 FILE_SYSTEMS: Final = ("ext4", "xfs")
@@ -82,8 +84,12 @@ class Disk:
                 _run("umount", str(self.folder))
                 break
             except DiskTrouble as error:
-                if "busy" not in str(error) or time.monotonic() > deadline:
+                if "busy" not in str(error):
                     raise
+                if time.monotonic() > deadline:
+                    raise DiskTrouble(
+                        f"{error} Held by: {', '.join(holders(self.folder))}"
+                    ) from error
                 time.sleep(0.01)  # nothing tells when the mount is let go of
         self._mounted = False
 
@@ -122,6 +128,20 @@ class Disk:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(lazily=kind is not None)
+
+
+def holders(folder: Path) -> list[str]:
+    """The processes that have a file below `folder` open or mapped, or work there; with what."""
+    found = []
+    for process in psutil.process_iter(["name"]):
+        of = Path("/proc", str(process.pid))
+        with contextlib.suppress(psutil.Error, OSError):  # it has just ended, or closed a file
+            for link in (of / "cwd", *(of / "fd").iterdir(), *(of / "map_files").iterdir()):
+                if os.readlink(link).startswith(str(folder)):
+                    what = f"{process.info['name']}, {process.status()}"
+                    found.append(f"{process.pid} ({what}) by its {link.relative_to(of)}")
+                    break
+    return found or ["nobody who can be seen"]
 
 
 def _run(*command: str) -> str:
