@@ -143,6 +143,7 @@ class CoordinatorActor(ServiceActor):
         self._pops = Pops(self, self._books, self._members, self._retries, stored)
         if gate is not None:
             self._pops.may_grant = lambda: gate.grants
+            self._members.may_share = lambda: gate.shares
         self._arrivals = arrivals
         super().__init__(bind=bind, limits=limits)
         self._go_on = partial(

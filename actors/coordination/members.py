@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
@@ -78,6 +78,7 @@ class Members:
         self._topics = books.topics
         self._configs = books.groups.configs
         self._session_timeout_s = settings.consumer_session_timeout_ms / 1000
+        self.may_share: Callable[[], bool] = lambda: True  # now; else no member is answered
         self._looked_at = time.monotonic()  # for silent members
         # Above the versions and epochs of any earlier life, also if the file of members is lost.
         self._first_group_version = now_ms()
@@ -252,7 +253,8 @@ class Members:
         Whoever stopped this process for a while (SIGSTOP, a machine that swaps, a disk that hangs)
         stopped the members' signs of life as well: each has the session's time again. And while
         more is waiting in the sockets than could be taken, theirs may be among it: silence counts
-        up to the last moment at which nothing was left there.
+        up to the last moment at which nothing was left there. A master that is in doubt answers
+        none of them, and does not count.
         """
         self._remove_ended()
         self._senders.prune(self.groups)
@@ -261,6 +263,7 @@ class Members:
         if now - before > self._session_timeout_s * PAUSE_SHARE:
             text = "this process did not get on for %.1f s: all members have their session's time"
             log.warning(text + " of %g s again", now - before, self._session_timeout_s)
+        if now - before > self._session_timeout_s * PAUSE_SHARE or not self.may_share():
             for group in self.groups.values():
                 group.attend_again(now)
         for name, group in self.groups.items():

@@ -1,13 +1,14 @@
 """The gate of a master in a group: what it does for clients, as `ha` has it at this moment.
 
 What a master hands out for a time, as the invisibility of popped messages, it must not hand out
-when there may be another master. Shares of a group's members are no such thing: whoever commits by
-one is judged by its epoch.
+when there may be another master. Nor may it tell a member that its queues are still its own: the
+other master waits for as long as a member goes on without being told, and gives them to others.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from cometmq.actors.runtime.family import Family
@@ -23,6 +24,7 @@ from cometmq.protocol.commands import (
     GetLine,
     GetStatistics,
     HoldsWanted,
+    JoinGroup,
     ListGroups,
     ListHolds,
     ListTopics,
@@ -79,8 +81,15 @@ class Gate:
     @property
     def grants(self) -> bool:
         """Whether anything may be handed out for a time."""
-        if self._service.value != Service.OPEN:
-            return False
+        return self._service.value == Service.OPEN and self._has_session
+
+    @property
+    def shares(self) -> bool:
+        """Whether members may be told that queues are theirs: also while nothing can be stored."""
+        return self._service.value in (Service.OPEN, Service.SHORT) and self._has_session
+
+    @property
+    def _has_session(self) -> bool:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 < self._sure_until.value
 
     def why_not_stored(self) -> CometError | None:
@@ -106,11 +115,19 @@ class Gate:
             "popped, nor kept invisible, until it is"
         )
 
+    def why_not_shared(self) -> CometError | None:
+        if self.shares:
+            return None
+        return self._why_not_heard() or ServiceNotAvailable(
+            f"this broker is not certain to be the master of group {self._group}: no member is "
+            "told that queues are its own, until it is"
+        )
+
     def guarded(self, kind: type[Command], handler: Handler) -> Handler:
         """The handler, behind this gate."""
         if kind in QUESTIONS:
             return handler
-        why_not = self.why_not_granted if kind in GRANTS else self._why_not_heard
+        why_not = self._rule_of(kind)
 
         def handle(command: Command, request: object) -> Command | None:
             error = why_not()
@@ -119,6 +136,11 @@ class Gate:
             return handler(command, request)
 
         return handle
+
+    def _rule_of(self, kind: type[Command]) -> Callable[[], CometError | None]:
+        if kind in GRANTS:
+            return self.why_not_granted
+        return self.why_not_shared if kind is JoinGroup else self._why_not_heard
 
     def _why_not_heard(self) -> CometError | None:
         """What cannot be stored just now is told by the ledger."""

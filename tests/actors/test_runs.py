@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cli_process import output_of
@@ -17,6 +19,7 @@ from scripted_ha import ALL, CONFIRM, DIE, FLAG, GROUP, Replica, Script
 
 from cometmq import Broker, Consumer, PopConsumer, Producer
 from cometmq.actors.launch.addresses import address_of
+from cometmq.actors.runtime.gate import Gate
 from cometmq.errors import (
     CometError,
     ConfigError,
@@ -28,9 +31,14 @@ from cometmq.protocol.commands import (
     BeginRun,
     BrokerEndpoints,
     BrokerList,
+    Command,
     CreateTopic,
+    DescribeGroup,
     GetMessageAt,
     GetQueueRange,
+    GroupDescription,
+    GroupShare,
+    JoinGroup,
     ListBrokers,
     PopMessages,
     PullMessages,
@@ -39,6 +47,7 @@ from cometmq.protocol.commands import (
     QueryMessages,
     QueryResult,
     QueueRange,
+    Subscription,
     TopicInfo,
 )
 from cometmq.protocol.errors import BadRequest, MessageNotFound, ServiceNotAvailable, UnknownCommand
@@ -413,6 +422,68 @@ def test_nothing_is_popped_by_a_master_that_is_not_certain(replica: Replica) -> 
     replica.tell(service=Service.OPEN)
     with PopConsumer(replica.ready.name_server, "g", "t") as consumer:
         assert [m.body for m in consumer.poll(1, timeout_s=30)] == [b"one"]
+
+
+def test_no_member_is_told_that_it_owns_queues_by_a_master_that_is_not_certain(
+    tmp_path: Path,
+) -> None:
+    """The next master gives them to others when the member has not been told for a session's time.
+    Where there is none, and this one is certain again, nobody was silent."""
+    session_s = 1
+    with Replica(tmp_path / "store", {"consumerSessionTimeout": session_s * 1000}) as replica:
+        replica.run(1)
+        replica.create_topic("t")
+
+        def ask(command: Command) -> Command:
+            return replica.coordinator.ask(command, timeout_s=30)[0]
+
+        def members() -> list[str]:
+            answer = ask(DescribeGroup("g"))
+            assert isinstance(answer, GroupDescription)
+            return answer.members
+
+        join = JoinGroup("g", "m", [Subscription("t")])
+        deadline = time.monotonic() + 60
+        while True:
+            replica.tell(service=Service.OPEN)
+            assert isinstance(ask(join), GroupShare)
+            replica.tell(service=Service.UNSURE)
+            with pytest.raises(ServiceNotAvailable, match="not certain to be the master"):
+                ask(join)
+            if members() == ["m"]:
+                break
+            assert time.monotonic() < deadline, "each time that took longer than its session"
+        time.sleep(3 * session_s)  # the time itself is what is tested
+        assert members() == ["m"]
+        replica.tell(service=Service.OPEN)
+        assert isinstance(ask(join), GroupShare)
+        replica.tell(service=Service.DEPOSED)
+        with pytest.raises(NotMaster):
+            ask(join)
+
+
+@pytest.mark.parametrize(
+    ("service", "grants", "shares"),
+    [
+        (Service.NONE, False, False),
+        (Service.OPEN, True, True),
+        (Service.SHORT, False, True),  # it may own what it owns: nothing new is kept
+        (Service.UNSURE, False, False),
+        (Service.DEPOSED, False, False),
+    ],
+)
+def test_what_is_for_a_time_ends_with_the_session(
+    service: Service, grants: bool, shares: bool
+) -> None:
+    now_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    for until_ms in (now_ms + 600_000, now_ms):
+        said: Any = SimpleNamespace(value=service)
+        sure_until: Any = SimpleNamespace(value=until_ms)
+        gate = Gate(said, sure_until, "group", 2)
+        held = until_ms > now_ms
+        assert (gate.grants, gate.shares) == (grants and held, shares and held)
+        assert (gate.why_not_granted() is None) == gate.grants
+        assert (gate.why_not_shared() is None) == gate.shares
 
 
 def test_derived_writes_go_on_when_there_are_enough_again(replica: Replica) -> None:

@@ -22,7 +22,8 @@ class Service(Enum):
     """What a master does for clients."""
 
     OPEN = "everything"
-    # Its session with the engine may have run out: no invisibility of popped messages, no locks.
+    # Its session with the engine may have run out: no invisibility of popped messages, no locks,
+    # and no member hears that queues are its own.
     UNSURE = "sends and reads"
     SHORT = "in-sync replicas not enough: reads"
     DEPOSED = "not master: nothing, its session is lost"
