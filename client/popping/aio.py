@@ -15,6 +15,7 @@ from cometmq.client.handling.options import CONCURRENCY_MAX
 from cometmq.client.handling.outcomes import check_handler, verdict_of
 from cometmq.client.handling.work import describe
 from cometmq.client.options import PopOptions
+from cometmq.client.popping.broker import may_help
 from cometmq.client.popping.consumer import POLL_S, PopConsumer
 from cometmq.protocol.errors import ArgumentIllegal, CometError
 from cometmq.protocol.tags import ALL_TAGS
@@ -118,7 +119,13 @@ class AsyncPopConsumer:
         if len(self._tasks) >= concurrency:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             return
-        for message in await self.poll(concurrency - len(self._tasks)):
+        try:
+            messages = await self.poll(concurrency - len(self._tasks))
+        except CometError as error:
+            if not may_help(error):
+                raise
+            return  # nobody has been there for long: a run waits until somebody is
+        for message in messages:
             task = asyncio.create_task(self._handle(handler, message))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 PULL_BYTES: Final = 4_194_304
 SUSPEND_MS: Final = 1_000  # what was popped may not be shown yet (SYNC_FLUSH)
 ASK_S: Final = 3.0
+LOOK_UP_S: Final = 0.5
+CONNECT_S: Final = 1.0  # who is not there by then is looked for anew
 
 
 class Wanted(NamedTuple):
@@ -103,6 +105,17 @@ class PopBroker:
         name = f"the coordinator of {endpoints.broker}"
         return self._routes.channel(endpoints.coordinator, name, GetLine(boot_id()))
 
+    def _ask_once(
+        self, channel: Channel, command: Command, timeout_s: float
+    ) -> tuple[Command, Sequence[Frame]]:
+        """Where that fails the name server is asked who is the master now, for the next time."""
+        try:
+            return channel.ask(command, timeout_s=timeout_s, connect_s=CONNECT_S)
+        except CometError as error:
+            if may_help(error):
+                look_up(self._routes, self._wanted.topic)
+            raise
+
     def pop(self, count: int, wait_s: float) -> list[Message]:
         """Messages; each knows what it was Taken with. Raises what the coordinator answers."""
         wanted = self._wanted
@@ -110,7 +123,7 @@ class PopBroker:
             wanted.group, wanted.topic, count, wanted.invisible_ms, round(wait_s * 1000),
             wanted.from_latest, wanted.consumer,
         )  # fmt: skip
-        answer, _ = self._coordinator().ask(command, timeout_s=wait_s + self._timeout_s)
+        answer, _ = self._ask_once(self._coordinator(), command, wait_s + self._timeout_s)
         assert isinstance(answer, PoppedMessages)
         self.failures = 0
         found: list[Message] = []
@@ -165,7 +178,7 @@ class PopBroker:
             endpoint = readers[popped.queue_id % len(readers)]
             try:
                 channel = self._routes.channel(endpoint, f"the reader at {endpoint}")
-                answer, payload = channel.ask(command, timeout_s=ASK_S + SUSPEND_MS / 1000)
+                answer, payload = self._ask_once(channel, command, ASK_S + SUSPEND_MS / 1000)
             except CometError as error:
                 failures += 1
                 _pause(error, failures, deadline)
@@ -220,9 +233,8 @@ class PopBroker:
         failures = 0
         while True:
             try:
-                answer, _ = self._coordinator().ask(
-                    command, timeout_s=max(0.1, min(ASK_S, deadline - time.monotonic()))
-                )
+                left_s = max(0.1, min(ASK_S, deadline - time.monotonic()))
+                answer, _ = self._ask_once(self._coordinator(), command, left_s)
             except CometError as error:
                 failures += 1
                 _pause(error, failures, deadline)
@@ -239,11 +251,23 @@ class PopBroker:
             log.debug("broker %s: %s", self.name, error)
 
 
+def look_up(routes: Routes, topic: str) -> None:
+    """Learn where the topic's brokers are now, as far as the name server answers."""
+    try:
+        routes.find(topic, LOOK_UP_S)
+    except CometError as error:
+        log.debug("route of %s: %s", topic, error)
+
+
+def may_help(error: CometError) -> bool:
+    """To ask again, whoever is the master then."""
+    return error.retriable or isinstance(error, NotConfirmed | NotReachable)
+
+
 def _pause(error: CometError, failures: int, deadline: float) -> None:
     """Before the next attempt; raises the error if there is none."""
     pause = pause_s(failures)
-    may_help = error.retriable or isinstance(error, NotConfirmed | NotReachable)
-    if not may_help or time.monotonic() + pause >= deadline:
+    if not may_help(error) or time.monotonic() + pause >= deadline:
         raise error
     time.sleep(pause)
 

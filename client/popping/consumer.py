@@ -15,7 +15,7 @@ from cometmq.client.arguments import check, checked
 from cometmq.client.handling.options import CONCURRENCY_MAX, Handler
 from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict, check_handler
 from cometmq.client.handling.work import describe
-from cometmq.client.popping.broker import PopBroker, Taken, Wanted
+from cometmq.client.popping.broker import PopBroker, Taken, Wanted, look_up, may_help
 from cometmq.client.popping.run import PopRun
 from cometmq.client.routes import MASTER, Routes, broker_routes
 from cometmq.client.unclosed import Unclosed
@@ -30,7 +30,6 @@ from cometmq.protocol.errors import (
     ArgumentIllegal,
     CometError,
     HandleUnknown,
-    NotConfirmed,
     NotReachable,
     TopicNotExist,
     from_code,
@@ -43,6 +42,7 @@ from cometmq.shm.reading.selection import selection_of
 
 POLL_S: Final = 1.0
 WAIT_S: Final = 5.0  # of one question to a broker
+LOOK_S: Final = 0.2
 SHARED_WAIT_S: Final = 0.2  # the same where several brokers are asked in turn
 
 
@@ -72,7 +72,8 @@ class PopConsumer:
         start: where a group begins that was never here: "earliest" or "latest".
         max_reconsume_times: how often a message may come again; None: as the group's configuration
             says (16). Of those that nobody acknowledges in time, always that.
-        timeout_s: how long `ack` and the others try. `poll` waits for its own time.
+        timeout_s: how long `ack` and the others try. `poll` waits for its own time, and says that
+            nobody is there when that has lasted for this one.
         wait_for_broker: seconds to wait for a broker that is not there yet.
 
     Raises NameIllegal, NotReachable, TopicNotExist, SubscriptionIllegal, FilterIllegal.
@@ -110,6 +111,7 @@ class PopConsumer:
         self._routes = Routes(name_server)
         self._brokers: dict[str, PopBroker] = {}
         self._turn = 0
+        self._trouble: tuple[float, CometError] | None = None  # since when nobody answers, and why
         self._closed = False
         self._running: PopRun | None = None
         try:
@@ -133,7 +135,9 @@ class PopConsumer:
     def poll(self, max_messages: int = 32, timeout_s: float = POLL_S) -> list[Message]:
         """At most so many messages; none if none has come in time.
 
-        Raises NotReachable when no broker answers, and what they refuse: GroupInUse, NoPermission.
+        While the broker is away, or another master is elected, that is none as well. Raises
+        NotReachable or NotConfirmed when that has lasted for `timeout_s` of the consumer, and what
+        brokers refuse: GroupInUse, NoPermission.
         """
         check("max_messages", max_messages, int)
         check("timeout_s", timeout_s, float)
@@ -142,16 +146,24 @@ class PopConsumer:
         deadline = time.monotonic() + timeout_s
         while not self._closed:
             found = self._poll_in_turn(max_messages, deadline)
-            if found or time.monotonic() >= deadline:
+            if found:
                 return found
+            if time.monotonic() >= deadline:
+                self._check_heard()
+                break
         return []
 
     def _poll_in_turn(self, count: int, deadline: float) -> list[Message]:
         """Ask each broker once."""
-        brokers = self._find_brokers()
+        try:
+            brokers = self._find_brokers()
+        except NotReachable as error:
+            self._missed(error)
+            time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+            look_up(self._routes, self._wanted.topic)
+            return []
         self._turn += 1
         asked = 0
-        trouble: CometError | None = None
         for step in range(len(brokers)):
             broker = brokers[(self._turn + step) % len(brokers)]
             now = time.monotonic()
@@ -162,19 +174,29 @@ class PopConsumer:
             try:
                 messages = broker.pop(count, min(most, max(0.0, deadline - now)))
             except CometError as error:
-                if not error.retriable and not _is_away(error):
+                if not may_help(error):
                     raise
                 broker.put_off(error)
-                trouble = error
+                self._missed(error)
                 continue
+            self._trouble = None
             if messages:
                 return messages
         if not asked:
             wake = min(broker.again_at for broker in brokers)
             time.sleep(max(0.0, min(wake, deadline) - time.monotonic()))
-        elif trouble is not None and len(brokers) == asked == 1 and time.monotonic() >= deadline:
-            raise trouble
         return []
+
+    def _missed(self, error: CometError) -> None:
+        since = time.monotonic() if self._trouble is None else self._trouble[0]
+        self._trouble = since, error
+
+    def _check_heard(self) -> None:
+        """Raise what is wrong if nobody has answered for too long."""
+        if self._trouble is not None:
+            since, error = self._trouble
+            if time.monotonic() >= since + self._timeout_s:
+                raise error
 
     def _find_brokers(self) -> list[PopBroker]:
         """Those that serve the topic now."""
@@ -262,7 +284,7 @@ class PopConsumer:
         Args:
             end_timeout_s: how long the end waits for what runs.
 
-        Raises ArgumentIllegal, and what `poll` raises.
+        While the broker is away it waits. Raises ArgumentIllegal, and what brokers refuse `poll`.
         """
         check_handler(handler, is_async=False)
         if not 1 <= concurrency <= CONCURRENCY_MAX:
@@ -342,10 +364,6 @@ def _raise_first(codes: Iterable[int], what: str) -> None:
             raise HandleUnknown(f"{what}: its time is over, it comes again or has come already")
         if code:
             raise from_code(code, f"{what}: refused by the broker")
-
-
-def _is_away(error: CometError) -> bool:
-    return isinstance(error, NotConfirmed | NotReachable)
 
 
 def _milliseconds(invisible_s: float) -> int:

@@ -12,6 +12,7 @@ from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handler
 from cometmq.client.handling.outcomes import Verdict, failure_in, verdict_of
 from cometmq.client.handling.work import describe
+from cometmq.client.popping.broker import may_help
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.retry import pause_s
 from cometmq.shm.kernel._kernel import Message
@@ -82,7 +83,12 @@ class PopRun:
             count = min(TAKE_COUNT, self._room + soon) - len(self._todo)
         if count <= 0 or self._ends:
             return
-        found = self._consumer.poll(count, POLL_S)
+        try:
+            found = self._consumer.poll(count, POLL_S)
+        except CometError as error:
+            if not may_help(error):
+                raise
+            return  # nobody has been there for long: a run waits until somebody is
         with self._changed:
             self._todo.extend(found)
             self._changed.notify_all()

@@ -43,6 +43,7 @@ CLOSE_S: Final = 15.0  # for the last commit and the farewell, and what was unde
 SESSION_MS: Final = 30_000  # until the coordinator has said what it is
 LATE_S: Final = 5.0  # a heartbeat that is answered so late is given up
 REFRESH_S: Final = 30.0
+LOOK_S: Final = 1.0  # the same while the broker does not answer: it may be another one by now
 
 
 class Owner(Protocol):
@@ -233,8 +234,9 @@ class Membership:
             self._answered(join)
         if now >= self._refresh_at or self._lost_contact:
             self._lost_contact = False
-            self._refresh_at = now + REFRESH_S
             self._owner.look_up_brokers()
+            pause = REFRESH_S if self.presence.connected else LOOK_S
+            self._refresh_at = time.monotonic() + pause
         return True
 
     def _await_join(self, wake_at: float) -> Pending | None:
@@ -249,6 +251,7 @@ class Membership:
             is_late = self._join is not None and time.monotonic() > self._join_until
             if is_late:
                 self.presence.missed("it does not answer")
+                self._lost_contact = True
             if self._stirred or self._join is None or is_late:
                 self._stirred = False
                 self._join = None  # an earlier one may still be answered, and is not heard then
@@ -307,7 +310,7 @@ class Membership:
             self._failures += 1
             self.presence.missed(str(error))
             self._pause()
-            self._owner.look_up_brokers()
+            self._lost_contact = True
         except NotOwner as error:  # it was ours, and is not any more
             log.warning("group %s: %s", self._owner.group, error)
             self._version = -1
@@ -319,7 +322,7 @@ class Membership:
             elif self._failures == 3:
                 log.warning("group %s: %s; trying again", self._owner.group, error)
             self._pause()
-            self._owner.look_up_brokers()
+            self._lost_contact = True
         else:
             self._failures = 0
             self.presence.answered()

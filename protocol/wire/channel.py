@@ -143,11 +143,22 @@ class Channel:
         payload: Payload = (),
         *,
         timeout_s: float = 3.0,
+        connect_s: float | None = None,
         by_line: bool = True,
     ) -> tuple[Command, Sequence[Frame]]:
         """Send and wait. Raises the answered error, NotConfirmed when no answer comes, or
-        NotReachable when nobody was there to send it to. For `by_line` see `request`."""
+        NotReachable when nobody was there to send it to. For `by_line` see `request`.
+
+        Args:
+            connect_s: how much of the time may pass until somebody is there; None: all of it.
+        """
         pending = self.request(command, payload, by_line=by_line)
+        if connect_s is not None and connect_s < timeout_s:
+            if self.wait(pending, connect_s, keep=True):
+                return pending.result()
+            if pending.request_id in self._outbox:
+                raise self.give_up(pending, type(command).__name__, connect_s)
+            timeout_s -= connect_s
         if not self.wait(pending, timeout_s):
             raise self.give_up(pending, type(command).__name__, timeout_s)
         return pending.result()

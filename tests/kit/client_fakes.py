@@ -14,6 +14,7 @@ import zmq
 
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import (
+    AckPopped,
     BrokerEndpoints,
     BrokerList,
     BrokerRoute,
@@ -36,6 +37,10 @@ from cometmq.protocol.commands import (
     ListBrokers,
     ListQueues,
     OffsetsReset,
+    PopMessages,
+    Popped,
+    PoppedMessages,
+    PopsSettled,
     PullMessages,
     PullResult,
     PullStatus,
@@ -114,6 +119,7 @@ class FakeBroker(ServiceActor):
         self.hold.set()
         self.held: list[tuple[Request, Command]] = []
         self.pulls: list[tuple[PullMessages, Request]] = []  # parked until something comes
+        self.popped: dict[Key, int] = defaultdict(int)  # how many of a queue
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.share: list[QueueKey] | None = None  # None: everything that is subscribed
         self.share_version = 1
@@ -357,6 +363,21 @@ class FakeBroker(ServiceActor):
                 for queue in command.queues
             ]
         )
+
+    # --- without queues ---
+
+    def on_pop_messages(self, command: PopMessages, request: Request) -> Command | None:
+        """The next one of the topic that nobody has popped; where there is none, no answer."""
+        for (topic, queue_id), records in self.records.items():
+            at = self.popped[topic, queue_id]
+            if topic == command.topic and at < len(records):
+                self.popped[topic, queue_id] = at + 1
+                until_ms = round(time.time() * 1000) + command.invisible_ms
+                return PoppedMessages([Popped(topic, queue_id, at, 1, at + 1, until_ms)])
+        return None
+
+    def on_ack_popped(self, command: AckPopped, _request: Request) -> Command:
+        return PopsSettled([0] * len(command.acks))
 
 
 class Handle:

@@ -1,0 +1,146 @@
+"""The master of a broker is somewhere else from now on, as after a fail-over: clients follow.
+
+The name server hears of the new one late, after the clients have missed the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from client_fakes import Handle, fake_broker, start_broker
+
+from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
+from cometmq.protocol.commands import GetRoute, JoinGroup, PopMessages
+from cometmq.protocol.errors import NotConfirmed, NotReachable
+
+WAIT_S = 10  # a route that nobody misses is asked for every 30 s
+
+
+@pytest.fixture
+def names() -> Iterator[Handle]:
+    """A name server, which knows of topic t."""
+    with fake_broker(topics=["t"]) as handle:
+        yield handle
+
+
+@pytest.fixture
+def old(names: Handle) -> Iterator[Handle]:
+    handle = start_broker(topics=["t"])
+    names.broker.moved_to = handle.address
+    yield handle
+    handle.stop()
+
+
+@pytest.fixture
+def elect(names: Handle) -> Iterator[Callable[[], Handle]]:
+    """The name server hears of another master."""
+    started: list[Handle] = []
+
+    def begin() -> Handle:
+        handle = start_broker(topics=["t"])
+        started.append(handle)
+        names.broker.moved_to = handle.address
+        return handle
+
+    yield begin
+    for handle in started:
+        handle.stop()
+
+
+def lose(old: Handle, names: Handle) -> None:
+    """Kill the master; the client has asked where it is, and heard of the same one."""
+    asked = len(names.asked(GetRoute))
+    old.stop()
+    names.wait_for(lambda _: len(names.asked(GetRoute)) > asked)
+
+
+def test_a_member_without_queues(names: Handle, old: Handle, elect: Callable[[], Handle]) -> None:
+    """No reader of its own misses the broker."""
+    old.broker.share = []
+    with Consumer(names.address, "g", "t"):
+        old.wait_for(lambda fake: fake.joins)
+        lose(old, names)
+        elect().wait_for(lambda fake: any(isinstance(each, JoinGroup) for each in fake.commands))
+
+
+def test_a_run_without_queues(names: Handle, old: Handle, elect: Callable[[], Handle]) -> None:
+    seen: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        consumer.close()
+
+    with (
+        PopConsumer(names.address, "g", "t", timeout_s=0.5) as consumer,
+        ThreadPoolExecutor() as pool,
+    ):
+        ended = pool.submit(consumer.run, handle)
+        old.wait_for(lambda fake: any(isinstance(each, PopMessages) for each in fake.commands))
+        lose(old, names)
+        ask_in_vain(names, ended)
+        new = elect()
+        send(names, b"x")
+        ended.result(WAIT_S)
+    assert seen == [b"x"]
+    assert new.asked(PopMessages)
+
+
+def test_a_run_of_tasks_without_queues(
+    names: Handle, old: Handle, elect: Callable[[], Handle]
+) -> None:
+    seen: list[bytes] = []
+    connected = threading.Event()
+
+    async def consume() -> None:
+        async def handle(message: Message) -> None:
+            seen.append(message.body)
+            await consumer.close()
+
+        consumer = AsyncPopConsumer(names.address, "g", "t", timeout_s=0.5)
+        async with consumer:
+            connected.set()
+            await consumer.run(handle)
+
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(asyncio.run, consume())
+        old.wait_for(lambda fake: any(isinstance(each, PopMessages) for each in fake.commands))
+        lose(old, names)
+        ask_in_vain(names, ended)
+        elect()
+        send(names, b"x")
+        ended.result(WAIT_S)
+    assert seen == [b"x"]
+
+
+def test_a_poll_says_so_when_nobody_answers_for_long(names: Handle, old: Handle) -> None:
+    with PopConsumer(names.address, "g", "t", timeout_s=2) as consumer:
+        send(names, b"x")
+        assert consumer.poll(timeout_s=WAIT_S)
+        old.stop()
+        began = time.monotonic()
+        with pytest.raises((NotReachable, NotConfirmed)):
+            poll_in_vain(consumer)
+        assert time.monotonic() >= began + 2
+
+
+def poll_in_vain(consumer: PopConsumer) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        assert consumer.poll(timeout_s=0.1) == []
+
+
+def send(names: Handle, body: bytes) -> None:
+    with Producer(names.address) as producer:
+        producer.send("t", body)
+
+
+def ask_in_vain(names: Handle, ended: Future[None]) -> None:
+    """For longer than the consumer's `timeout_s`."""
+    asked = len(names.asked(GetRoute))
+    names.wait_for(lambda _: ended.done() or len(names.asked(GetRoute)) >= asked + 4)
+    assert not ended.done(), ended.exception()
