@@ -18,7 +18,7 @@ from cometmq.actors.replication.engines.engine import Engine, Watch
 from cometmq.actors.replication.engines.errors import EngineError
 from cometmq.cli.broker import load
 from cometmq.cli.options import output_option
-from cometmq.cli.output import JSON, console, print_json, print_record, print_rows, table_of, warn
+from cometmq.cli.output import JSON, console, fitting, print_json, print_record, print_rows, warn
 from cometmq.cluster.changes import changes
 from cometmq.cluster.folder import ClusterFolder
 from cometmq.cluster.looking import GroupStatus, Looker, sized
@@ -122,12 +122,16 @@ def _print(found: GroupStatus, output: str) -> None:
     print_record(record, output)
     shown = [
         {
-            **row,
+            **{name: row[name] for name in row if name != "why"},
             "lag_bytes": None if row["lag_bytes"] is None else sized(int(str(row["lag_bytes"]))),
         }
         for row in rows
     ]
-    console().print(table_of(shown))
+    terminal = console()
+    terminal.print(fitting(shown, terminal, spare=("epoch", "lag_s", "address")))
+    for each in found.replicas:
+        if each.why:
+            click.echo(f"{each.name}: {each.why}")
 
 
 @click.command()

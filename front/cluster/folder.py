@@ -165,6 +165,12 @@ class ClusterFolder:
             )
         return file
 
+    def reread(self) -> bool:
+        """Whether another process has changed cluster.json since; that counts then. Raises
+        StoreError."""
+        before, self.file = self.file, self._read()
+        return self.file != before
+
     @property
     def replicas(self) -> tuple[Place, ...]:
         """Those that were not removed."""

@@ -98,6 +98,7 @@ class Looker:
         Args:
             view: of a watch; None: the engine is asked.
         """
+        self._follow_folder()
         if view is None:
             at_s = now_s()
             group = self.place.group
@@ -106,7 +107,15 @@ class Looker:
 
     def supervisors(self) -> dict[str, psutil.Process]:
         """Of the replicas whose brokers run on this machine."""
+        self._follow_folder()
         return self._stores.supervisors()
+
+    def _follow_folder(self) -> None:
+        """A replica of a cluster on this machine may have been added or removed since."""
+        folder = self.place.folder
+        if folder is not None and folder.reread():
+            self.place = GroupPlace.of_folder(folder)
+            self._stores.stores = dict(self.place.stores)
 
     def close(self) -> None:
         self._stores.close()

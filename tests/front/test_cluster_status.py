@@ -5,6 +5,7 @@ The engine is a real one, the replicas are sessions and control files; see kit/m
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from members import FakeMembers
+from rich.console import Console
 
 from cometmq.actors.replication.core.record import GroupRecord, Member, encode_record
 from cometmq.actors.replication.engines.engine import (
@@ -20,7 +22,10 @@ from cometmq.actors.replication.engines.engine import (
     View,
 )
 from cometmq.actors.replication.lives import session_id
+from cometmq.cli import cluster_look
+from cometmq.cluster.administration import add
 from cometmq.cluster.changes import changes
+from cometmq.cluster.folder import ClusterFolder
 from cometmq.cluster.looking import Looker, sized, status_of
 from cometmq.cluster.place import GroupPlace
 from cometmq.cluster.stores import LocalReplica
@@ -106,6 +111,23 @@ def test_a_broker_that_has_ended_in_order(served: FakeMembers, looker: Looker) -
     n1 = looker.look().replicas[1]
     assert (n1.role, n1.pid, n1.lag_bytes) == ("away", None, None)
     assert n1.why.startswith("its process is not running")
+
+
+def test_a_replica_that_is_added_meanwhile_is_looked_at_too(
+    served: FakeMembers, looker: Looker
+) -> None:
+    """As by `cometmq cluster add`, while `init` runs: it ends that replica's broker as well."""
+    assert set(looker.supervisors()) == {"n0", "n1", "n2"}
+    ClusterFolder(served.folder.path).add("n3", None)
+    served.log("n3", 100)
+    assert set(looker.supervisors()) == {"n0", "n1", "n2", "n3"}
+    add(served.engine, served.group, "n3", "127.0.0.1:4")
+    served.start("n3")
+    added = looker.look().replica("n3")
+    assert added is not None
+    assert added.pid == os.getpid()
+    ClusterFolder(served.folder.path).remove("n3")
+    assert set(looker.supervisors()) == {"n0", "n1", "n2"}
 
 
 @pytest.mark.parametrize("left", [b"", bytes(8)])
@@ -301,3 +323,25 @@ def test_what_happened_is_told_in_lines() -> None:
         "d was added at h:4",
         "messages are taken: group g, epoch 4: b is master; in sync: b, c",
     ]
+
+
+def test_a_terminal_of_80_columns_shows_it_whole(
+    served: FakeMembers,
+    looker: Looker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    served.end("n2")
+    found = looker.look()
+    shown = Console(width=80, file=io.StringIO())
+    monkeypatch.setattr(cluster_look, "console", lambda: shown)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    cluster_look._print(found, "table")
+    assert isinstance(shown.file, io.StringIO)
+    lines = [line.split() for line in shown.file.getvalue().splitlines()]
+    for each in found.replicas:
+        (line,) = (line for line in lines if line[:1] == [each.name])
+        assert line[1:3] == [each.role, str(each.in_sync).lower()]
+        assert line[-1] == each.address
+    (away,) = (each for each in found.replicas if each.why)
+    assert f"{away.name}: {away.why}" in capsys.readouterr().out.splitlines()
