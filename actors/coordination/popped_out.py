@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from cometmq.actors.books.popped import Key, PoppedQueue, Stretch
+from cometmq.actors.books.popped import Key, Out, PoppedQueue, Stretch
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.runtime.clock_steps import ClockSteps
@@ -49,10 +49,12 @@ class PoppedOut:
         self._books = books
         self._book = books.popped
         self._retries = retries
+        retries.claims = self
         self._due: list[tuple[int, Key, int]] = []  # when, whose, handle; a heap
         # By handle, queue offsets: on their way back; gone back, of the last handles.
         self._returning: dict[int, Sequence[Stretch]] = {}
         self._over: dict[int, list[Stretch]] = {}
+        self._claimed: dict[int, set[int]] = {}  # by handle, queue offsets: their owner gives back
         self._alarm: Timer | None = None
         self._failing_since: float | None = None  # time.monotonic(): nothing could be given back
 
@@ -64,6 +66,40 @@ class PoppedOut:
         """Whether one of these does, or has. What was acknowledged before does not."""
         back = (*self._returning.get(handle, ()), *self._over.get(handle, ()))
         return any(first < each[1] and each[0] < end for each in back)
+
+    def claim(self, group: str, given: GivenBack) -> bool:
+        """See Claims: neither its time nor a second word gives it back, too, meanwhile."""
+        handle, offset = given.handle, given.queue_offset
+        queue = self._book.get(group, given.topic, given.queue_id)
+        out = None if queue is None else queue.out.get(handle)
+        if (
+            queue is None
+            or out is None
+            or not out.first <= offset < out.end
+            or not queue.left_of(offset, offset + 1)
+            or self.goes_back(handle, offset, offset + 1)
+            or offset in self._claimed.get(handle, ())
+        ):
+            return False
+        self._claimed.setdefault(handle, set()).add(offset)
+        return True
+
+    def settle(self, group: str, given: GivenBack, *, is_stored: bool) -> None:
+        """See Claims."""
+        handle, offset = given.handle, given.queue_offset
+        claimed = self._claimed[handle]
+        claimed.discard(offset)
+        if not claimed:
+            del self._claimed[handle]
+        key = (group, given.topic, given.queue_id)
+        queue = self._book.get(*key)
+        out = None if queue is None else queue.out.get(handle)
+        if queue is None or out is None:
+            return
+        if is_stored:
+            self.done(key, queue, handle, offset, offset + 1)
+        else:
+            self.push(out.until_ms, key, handle)  # its time may have come meanwhile
 
     def done(self, key: Key, queue: PoppedQueue, handle: int, first: int, end: int) -> None:
         """The group is done with these."""
@@ -143,8 +179,18 @@ class PoppedOut:
         out = None if queue is None else queue.out.get(handle)
         if queue is None or out is None or out.until_ms != until_ms:
             return  # done with, or has another time, with an entry of its own
-        if handle not in self._returning:
-            self._return(key, handle, queue.left_of(out.first, out.end))
+        left = self._left(queue, handle, out)
+        if left and handle not in self._returning:
+            self._return(key, handle, left)
+
+    def _left(self, queue: PoppedQueue, handle: int, out: Out) -> list[Stretch]:
+        """Nobody has said a word of these."""
+        left = queue.left_of(out.first, out.end)
+        claimed = self._claimed.get(handle)
+        if not claimed:
+            return left
+        offsets = (offset for first, end in left for offset in range(first, end))
+        return _stretches(offset for offset in offsets if offset not in claimed)
 
     def _return(self, key: Key, handle: int, left: Sequence[Stretch]) -> None:
         group, topic, queue_id = key

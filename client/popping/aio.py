@@ -155,7 +155,7 @@ class AsyncPopConsumer:
         try:
             await asyncio.to_thread(self._consumer._give_back, message, verdict)
         except CometError as refusal:
-            log.warning("%s comes again when its time is over: %s", describe(message), refusal)
+            log.warning("%s is not given back, and comes by itself: %s", describe(message), refusal)
 
     async def close(self) -> None:
         """See `PopConsumer.close`. In a handler it returns at once; `run` ends when all have."""

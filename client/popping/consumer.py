@@ -261,10 +261,9 @@ class PopConsumer:
         taken = taken_of(message)
         given = GivenBack(
             message.stored_topic, message.queue_id, message.queue_offset, message.physical_offset,
-            verdict.delay_level, verdict.after_ms,
+            verdict.delay_level, verdict.after_ms, taken.popped.handle,
         )  # fmt: skip
         _raise_first(taken.broker.give_back([given], self._times_max), describe(message))
-        self.ack(message)
 
     def extend(self, message: Message, invisible_s: float) -> None:
         """Have it for so long from now on; and what was popped beside it, its neighbours in the
@@ -361,7 +360,10 @@ def _by_broker(messages: Iterable[Message]) -> dict[PopBroker, dict[Taken, list[
 def _raise_first(codes: Iterable[int], what: str) -> None:
     for code in codes:
         if code == HandleUnknown.code:
-            raise HandleUnknown(f"{what}: its time is over, it comes again or has come already")
+            raise HandleUnknown(
+                f"{what}: its time is over, it comes again or has come already; or it was "
+                "acknowledged or given back before"
+            )
         if code:
             raise from_code(code, f"{what}: refused by the broker")
 

@@ -171,7 +171,7 @@ class PopRun:
         try:
             self._consumer.give_back(message, verdict)
         except CometError as error:
-            log.warning("%s comes again when its time is over: %s", describe(message), error)
+            log.warning("%s is not given back, and comes by itself: %s", describe(message), error)
         return False
 
     def _acknowledge(self) -> None:

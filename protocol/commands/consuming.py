@@ -23,6 +23,9 @@ class GivenBack(Part, frozen=True):
     # When it comes again: 0: later each time; n: by that delay level; -1: never, it is dead.
     delay_level: Int32 = 0
     after_ms: Int64 = -1  # rather than by a level: by the one that waits at least so long
+    # Under which it was popped. If it is not out under that any more: HandleUnknown, and no copy is
+    # stored; else it is done with, where it was, in the same step. 0: it was pulled.
+    handle: Int64 = 0
 
 
 class GiveBackMessages(Command, frozen=True, tag=100):

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from cometmq.actors.books.popped import PopBook
 from cometmq.actors.coordination import popped_out
 from cometmq.actors.coordination.popped_out import AGAIN_S, LOOK_S, SOON_S, PoppedOut, now_ms
 from cometmq.actors.runtime.clock_steps import STEP_MS, ClockSteps
+from cometmq.protocol.commands import GivenBack
 from cometmq.protocol.errors import MessageTooLarge, NotConfirmed, OffsetIllegal
 from cometmq.protocol.ledger import MessagesPopped
 
@@ -50,12 +52,12 @@ class Hosted:
 
 
 class Returning(Hosted):
-    """One message is out, and its time is over; `outcomes` says what giving it back comes to."""
+    """Messages are out, and their time is over; `outcomes` says what giving them back comes to."""
 
-    def __init__(self, *outcomes: list[int]) -> None:
+    def __init__(self, *outcomes: list[int], count: int = 1) -> None:
         super().__init__()
         self.outcomes = list(outcomes)
-        self.book.apply(MessagesPopped(*KEY, 0, 1, HANDLE, now_ms()))
+        self.book.apply(MessagesPopped(*KEY, 0, count, HANDLE, now_ms()))
         self.wait_s = 0.0
         self.out.find()
 
@@ -69,6 +71,39 @@ class Returning(Hosted):
         while len(self.outcomes) == before:  # a clock may be a little behind
             self.out._return_due()
         return self.wait_s
+
+
+def test_what_its_owner_gives_back_is_not_given_back_by_its_time() -> None:
+    """Also where the broker cannot store a copy for its owner, and its time came meanwhile."""
+    mine = GivenBack(*KEY[1:], 0, 0, handle=HANDLE)
+    returning = Returning([0])
+    assert returning.out.claim(KEY[0], mine)
+    assert not returning.out.claim(KEY[0], mine)
+    assert not returning.out.claim(KEY[0], msgspec.structs.replace(mine, handle=HANDLE + 1))
+    assert not returning.out.claim("other", mine)
+    for offset in (-1, 1):
+        assert not returning.out.claim(KEY[0], msgspec.structs.replace(mine, queue_offset=offset))
+    returning.out._return_due()
+    assert returning.outcomes == [[0]]
+    returning.out.settle(KEY[0], mine, is_stored=False)
+    returning.turn()
+    assert returning.outcomes == []
+    assert not returning.out.claim(KEY[0], mine)
+    assert returning.book.count == 0
+
+
+def test_neighbours_of_what_its_owner_gives_back_come_in_time() -> None:
+    mine = GivenBack(*KEY[1:], 1, 0, handle=HANDLE)
+    returning = Returning([0, 0], count=3)
+    assert returning.out.claim(KEY[0], mine)
+    returning.turn()
+    queue = returning.book.get(*KEY)
+    assert queue is not None
+    assert queue.left_of(0, 3) == [(1, 2)]
+    returning.out._return_due()
+    returning.out.settle(KEY[0], mine, is_stored=True)
+    assert (returning.book.count, queue.floor) == (0, 3)
+    assert not returning.out._claimed
 
 
 def test_who_is_away_is_asked_again_soon() -> None:

@@ -263,6 +263,59 @@ def test_too_late(broker: Broker, topic: str) -> None:
         consumer.ack(*again)  # said again
 
 
+def test_who_is_too_late_gives_nothing_back(broker: Broker, topic: str) -> None:
+    """A handler that took longer than the message was invisible, and failed, left two of it: each
+    of these did so again. One message was handled a thousand times within seconds."""
+    send(broker, topic, 1)
+    with broker.pop_consumer(topic, topic, invisible_s=0.2) as late:
+        (message,) = pop(late, 1)
+        (again,) = pop(late, 1)
+        for give_back in (late.reject, lambda each: late.nack(each, 0)):
+            with pytest.raises(errors.HandleUnknown, match="its time is over"):
+                give_back(message)
+        with pytest.raises(errors.HandleUnknown):
+            late.reject(message)
+    with broker.pop_consumer(topic, topic) as consumer:
+        (third,) = pop(consumer, 1)
+        assert third.reconsume_times == again.reconsume_times + 1
+        consumer.nack(third, after=0)
+        for give_back in (consumer.reject, consumer.nack):
+            with pytest.raises(errors.HandleUnknown, match="given back before"):
+                give_back(third)
+        (fourth,) = pop(consumer, 1, ack=True)
+        assert fourth.reconsume_times == third.reconsume_times + 1
+        with pytest.raises(errors.HandleUnknown, match="acknowledged"):
+            consumer.reject(fourth)
+        assert consumer.poll(timeout_s=0.5) == []
+    assert lag(broker, topic, topic) == 0
+    with Admin(broker.name_server) as admin:
+        assert admin.dead_letters(topic) == []
+
+
+def test_many_give_back_at_once_what_is_about_to_come_again(broker: Broker, topic: str) -> None:
+    """Of each message there is one, whoever is first: its owner, or its time."""
+    bodies = send(broker, topic, 60)
+    with broker.pop_consumer(topic, topic, invisible_s=0.3) as consumer:
+        messages = pop(consumer, 60)
+        deadline = time.monotonic() + 0.2
+
+        def back(message: Message) -> bool:
+            threading.Event().wait(max(0.0, deadline - time.monotonic()))
+            try:
+                consumer.nack(message, after=0)
+            except errors.HandleUnknown:
+                return False
+            return True
+
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(back, messages))
+    with broker.pop_consumer(topic, topic, invisible_s=WAIT_S) as consumer:
+        again = pop(consumer, 60, ack=True)
+        assert sorted(each.body for each in again) == sorted(bodies)
+        assert consumer.poll(timeout_s=0.5) == []
+    assert lag(broker, topic, topic) == 0
+
+
 # --- handlers ---
 
 
