@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from cometmq.client.arguments import check, checked
+from cometmq.client.forked import Forked
 from cometmq.client.handling.options import CONCURRENCY_MAX, Handler
 from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict, check_handler
 from cometmq.client.handling.work import describe
@@ -113,6 +115,7 @@ class PopConsumer:
         self._turn = 0
         self._trouble: tuple[float, CometError] | None = None  # since when nobody answers, and why
         self._closed = False
+        self._process = os.getpid()
         self._running: PopRun | None = None
         try:
             if wait_for_broker:
@@ -137,8 +140,10 @@ class PopConsumer:
 
         While the broker is away, or another master is elected, that is none as well. Raises
         NotReachable or NotConfirmed when that has lasted for `timeout_s` of the consumer, and what
-        brokers refuse: GroupInUse, NoPermission.
+        brokers refuse: GroupInUse, NoPermission. RuntimeError when it is closed; a poll that waits
+        then returns nothing.
         """
+        self._check_open()
         check("max_messages", max_messages, int)
         check("timeout_s", timeout_s, float)
         if not 0 < max_messages <= POP_COUNT_MAX:
@@ -233,7 +238,14 @@ class PopConsumer:
         """
         self._acknowledge(_by_broker(messages))
 
+    def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            Forked("PopConsumer").acquire()
+        if self._closed and self._running is None:
+            raise RuntimeError("the consumer is closed")
+
     def _acknowledge(self, done: Mapping[PopBroker, Mapping[Taken, Sequence[int]]]) -> None:
+        self._check_open()
         codes: set[int] = set()
         for broker, taken in done.items():
             codes.update(broker.ack(taken.items()))
@@ -258,6 +270,7 @@ class PopConsumer:
         self._give_back(message, DEAD)
 
     def _give_back(self, message: Message, verdict: Verdict) -> None:
+        self._check_open()
         taken = taken_of(message)
         given = GivenBack(
             message.stored_topic, message.queue_id, message.queue_offset, message.physical_offset,
@@ -268,6 +281,7 @@ class PopConsumer:
     def extend(self, message: Message, invisible_s: float) -> None:
         """Have it for so long from now on; and what was popped beside it, its neighbours in the
         queue. Raises what `ack` raises."""
+        self._check_open()
         taken = taken_of(message)
         _raise_first(taken.broker.extend(taken, _milliseconds(invisible_s)), describe(message))
 
@@ -288,6 +302,7 @@ class PopConsumer:
         check_handler(handler, is_async=False)
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise ArgumentIllegal(f"concurrency={concurrency}: 1 to {CONCURRENCY_MAX}")
+        self._check_open()
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
         run = self._running = PopRun(_Popping(self), handler, concurrency, end_timeout_s)
@@ -301,14 +316,22 @@ class PopConsumer:
     # --- the end ---
 
     def close(self) -> None:
-        """What runs is finished. What is not acknowledged comes again when its time is over."""
+        """What runs is finished. What is not acknowledged comes again when its time is over.
+
+        That is waited for, unless it is a handler that calls this, or a signal's in the thread of
+        `run`: then the rest is done when `run` ends.
+        """
         if self._closed:
             return
+        if os.getpid() != self._process:
+            Forked("PopConsumer").acquire()
         self._closed = True
         self._unclosed.is_closed()
-        self._stop_waiting()
-        if self._running is not None and not self._running.end():
-            return  # in one of its own threads: `run` closes when it is over
+        run = self._running
+        if run is None or not run.is_here:  # else it holds what `_stop_waiting` wants, perhaps
+            self._stop_waiting()
+        if run is not None and not run.end():
+            return
         self._routes.close()
 
     def _stop_waiting(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -365,6 +367,66 @@ def test_handlers(broker: Broker, topic: str) -> None:
     with Admin(broker.name_server) as admin:
         assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"8"]
     assert lag(broker, topic, topic) == 0
+
+
+def test_a_signal_closes_it(broker: Broker, topic: str) -> None:
+    """`close` in a signal's handler waited for `run`, which went on behind the handler."""
+    bodies = send(broker, topic, 3)
+    done: list[bytes] = []
+    consumer = broker.pop_consumer(topic, topic)
+
+    def handle(message: Message) -> None:
+        done.append(message.body)
+        if len(done) == len(bodies):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close())
+    try:
+        consumer.run(handle, concurrency=2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sorted(done) == bodies
+    assert lag(broker, topic, topic) == 0
+
+
+def test_closed(broker: Broker, topic: str) -> None:
+    """It says so at once. `ack` tried for 10 s, and a loop of polls went round without a pause."""
+    send(broker, topic, 1)
+    with broker.pop_consumer(topic, topic) as consumer:
+        (message,) = pop(consumer, 1)
+    for call in (
+        consumer.poll,
+        lambda: consumer.ack(message),
+        lambda: consumer.nack(message),
+        lambda: consumer.reject(message),
+        lambda: consumer.extend(message, 1),
+        lambda: consumer.run(print),
+    ):
+        with pytest.raises(RuntimeError, match="the consumer is closed"):
+            call()
+
+
+def test_a_fork_may_not_use_it(broker: Broker, topic: str) -> None:
+    send(broker, topic, 2)
+    with broker.pop_consumer(topic, topic) as consumer:
+        (message,) = pop(consumer, 1)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            for call in (consumer.poll, lambda: consumer.ack(message), consumer.close):
+                try:
+                    call()
+                except RuntimeError as error:
+                    os.write(writing, str(error).encode() + b"\n")
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        with open(reading) as told:
+            lines = told.read().splitlines()
+        assert len(lines) == 3
+        assert all("PopConsumer was made before the process forked" in each for each in lines)
+        consumer.ack(message)
+        pop(consumer, 1, ack=True)
 
 
 def test_asyncio(broker: Broker, topic: str) -> None:
