@@ -39,7 +39,7 @@ _MKFS: Final = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,nodiscard"),
     "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
 }
-UNMOUNT_TIMEOUT_S: Final = 10
+UNMOUNT_TIMEOUT_S: Final = 60  # what a killed process has sent to one that is slow holds it, too
 
 
 class DiskTrouble(Exception):
