@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from cometmq.protocol.commands import QueueParts
-from cometmq.protocol.errors import MessageNotFound
+from cometmq.protocol.errors import MessageNotFound, StoreDamaged
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, Filter, Message, TailView
@@ -276,8 +276,20 @@ class StoreReader:
         self._let_go(self._segments.oldest(len(self._segments) // MAPS_PART))
 
     def _next_segment_index(self, topic: str, queue_id: int, index: int) -> int:
-        starts = self._files(topic, queue_id).starts()
-        return next((start // UNIT for start in starts if start // UNIT > index), 0)
+        """Where the queue goes on behind a segment that the cleaner has deleted. It never deletes
+        the last one: where there is none, somebody has taken the files away, all of the store's
+        perhaps, and nothing is known of the queue. Raises StoreDamaged."""
+        files = self._files(topic, queue_id)
+        after = next((start // UNIT for start in files.starts() if start // UNIT > index), None)
+        if after is None:
+            path = files.path(
+                index // (self._queue_segment_bytes // UNIT) * self._queue_segment_bytes
+            )
+            raise StoreDamaged(
+                f"{path} is not there, nor any behind it: message {index} of {topic}/{queue_id} "
+                "was in it"
+            )
+        return after
 
     def _files(self, topic: str, queue_id: int) -> QueueFiles:
         return QueueFiles(self.store, topic, queue_id, self._queue_segment_bytes)

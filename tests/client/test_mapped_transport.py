@@ -33,15 +33,18 @@ from cometmq.protocol.commands import (
     DeleteSegments,
     GetLocal,
     LocalStore,
+    PullMessages,
+    PullResult,
     QueueKey,
 )
-from cometmq.protocol.errors import NotMapped
+from cometmq.protocol.errors import NotMapped, StoreDamaged
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import Bell, OwnedCell, ReadCell, Sleeper, WakeWords
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.os.files import list_segments, segment_name
 from cometmq.shm.os.processes import boot_id
 from cometmq.shm.reading.local import MappedStore
+from cometmq.shm.reading.selection import selection_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -429,6 +432,32 @@ def test_another_store_at_the_same_place(tmp_path: Path) -> None:
                 found += [m.body for m in messages]
             (mapped,) = stores_of(consumer)
             assert mapped.control.meta["store"] == str(store.resolve())
+
+
+def test_a_store_whose_files_are_taken_away_says_nothing_of_its_queues(tmp_path: Path) -> None:
+    """As of a replica that an empty store takes the place of. Its queues do not begin anew."""
+    with RunningBroker(tmp_path / "store") as broker:
+        name_server = broker.ready.name_server
+        with Producer(name_server) as producer:
+            for topic in ("t", "u"):
+                producer.send_many(topic, [b"one"] * 10, queue_id=0)
+        with Consumer(name_server, "g", "t", transport="mapped") as consumer:
+            assert len(take(consumer, 10)) == 10
+            (mapped,) = stores_of(consumer)
+            selected = selection_of("*", "")
+            path = broker.store / "consumequeue" / "u" / "0" / segment_name(0)
+            kept = path.rename(tmp_path / "kept")
+            with pytest.raises(StoreDamaged, match=f"{segment_name(0)} is not there.*5 of u/0"):
+                mapped.reader.messages("u", 0, 5, 32, 1 << 20, selected)
+            pull = PullMessages("u", 0, 5, 32, 1 << 20)
+            with pytest.raises(StoreDamaged, match="5 of u/0"):
+                broker.reader.ask(pull, timeout_s=WAIT_S)
+            kept.rename(path)
+            answer, _ = broker.reader.ask(pull, timeout_s=WAIT_S)
+            assert isinstance(answer, PullResult)
+            assert answer.next_queue_offset == 10
+            found = mapped.reader.messages("u", 0, 5, 32, 1 << 20, selected)
+            assert found.next_queue_offset == 10
 
 
 def test_what_is_mapped_is_what_the_broker_means(tmp_path: Path) -> None:
