@@ -39,6 +39,7 @@ _MKFS: Final = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,nodiscard"),
     "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
 }
+_ENDING: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DISK_SLEEP, psutil.STATUS_DEAD)
 UNMOUNT_TIMEOUT_S: Final = 60  # what a killed process has sent to one that is slow holds it, too
 
 
@@ -131,17 +132,19 @@ class Disk:
 
 
 def holders(folder: Path) -> list[str]:
-    """The processes that have a file below `folder` open or mapped, or work there; with what."""
+    """The threads that have a file below `folder` open or mapped, or work there; with what. Each
+    is looked at: a process that was killed has threads that end later than its first one."""
     found = []
-    for process in psutil.process_iter(["name"]):
-        of = Path("/proc", str(process.pid))
-        with contextlib.suppress(psutil.Error, OSError):  # it has just ended, or closed a file
-            for link in (of / "cwd", *(of / "fd").iterdir(), *(of / "map_files").iterdir()):
+    for of in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended, or closed a file
+            maps = of.parents[1] / "map_files"
+            for link in (of / "cwd", *(of / "fd").iterdir(), *maps.iterdir()):
                 if os.readlink(link).startswith(str(folder)):
-                    what = f"{process.info['name']}, {process.status()}"
-                    found.append(f"{process.pid} ({what}) by its {link.relative_to(of)}")
+                    status = (of / "stat").read_text().rpartition(")")[0] + ")"
+                    found.append(f"{status} by {link}")
                     break
-    return found or ["nobody who can be seen"]
+    ending = [each for each in psutil.process_iter(["name"]) if each.status() in _ENDING]
+    return found or [f"nobody who can be seen; on their way: {ending}"]
 
 
 def _run(*command: str) -> str:
