@@ -158,6 +158,7 @@ class Snapshots:
         self._waiting: list[Action] = []  # for the next one
         self._undone = 0
         self._failure: Exception | None = None  # of the thread, while it makes one
+        self._said = ""  # last in the log of why they cannot be written
         self._thread = ThreadPoolExecutor(1, "cometmq snapshots")
         self.count = 0  # of files that were written
 
@@ -263,11 +264,19 @@ class Snapshots:
         if self._making is not making:
             return
         if self._failure is None:
+            self._said = ""
             self._count(making)
         else:
-            log.error("%s cannot be written: %s", making.names, self._failure)
+            self._say(making, self._failure)
             self._thread.submit(making.drop)
         self._end(making)
+
+    def _say(self, making: _Making, failure: Exception) -> None:
+        """Once, as long as it is the same: it is tried again at once, on a full disk for hours."""
+        text = str(failure)
+        level = logging.DEBUG if text == self._said else logging.ERROR
+        self._said = text
+        log.log(level, "%s cannot be written: %s", making.names, text)
 
     def _end(self, making: _Making) -> None:
         self._making = None

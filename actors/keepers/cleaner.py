@@ -27,7 +27,7 @@ from cometmq.protocol.errors import ServiceNotAvailable, StoreDamaged
 from cometmq.protocol.names import HIDDEN_TOPICS
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.derived.unread import count_unread, read_to
-from cometmq.shm.live.control import Counter, Phase
+from cometmq.shm.live.control import Counter, Disk, Phase
 from cometmq.shm.log.retired import RetiredSegments
 from cometmq.shm.os.files import (
     COMMITLOG_DIR,
@@ -82,6 +82,7 @@ class CleanerActor(DiskActor):
         self._marks_from = family.control.read(Counter.MARKS_FROM)
         self._slaves_from = family.control.read(Counter.SLAVES_FROM)
         self._min = family.control.own(Counter.MIN_OFFSET)
+        self._disk_state = family.control.own(Counter.DISK_STATE)
         self._retired = RetiredSegments(
             family.store,
             self._segment_bytes,
@@ -301,6 +302,7 @@ class CleanerActor(DiskActor):
             self._writable = False
         elif not self._marks.is_too_full(disks) or before is None:
             self._writable = True
+        self._disk_state.reset(Disk.TOO_FULL if self._writable is False else Disk.WRITABLE)
         if before and self._writable:
             return
         why = self._marks.why_refused(disks)

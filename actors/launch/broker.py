@@ -214,6 +214,7 @@ class BrokerActor(ServiceActor):
         self._kill_run(outliving)
         killed = time.monotonic()
         try:
+            drop_ballast(self._store)
             left = left_by(
                 self._store, self._segment_bytes, self._control,
                 clean=self._clean, before=self._last_run,
@@ -318,12 +319,14 @@ class BrokerActor(ServiceActor):
     def _registered(self) -> None:
         if self._settings.is_in_group and not self._run_is_ready:
             self._run_is_ready = True
+            self._take_ballast(leave_bytes=2 * BASE_BYTES)
             log.info("this run serves after %.0f ms", (time.monotonic() - self._run_began) * 1000)
         if not self._is_ready:
             self._is_ready = True
             if self._was_slave and not self._configured.is_slave:
                 (self._store / SLAVE_FILE).unlink(missing_ok=True)
-            self._take_ballast(leave_bytes=2 * BASE_BYTES)
+            if not self._settings.is_in_group:
+                self._take_ballast(leave_bytes=2 * BASE_BYTES)
             log.info(
                 "%s serves %s after %.2f s; name server %s",
                 self.endpoints.broker, self._store, time.monotonic() - self._began,

@@ -31,7 +31,7 @@ from cometmq.actors.replication.engine_calls import EngineCalls
 from cometmq.actors.replication.log_line import LogLine
 from cometmq.actors.replication.log_view import GroupLog
 from cometmq.actors.replication.peers import Peers
-from cometmq.actors.replication.promises_file import PromisesFile
+from cometmq.actors.replication.room import Room
 from cometmq.actors.replication.run import Runs
 from cometmq.actors.replication.said import Said
 
@@ -57,7 +57,7 @@ class Deeds:
         log_view: GroupLog,
         log_line: LogLine,
         engine: EngineCalls,
-        promises: PromisesFile,
+        room: Room,
         runs: Runs,
         said: Said,
         on_stop: Callable[[str], NoReturn],
@@ -75,7 +75,7 @@ class Deeds:
             Send: self._send,
             Ship: self._ship,
             Append: self._append,
-            Keep: lambda action: promises.keep(action.promises),
+            Keep: lambda action: room.keep(action.promises),
             Get: engine.get,
             Cas: engine.cas,
             Confirmed: lambda action: runs.now.confirm(action.offset),
@@ -89,7 +89,7 @@ class Deeds:
         }
 
     def do(self, action: Action) -> bool:
-        """False: it is under way, and comes to its end when LogLine or Runs say so."""
+        """False: it is under way, and comes to its end when LogLine, Runs or Room say so."""
         return self._how[type(action)](action) is not False
 
     # --- to the others ---

@@ -96,11 +96,17 @@ class EngineCalls:
         self._session: Session | None = None
         self._life: Life | None = None
         self._holds_soon = False  # a session is being opened
+        self.is_away = False  # and is to have none
         self._ids: frozenset[int] = frozenset()  # that have a session
         self._record: GroupRecord | None = None
         self._failures = 0
         self._closed = False
         self._said = Said()
+
+    @property
+    def record(self) -> GroupRecord | None:
+        """The latest that was heard of; the core may be busy, and not know it."""
+        return self._record
 
     @property
     def watched_fd(self) -> int:
@@ -175,11 +181,15 @@ class EngineCalls:
         self._record = record
         return record
 
-    def _tell_alive(self) -> None:
+    @property
+    def alive(self) -> frozenset[Life]:
         """Lives that the record names and that have a session; and our own."""
         lives = [] if self._record is None else map(self._record.life, self._record.replicas)
         known = {life for life in (*lives, self._life) if life is not None}
-        self._told.sessions({life for life in known if session_id(life) in self._ids})
+        return frozenset(life for life in known if session_id(life) in self._ids)
+
+    def _tell_alive(self) -> None:
+        self._told.sessions(self.alive)
 
     # --- our session ---
 
@@ -198,8 +208,21 @@ class EngineCalls:
             self._in_thread(session.close, lambda _result: None)
             self._hold()
 
+    def leave(self) -> None:
+        """Give up the session: the others see this replica as away, until `come_back`."""
+        self.is_away = True
+        session, self._session = self._session, None
+        self._told.session(None)
+        if session is not None:
+            self._in_thread(session.close, lambda _result: None)
+
+    def come_back(self) -> None:
+        self.is_away = False
+        if self._engine is not None:
+            self._hold()
+
     def _hold(self) -> None:
-        if self._holds_soon or self._closed:
+        if self._holds_soon or self._closed or self.is_away:
             return
         self._holds_soon = True
         assert self._life is not None
@@ -215,7 +238,7 @@ class EngineCalls:
         self._holds_soon = False
         if self._closed:
             return
-        if life != self._life:
+        if life != self._life or self.is_away:
             if not isinstance(found, Exception):
                 self._in_thread(found.close, lambda _result: None)
             self._hold()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from cometmq.actors.replication.core.actions import Service
+from cometmq.actors.replication.core.frames import TROUBLE_MAX, Trouble
+from cometmq.actors.replication.core.link import names
 from cometmq.actors.replication.core.record import GroupRecord, Life, new_record
 from cometmq.actors.replication.core.replica import Replica
 from cometmq.actors.replication.driver import Driver
 from cometmq.actors.replication.engine_calls import EngineCalls
 from cometmq.actors.replication.peers import Peers
+from cometmq.actors.replication.room import Room
 from cometmq.actors.replication.run import Runs
 from cometmq.conf import BrokerSettings
 
@@ -59,6 +63,33 @@ class EngineNews:
 
     def cas_unknown(self, ticket: int) -> None:
         self._driver.event(self._core.cas_unknown, ticket)
+
+    def look_at_room(self, room: Room) -> None:
+        """Whoever has no room leaves the group to the others, and says why."""
+        is_away = room.is_stuck or bool(room.why and self._is_dispensable())
+        if is_away and not self._engine.is_away:
+            if room.is_stuck and self._core.leads:
+                self._runs.now.serve(Service.DEPOSED)  # the core is in the middle of an event
+            self._engine.leave()
+        elif self._engine.is_away and not is_away:
+            self._engine.come_back()
+        self._tell_trouble(room.why)
+
+    def _is_dispensable(self) -> bool:
+        """Whether a master would be followed by another one. If not, it is better to be read from
+        than nothing."""
+        record, me = self._engine.record, self._core.local.me
+        if not self._core.leads or record is None:
+            return True
+        others = names(self._engine.alive, record) - {me}
+        return len(others) >= record.min_iss and not others.isdisjoint((*record.iss, *record.elr))
+
+    def _tell_trouble(self, why: str) -> None:
+        """To the master, for who looks at the group from there."""
+        record, local = self._engine.record, self._core.local
+        if why and record is not None and record.master not in ("", local.me):
+            epoch = local.promises.promised_epoch
+            self._peers.send(record.master, Trouble(record.group, epoch, 0, why[:TROUBLE_MAX]))
 
     def session(self, until: float | None) -> None:
         self._runs.now.sure_until(until or 0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cometmq.actors.replication.books_line import BooksLine
-from cometmq.actors.replication.core.frames import AnyFrame
+from cometmq.actors.replication.core.frames import AnyFrame, Trouble
 from cometmq.actors.replication.core.replica import Replica
 from cometmq.actors.replication.core.settings import Settings
 from cometmq.actors.replication.deeds import Deeds
@@ -22,8 +22,9 @@ from cometmq.actors.replication.log_line import LogLine
 from cometmq.actors.replication.log_view import GroupLog
 from cometmq.actors.replication.peers import Peers
 from cometmq.actors.replication.promises_file import PromisesFile
+from cometmq.actors.replication.room import Room
 from cometmq.actors.replication.run import Runs, WholeFlushed
-from cometmq.actors.replication.said import Said
+from cometmq.actors.replication.said import Said, Troubles
 from cometmq.actors.replication.secret import load_secret
 from cometmq.actors.replication.waiting import WaitingFrames
 from cometmq.actors.runtime.family import EXIT_FATAL, EXIT_UNSETTLED, Family
@@ -43,9 +44,9 @@ class MemberActor(ServiceActor):
     `slaves_from`; cometmq.promises; books on their way to the store (shm/state/laid_books.py).
     Wakes on: frames of the other replicas; `wrote`, `flushed` and `phase` of the run that is under
     way; the line to its commitlog process; the engine's watch; a timer.
-    Dies of: a promise that cannot be kept, a record of the log that does not hold, a log that is
-    not the group's: then the whole broker ends. Killed, it has the supervisor begin another run, as
-    a follower; the next process registers as another life of the store.
+    Dies of: a promise that cannot be kept, but for want of room; a record of the log that does not
+    hold, a log that is not the group's: then the whole broker ends. Killed, it has the supervisor
+    begin another run, as a follower; the next process registers as another life of the store.
     """
 
     role = "ha"
@@ -65,6 +66,7 @@ class MemberActor(ServiceActor):
         self._secret = load_secret(Path(settings.group_secret_file))
         self._said = Said()
         self._flushed = WholeFlushed()
+        self._troubles = Troubles()
 
     # --- start ---
 
@@ -99,6 +101,11 @@ class MemberActor(ServiceActor):
         self._log_line = LogLine(family.log_source, self._runs.now.wrote_cell, self._on_laid_down)
         self._news = EngineNews(self._core, self._peers, self._runs, settings)
         self._engine = self._make_engine(settings)
+        self._room = Room(
+            family.store,
+            promises,
+            on_kept=lambda: self._driver.go_on(),
+        )
         self._deeds = Deeds(
             self._group,
             peers=self._peers,
@@ -106,7 +113,7 @@ class MemberActor(ServiceActor):
             log_view=self._log,
             log_line=self._log_line,
             engine=self._engine,
-            promises=promises,
+            room=self._room,
             runs=self._runs,
             said=self._said,
             on_stop=self._end,
@@ -158,7 +165,9 @@ class MemberActor(ServiceActor):
         self._take_frames()
 
     def _take_frame(self, sender: str, frame: AnyFrame, content: memoryview | None) -> None:
-        if not self._books.take(sender, frame, content):
+        if isinstance(frame, Trouble):
+            self._troubles.heard(sender, frame.why)
+        elif not self._books.take(sender, frame, content):
             self._frames.put(sender, frame, content)
 
     def _take_frames(self) -> None:
@@ -177,6 +186,8 @@ class MemberActor(ServiceActor):
             return
         self._engine.tick()
         self._books.tick()
+        self._room.look(self._runs.now.disk_is_full)
+        self._news.look_at_room(self._room)
         if self._driver.is_busy:
             return
         self._driver.event(self._core.tick, now_s())
@@ -255,6 +266,7 @@ class MemberActor(ServiceActor):
             "end": core.local.end,
             "replicated": core.local.confirm,
             "pid": os.getpid(),
+            "trouble": self._room.why,
             **self._peers.statistics(),
         }
         for number, each in enumerate(core.followers()):
@@ -264,6 +276,7 @@ class MemberActor(ServiceActor):
                 f"follower.{number}.lag_bytes": max(0, core.local.end - each.held),
                 f"follower.{number}.in_sync": int(each.in_sync),
                 f"follower.{number}.why": each.why,
+                f"follower.{number}.trouble": self._troubles.of(each.replica),
             }
         return found
 

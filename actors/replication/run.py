@@ -9,12 +9,13 @@ from typing import Final
 
 from cometmq.actors.replication.core.actions import Service
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.writer.segments import NO_SPACE
 from cometmq.protocol.commands import BeginRun, RunBegun
 from cometmq.protocol.errors import CometError, ShuttingDown
 from cometmq.protocol.wire.channel import Channel
 from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.live import control
-from cometmq.shm.live.control import Counter, Phase
+from cometmq.shm.live.control import Counter, Disk, Phase
 
 _SERVED: Final = {
     Service.OPEN: control.Service.OPEN,
@@ -43,6 +44,8 @@ class Run:
         self._known = control.own(Counter.CONFIRM_KNOWN)
         self._service = control.own(Counter.SERVICE)
         self._needed_from = control.own(Counter.SLAVES_FROM)
+        self._disk = control.read(Counter.DISK_STATE)
+        self._allocate_errno = control.read(Counter.ALLOCATE_ERRNO)
 
     def arm(self) -> None:
         """Have the next change of any of them ring; whoever reads after that misses nothing."""
@@ -66,6 +69,13 @@ class Run:
     def begin(self) -> int:
         """0 until the cleaner has looked."""
         return self._min.value
+
+    @property
+    def disk_is_full(self) -> bool | None:
+        """Whether the log has no room to go on; None: it is not known yet, in this run."""
+        if self._disk.value == Disk.UNKNOWN:
+            return None
+        return self._disk.value == Disk.TOO_FULL or self._allocate_errno.value in NO_SPACE
 
     def confirm(self, offset: int) -> None:
         """All below may be read, and acknowledged."""

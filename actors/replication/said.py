@@ -9,6 +9,7 @@ from typing import Final
 log = logging.getLogger("cometmq.actors.replication.ha")
 
 AGAIN_S: Final = 60.0
+TROUBLE_S: Final = 3.0  # it is told again and again while it lasts
 KEYS_MAX: Final = 256
 
 
@@ -34,3 +35,18 @@ class Said:
         count = self._unsaid.pop(key, 0)
         more = f" (and {count} more like this since it was said last)" if count else ""
         log.warning(text + "%s", *arguments, more)
+
+
+class Troubles:
+    """Why other replicas say that they are away from the group."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, tuple[str, float]] = {}
+
+    def heard(self, replica: str, why: str) -> None:
+        self._heard[replica] = why, time.monotonic()
+
+    def of(self, replica: str) -> str:
+        """ "" where it has said nothing lately."""
+        why, at = self._heard.get(replica, ("", 0.0))
+        return why if time.monotonic() < at + TROUBLE_S else ""

@@ -130,7 +130,7 @@ ROLES: Final = (
         name="cleaner",
         actor="cometmq.actors.keepers.cleaner:CleanerActor",
         doorbell=Doorbell.CLEANER,
-        owns=frozenset({Counter.MIN_OFFSET}),
+        owns=frozenset({Counter.MIN_OFFSET, Counter.DISK_STATE}),
     ),
     Role(
         name="reader",

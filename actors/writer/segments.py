@@ -15,6 +15,7 @@ from cometmq.shm.kernel._kernel import Sleepers
 from cometmq.shm.live.control import Counter, Doorbell
 from cometmq.shm.log.commit_log import CommitLog
 
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SEGMENT_TIMEOUT_S: Final = 5  # RocketMQ waits as long for its allocator
 SEGMENT_LOOK_S: Final = 0.1
 SPACE_AT_ONCE_BYTES: Final = 32 * 1_048_576  # the rest the allocator may take back
@@ -91,7 +92,7 @@ class SegmentWait:
         """Why it is waited for no longer."""
         start = (end - 1) // self._segment_bytes * self._segment_bytes
         code = self._errno.value
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if code in NO_SPACE:
             return DiskFull(f"no room for the segment at {start}: {os.strerror(code)}")
         if code:
             return ServiceNotAvailable(f"no segment at {start}: {os.strerror(code)}")

@@ -204,6 +204,8 @@ class _Standing:
     def _why(self, name: str, local: LocalReplica, lag_bytes: int | None) -> str:
         """It is not in sync."""
         record = self._record
+        if trouble := self._trouble(name):
+            return trouble
         if name not in self._alive:
             why = self._why_away(name, local)
             if name in record.iss and self.master is not None:
@@ -217,6 +219,11 @@ class _Standing:
         if said:
             return said
         return f"{sized(lag_bytes)} behind" if lag_bytes else "it has not joined yet"
+
+    def _trouble(self, name: str) -> str:
+        """What it says itself, here or to the master."""
+        said = self._local.get(name, _NOBODY).said.get("trouble")
+        return str(said or self._followers.get(name, {}).get("trouble") or "")
 
     def _why_away(self, name: str, local: LocalReplica) -> str:
         if local.pid is not None:
@@ -243,7 +250,8 @@ class _Standing:
         local = self._local.get(self.master)
         if local is not None and not local.serves:
             return f"the master {self.master} does not serve yet"
-        return ""
+        trouble = self._trouble(self.master)
+        return f"the master {self.master}: {trouble}" if trouble else ""
 
 
 def followers_in(said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

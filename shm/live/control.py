@@ -83,6 +83,7 @@ class Counter(IntEnum):
     CONFIRM_KNOWN = 29
     # ha, of the master of a group: until then nobody else can be master; ms of CLOCK_BOOTTIME
     SURE_UNTIL = 30
+    DISK_STATE = 31  # cleaner: see Disk
 
 
 STRIPES_FROM: Final = 64  # their cells are numbered behind those of the counters
@@ -122,6 +123,14 @@ class Service:
     UNSURE: Final = 2  # sends and reads, but no invisibility of popped messages, and no locks
     SHORT: Final = 3  # reads: in-sync replicas not enough
     DEPOSED: Final = 4  # its session is lost: nothing
+
+
+class Disk:
+    """What the cleaner makes of how full the disk is."""
+
+    UNKNOWN: Final = 0  # it has not looked yet
+    WRITABLE: Final = 1
+    TOO_FULL: Final = 2  # the log takes nothing
 
 
 class Doorbell(IntEnum):

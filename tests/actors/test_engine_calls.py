@@ -93,3 +93,28 @@ def test_an_empty_store_is_there_as_the_life_behind_its_predecessor_s(
     until_alive(engine, next_)
     replica.calls.close()
     until_alive(engine)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_who_leaves_has_no_session_until_it_comes_back(
+    held: bool, url: str, engine: Engine
+) -> None:
+    """It has a session, or one is just being opened."""
+    replica, life = Replica(url), ("n2", "uuid", 1)
+    replica.calls.open(life)
+    if held:
+        replica.until(lambda: replica.session_until is not None)
+        until_alive(engine, life)
+    else:
+        replica.until(lambda: replica.calls.watched_fd >= 0)
+    replica.calls.leave()
+    assert replica.session_until is None
+    replica.calls.tick()
+    replica.calls.live_as(("n2", "uuid", 2))  # as a start does that has waited for room
+    if not held:
+        replica.until(lambda: not replica.calls._holds_soon)
+    until_alive(engine)
+    replica.calls.come_back()
+    replica.until(lambda: replica.session_until is not None)
+    until_alive(engine, ("n2", "uuid", 2))
+    replica.calls.close()

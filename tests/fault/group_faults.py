@@ -214,26 +214,32 @@ def cut(rig: GroupRig, links: list[tuple[str, str]]) -> Iterator[None]:
 # --- disks ----------------------------------------------------------------------------------------
 
 
-@fault("disk-full", "follower", needs=("disk",))
+@fault("disk-full", "follower", "master", needs=("disk",))
 def disk_full(rig: GroupRig, target: str) -> None:
-    """And freed after a while; a broker that has ended of it is started again."""
+    """And freed after a while. Nobody ends of it, and nobody is helped."""
     (victim,) = rig.pick(target)
-    assert victim.disk is not None
     rig.fault("disk-full", target)
+    with full_disk(victim):
+        until = time.monotonic() + rig.chance.uniform(*HELD_S)
+        while time.monotonic() < until:
+            rig.check_alive()
+            time.sleep(0.1)  # the fault itself
+
+
+@contextlib.contextmanager
+def full_disk(victim: Replica) -> Iterator[None]:
+    """Somebody else takes all the room there is, to the last block."""
+    assert victim.disk is not None
     path = victim.disk.folder / FILLER
-    with path.open("wb") as filler:
-        for size in (1 << 20, 1 << 12):
-            with contextlib.suppress(OSError):
-                while True:
-                    os.posix_fallocate(filler.fileno(), os.fstat(filler.fileno()).st_size, size)
-    until = time.monotonic() + rig.chance.uniform(*HELD_S)
-    while time.monotonic() < until and victim.runs:
-        time.sleep(0.1)  # the fault itself
-    path.unlink()
-    if not victim.runs:
-        victim.why_ended()
-        rig.counts["ended of a full disk"] += 1
-        victim.start()
+    try:
+        with path.open("wb") as filler:
+            for size in (1 << 20, 1 << 12):
+                with contextlib.suppress(OSError):
+                    while True:
+                        os.posix_fallocate(filler.fileno(), os.fstat(filler.fileno()).st_size, size)
+        yield
+    finally:
+        path.unlink()
 
 
 @fault("flip", "follower")

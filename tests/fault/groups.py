@@ -179,6 +179,8 @@ class GroupRig:
     def _replica(self, name: str, place: int) -> Replica:
         keys = {
             **self.kind.settings,
+            "cleanResourceInterval": 1_000,  # it says when a disk is full, and when no longer
+            "cleanFileForciblyEnable": False,  # but no room must not cost a message
             "bindAddress": self._host(name),
             "brokerName": GROUP,
             "namesrvAddr": self.name_server,

@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from fault.campaigns import Tally
 from fault.engine_faults import THREE_SERVERS
 from fault.ensemble import Ensemble
 from fault.fail_over import NAME, plot
-from fault.group_faults import FAULTS
+from fault.group_faults import FAULTS, full_disk
 from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs, gone
+from fault.group_replica import GROUP
 from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
 from fault.history import History, Op
 from fault.network import HOST, Network
@@ -27,6 +29,8 @@ from fault.rig import Outcome
 
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
+from cometmq.cluster.looking import Looker
+from cometmq.cluster.place import GroupPlace
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -121,6 +125,43 @@ def test_a_master_that_reaches_no_follower_gives_up(tmp_path: Path, ways: str) -
         rig.wait_resumed("another one was elected")
         rig.network.heal()
         rig.wait_healed("the links came back")
+        outcome = rig.finish()
+    assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
+
+
+@pytest.mark.parametrize("target", ["follower", "master"])
+def test_a_replica_whose_disk_is_full_stays_and_goes_on(target: str, tmp_path: Path) -> None:
+    """It is left out, says why, and joins again by itself; the others go on without it."""
+    if why := disk.trouble("ext4"):
+        pytest.skip(f"full disks of groups: {why}")
+    with GroupRig(tmp_path / "rig", SEED, False, Shape("ext4")) as rig, ExitStack() as stack:
+        (victim,) = rig.pick(target)
+        stores = {each.name: each.store for each in rig.replicas if each is not victim}
+        place = GroupPlace(group=GROUP, engine=rig.engine_url, stores=stores)
+        elsewhere = stack.enter_context(Looker(place, rig.engine))
+        rig.fault("disk-full", target)
+
+        def told(looker: Looker) -> bool:
+            status = looker.look()
+            found = status.replica(victim.name)
+            assert found is not None
+            return status.serves and not found.in_sync and "its disk is full" in found.why
+
+        def said() -> int:
+            return victim.log.count("away from its group until there is room")
+
+        with full_disk(victim):
+            for looker in (rig.looker, elsewhere):
+                rig.until(lambda at=looker: told(at), f"{victim.name} is out, and says why")
+            rig.wait_served(without=victim)
+            rig.wait_resumed("the disk was full")
+            victim.kill()  # and a start on a full disk
+            victim.start()
+            rig.until(lambda: said() == 2, f"{victim.name} starts, and is away again")
+            for looker in (rig.looker, elsewhere):
+                rig.until(lambda at=looker: told(at), f"{victim.name} is out again, and says why")
+        rig.wait_healed("there is room again")
+        assert said() == 2
         outcome = rig.finish()
     assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
 

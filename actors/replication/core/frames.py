@@ -31,6 +31,7 @@ from cometmq.protocol.errors import BadRequest
 
 FRAME_BYTES_MAX: Final = 64 << 10  # without the bytes of the log
 MARKS_MAX: Final = 64
+TROUBLE_MAX: Final = 1_000  # characters
 
 Crc = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
@@ -135,6 +136,12 @@ class Books(Frame, frozen=True, tag=12):
     total: Whole  # bytes of the copy
 
 
+class Trouble(Frame, frozen=True, tag=13):
+    """Why the sender is away from its group, for who looks at that. Not for the core."""
+
+    why: Annotated[str, msgspec.Meta(max_length=TROUBLE_MAX)]
+
+
 AnyFrame = (
     Hello
     | Welcome
@@ -148,6 +155,7 @@ AnyFrame = (
     | Refused
     | WantBooks
     | Books
+    | Trouble
 )
 WithContent = Bytes | Books  # something follows behind the frame
 
