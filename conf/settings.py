@@ -673,6 +673,20 @@ class CleaningSettings:
         at_least=1,
         help="The pause between two looks for something to delete.",
     )
+    verify_log_bytes_per_second: int = option(
+        8_388_608,
+        key="verifyLogBytesPerSecond",
+        at_least=0,
+        at_most=2**40,
+        help="How fast the segments of the log that are full are read again, to find damage: each "
+        "record's place, sizes and CRC. 0: not at all. A replica of a group ends of damage.",
+    )
+    verify_log_interval_ms: int = option(
+        604_800_000,
+        key="verifyLogInterval",
+        at_least=1,
+        help="From one beginning of that to the next, at least. A start begins with it.",
+    )
     delete_file_batch_max: int = option(
         10,
         key="deleteFileBatchMax",

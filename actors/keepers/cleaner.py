@@ -9,8 +9,9 @@ from typing import Final
 
 from cometmq.actors.keepers.disk_marks import DiskMarks, DiskUse
 from cometmq.actors.keepers.following import Following
+from cometmq.actors.keepers.scrub import Scrub
 from cometmq.actors.runtime.disk_actor import DiskActor
-from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.family import Family, end_replica
 from cometmq.actors.runtime.service import Request, Timer
 from cometmq.conf.settings import ArchiveOverflow
 from cometmq.protocol.commands import (
@@ -96,6 +97,15 @@ class CleanerActor(DiskActor):
             pause_s=family.settings.delete_consume_queue_files_interval_ms / 1000,
             after=self.after,
         )
+        self._scrub = Scrub(
+            family.store,
+            self._segment_bytes,
+            bytes_per_s=family.settings.verify_log_bytes_per_second,
+            interval_s=family.settings.verify_log_interval_ms / 1000,
+            range_of=lambda: (self._min.value, self._wrote.value),
+            on_damage=self._meet_damage,
+            after=self.after,
+        )
         self._holds: dict[str, Hold] | None = None  # None: the coordinator has not said it yet
         self._holds_place = (0, 0)  # of that list: epoch and number
         self._waits_for_holds = False  # which is said once
@@ -124,6 +134,17 @@ class CleanerActor(DiskActor):
         self._coordinator.tell(HoldsWanted())
         self._tell_disk_state()
         self.every(self._settings.clean_resource_interval_ms / 1000, self._try_to_clean)
+        self._scrub.begin()
+
+    def _meet_damage(self, text: str) -> None:
+        """A replica ends of it, as others have it whole."""
+        if self._settings.is_in_group:
+            end_replica(self._family.store, text)
+        log.critical(
+            "%s. What holds is served on; `cometmq store verify` tells all of it, once no broker "
+            "runs",
+            text,
+        )
 
     # --- which segments go ---
 
@@ -361,6 +382,9 @@ class CleanerActor(DiskActor):
             "rounds": self._rounds,  # that are over
             "retired_bytes": self._retired.used_bytes(),
             "disk_used_percent": round(self.used_percent(), 1),
+            "verified_bytes": self._scrub.read_bytes,
+            "verified_passes": self._scrub.passes,
+            "damages": self._scrub.damages,
             "writable": "no" if self._writable is False else "yes",
             "holds": holds,
         } | self._retired.counts()

@@ -27,6 +27,7 @@ from cometmq.protocol.errors import ConfigError, StoreError
 from cometmq.shm.derived.queue_check import StoreFiles
 from cometmq.shm.os.files import COMMITLOG_DIR, LOCK_FILE, check_store_folder, make_store_folders
 from cometmq.shm.os.locks import lock_for_family
+from cometmq.shm.state.damage import check_not_damaged
 from cometmq.shm.state.permission import group_id, settle_permission, umask_of
 from cometmq.shm.tools.start_checks import check_store, not_usable
 
@@ -115,6 +116,8 @@ def _take_store(settings: BrokerSettings) -> int:
         # First of all: where there is a broker, its files and ports are not to be judged.
         if (store / LOCK_FILE).exists():
             held.append(lock_for_family(store, FAMILY_TIMEOUT_S))
+        if settings.is_in_group:
+            check_not_damaged(store)
         check_store(StoreFiles(store, segment_bytes, queue_segment_bytes))
         check_ports(settings)
         os.umask(umask_of(group))

@@ -39,9 +39,9 @@ from cometmq.shm.kernel._kernel import (
     Sleepers,
 )
 from cometmq.shm.live.control import Counter, Doorbell, Phase
-from cometmq.shm.log.replica import REPLACE_IT
 from cometmq.shm.os.locks import StoreLock
 from cometmq.shm.reading.derived_log import last_marks
+from cometmq.shm.state.damage import REPLACE_IT
 
 log = logging.getLogger(__name__)
 

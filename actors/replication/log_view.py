@@ -18,6 +18,7 @@ from cometmq.protocol.errors import StoreDamaged
 from cometmq.shm.kernel._kernel import REASONS, FileMap, records_before, scan, whole_records
 from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
+from cometmq.shm.state.damage import note_damage
 
 _TOPIC: Final = derived.DERIVED_TOPIC.encode()
 _BLANK: Final = REASONS.index("end of segment")
@@ -36,6 +37,7 @@ class GroupLog:
     """
 
     def __init__(self, store: Path, segment_bytes: int) -> None:
+        self._store = store
         self._folder = store / COMMITLOG_DIR
         self._segment_bytes = segment_bytes
         self._maps = LogMaps(store, segment_bytes)
@@ -146,7 +148,9 @@ class GroupLog:
 
     def _refuse(self, at: int, why: str) -> NoReturn:
         path = self._folder / segment_name(self.start_of(at))
-        raise StoreDamaged(f"{path}: damaged at physical offset {at}: {why}")
+        text = f"{path}: damaged at physical offset {at}: {why}"
+        note_damage(self._store, text)
+        raise StoreDamaged(text)
 
     # --- segments ---
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -21,10 +22,10 @@ from cometmq.shm.kernel._kernel import OwnedCell
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 from cometmq.shm.log.last_run import LastRun
-from cometmq.shm.log.replica import REPLACE_IT
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.positions import LivePositions
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
+from cometmq.shm.state.damage import REPLACE_IT, note_damage
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,10 @@ def note_failure(text: str, error: OSError, cell: OwnedCell) -> None:
     log.critical("%s: %s: the store is taken out of service", text, error.strerror)
 
 
-def end_replica(why: str) -> NoReturn:
-    """End this process so that the supervisor ends the broker: what is damaged here is whole in
-    other replicas, which serve on."""
+def end_replica(store: Path, why: str) -> NoReturn:
+    """End this process so that the supervisor ends the broker, and no other one is started on this
+    store: what is damaged here is whole in other replicas, which serve on."""
+    note_damage(store, why)
     log.critical("%s: %s", why, REPLACE_IT)
     logging.shutdown()
     os._exit(EXIT_FATAL)
@@ -163,7 +165,7 @@ class Family:
             limits=limits,
         )
         if self.settings.is_in_group:
-            store.on_damage = end_replica
+            store.on_damage = partial(end_replica, self.store)
         return store
 
     @property

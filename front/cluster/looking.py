@@ -230,6 +230,8 @@ class _Standing:
             return "it runs, and has no session with the engine"
         if not self._record.replicas[name].store_uuid:
             return "it was never started"
+        if local.damage:
+            return f"its store is damaged, and to be replaced by an empty one: {local.damage}"
         if name in self._local:
             return "its process is not running"
         return "it has no session with the engine: it is not running, or cannot reach it"

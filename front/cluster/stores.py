@@ -20,6 +20,7 @@ from cometmq.protocol.errors import CometError, StoreError, StoreLocked
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase, Service
 from cometmq.shm.os.locks import check_not_in_use
+from cometmq.shm.state.damage import noted_damage
 
 ASK_S: Final = 0.5
 BETWEEN_RUNS_S: Final = 0.5
@@ -33,6 +34,7 @@ class LocalReplica(NamedTuple):
             broker, as it had it. None after an orderly end, or before the first start.
         serves: as a master it takes messages.
         said: statistics of its `ha` process; empty where that does not answer.
+        damage: that was found in its store.
     """
 
     pid: int | None = None
@@ -40,6 +42,7 @@ class LocalReplica(NamedTuple):
     wrote_ms: int = 0
     serves: bool = False
     said: Mapping[str, Any] = {}
+    damage: str = ""
 
 
 def supervisor_of(meta: Mapping[str, Any]) -> psutil.Process | None:
@@ -67,7 +70,7 @@ class LocalStores:
         alive = {name: meta for name, meta in metas.items() if supervisor_of(meta) is not None}
         said = self._ask({name: str(meta["token"]) for name, meta in alive.items()})
         return {
-            name: LocalReplica()
+            name: LocalReplica(damage=noted_damage(self.stores[name]))
             if control is None
             else LocalReplica(
                 alive[name]["pid"] if name in alive else None,
@@ -75,6 +78,7 @@ class LocalStores:
                 control.read(Counter.WROTE_TIMESTAMP).value,
                 name in alive and _serves(control),
                 said.get(name, {}),
+                noted_damage(self.stores[name]),
             )
             for name, control in controls.items()
         }

@@ -28,8 +28,7 @@ from cometmq.shm.log.recovery import (
 )
 from cometmq.shm.log.torn import without_torn_record
 from cometmq.shm.os.files import COMMITLOG_DIR
-
-REPLACE_IT = "replace this store by an empty one; the group has what is missing"
+from cometmq.shm.state.damage import REPLACE_IT, note_damage
 
 
 def recover_replica(
@@ -72,6 +71,7 @@ def recover_replica(
 def _check_nothing_is_missing(store: Path, end: LogEnd, last_run: LastRun | None) -> None:
     if end.damages:
         report(end.damages)
+        note_damage(store, str(end.damages[0]))
         raise StoreDamaged(f"{end.damages[0]}. In a group nothing is passed over: {REPLACE_IT}")
     if last_run and end.physical_offset < last_run.wrote:
         raise StoreDamaged(

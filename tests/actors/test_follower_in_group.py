@@ -27,7 +27,7 @@ from cometmq.shm.kernel.layout import HA_FRAME
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.cutting import begin_log_at
 from cometmq.shm.log.last_run import life_of
-from cometmq.shm.log.replica import REPLACE_IT
+from cometmq.shm.state.damage import REPLACE_IT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 needs_life = pytest.mark.skipif(

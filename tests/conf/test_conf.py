@@ -65,6 +65,8 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "deleteWhen": "04",
     "fileReservedTime": 72,
     "cleanResourceInterval": 10_000,
+    "verifyLogBytesPerSecond": 8_388_608,
+    "verifyLogInterval": 604_800_000,
     "deleteFileBatchMax": 10,
     "osPageCacheBusyTimeOutMills": 1_000,
     "cleanFileForciblyEnable": True,

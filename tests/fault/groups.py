@@ -69,7 +69,7 @@ WORKS: Final[Mapping[str, Callable[[], Work]]] = {
 }
 SESSION_S: Final = 2.0
 #: A machine that others use is slow; what hangs hangs longer.
-HEAL_S: Final = 240.0
+HEAL_S: Final = 90.0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fault.campaigns import Tally
 from fault.engine_faults import THREE_SERVERS
 from fault.ensemble import Ensemble
 from fault.fail_over import NAME, plot
-from fault.group_faults import FAULTS, full_disk
+from fault.group_faults import FAULTS, flip_a_bit, full_disk
 from fault.group_judge import SEGMENT_BYTES, Peeker, deaths, differences, doubled_epochs, gone
 from fault.group_replica import GROUP
 from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
@@ -31,6 +31,7 @@ from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
 from cometmq.cluster.looking import Looker
 from cometmq.cluster.place import GroupPlace
+from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -162,6 +163,32 @@ def test_a_replica_whose_disk_is_full_stays_and_goes_on(target: str, tmp_path: P
                 rig.until(lambda at=looker: told(at), f"{victim.name} is out again, and says why")
         rig.wait_healed("there is room again")
         assert said() == 2
+        outcome = rig.finish()
+    assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
+
+
+@pytest.mark.parametrize("target", ["follower", "master"])
+def test_damage_that_nobody_reads_is_found_and_not_elected(target: str, tmp_path: Path) -> None:
+    """A bit of a segment that is full, whose replica is killed: its start does not look there."""
+    with GroupRig(tmp_path / "rig", SEED) as rig:
+        (victim,) = rig.pick(target)
+        rig.until(lambda: victim.counter(Counter.REPLICATED) > SEGMENT_BYTES, "a segment is full")
+        rig.fault("flip", target, "sealed")
+        victim.kill()
+        flip_a_bit(rig, victim, victim.counter(Counter.REPLICATED), "sealed")
+        for _ in range(2):  # and not once more either
+            victim.start()
+            rig.until_ended(victim)
+            victim.why_ended()
+            assert "damaged at" in victim.log
+            found = rig.looker.look().replica(victim.name)
+            assert found is not None
+            assert "its store is damaged" in found.why
+        rig.wait_served(without=victim)
+        rig.wait_resumed("the damage")
+        victim.empty()
+        victim.start()
+        rig.wait_healed("an empty store came in its place")
         outcome = rig.finish()
     assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
 

@@ -14,8 +14,9 @@ from cometmq.protocol.errors import StoreDamaged
 from cometmq.shm.log.cutting import CUT_FILE, begin_log_at, cut_log
 from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.log.recovery import LAST_RUN_ENDED, LogEnd
-from cometmq.shm.log.replica import REPLACE_IT, recover_replica
+from cometmq.shm.log.replica import recover_replica
 from cometmq.shm.os.files import Checkpoint
+from cometmq.shm.state.damage import REPLACE_IT
 
 SEGMENT = 1_000
 WRITES = st.lists(
