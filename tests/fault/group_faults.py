@@ -30,7 +30,7 @@ from fault.campaigns import Options, Tally, campaign, new_tally
 from fault.disk import DiskTrouble
 from fault.group_judge import SEGMENT_BYTES
 from fault.group_replica import Replica
-from fault.groups import HEAL_S, NAMES, ONE_DISK, SESSION_S, WORKS, GroupRig, Shape
+from fault.groups import HEAL_S, ONE_DISK, SESSION_S, WORKS, GroupRig, Shape
 from fault.network import NetworkTrouble
 from fault.timed_work import supersede
 from fault.work import Work
@@ -90,10 +90,15 @@ def fault(
 
 
 @fault("kill", "master", "follower", "all")
-def kill(rig: GroupRig, target: str) -> None:
-    """kill -9 of whole brokers; they come back at once, or once the others go on without them."""
+def kill(rig: GroupRig, target: str, *, told: bool = True) -> None:
+    """kill -9 of whole brokers; they come back at once, or once the others go on without them.
+
+    Args:
+        told: it is a fault of its own.
+    """
     gone = rig.pick(target)
-    rig.fault("kill", target)
+    if told:
+        rig.fault("kill", target)
     for each in gone:
         each.kill()
     come_back(rig, gone)
@@ -184,7 +189,7 @@ def partition(rig: GroupRig, target: str) -> None:
     """The master from both followers, both ways or one; or the followers from each other."""
     assert rig.network is not None
     (master,) = rig.pick("master")
-    others = [name for name in NAMES if name != master.name]
+    others = [each.name for each in rig.replicas if each is not master]
     links = {
         "both": [(master.name, o) for o in others] + [(o, master.name) for o in others],
         "from-master": [(master.name, o) for o in others],
@@ -329,6 +334,46 @@ def replace(rig: GroupRig, target: str) -> None:
     rig.wait_served(without=victim)
     victim.empty()
     victim.start()
+
+
+@fault("add-remove", "follower", "master", "dead", needs=("together",))
+def add_remove(rig: GroupRig, target: str) -> None:
+    """A fourth replica comes with an empty store, one of the others goes for good, and somebody is
+    killed before, between, or after that."""
+    rig.wait_in_sync("nothing")
+    rig.fault("add-remove", target)
+    kill_at = rig.chance.choice(("joining", "all in sync", "removed"))
+    rig.add_replica()
+    kill_somebody(rig, kill_at == "joining")
+    rig.wait_in_sync("a replica was added")
+    kill_somebody(rig, kill_at == "all in sync")
+    if target == "master":
+        victim = hand_over(rig)
+    else:
+        (victim,) = rig.pick("follower")
+    if target == "dead":
+        victim.kill()
+    rig.remove_replica(victim)
+    kill_somebody(rig, kill_at == "removed")
+    rig.wait_resumed("a replica was removed")
+    kill(rig, "master", told=False)
+
+
+def kill_somebody(rig: GroupRig, now: bool) -> None:
+    if now:
+        (victim,) = rig.pick(rig.chance.choice(("master", "follower")))
+        victim.kill()
+        come_back(rig, [victim])
+
+
+def hand_over(rig: GroupRig) -> Replica:
+    """By the one who is master now, which then is not."""
+    (master,) = rig.pick("master")
+    while rig.wait_served() is master:
+        rig.wait_in_sync("a fail-over")
+        with contextlib.suppress(CometError):
+            FailOver(rig.engine, rig.looker, None).wait_served()
+    return master
 
 
 @fault("failover", "master")

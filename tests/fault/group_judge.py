@@ -59,13 +59,18 @@ class Judged(Protocol):
 
 
 def judge(
-    histories: Path, replicas: Sequence[Judged], confirmed: Mapping[str, int], work: Work
+    histories: Path,
+    replicas: Sequence[Judged],
+    confirmed: Mapping[str, int],
+    work: Work,
+    former: Sequence[Judged] = (),
 ) -> tuple[Verdict, list[Op]]:
     """Of replicas that have ended, and what was done to them.
 
     Args:
         confirmed: how far each log was, as its replica said last.
         work: what the clients did, and have done to its end.
+        former: replicas that are in the group no more, whose stores nobody counts on.
     """
     ops = read_histories(histories)
     verdict = work.judge(ops, replicas[0].store)
@@ -75,7 +80,7 @@ def judge(
         add_store_findings(verdict, [f"{each.name}: {text}" for text in found])
     stores = {each.name: each.store for each in replicas}
     add_store_findings(verdict, differences(stores, min(confirmed.values())))
-    logs = {each.name: each.log for each in replicas}
+    logs = {each.name: each.log for each in (*replicas, *former)}
     add_store_findings(verdict, doubled_epochs(logs))
     add_store_findings(verdict, deaths(logs))
     verdict.counts["masterships"] = sum(len(_MASTER.findall(log)) for log in logs.values())
@@ -151,7 +156,7 @@ class Peeker:
     def __init__(
         self, replicas: Sequence[Judged], topics: Mapping[str, int], history: History, seed: int
     ) -> None:
-        self._replicas, self._history = list(replicas), history
+        self._replicas, self._history = replicas, history  # these may become others
         self._queues = [(topic, queue) for topic, count in topics.items() for queue in range(count)]
         self._chance = random.Random(f"{seed} peeker")
         self._over = threading.Event()
@@ -184,7 +189,7 @@ class Peeker:
         try:
             while not self._over.wait(PEEK_S):
                 with contextlib.suppress(CometError):
-                    self._peek(self._chance.choice(self._replicas))
+                    self._peek(self._chance.choice(list(self._replicas)))
         except BaseException as error:
             self._failure = error
 

@@ -175,7 +175,7 @@ class Replica:
 
     def empty(self) -> None:
         """As a new disk in place of the old one."""
-        shutil.rmtree(self.store)
+        shutil.rmtree(self.store, ignore_errors=not self.store.exists())
 
     def close(self, *, fails: bool) -> None:
         if self.broker is not None:

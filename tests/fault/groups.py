@@ -53,15 +53,17 @@ from cometmq.actors.replication.engines.errors import EngineUnreachable
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.client import Admin
 from cometmq.client.routes import Routes
+from cometmq.cluster.administration import add, remove
 from cometmq.cluster.looking import Looker
 from cometmq.cluster.place import GroupPlace
 from cometmq.protocol.commands import PullMessages, PullResult
-from cometmq.protocol.errors import CometError
+from cometmq.protocol.errors import CometError, ConfigError
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.live.control import Counter
 
 NAMES: Final = ("n0", "n1", "n2")
+SPARE: Final = "n3"  # is in the group once it is added, and another one removed
 WORKS: Final[Mapping[str, Callable[[], Work]]] = {
     "plain": PlainWork,
     "timed": TimedWork,
@@ -69,7 +71,7 @@ WORKS: Final[Mapping[str, Callable[[], Work]]] = {
 }
 SESSION_S: Final = 2.0
 #: A machine that others use is slow; what hangs hangs longer.
-HEAL_S: Final = 90.0
+HEAL_S: Final = 240.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Shape:
         names = {
             "disk": bool(self.kind),
             "network": self.apart,
+            "together": not self.apart,
             "zookeeper": self.servers > 0,
             "one server": self.servers == 1,
             "three servers": self.servers == 3,
@@ -122,6 +125,7 @@ class GroupRig:
     shape: Shape = ONE_DISK
     clients: Work | None = None
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what came of faults
+    former: list[Replica] = field(default_factory=list)  # that are in the group no more, or not yet
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
@@ -138,6 +142,8 @@ class GroupRig:
             server = NameServerActor.start(bind=[(f"tcp://{self.name_server}", False)])
             stack.callback(server.stop)
             self.replicas = [self._replica(name, place) for place, name in enumerate(NAMES)]
+            if not self.network:
+                self.former = [self._replica(SPARE, len(NAMES))]
             stack.push(self._close_replicas)
             for replica in self.replicas:
                 replica.start()
@@ -171,12 +177,18 @@ class GroupRig:
             self.servers = stack.enter_context(Ensemble(place, machines, self.network))
             self.engine_url = self.servers.url
         self.engine: Engine = stack.enter_context(open_engine(self.engine_url, 20.0))
-        self._peers = ";".join(f"{name}-{self._host(name)}:{free_ports()}" for name in NAMES)
+        names = NAMES if self.network else (*NAMES, SPARE)
+        self.addresses = {name: f"{self._host(name)}:{free_ports()}" for name in names}
         self._secret = self.folder / "secret"
         self._secret.write_text(secrets.token_hex(32) + "\n")
         self._secret.chmod(0o600)
 
     def _replica(self, name: str, place: int) -> Replica:
+        peers = [
+            f"{each}-{address}"
+            for each, address in self.addresses.items()
+            if each in (*NAMES, name)
+        ]
         keys = {
             **self.kind.settings,
             "cleanResourceInterval": 1_000,  # it says when a disk is full, and when no longer
@@ -186,7 +198,7 @@ class GroupRig:
             "namesrvAddr": self.name_server,
             "enableDLegerCommitLog": True,
             "dLegerGroup": GROUP,
-            "dLegerPeers": self._peers,
+            "dLegerPeers": ";".join(peers),
             "dLegerSelfId": name,
             "groupEngine": self.engine_url,
             "groupSecretFile": str(self._secret),
@@ -197,7 +209,7 @@ class GroupRig:
         return Replica(name, self.folder, keys, self.shape.kind, space)
 
     def _place(self) -> GroupPlace:
-        stores = {each.name: each.store for each in self.replicas}
+        stores = {each.name: each.store for each in (*self.replicas, *self.former)}
         return GroupPlace(group=GROUP, engine=self.engine_url, stores=stores)
 
     def _create_topics(self) -> None:
@@ -215,9 +227,9 @@ class GroupRig:
         return True
 
     def _close_replicas(self, kind: type[BaseException] | None, *_: object) -> None:
-        for replica in getattr(self, "replicas", ()):
+        for replica in (*getattr(self, "replicas", ()), *self.former):
             replica.close(fails=kind is not None)
-        self.replicas = []
+        self.replicas, self.former = [], []
 
     def __exit__(
         self,
@@ -273,6 +285,38 @@ class GroupRig:
             counters = {c.name: each.counter(c) for c in (Counter.WROTE, Counter.REPLICATED)}
             lines.append(f"--- {each.name} runs: {each.runs}, {counters}\n{each.log[-TAIL:]}")
         return "\n".join(lines)
+
+    # --- who is in the group ---
+
+    def add_replica(self) -> Replica:
+        """One that is not, with an empty store."""
+        new = self.former.pop()
+        add(self.engine, GROUP, new.name, self.addresses[new.name])
+        self.replicas.append(new)
+        new.start()
+        return new
+
+    def remove_replica(self, replica: Replica) -> None:
+        """Once enough others are in sync. Its broker ends by itself, if it runs."""
+        self.replicas.remove(replica)  # before it ends
+
+        def removed() -> bool:
+            try:
+                remove(self.engine, GROUP, replica.name)
+            except ConfigError as error:  # who is just joining, or has just been elected
+                self.counts[f"refused: {str(error).partition(':')[0][-40:]}"] += 1
+                return False
+            return True
+
+        try:
+            self.until(removed, f"{replica.name} is not removed")
+            if replica.broker is not None:
+                self.until_ended(replica)
+                replica.why_ended()
+                assert f"has no replica {replica.name}" in replica.log
+        finally:
+            self.former.append(replica)
+        replica.empty()
 
     # --- waiting ---
 
@@ -357,7 +401,7 @@ class GroupRig:
         confirmed = self._wait_confirmed()
         with ThreadPoolExecutor(len(NAMES)) as pool:
             statuses = list(pool.map(lambda each: each.end(), self.replicas))
-        verdict, faults = judge(self.histories, self.replicas, confirmed, self.kind)
+        verdict, faults = judge(self.histories, self.replicas, confirmed, self.kind, self.former)
         ends = zip(self.replicas, statuses, strict=True)
         add_store_findings(
             verdict, [f"{each.name} ended with {status}" for each, status in ends if status]

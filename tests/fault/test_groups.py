@@ -168,6 +168,12 @@ def test_a_replica_whose_disk_is_full_stays_and_goes_on(target: str, tmp_path: P
 
 
 @pytest.mark.parametrize("target", ["follower", "master"])
+def test_a_replica_is_added_and_another_one_removed(target: str, tmp_path: Path) -> None:
+    """Twice: the one that was removed comes back, with an empty store."""
+    tried(tmp_path / "rig", ONE_DISK, ("add-remove", target), ("add-remove", "dead"))
+
+
+@pytest.mark.parametrize("target", ["follower", "master"])
 def test_damage_that_nobody_reads_is_found_and_not_elected(target: str, tmp_path: Path) -> None:
     """A bit of a segment that is full, whose replica is killed: its start does not look there."""
     with GroupRig(tmp_path / "rig", SEED) as rig:
