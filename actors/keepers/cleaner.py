@@ -50,10 +50,10 @@ MANUAL_ROUNDS: Final = 20  # RocketMQ: so many times deleteFileBatchMax at one r
 class CleanerActor(DiskActor):
     """Deletes expired segments, and has writes refused while the disk is too full.
 
-    Writes, alone: deletions, `min_offset`, cometmq.retired/ (the allocator takes free segments out
-    of it).
+    Writes, alone: deletions, `min_offset`, `disk_state`, cometmq.retired/ (the allocator takes free
+    segments out of it).
     Wakes on: a timer (cleanResourceInterval), DeleteSegments, SetHolds; a timer of its own while a
-    retired segment is not at its end.
+    retired segment is not at its end, and while the log is read again (Scrub).
     Dies of nothing that matters to others: the next one finds every state in the files' names.
     The rules are RocketMQ's (store-format 10): segments older than fileReservedTime go in the hours
     of deleteWhen or when the disk is over diskMaxUsedSpaceRatio, any segment when it is over

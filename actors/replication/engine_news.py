@@ -66,7 +66,7 @@ class EngineNews:
 
     def look_at_room(self, room: Room) -> None:
         """Whoever has no room leaves the group to the others, and says why."""
-        is_away = room.is_stuck or bool(room.why and self._is_dispensable())
+        is_away = bool(room.why) and self._is_dispensable()
         if is_away and not self._engine.is_away:
             if room.is_stuck and self._core.leads:
                 self._runs.now.serve(Service.DEPOSED)  # the core is in the middle of an event

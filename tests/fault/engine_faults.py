@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Final
 
@@ -68,6 +69,33 @@ def engine_node(rig: GroupRig, target: str) -> None:
     if target == "with-master":
         master.start()
     rig.servers.start(gone)
+
+
+@fault("engine-hang", "leader", "follower", "all", needs=ENSEMBLE)
+def engine_hang(rig: GroupRig, target: str) -> None:
+    """SIGSTOP of one server of three, which keeps its connections and answers nothing: sessions
+    are kept by the others, or another master is elected. Or of all: the group goes on as it is."""
+    master = rig.wait_served()
+    leader = rig.servers.leader()
+    names = [name for name in NAMES if name != leader]
+    hung = {"leader": [leader], "follower": [rig.chance.choice(names)], "all": list(NAMES)}[target]
+    rig.fault("engine-hang", target)
+    rig.servers.signal(signal.SIGSTOP, *hung)
+    try:
+        if target != "all":
+            rig.wait_resumed("a server of the engine hangs")
+        until = time.monotonic() + rig.chance.uniform(*HELD_S)
+        while time.monotonic() < until:  # the fault itself
+            if target == "all":
+                serving = [each for each in rig.replicas if each.serves]
+                assert serving == [master], rig.state()
+            time.sleep(0.1)
+        rig.wait_resumed("the engine hangs for long")
+        same = target == "all" or rig.wait_served() is master
+        rig.counts[f"{'the same' if same else 'another'} master while the engine hangs"] += 1
+    finally:
+        rig.servers.signal(signal.SIGCONT, *hung)
+    rig.servers.wait_ready()
 
 
 @fault("engine-kill", "server", "with-master", needs=("zookeeper",))

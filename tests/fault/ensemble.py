@@ -77,6 +77,10 @@ class Ensemble:
         for name in names:
             self._servers.pop(name).close()
 
+    def signal(self, number: int, *names: str) -> None:
+        for name in names:
+            self._servers[name].kill(number)
+
     def leader(self) -> str:
         """Whose machine the leader is on, once there is one."""
         deadline = time.monotonic() + READY_S

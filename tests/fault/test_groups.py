@@ -99,13 +99,13 @@ def test_a_master_is_cut_off_and_stopped(tmp_path: Path) -> None:
     tried(tmp_path / "rig", shape, ("partition", "from-master"), ("stop", "master"))
 
 
-def test_a_master_is_with_the_minority_of_the_engine_and_one_server_is_killed(
+def test_a_master_is_with_the_minority_of_the_engine_and_servers_are_killed_and_hang(
     tmp_path: Path,
 ) -> None:
     """The engine has three servers, each on the machine of a replica."""
     if why := network.trouble() or ensemble.trouble():
         pytest.skip(f"engines of three servers: {why}")
-    faults = ("engine-minority", "both"), ("engine-node", "leader")
+    faults = ("engine-minority", "both"), ("engine-node", "leader"), ("engine-hang", "leader")
     tried(tmp_path / "rig", THREE_SERVERS, *faults)
 
 
@@ -163,6 +163,35 @@ def test_a_replica_whose_disk_is_full_stays_and_goes_on(target: str, tmp_path: P
                 rig.until(lambda at=looker: told(at), f"{victim.name} is out again, and says why")
         rig.wait_healed("there is room again")
         assert said() == 2
+        outcome = rig.finish()
+    assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
+
+
+def test_a_master_whose_disk_is_full_stays_where_nobody_could_follow(tmp_path: Path) -> None:
+    """Two of three disks are full: the one that is left could confirm nothing either."""
+    if why := disk.trouble("ext4"):
+        pytest.skip(f"full disks of groups: {why}")
+    with GroupRig(tmp_path / "rig", SEED, False, Shape("ext4")) as rig, ExitStack() as stack:
+        (master,), (victim,) = rig.pick("master"), rig.pick("follower")
+        rig.fault("disk-full", "two")
+        stack.enter_context(full_disk(victim))
+
+        def is_out() -> bool:
+            found = rig.looker.look().replica(victim.name)
+            return found is not None and not found.in_sync and "its disk is full" in found.why
+
+        rig.until(is_out, f"{victim.name} is out")
+        stack.enter_context(full_disk(master))
+        said = f"the master {master.name}: its disk is full"
+        rig.until(lambda: said in rig.looker.look().why, "the master says why it takes nothing")
+        record = rig.record()
+        assert record is not None
+        assert (record.master, record.epoch) == (master.name, 1)
+        stack.close()
+        rig.wait_healed("there is room again")
+        record = rig.record()
+        assert record is not None
+        assert (record.master, record.epoch) == (master.name, 1)
         outcome = rig.finish()
     assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
 

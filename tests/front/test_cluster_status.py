@@ -256,6 +256,43 @@ def test_why_somebody_is_not_in_sync(
     assert found.replicas[3].why == "it was never started"
 
 
+FULL = "its disk is full: /b/store: the log has no room to go on (0 bytes are free)"
+
+
+@pytest.mark.parametrize("alive", [("a",), ("a", "b", "c")])
+@pytest.mark.parametrize("is_here", [False, True])
+def test_what_keeps_a_replica_away_is_said(is_here: bool, alive: tuple[str, ...]) -> None:
+    """By itself, where it is on this machine; else by the master, who has heard it."""
+    record = with_changes(iss=("a",))
+    heard = {"follower.0.replica": "b", "follower.0.why": "it does not follow"}
+    local = {"a": LocalReplica(1, 100, serves=True, said=heard)}
+    if is_here:
+        local["b"] = LocalReplica(2, 90, said={"trouble": FULL})
+    else:
+        heard["follower.0.trouble"] = FULL
+    found = status_of(PLACE, a_view(record, *alive), local).replica("b")
+    assert found is not None
+    assert (found.in_sync, found.why) == (False, FULL)
+
+
+def test_a_master_without_room_serves_no_messages() -> None:
+    local = {"a": LocalReplica(1, 100, serves=True, said={"trouble": FULL})}
+    found = status_of(PLACE, a_view(RECORD, "a", "b", "c"), local)
+    assert found.why == f"the master a: {FULL}"
+
+
+def test_a_damaged_store_is_said() -> None:
+    local = {
+        "a": LocalReplica(1, 100, serves=True),
+        "b": LocalReplica(damage="/b/store/commitlog/0: damaged at 7, physical offset 7: CRC"),
+    }
+    found = status_of(PLACE, a_view(RECORD, "a", "c"), local).replica("b")
+    assert found is not None
+    assert found.why.startswith(
+        "its store is damaged, and to be replaced by an empty one: /b/store"
+    )
+
+
 def test_what_the_master_says_of_others_far_away() -> None:
     said = {
         "epoch": 3, "role": "master",

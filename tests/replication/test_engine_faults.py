@@ -151,6 +151,68 @@ def test_one_server_after_the_other(world: World, engine: Engine, group: str) ->
 
 
 @servers
+def test_a_server_that_hangs_is_left_and_sessions_are_kept(
+    world: World, engine: Engine, group: str
+) -> None:
+    """It has the connection, confirms what it is sent, and answers nothing. Requests are made all
+    the while, as brokers do, with their limits of time."""
+    with world.open(2.0) as broker:
+        assert isinstance(broker.cas(group, None, b"0"), Applied)
+        watch = broker.watch(group)
+        session = broker.open_session(group, 1, 6)
+        for server in range(world.servers):
+            world.signal(signal.SIGSTOP, server)
+            until = now_s() + 1.5 * session.ttl_s
+            answered = 0
+            while now_s() < until:
+                with contextlib.suppress(EngineUnreachable):
+                    assert broker.get(group) is not None
+                    answered += 1
+                assert session.holding is not Holding.LOST
+                time.sleep(0.1)  # as a broker does, which asks from time to time
+            assert answered > 0
+            stored = eventually(lambda: engine.get(group))
+            record = b"%d" % (server + 1)
+            outcome = engine.cas(group, stored.version, record)
+            assert not isinstance(outcome, Refused)
+            eventually(lambda wanted=record: watch.view and watch.view.stored.record == wanted)
+            assert eventually(lambda: engine.alive(group)) == {1}
+            world.signal(signal.SIGCONT, server)
+            world.wait_ready()
+        eventually(lambda: session.holding is Holding.HELD)
+
+
+@servers
+def test_when_all_servers_hang_nobody_waits_for_ever(world: World, group: str) -> None:
+    """A call ends in time, and a session is in doubt; all of it comes back."""
+    with world.open(1.0) as broker:
+        session = broker.open_session(group, 1, world.ttl_s)
+        version = broker.cas(group, None, b"0").version
+        for server in range(world.servers):
+            world.signal(signal.SIGSTOP, server)
+        try:
+            for call in (
+                lambda: broker.get(group),
+                lambda: broker.alive(group),
+                lambda: broker.open_session(group, 2, world.ttl_s),
+            ):
+                began = time.monotonic()
+                with pytest.raises(EngineUnreachable):
+                    call()
+                assert time.monotonic() - began < 20  # for ever is longer
+            with contextlib.suppress(EngineUnreachable):
+                assert isinstance(broker.cas(group, version, b"1"), Unknown)
+            eventually(lambda: session.holding is Holding.IN_DOUBT)
+            assert session.left_s() == 0
+        finally:
+            for server in range(world.servers):
+                world.signal(signal.SIGCONT, server)
+        world.wait_ready()
+        eventually(lambda: session.holding is not Holding.IN_DOUBT)
+        assert eventually(lambda: broker.get(group)).record in (b"0", b"1")
+
+
+@servers
 def test_a_server_that_was_stopped_tells_nothing_old(
     world: World, engine: Engine, group: str
 ) -> None:

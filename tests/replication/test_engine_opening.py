@@ -322,7 +322,7 @@ def test_a_server_whose_machine_is_gone_keeps_nobody_from_the_others_for_a_sessi
     session_s = 12.0
     with machine_that_is_gone() as gone, socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(60)
-        line = Line("a test", [gone, other.getsockname()], session_s)
+        line = Line("a test", [gone, other.getsockname()], session_s, session_s)
         line._start()
         try:
             tried_s = []

@@ -6,8 +6,10 @@ it is told apart whether a request may have reached a server: kazoo queues what 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
+import math
 import socket
 import struct
 import threading
@@ -30,6 +32,8 @@ Address = tuple[str, int]
 #: A machine that is gone does not refuse a connection. So many servers on such machines are tried
 #: in the time of a session; kazoo by itself waits for each of them as long as a session is.
 CONNECTS: Final = 6
+#: From one look at a server that does not answer to the next.
+LOOK_S: Final = 0.05
 #: A connection is ended once its other side has confirmed nothing for so long a part of a session.
 SILENCES: Final = 3
 
@@ -51,12 +55,23 @@ def kazoo(module: str) -> Any:
 class Line:
     """One kazoo client, which is one session of ZooKeeper.
 
+    A server may hang: its machine confirms what it is sent, and nothing is answered. kazoo never
+    notices that while requests are made, so here the connection is ended then, and kazoo goes to
+    the next server with the same session.
+
     Args:
         session_s: its time-out.
+        patience_s: for a server that answers nothing, where there are others.
     """
 
-    def __init__(self, where: str, hosts: Sequence[Address], session_s: float) -> None:
+    def __init__(
+        self, where: str, hosts: Sequence[Address], session_s: float, patience_s: float
+    ) -> None:
         self._where = where
+        self._patience_s = patience_s if len(hosts) > 1 else math.inf
+        self._opening_s = session_s / CONNECTS if len(hosts) > 1 else math.inf
+        self._handler = _handler(session_s)
+        self._waits_since: float | None = None  # time.monotonic(): nothing was answered since
         client, retry, self._errors = kazoo("client"), kazoo("retry"), kazoo("exceptions")
         self._timeout = kazoo("handlers.threading").KazooTimeoutError
         self._connected = threading.Event()
@@ -68,13 +83,14 @@ class Line:
             hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                            for host, port in hosts),
             timeout=session_s,
-            handler=_handler(session_s),
+            handler=self._handler,
             connection_retry=retry.KazooRetry(**again),
             logger=_kazoo_log,
         )  # fmt: skip
         self._client.add_listener(self._hear)
 
     def _hear(self, state: str) -> None:
+        self._waits_since = None  # requests of the connection before have failed
         if state == "CONNECTED":
             self._connected.set()
         else:
@@ -91,11 +107,10 @@ class Line:
         Raises EngineUnreachable if nothing was sent; Lost; an error of ZooKeeper about nodes.
         """
         self._start()
-        if not self._connected.wait(max(0.0, until - time.monotonic())):
-            raise self._unreachable()
+        self._wait_connected(until)
         try:
             answers = [start(self._client) for start in starts]
-            return [each.get(timeout=max(0.001, until - time.monotonic())) for each in answers]
+            return [self._answer(each, until) for each in answers]
         except (
             self._errors.NoNodeError,
             self._errors.NodeExistsError,
@@ -113,6 +128,32 @@ class Line:
             raise Lost(f"{self._where}: {type(error).__name__} {error}".rstrip()) from error
         except self._errors.KazooException as error:
             raise EngineFault(f"{self._where}: {type(error).__name__} {error}".rstrip()) from error
+
+    def _wait_connected(self, until: float) -> None:
+        """A server that takes the connection and opens no session is left."""
+        while not self._connected.wait(max(0.0, min(LOOK_S, until - time.monotonic()))):
+            if time.monotonic() >= until:
+                raise self._unreachable()
+            if self._handler.age_s() > self._opening_s and not self._connected.is_set():
+                self._handler.drop()
+
+    def _answer(self, request: Any, until: float) -> Any:
+        """Of one request; a server that has answered none for too long is left, which fails it."""
+        while True:
+            now = time.monotonic()
+            if self._waits_since is None:
+                self._waits_since = now
+            elif now > self._waits_since + self._patience_s:
+                self._waits_since = None
+                self._handler.drop()
+            try:
+                answer = request.get(timeout=max(0.001, min(LOOK_S, until - now)))
+            except self._timeout:
+                if time.monotonic() >= until:
+                    raise
+            else:
+                self._waits_since = None
+                return answer
 
     def ask(self, timeout_s: float, *starts: Callable[[Any], Any]) -> list[Any]:
         """As `call`, of what may be done twice: it is sent again. Raises EngineUnreachable."""
@@ -161,10 +202,25 @@ def _handler(session_s: float) -> Any:
     connect_s, silence_ms = session_s / CONNECTS, int(session_s / SILENCES * 1000)
 
     class Handler(base):  # type: ignore[misc]
+        _line: socket.socket | None = None
+        _made_at = 0.0
+
         def create_connection(self, *args: Any, timeout: float, **more: Any) -> Any:
             line = super().create_connection(*args, timeout=min(timeout, connect_s), **more)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
+            self._line, self._made_at = line, time.monotonic()
             return line
+
+        def age_s(self) -> float:
+            """Of the connection, or of the attempt before the one under way."""
+            return 0.0 if self._line is None else time.monotonic() - self._made_at
+
+        def drop(self) -> None:
+            """End the connection; kazoo makes another one, and has its requests fail."""
+            line, self._line = self._line, None
+            if line is not None:
+                with contextlib.suppress(OSError):  # kazoo has closed it
+                    line.shutdown(socket.SHUT_RDWR)
 
     return Handler()
 

@@ -40,9 +40,11 @@ from cometmq.actors.replication.engines.engine import (
 from cometmq.actors.replication.engines.errors import EngineFault, SessionHeld
 from cometmq.actors.replication.engines.handle import Handle
 from cometmq.actors.replication.engines.kazoos import Address, Line, Lost, barrier, granted_s, kazoo
+from cometmq.actors.replication.engines.leased import RENEWALS
 
 ROOT: Final = "/cometmq"
 HANDLE_SESSION_S: Final = 4.0  # of a handle's own: no node hangs on it
+HANGS: Final = 3  # servers that hang, which a call has the time to leave
 _RECORD: Final = b"\1"
 
 
@@ -63,7 +65,7 @@ class ZooKeeperEngine(Handle):
         super().__init__(f"zookeeper://{shown}{root}", timeout_s)
         self.hosts = tuple(hosts)
         self._root = root
-        self._line = Line(self.where, self.hosts, HANDLE_SESSION_S)
+        self._line = Line(self.where, self.hosts, HANDLE_SESSION_S, timeout_s / HANGS)
         errors = kazoo("exceptions")
         self._no_node: type[Exception] = errors.NoNodeError
         self._node_exists: type[Exception] = errors.NodeExistsError
@@ -194,7 +196,7 @@ class _Ephemeral:
         self._engine = engine
         self._path = path
         self._nonce = secrets.token_bytes(16)
-        self._line = Line(engine.where, engine.hosts, ttl_s)
+        self._line = Line(engine.where, engine.hosts, ttl_s, ttl_s / RENEWALS)
 
     def open(self) -> None:
         timeout_s = self._engine.timeout_s
