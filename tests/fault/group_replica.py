@@ -127,7 +127,8 @@ class Replica:
 
     @property
     def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
+        """Of all its starts."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     # --- faults ---
 
