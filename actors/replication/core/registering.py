@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cometmq.actors.replication.core.link import EngineLink
 from cometmq.actors.replication.core.local import Local
 from cometmq.actors.replication.core.promises import within
@@ -13,6 +15,10 @@ class Registering:
 
     What the record then says of it is true: a store that may lack confirmed bytes has left `iss`
     and `elr` by the same change, and so has a store that replaces another one.
+
+    A life is kept when the record allows it, right before it is proposed, and not sooner: the last
+    life that was kept is one that the group may know of. So an older copy of a store is one whose
+    last life is behind the record's, however often it is started in vain.
     """
 
     def __init__(self, local: Local, link: EngineLink, boot_id: str) -> None:
@@ -20,6 +26,7 @@ class Registering:
         self._link = link
         self._boot_id = boot_id
         self.is_done = False
+        self._is_kept = False  # this life
         promises = local.promises
         # False: bytes that this replica has acknowledged may be gone (rule 9).
         self._is_sure = promises.sync_flush or promises.clean or promises.boot_id == boot_id
@@ -35,14 +42,14 @@ class Registering:
             )
             return False
         epochs = within(local.promises.epochs, local.begin, local.end)
-        local.keep(incarnation=local.promises.incarnation + 1, epochs=epochs, clean=False)
-        if self._is_sure:
-            self._vouch()
+        local.promises = msgspec.structs.replace(
+            local.promises, incarnation=local.promises.incarnation + 1, epochs=epochs, clean=False
+        )
         return True
 
     def end(self) -> None:
         """An orderly end."""
-        if self._is_sure:
+        if self._is_sure and self._is_kept:
             self._local.keep(clean=True)
         self._local.stopped = True
 
@@ -63,10 +70,12 @@ class Registering:
     def _settle_known(self, record: GroupRecord, incarnation: int) -> bool:
         local = self._local
         own = local.promises.incarnation
-        if incarnation > own:
+        last = own if self._is_kept else own - 1
+        if incarnation > last:
             local.stop(
-                f"this store was started {own} times, the group knows of {incarnation}: another "
-                "copy of it is or was at work; keep one"
+                f"this store was started {last} times before, the group knows of {incarnation}: "
+                "another copy of it is or was at work, and has what this one lacks. Keep that one; "
+                "in place of this one an empty store may be started"
             )
         elif incarnation < own:
             self._propose(record, stays=self._is_sure)
@@ -91,7 +100,10 @@ class Registering:
             )
             return
         if local.promises.incarnation <= predecessor.incarnation:
-            local.keep(incarnation=predecessor.incarnation + 1)
+            local.promises = msgspec.structs.replace(
+                local.promises, incarnation=predecessor.incarnation + 1
+            )
+            self._is_kept = False
         self._propose(record, stays=is_first)
 
     def _propose(self, record: GroupRecord, *, stays: bool) -> None:
@@ -103,7 +115,17 @@ class Registering:
                 "one or has lost power while messages were acknowledged before they were flushed"
             )
         elif not link.is_busy:
+            self._keep_life()
             link.propose(changed)
+
+    def _keep_life(self) -> None:
+        if self._is_kept:
+            return
+        self._is_kept = True
+        if self._is_sure:
+            self._vouch()
+        else:
+            self._local.keep()
 
     def _vouch(self) -> None:
         """From here on the log of this store is as good as the record says."""
