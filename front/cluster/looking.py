@@ -239,13 +239,11 @@ class _Standing:
     def why_not_served(self, replicas: tuple[ReplicaStatus, ...]) -> str:
         record = self._record
         if self.master is None:
-            if record.master:
-                return f"the master {record.master} is away, and no other one is elected yet"
-            able = [name for name in (*record.iss, *record.elr) if name in self._alive]
-            if able:
-                return "no master is elected yet"
+            away = f"the master {record.master} is away, and " if record.master else ""
+            if any(name in self._alive for name in (*record.iss, *record.elr)):
+                return f"{away}no other one is elected yet" if away else "no master is elected yet"
             needed = " or ".join(record.iss or record.elr)
-            return f"no replica with all that is confirmed is there: start {needed}"
+            return f"{away}no replica with all that is confirmed is there: start {needed}"
         in_sync = sum(each.in_sync for each in replicas)
         if in_sync < record.min_iss:
             return f"in sync: {in_sync}, needed: {record.min_iss}"

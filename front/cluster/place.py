@@ -58,5 +58,5 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
         """Raises ConfigError, NotReachable, and what `open_engine` does."""
         folder = Path(self.engine.removeprefix(_SQLITE))
         if self.engine.startswith(_SQLITE) and not folder.exists():
-            raise NotReachable(f"{self.engine}: no engine is there, and none was ever")
+            raise NotReachable(f"{self.engine}: no engine is there")
         return open_engine(self.engine)

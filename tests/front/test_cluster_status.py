@@ -192,6 +192,12 @@ def with_changes(**values: Any) -> GroupRecord:
         (RECORD, "ab", ""),
         (RECORD, "a", "in sync: 1, needed: 2"),
         (RECORD, "bc", "the master a is away, and no other one is elected yet"),
+        (
+            RECORD,
+            "cd",
+            "the master a is away, and no replica with all that is confirmed is there: "
+            "start a or b",
+        ),
         (with_changes(master=""), "bc", "no master is elected yet"),
         (
             with_changes(master="", iss=("a",), elr=("b",)),
