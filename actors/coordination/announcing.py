@@ -98,7 +98,7 @@ class Announcing:
                 command=self._registration,
                 heard=self._on_name_server_heard,
                 without="clients that ask it do not find this broker"
-                + ("; is namesrvAddr right?" if endpoint.startswith("tcp:") else ""),
+                + (" (is namesrvAddr right?)" if endpoint.startswith("tcp:") else ""),
             )
             for endpoint in name_server_endpoints
         ]

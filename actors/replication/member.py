@@ -17,7 +17,7 @@ from cometmq.actors.replication.driver import Driver
 from cometmq.actors.replication.engine_calls import EngineCalls
 from cometmq.actors.replication.engine_news import EngineNews
 from cometmq.actors.replication.engines.engine import now_s
-from cometmq.actors.replication.engines.opening import open_engine
+from cometmq.actors.replication.engines.opening import open_engine, opener_of
 from cometmq.actors.replication.log_line import LogLine
 from cometmq.actors.replication.log_view import GroupLog
 from cometmq.actors.replication.peers import Peers
@@ -64,6 +64,7 @@ class MemberActor(ServiceActor):
             sync_flush=settings.flush_disk_type is FlushDiskType.SYNC_FLUSH,
         )
         self._secret = load_secret(Path(settings.group_secret_file))
+        opener_of(settings.group_engine)  # one that can never be opened is not tried for ever
         self._said = Said()
         self._flushed = WholeFlushed()
         self._troubles = Troubles()

@@ -58,7 +58,7 @@ def test_a_name_server_that_is_away_is_told_of_and_when_it_is_found(
     with coordinator(tmp_path, name_servers=[address], confirm_timeout_s=0.3):
         (said,) = [each.getMessage() for each in caplog.records if address in each.getMessage()]
         assert said.startswith(f"the name server {address} has not confirmed the topics: ")
-        assert "clients that ask it do not find this broker; is namesrvAddr right?" in said
+        assert "clients that ask it do not find this broker (is namesrvAddr right?). It is" in said
         with running(NameServerActor.start(bind=[(address, False)])) as names:
             deadline = time.monotonic() + 30
             while f"{address} answers, and has the topics" not in caplog.text:

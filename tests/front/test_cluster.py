@@ -356,6 +356,18 @@ def test_the_name_servers_port_is_taken(made: ClusterFolder) -> None:
     )
 
 
+@pytest.mark.parametrize("url", ["sqlite:relative/folder", "postgres://127.0.0.1:5432"])
+def test_a_broker_whose_engine_can_never_be_opened_does_not_start(
+    made: ClusterFolder, url: str
+) -> None:
+    conf = made.path / "n0" / "broker.conf"
+    conf.write_text(conf.read_text().replace(made.file.engine, url))
+    done = run("broker", "-c", str(conf))
+    assert done.returncode == 1
+    assert f"engine = {url!r}: must be sqlite:/folder" in done.stderr.decode()
+    assert b"ready" not in done.stdout
+
+
 def test_replicas_that_do_not_start_are_told_and_ctrl_c_ends_it(made: ClusterFolder) -> None:
     made.store_of("n0").write_text("no folder")
     made.store_of("n1").write_text("no folder")

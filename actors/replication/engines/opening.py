@@ -8,11 +8,14 @@ etcd://a:2379,b:2379,c:2379                endpoints, and a prefix of keys behin
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from cometmq.actors.replication.engines import etcd, zookeeper
 from cometmq.actors.replication.engines.engine import TIMEOUT_S, Engine
+from cometmq.actors.replication.engines.kazoos import kazoo
 from cometmq.actors.replication.engines.sqlite import SqliteEngine
 from cometmq.protocol.errors import ConfigError
 
@@ -35,18 +38,28 @@ def open_engine(url: str, timeout_s: float = TIMEOUT_S) -> Engine:
     Raises ConfigError; EngineMissing if a package is not installed; of SQLite also EngineFault and
     EngineUnreachable.
     """
-    if not isinstance(url, str) or len(url) > URL_MAX:
-        raise ConfigError(
-            f"engine = {url!r:.100}: a text of {URL_MAX} characters at most: {_FORMS}"
-        )
+    opener = opener_of(url)
     if type(timeout_s) not in (int, float) or not 0 < timeout_s <= _TIMEOUT_S_MAX:
         raise ConfigError(
             f"engine: timeout_s = {timeout_s!r:.40}: up to {_TIMEOUT_S_MAX:g} seconds"
         )
+    return opener(timeout_s)
+
+
+def opener_of(url: str) -> Callable[[float], Engine]:
+    """What opens that engine, given the time for a call; nothing is opened yet.
+
+    Raises ConfigError, and EngineMissing if a package is not installed: these do not pass by
+    themselves.
+    """
+    if not isinstance(url, str) or len(url) > URL_MAX:
+        raise ConfigError(
+            f"engine = {url!r:.100}: a text of {URL_MAX} characters at most: {_FORMS}"
+        )
     if found := _FOLDER.fullmatch(url):
-        return _sqlite(url, found[1], timeout_s)
+        return partial(SqliteEngine, _folder(url, found[1]))
     if not (found := _URL.fullmatch(url)):
-        raise ConfigError(f"engine = {url!r:.200}: {_FORMS}")
+        raise ConfigError(f"engine = {url!r:.200}: must be {_FORMS}")
     scheme, hosts, below = found.groups()
     addresses = [_address(url, each) for each in hosts.split(",")]
     if len(addresses) > HOSTS_MAX:
@@ -54,8 +67,9 @@ def open_engine(url: str, timeout_s: float = TIMEOUT_S) -> Engine:
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"engine = {url!r:.200}: a server is named twice")
     if scheme == "etcd":
-        return etcd.EtcdEngine(addresses, below or etcd.PREFIX, timeout_s)
-    return zookeeper.ZooKeeperEngine(addresses, below or zookeeper.ROOT, timeout_s)
+        return partial(etcd.EtcdEngine, addresses, below or etcd.PREFIX)
+    kazoo("client")
+    return partial(zookeeper.ZooKeeperEngine, addresses, below or zookeeper.ROOT)
 
 
 def _address(url: str, text: str) -> tuple[str, int]:
@@ -65,8 +79,8 @@ def _address(url: str, text: str) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2])
 
 
-def _sqlite(url: str, folder: str, timeout_s: float) -> Engine:
+def _folder(url: str, folder: str) -> Path:
     path = Path(folder)
     if ".." in path.parts or len(path.parts) < 2 or folder.startswith("//"):
         raise ConfigError(f"engine = {url!r:.200}: the full path of a folder: {_FORMS}")
-    return SqliteEngine(path, timeout_s)
+    return path
