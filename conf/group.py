@@ -44,6 +44,14 @@ def peers(text: str) -> tuple[Peer, ...]:
     return tuple(found)
 
 
+def is_peer(replica: str, address: str) -> bool:
+    """Whether dLegerPeers can name such a replica."""
+    try:
+        return peers(f"{replica}-{address}") == ((replica, address),)
+    except ValueError:
+        return False
+
+
 def _peers(value: str) -> str | None:
     try:
         peers(value)

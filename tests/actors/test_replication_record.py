@@ -189,9 +189,15 @@ def test_one_more_replica_is_not_in_sync() -> None:
     [
         ("a", "host-e:1", "a is a replica of g already, at host-a:1"),
         ("e", "host-a:1", "2 replicas have the address host-a:1"),
-        ("e f", "host-e:1", "cannot be read"),
-        ("", "host-e:1", "cannot be read"),
-        ("e", "h" * 256, "cannot be read"),
+        ("e", "host-e", "e at host-e: must be an id .* at a host:port"),
+        ("e", "host-e:0", "e at host-e:0: must be"),
+        ("e", "tcp://host-e:1", "e at tcp://host-e:1: must be"),
+        ("e", "host-e:1;f-host-f:1", "must be"),
+        ("e-f", "host-e:1", "e-f at host-e:1: must be"),
+        ("e f", "host-e:1", "must be an id"),
+        ("", "host-e:1", "must be an id"),
+        ("e", "h" * 256, "must be an id"),
+        ("e", "h" * 256 + ":1", "cannot be read"),
     ],
 )
 def test_replicas_that_cannot_be_added(replica: str, address: str, says: str) -> None:
@@ -227,7 +233,7 @@ def test_who_is_in_sync_is_removed_where_enough_others_are() -> None:
         ({}, "b", ["b is one of 2 replicas in sync, of which the group needs 2"]),
         ({}, "a", ["a is the master", "a is one of 2 replicas in sync"]),
         ({"iss": ("a",), "elr": ("b",)}, "b", ["b has all that is confirmed, and too few"]),
-        ({"min_iss": 4, "iss": ("a",)}, "c", ["min_iss = 4, but there are 3 replicas"]),
+        ({"min_iss": 4, "iss": ("a",)}, "c", ["without c: min_iss = 4, but there are 3 replicas"]),
     ],
 )
 def test_who_is_needed_is_not_removed(
@@ -241,7 +247,9 @@ def test_who_is_needed_is_not_removed(
 
 
 def test_three_stay() -> None:
-    with pytest.raises(ConfigError, match="2 replicas: a group that fails over by itself has 3"):
+    with pytest.raises(
+        ConfigError, match="without c: 2 replicas: a group that fails over by itself has 3"
+    ):
         removed(a_record(), "c")
 
 

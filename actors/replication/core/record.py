@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from cometmq.conf.group import ID_MAX, REPLICAS_MAX, Id, impossible
+from cometmq.conf.group import ID_MAX, REPLICAS_MAX, Id, impossible, is_peer
 from cometmq.protocol.errors import ConfigError
 
 RECORD_BYTES_MAX: Final = 64 << 10
@@ -170,6 +170,11 @@ def added(record: GroupRecord, replica: str, address: str) -> GroupRecord:
     if replica in record.replicas:
         known = record.replicas[replica].address
         raise ConfigError(f"{replica} is a replica of {record.group} already, at {known}")
+    if not is_peer(replica, address):
+        raise ConfigError(
+            f"{replica:.140} at {address:.280}: must be an id of letters, digits, _ and . at a "
+            "host:port, as dLegerPeers has it"
+        )
     replicas = {**record.replicas, replica: Member(address)}
     return _possible(msgspec.structs.replace(record, replicas=replicas))
 
@@ -192,11 +197,12 @@ def removed(record: GroupRecord, replica: str) -> GroupRecord:
             f"{replica} has all that is confirmed, and too few are in sync: wait until they are"
         )
     left = {name: member for name, member in record.replicas.items() if name != replica}
-    smaller = msgspec.structs.replace(record, replicas=left, iss=_without(record.iss, replica))
-    if not problems:
-        return _possible(smaller)
     members = [(name, member.address) for name, member in left.items()]
-    raise ConfigError(*problems, *impossible(members, record.min_iss))
+    problems += [f"without {replica}: {each}" for each in impossible(members, record.min_iss)]
+    if problems:
+        raise ConfigError(*problems)
+    smaller = msgspec.structs.replace(record, replicas=left, iss=_without(record.iss, replica))
+    return _possible(smaller)
 
 
 def _possible(record: GroupRecord) -> GroupRecord:
