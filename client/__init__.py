@@ -18,11 +18,12 @@ from cometmq.client.handling.outcomes import Reject, Retry
 from cometmq.client.popping.aio import AsyncPopConsumer
 from cometmq.client.popping.consumer import PopConsumer
 from cometmq.client.receiving.subscription import ActorSubscription, subscribe_actor
+from cometmq.client.sending.loop_transaction import AsyncTransaction
 from cometmq.client.sending.pending import PendingTransaction
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Receipt, Receipts
 from cometmq.client.sending.requests import Reply
-from cometmq.client.sending.transaction import AsyncTransaction, Transaction
+from cometmq.client.sending.transaction import Transaction
 from cometmq.shm.kernel._kernel import Message
 
 __all__ = [

@@ -28,11 +28,15 @@ from cometmq.client.options import (
 from cometmq.client.questions import Position
 from cometmq.client.receiving.owned import QueueId
 from cometmq.client.sending.in_loop import LoopSends
+from cometmq.client.sending.loop_transaction import (
+    AsyncTransaction,
+    LoopChecker,
+    LoopTransactions,
+)
 from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compose, recalling
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Receipt, Receipts
 from cometmq.client.sending.requests import Reply
-from cometmq.client.sending.transaction import AsyncTransaction, LoopChecker
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel._kernel import Message
@@ -68,6 +72,9 @@ class AsyncProducer:
         self._sender = self._producer._sender
         self._running: dict[str, asyncio.Task[None]] = {}
         self._sends = LoopSends(self._sender)
+        self._transactions = LoopTransactions(
+            self._producer._transactions, self._sends, self._start, self._is_ready
+        )
 
     async def send(
         self,
@@ -134,7 +141,7 @@ class AsyncProducer:
         self, topic: str, body: Body, **options: Unpack[TransactionOptions]
     ) -> AsyncTransaction:
         """See `Producer.transaction`; for `async with`."""
-        return AsyncTransaction(self._producer._transactions, self._start, topic, body, options)
+        return AsyncTransaction(self._transactions, topic, body, options)
 
     async def recall(self, message: Receipt | str) -> Receipt:
         """See `Producer.recall`."""
@@ -221,11 +228,16 @@ class AsyncProducer:
             task.add_done_callback(lambda _: self._running.pop(what, None))
         await asyncio.shield(task)  # whoever is cancelled leaves it to the others
 
+    def _is_ready(self, topic: str) -> bool:
+        """Whether a message to that topic would block nothing."""
+        sender = self._sender
+        return self._begun and sender.knows(topic) and sender.has_room
+
     async def _start(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
         sender = self._sender
         if sender.compresses and _is_large(message.body):
             await asyncio.to_thread(sender.prepare, message)  # other tasks go on meanwhile
-        if not (self._begun and sender.knows(target.topic) and sender.has_room):
+        if not self._is_ready(target.topic):
             await self._prepare(target.topic)
         return self._sends.send(target, message)
 

@@ -75,6 +75,11 @@ class Halves:
             return Outcome.ENDED
         return Outcome(self._outcomes[index]) if index < len(self._outcomes) else Outcome.PENDING
 
+    @property
+    def known(self) -> tuple[bytearray, int]:
+        """Outcomes, and the queue offset of the first; those behind are pending. Not to be kept."""
+        return self._outcomes, self._base
+
     def is_pending(self, queue_offset: int) -> bool:
         """As `find` says."""
         index = queue_offset - self._base
@@ -87,13 +92,14 @@ class Halves:
 
     def take(self, ended: Iterable[Ended]) -> None:
         """Note how halves have ended; what comes later about one of them counts."""
+        outcomes, base = self._outcomes, self._base
         for queue_offset, outcome in ended:
-            index = queue_offset - self._base
+            index = queue_offset - base
             if not 0 <= index < SPAN_MAX:
                 continue
-            if index >= len(self._outcomes):
-                self._outcomes.extend(bytes(index + 1 - len(self._outcomes)))
-            self._outcomes[index] = outcome
+            if index >= len(outcomes):
+                outcomes.extend(bytes(index + 1 - len(outcomes)))
+            outcomes[index] = outcome
         self._go_on()
 
     def pending(self, begin: int, end: int) -> int:
@@ -133,8 +139,8 @@ class OpQueue:
 
 def op_of(ended: Sequence[Ended]) -> tuple[bytes, bytes]:
     """Body and properties of the op that says so."""
-    body = "".join(f"{queue_offset}," for queue_offset, _ in ended)
-    letters = "".join(_LETTERS[outcome] for _, outcome in ended)
+    body = "".join([f"{queue_offset}," for queue_offset, _ in ended])
+    letters = "".join([_LETTERS[outcome] for _, outcome in ended])
     return body.encode(), f"TAGS\1d\2WAIT\1true\2{ENDS}\1{letters}\2".encode()
 
 

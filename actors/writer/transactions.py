@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from cometmq.actors.books.delays import destination
@@ -49,7 +50,7 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.frames import failed
 from cometmq.protocol.names import GIVEN_UP_TOPIC, HALF_TOPIC, check_group
-from cometmq.shm.kernel._kernel import Message, RecordDamaged, RecordTooLarge, half_at
+from cometmq.shm.kernel._kernel import HalfEnds, Message, RecordDamaged, RecordTooLarge
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ SYS_TRANSACTION: Final = 0xC  # bits of a record's flags
 SYS_COMMIT: Final = 0x8
 HELD_MAX: Final = 1_024  # commands that wait until it is known what is pending
 NO_COPY: Final = (-1, -1)
+_WORDS_OF_ENDS: Final = (Outcome.ROLLED_BACK, Outcome.COMMITTED)
 
 Enders = EndTransactions | PassHalves
 
@@ -145,24 +147,58 @@ class Transactions:
 
     def _end_all(self, command: EndTransactions) -> TransactionsEnded:
         check_group(command.group)
-        count = len(command.ends)
-        parts = max((len(end.parts) for end in command.ends), default=0)
+        count = len(command.transactions)
+        parts = max(command.counts, default=0)
         if count > ENDS_MAX or parts > PARTS_MAX:
             raise ArgumentIllegal(
                 f"{count} ends of up to {parts} messages, at most {ENDS_MAX} of {PARTS_MAX}"
             )
+        try:
+            ends = HalfEnds(
+                command.group, command.transactions, command.commits, command.counts,
+                command.topics, command.topic_of, command.queue_offsets, command.physical_offsets,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ArgumentIllegal(f"ends whose columns do not fit together: {error}") from None
         results: list[CometError | None] = [None] * count
         writing = _Writing(self._bytes_max)
-        for index, end in enumerate(command.ends):
-            try:
-                self._end(writing, command.group, end, index, results)
-            except CometError as error:
-                results[index] = error
+        rows = [*accumulate(command.counts, initial=0)]
+        index = 0
+        while index < count:
+            index = self._end_plain(writing, command, ends, index, rows[index])
+            if index < count:
+                end = command.end_at(index, rows[index])
+                try:
+                    self._end(writing, command.group, end, index, results)
+                except CometError as error:
+                    results[index] = error
+                index += 1
         self._write(writing, results)
         return TransactionsEnded(
             [error.code if error else 0 for error in results],
             [str(error) if error else "" for error in results],
         )
+
+    def _end_plain(
+        self, writing: _Writing, command: EndTransactions, ends: HalfEnds, index: int, row: int
+    ) -> int:
+        """Put ends into the write as long as each is as most are: of one message, that was never
+        copied, and is pending. The index of the first that is another."""
+        if row >= len(command.physical_offsets):
+            return index
+        physical_offset = command.physical_offsets[row]
+        place = self._book.reader.place_of(physical_offset)
+        if place is None:
+            return index
+        segment, at, limit = place
+        outcomes, base = self._book.halves.known
+        stop = ends.store(
+            index, row, segment, physical_offset - at, limit, writing.records.encoder,
+            writing.queue_of, outcomes, base, writing.ended, _WORDS_OF_ENDS, self._bytes_max,
+            WRITE_ENDS_MAX,
+        )  # fmt: skip
+        writing.has_plain(range(index, stop), sum(command.commits[index:stop]))
+        return stop
 
     def _end(
         self,
@@ -173,7 +209,7 @@ class Transactions:
         results: list[CometError | None],
     ) -> None:
         """Put one end into the write. Raises what became of it, where that is something else."""
-        halves = self._plain(writing, group, end) or self._halves(writing, group, end, results)
+        halves = self._halves(writing, group, end, results)
         outcome = Outcome.COMMITTED if end.commit else Outcome.ROLLED_BACK
         size = sum(len(half.record) + RECORD_MORE for half in halves)
         if len(halves) > 1 and size > self._bytes_max and end.commit:
@@ -184,24 +220,6 @@ class Transactions:
         if halves and not writing.has_room(size):
             self._write(writing, results)
         writing.add(halves, outcome, index)
-
-    def _plain(self, writing: _Writing, group: str, end: TransactionEnd) -> list[_Half]:
-        """The half of an end as most are: of one message, that was never copied, and is pending.
-        Empty where it is another."""
-        if len(end.parts) != 1:
-            return []
-        part = end.parts[0]
-        number, at = part.queue_offset, part.physical_offset
-        place = self._book.reader.place_of(at)
-        if place is None or number in writing.ended or not self._book.halves.is_pending(number):
-            return []
-        memory, begin, limit = place
-        found = half_at(memory, begin, limit, at, number, group, end.transaction_id, part.topic)
-        if found is None:
-            return []
-        size, flags, queue_id = found
-        queue = _queue_of(part.topic, queue_id)
-        return [_Half(memory[begin : begin + size], flags, at, queue, number, number, number)]
 
     def _halves(
         self,
@@ -359,6 +377,16 @@ class _Writing:
     def has_room(self, size: int) -> bool:
         filled = self.records.encoder.size
         return len(self.ended) < WRITE_ENDS_MAX and (not filled or filled + size < self._bytes_max)
+
+    def queue_of(self, topic: str, queue_id: int) -> int:
+        """The number that the encoder has for it. Raises NameIllegal, MessageIllegal."""
+        return self.records.queue(*_queue_of(topic, queue_id))
+
+    def has_plain(self, indexes: range, committed: int) -> None:
+        """These ends are in it, of one message each."""
+        self.asked += indexes
+        self.committed += committed
+        self.rolled_back += len(indexes) - committed
 
     def add(self, halves: Sequence[_Half], outcome: Outcome, index: int) -> None:
         """All of a transaction, or nothing. Raises StoreDamaged."""

@@ -155,7 +155,7 @@ class Checks:
             end = TransactionEnd(check.transaction_id, commit, check.parts)
             try:
                 channel = self._routes.commitlog(broker.commitlog, f"broker {broker.broker}")
-                command = EndTransactions(self._group, [end])
+                command = EndTransactions.of(self._group, [end])
                 answer, _ = channel.ask(command, timeout_s=ASK_S)
                 assert isinstance(answer, TransactionsEnded)
                 if answer.codes[0]:

@@ -198,7 +198,7 @@ class Ends:
         first = batch[0]
         endpoint = self._used[first.broker] = self._find(first.broker, first.topic)
         channel = self._routes.commitlog(endpoint, f"broker {first.broker}")
-        command = EndTransactions(self._group, [each.end for each in batch])
+        command = EndTransactions.of(self._group, [each.end for each in batch])
         by_line = len(batch) <= LINE_ENDS
         return channel.request(command, on_done=on_done, by_line=by_line), channel
 

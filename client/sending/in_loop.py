@@ -5,13 +5,36 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from cometmq.client.sending.lanes import Lane
-from cometmq.client.sending.outgoing import Outgoing, Target
-from cometmq.client.sending.receipt import Batch, Receipt
+from cometmq.client.sending.outgoing import Alike, Outgoing, Target
+from cometmq.client.sending.receipt import Batch, Receipt, Watching
 from cometmq.client.sending.sender import Held, Sender
-from cometmq.protocol.errors import again
+from cometmq.protocol.errors import CometError, again
+
+
+class _One:
+    """A task that waits for the receipt of its message."""
+
+    __slots__ = ("future", "index")
+
+    def __init__(self, future: asyncio.Future[Receipt], index: int) -> None:
+        self.future, self.index = future, index
+
+    def stored(self, batch: Batch) -> None:
+        if not self.future.done():  # else it was cancelled
+            self.future.set_result(Receipt(batch, self.index))
+
+    def failed(self, error: CometError) -> None:
+        if not self.future.done():
+            self.future.set_exception(again(error))
+
+
+# Of messages of one kind: whoever waits for those from this index of a batch on, of which the
+# first is that one of all; so many.
+WatchAlike = Callable[[int, int, int], Watching]
 
 
 class LoopSends:
@@ -20,6 +43,13 @@ class LoopSends:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._held: Held = {}  # what leaves at the end of this turn
+        self._last: list[Callable[[], None]] = []  # called before, they add to it
+        self._is_due = False
+
+    @property
+    def alike_bytes_max(self) -> int:
+        """The largest body of `send_alike`; 0: there is none."""
+        return self._sender.alike_bytes_max
 
     def send(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
         """Its receipt, once it is stored. Raises as `Sender.gather` does."""
@@ -27,25 +57,48 @@ class LoopSends:
         future: asyncio.Future[Receipt] = loop.create_future()
 
         def watch(batch: Batch, index: int) -> None:
-            entry = (future, Receipt(batch, index))
-            if batch.waiters is None:
-                batch.waiters = [entry]
-                batch.on_settled.append(partial(_come_home, loop))
-                _set_alarm(loop, batch)
-            else:
-                batch.waiters.append(entry)
+            _wait(loop, batch, _One(future, index))
 
         if self._sender.lingers:
             self._sender.gather(target, message, watch)
             return future
-        if not self._held:
-            loop.call_soon(self._let_go)
+        self._see_to_the_end(loop)
         self._sender.gather(target, message, watch, held=self._held)
         return future
 
+    def at_the_end(self, loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+        """Have it called at the end of this turn; it calls `send_alike`."""
+        self._last.append(action)
+        self._see_to_the_end(loop)
+
+    def send_alike(
+        self,
+        target: Target,
+        alike: Alike,
+        watch: WatchAlike,
+    ) -> None:
+        """Messages that differ in their bodies alone, at the end of a turn. Raises as
+        `Sender.gather` does; `alike.next` tells which were sent."""
+        loop = asyncio.get_running_loop()
+        while alike.next < len(alike.bodies):
+            begin = alike.next
+
+            def added(batch: Batch, index: int, begin: int = begin) -> None:
+                _wait(loop, batch, watch(index, begin, alike.next - begin))
+
+            self._sender.gather(target, alike, added, held=self._held)
+
+    def _see_to_the_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._let_go)
+
     def _let_go(self) -> None:
         """As far as queues are idle; what is left leaves when one is."""
-        held, self._held = self._held, {}
+        last, self._last = self._last, []
+        for action in last:
+            action()
+        held, self._held, self._is_due = self._held, {}, False
         delivery = self._sender.delivery
         touched: list[Lane] = []
         with delivery.lock:
@@ -54,6 +107,16 @@ class LoopSends:
                     touched += delivery.accumulator.close_if_idle(batch, lanes, lane)
             flights = delivery.collect(touched)
         delivery.launch(flights)
+
+
+def _wait(loop: asyncio.AbstractEventLoop, batch: Batch, watching: Watching) -> None:
+    """Under the producer's lock."""
+    if batch.waiters is not None:
+        batch.waiters.append(watching)
+        return
+    batch.waiters = [watching]
+    batch.on_settled.append(partial(_come_home, loop))
+    _set_alarm(loop, batch)
 
 
 def _come_home(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
@@ -72,21 +135,21 @@ def _overdue(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
     if batch.limit > time.monotonic():
         _set_alarm(loop, batch)
         return
-    waiters, batch.waiters = batch.waiters, None
-    for future, _ in waiters or ():
-        if not future.done():
-            future.set_exception(batch.overdue())
+    for watching in _take(batch):
+        watching.failed(batch.overdue())
 
 
 def _resolve(batch: Batch) -> None:
     if batch.alarm is not None:
         batch.alarm.cancel()
         batch.alarm = None  # it knows the batch
-    waiters, batch.waiters = batch.waiters, None
-    for future, receipt in waiters or ():
-        if future.done():  # cancelled
-            continue
+    for watching in _take(batch):
         if batch.error is not None:
-            future.set_exception(again(batch.error))
+            watching.failed(batch.error)
         else:
-            future.set_result(receipt)
+            watching.stored(batch)
+
+
+def _take(batch: Batch) -> Sequence[Watching]:
+    waiters, batch.waiters = batch.waiters, None
+    return waiters or ()

@@ -8,7 +8,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 import msgspec
 
@@ -40,6 +40,13 @@ STATUSES: Final = {
     12: FLUSH_SLAVE_TIMEOUT,
 }
 STORED_CODES: Final = frozenset(STATUSES)
+
+
+class Watching(Protocol):
+    """Tasks that wait for messages of a batch. Called in their loop, once."""
+
+    def stored(self, batch: Batch) -> None: ...
+    def failed(self, error: CometError) -> None: ...
 
 
 class Batch:
@@ -128,8 +135,8 @@ class Batch:
         self.store_host = ""
         self.error: CometError | None = None
         self.on_settled: list[Callable[[Batch], None]] = []
-        self.waiters: list[tuple[asyncio.Future[Receipt], Receipt]] | None = None
-        self.alarm: asyncio.TimerHandle | None = None  # for the waiters
+        self.waiters: list[Watching] | None = None  # tasks; for them
+        self.alarm: asyncio.TimerHandle | None = None
         self._event: threading.Event | None = None
 
     @property
@@ -181,6 +188,12 @@ class Batch:
         """The UNIQ_KEY of a message of a closed batch."""
         first = self.first_id
         return _id_after(first, index) if first else _kernel.unique_id(self.body, index)
+
+    def ids(self) -> list[str]:
+        """Of all its messages, once it is closed."""
+        if self.first_id:
+            return _kernel.ids_from(self.first_id, self.count)
+        return [self.id_of(index) for index in range(self.count)]
 
     def wait_settled(self) -> None:
         """Sleep until it is stored or has failed: at most linger and timeout together.

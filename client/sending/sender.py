@@ -79,6 +79,10 @@ class Sender:
             and compression is None
             and not batching.window_ms
         )
+        # Bytes of a body about which there is nothing to be asked but that.
+        self.alike_bytes_max = 0
+        if compression is None and not batching.window_ms and not self.lingers:
+            self.alike_bytes_max = min(batching.bytes_max, max_message_bytes)
         self._window_ms = batching.window_ms
         self._compression = compression
         self._lock = self.delivery.lock

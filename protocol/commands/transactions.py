@@ -6,7 +6,11 @@ where it is meant for, or drops it. Where an end is missing, a producer of the s
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, Self
+
+import msgspec
 
 from cometmq.protocol.commands.root import (
     Answer,
@@ -32,7 +36,9 @@ class TransactionPart(Part, frozen=True):
     physical_offset: Int64
 
 
-class TransactionEnd(Part, frozen=True):
+class TransactionEnd(msgspec.Struct, frozen=True):
+    """One end of a command."""
+
     transaction_id: str
     commit: bool  # False: roll back
     parts: list[TransactionPart]
@@ -41,15 +47,57 @@ class TransactionEnd(Part, frozen=True):
 class EndTransactions(Command, frozen=True, tag=140):
     """Producer to commitlog: commit these transactions, or roll them back. -> TransactionsEnded
 
-    All messages of a transaction are stored, or none, once. An end that comes again is answered as
-    the first one was.
+    By columns: the first three have a place for each transaction. The last three have one for each
+    half message, those of a transaction together, in the order of the transactions. All messages of
+    a transaction are stored, or none, once. An end that comes again is answered as the first one
+    was.
     """
 
-    access = by_clients(publish("group", On.GROUP), publish("ends.parts.topic"), later=True)
+    access = by_clients(publish("group", On.GROUP), publish("topics"), later=True)
     new_in = "0.2.0"
 
     group: str  # of producers
-    ends: list[TransactionEnd]
+    transactions: list[str]
+    commits: list[bool]  # False: roll back
+    counts: list[Int32]  # of half messages
+    topics: list[str]  # that they are meant for, each once
+    topic_of: list[Int32]  # its place in `topics`
+    queue_offsets: list[Int64]
+    physical_offsets: list[Int64]
+
+    @classmethod
+    def of(cls, group: str, ends: Sequence[TransactionEnd]) -> Self:
+        """The command that says so."""
+        parts = [part for end in ends for part in end.parts]
+        topics = dict.fromkeys([part.topic for part in parts])
+        places = {topic: place for place, topic in enumerate(topics)}
+        return cls(
+            group,
+            [end.transaction_id for end in ends],
+            [end.commit for end in ends],
+            [len(end.parts) for end in ends],
+            list(topics),
+            [places[part.topic] for part in parts],
+            [part.queue_offset for part in parts],
+            [part.physical_offset for part in parts],
+        )
+
+    def end_at(self, index: int, row: int) -> TransactionEnd:
+        """The one at that place, whose half messages begin at `row`."""
+        rows = range(row, row + self.counts[index])
+        parts = [
+            TransactionPart(
+                self.topics[self.topic_of[at]], self.queue_offsets[at], self.physical_offsets[at]
+            )
+            for at in rows
+        ]
+        return TransactionEnd(self.transactions[index], self.commits[index], parts)
+
+    @property
+    def ends(self) -> list[TransactionEnd]:
+        """All of them, of a command whose columns fit together."""
+        rows = accumulate(self.counts, initial=0)
+        return [self.end_at(index, row) for index, row in enumerate([*rows][:-1])]
 
 
 class TransactionsEnded(Answer, frozen=True, tag=141):

@@ -358,16 +358,39 @@ def delayed_code(stored: Buffer, levels_ms: array[int]) -> int:
     """tagsCode of a record of the delay topic, with so long a wait of each level. Raises
     RecordDamaged."""
 
-def half_at(
-    segment: Buffer | FileMap,
-    at: int,
-    end: int,
-    physical_offset: int,
-    queue_offset: int,
-    group: str,
-    transaction: str,
-    topic: str,
-) -> tuple[int, int, int] | None: ...
+@final
+class HalfEnds:
+    """Ends of transactions by columns. Raises ValueError for columns that do not fit together."""
+
+    def __init__(
+        self,
+        group: str,
+        transactions: list[str],
+        commits: list[bool],
+        counts: list[int],
+        topics: list[str],
+        topic_of: list[int],
+        queue_offsets: list[int],
+        physical_offsets: list[int],
+    ) -> None: ...
+    def store(
+        self,
+        index: int,
+        row: int,
+        segment: Buffer | FileMap,
+        start: int,
+        limit: int,
+        encoder: InnerEncoder,
+        queue_of: Callable[[str, int], int],
+        outcomes: bytearray,
+        base: int,
+        ended: dict[int, Any],
+        words: tuple[Any, Any],
+        bytes_max: int,
+        ends_max: int,
+    ) -> int:
+        """Put ends into a write, from `index` on; the index of the first that is another."""
+
 def due_ms_of(stored: Buffer) -> int:
     """When a record of the wheel's topic is due; -1: it does not say. Raises RecordDamaged."""
 
@@ -1188,6 +1211,9 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
 
 def unique_id(batch: Buffer, index: int) -> str:
     """The UNIQ_KEY of the message of that index in a batch body, or "" if it has none."""
+
+def ids_from(first: str, count: int) -> list[str]:
+    """An id and those that a process makes after it in the same millisecond."""
 
 def element_start(batch: Buffer, index: int) -> int:
     """Where the message of that index begins in a batch body. Raises IndexError."""

@@ -105,7 +105,7 @@ def begin(producer: Producer, body: bytes, topic: str = "orders") -> Transaction
 
 
 def end(broker: RunningBroker, group: str, *ends: TransactionEnd) -> list[tuple[int, str]]:
-    answer, _ = broker.commitlog.ask(EndTransactions(group, list(ends)), timeout_s=WAIT_S)
+    answer, _ = broker.commitlog.ask(EndTransactions.of(group, ends), timeout_s=WAIT_S)
     assert isinstance(answer, TransactionsEnded)
     return list(zip(answer.codes, answer.texts, strict=True))
 
@@ -348,7 +348,7 @@ def test_an_end_waits_until_it_is_known_what_is_pending(slow_broker: RunningBrok
     coordinator = broker.pids()["coordinator"]
     os.kill(coordinator, signal.SIGSTOP)
     try:
-        ends = EndTransactions("shop", [commit])
+        ends = EndTransactions.of("shop", [commit])
         pending = [broker.commitlog.request(ends) for _ in range(2)]
         section = Section("orders", 0, 1)
         answer, _ = broker.commitlog.ask(

@@ -425,7 +425,10 @@ def try_dispatch(chance: random.Random, content: memoryview) -> None:
 def try_half(chance: random.Random, view: memoryview) -> None:
     end = chance.choice([len(view), len(view) + 1, 1 << 62, hostile_number(chance)])
     at = chance.choice([0, 0, 1, len(view), hostile_number(chance)])
-    _kernel.half_at(view, at, end, at, chance.choice([0, 1]), "g", "", "t")
+    ends = _kernel.HalfEnds("g", [""], [True], [1], ["t"], [0], [chance.choice([0, 1])], [at])
+    start = chance.choice([0, 0, 1, at, hostile_number(chance)])
+    ends.store(0, 0, view, start, end, _kernel.InnerEncoder(), lambda *_: 0, bytearray(2), 0, {},
+               (0, 1), 1 << 20, 9)  # fmt: skip
     _kernel.delayed_code(view, array("q", [1] * chance.randrange(3)))
 
 

@@ -6,6 +6,7 @@ import math
 import random
 from array import array
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any
 
 import pytest
 import reference
@@ -14,10 +15,10 @@ from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC
 from cometmq.protocol.timed import LATEST_MS
 from cometmq.shm.kernel._kernel import (
+    HalfEnds,
     InnerEncoder,
     RecordDamaged,
     delayed_code,
-    half_at,
     java_hash,
     timing,
 )
@@ -117,36 +118,98 @@ def half(**other: str) -> bytes:
     )  # fmt: skip
 
 
-def found(record: bytes, **other: object) -> tuple[int, int, int] | None:
+def store(record: bytes, encoder: InnerEncoder, ended: dict[int, str], **other: object) -> int:
+    """How many ends of one are taken, of the half message at byte `at`."""
     wanted: dict[str, object] = {
-        "at": 0, "end": len(record), "physical_offset": 1_000, "queue_offset": 7, "group": "shop",
-        "transaction": "U", "topic": "orders",
+        "at": 0, "limit": len(record), "physical_offset": 1_000, "queue_offset": 7, "group": "shop",
+        "transaction": "U", "topic": "orders", "commit": True, "outcomes": b"", "base": 0,
+        "bytes_max": 1 << 20, "ends_max": 9,
     }  # fmt: skip
-    return half_at(record, **(wanted | other))  # type: ignore[arg-type]
+    given: dict[str, Any] = wanted | other
+    ends = HalfEnds(
+        given["group"], [given["transaction"]], [given["commit"]], [1], [given["topic"]], [0],
+        [given["queue_offset"]], [given["physical_offset"]],
+    )  # fmt: skip
+    numbers = {("orders", 3): 5}
+    return ends.store(
+        0, 0, record, given["physical_offset"] - given["at"], given["limit"], encoder,
+        lambda topic, queue_id: numbers[topic, queue_id], bytearray(given["outcomes"]),
+        given["base"], ended, ("r", "c"), given["bytes_max"], given["ends_max"],
+    )  # fmt: skip
+
+
+def found(record: bytes, **other: object) -> bool:
+    encoder, ended = InnerEncoder(), {}
+    taken = store(record, encoder, ended, **other)
+    assert (taken, ended) == (encoder.count, {7: "c"} if taken else {})
+    return bool(taken)
 
 
 def test_a_half_message_is_the_one_that_is_named() -> None:
     record = half()
-    assert found(record) == (len(record), 1, 3)
-    assert found(b"before" + record, at=6, end=len(record) + 6) == (len(record), 1, 3)
+    assert found(record)
+    assert found(b"before" + record, at=6, limit=len(record) + 6)
     for wrong in (
-        {"at": -1}, {"at": 1}, {"at": 1 << 62}, {"end": len(record) - 1}, {"end": 1 << 62, "at": 9},
-        {"physical_offset": 999}, {"queue_offset": 8}, {"group": "sho"}, {"group": ""},
+        {"at": -1}, {"at": 1}, {"at": 1 << 61}, {"limit": len(record) - 1}, {"limit": 0},
+        {"limit": 1 << 62, "at": 9}, {"physical_offset": 999}, {"physical_offset": -1},
+        {"queue_offset": 8}, {"queue_offset": -1}, {"group": "sho"}, {"group": ""},
         {"transaction": "V"}, {"topic": "order"}, {"topic": "orders2"},
     ):  # fmt: skip
-        assert found(record, **wrong) is None, wrong
+        assert not found(record, **wrong), wrong
     named = half(__transactionId__="T")
-    assert found(named) is None
-    assert found(named, transaction="T") == (len(named), 1, 3)
-    assert found(half(TRAN_PREPARED_QUEUE_OFFSET="2")) is None  # a copy: somebody looks closer
-    for queue in ("", "x", "-1", "9" * 30):
-        assert found(half(REAL_QID=queue)) is None
+    assert not found(named)
+    assert found(named, transaction="T")
+    assert not found(half(TRAN_PREPARED_QUEUE_OFFSET="2"))  # a copy: somebody looks closer
+    for queue in ("", "x", "-1", "4", "9" * 30):
+        assert not found(half(REAL_QID=queue))
     spoilt = bytearray(record)
     spoilt[record.index(b"body")] ^= 1
-    assert found(bytes(spoilt)) is None
+    assert not found(bytes(spoilt))
     plain = reference.encode_record(topic="orders", body=b"body", queue_offset=7,
                                     physical_offset=1_000)  # fmt: skip
-    assert found(plain) is None
+    assert not found(plain)
+
+
+def test_a_half_message_is_ended_once_and_where_there_is_room() -> None:
+    record = half()
+    for outcomes, base, pending in (
+        (bytes(8), 0, True), (bytes(7) + b"\1", 0, False), (b"\1" * 7, 0, True), (b"\1", 7, False),
+        (b"", 8, False), (b"", 7, True),
+    ):  # fmt: skip
+        assert found(record, outcomes=outcomes, base=base) is pending, (outcomes, base)
+    assert store(record, InnerEncoder(), {7: "c"}) == 0
+    assert store(record, InnerEncoder(), {6: "c"}, ends_max=1) == 0
+    encoder = InnerEncoder()
+    assert store(record, encoder, {}, bytes_max=1) == 1  # alone
+    assert store(record, encoder, {}, bytes_max=encoder.size + len(record) - 1) == 0
+    assert store(record, encoder, {}, bytes_max=encoder.size + len(record)) == 1
+    assert encoder.count == 2
+    ended: dict[int, str] = {}
+    assert store(record, encoder, ended, commit=False) == 1
+    assert (encoder.count, ended) == (2, {7: "r"})  # nothing is stored of it
+
+
+def test_a_run_of_ends_stops_at_the_first_that_is_another() -> None:
+    records = [half(), half(TRAN_PREPARED_QUEUE_OFFSET="2")]
+    for counts, taken in ([1, 1], 1), ([1, 0, 1], 1), ([2], 0), ([0, 1, 1], 0):
+        ends = HalfEnds(
+            "shop", ["U"] * len(counts), [True] * len(counts), counts, ["orders"], [0, 0],
+            [7, 7], [1_000, 1_000],
+        )  # fmt: skip
+        stop = ends.store(0, 0, b"".join(records), 1_000, 1 << 20, InnerEncoder(),
+                          lambda *_: 0, bytearray(), 0, {}, (0, 1), 1 << 20, 9)  # fmt: skip
+        assert stop == taken
+
+
+def test_columns_that_do_not_fit_together() -> None:
+    columns = (["T"], [True], [1], ["orders"], [0], [7], [1_000])
+    HalfEnds("shop", *columns)
+    for place, wrong in (
+        (0, []), (0, ["T", "U"]), (1, []), (2, []), (2, [0]), (2, [2]), (2, [-1]), (2, [1 << 40]),
+        (3, []), (4, []), (4, [1]), (4, [-1]), (5, []), (5, [7, 8]), (6, []),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"transaction|messages|topic"):
+            HalfEnds("shop", *columns[:place], wrong, *columns[place + 1 :])  # type: ignore[arg-type]
 
 
 def test_records_that_are_taken_back() -> None:
