@@ -44,6 +44,8 @@ class Ending:
         topic: by which the broker's address is found.
     """
 
+    __slots__ = ("attempts", "broker", "deadline", "end", "leads", "topic", "word")
+
     def __init__(self, broker: str, topic: str, end: TransactionEnd, timeout_s: float) -> None:
         self.broker = broker
         self.topic = topic
@@ -175,6 +177,11 @@ class Ends:
         """What the next command holds; the caller's own, which leads, among it."""
         with self._lock:
             waiting = self._waiting[broker]
+            parts = sum([len(each.end.parts) for each in waiting])
+            if parts <= COMMAND_PARTS and len(waiting) <= ENDS_MAX:
+                taken = [*waiting]
+                waiting.clear()
+                return taken
             taken = [waiting.popleft()]
             parts = len(taken[0].end.parts)
             while waiting and len(taken) < ENDS_MAX and parts < COMMAND_PARTS:

@@ -28,6 +28,8 @@ class LoopEnding(Ending):
         is_over: called once nothing more is tried.
     """
 
+    __slots__ = ("_ends", "_is_over", "done")
+
     def __init__(
         self,
         broker: str,

@@ -64,34 +64,41 @@ class LoopTransactions:
         self.start = start
         self._sends = sends
         self._is_ready = is_ready
-        self._ends: LoopEnds | None = None
+        self.ends: LoopEnds  # of the loop that was used last
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._body_max = sends.alike_bytes_max
         self._beginning: dict[str, list[_Beginning]] = {}  # in this turn, by topic
 
-    @property
-    def ends(self) -> LoopEnds:
-        if self._ends is None:
-            self._ends = LoopEnds(self.transactions.ends, asyncio.get_running_loop())
-        return self._ends
+    def use_loop(self) -> None:
+        """Transactions begin in the loop that runs. Asked once a turn: it costs a system call."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self.ends = LoopEnds(self.transactions.ends, loop)
 
-    def is_plain(self, topic: str, body: Body, options: TransactionOptions) -> bool:
-        """Whether it may begin together with others."""
+    def is_plain(self, topic: str, body: Body) -> bool:
+        """Whether it may begin together with others, if it has no options."""
         return (
-            not options
-            and body.__class__ is bytes
-            and 0 < len(body) <= self._sends.alike_bytes_max
+            body.__class__ is bytes
+            and 0 < len(body) <= self._body_max
             and topic.__class__ is str
-            and self._is_ready(topic)
+            and (topic in self._beginning or self._is_ready(topic))
         )
 
     def begin(
         self, transaction: AsyncTransaction, topic: str, body: bytes
     ) -> asyncio.Future[AsyncTransaction]:
         """A plain one; at the end of this turn."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[AsyncTransaction] = loop.create_future()
-        if not self._beginning:
-            self._sends.at_the_end(loop, self._begin_all)
-        self._beginning.setdefault(topic, []).append((future, transaction, body))
+        beginning = self._beginning
+        if not beginning:
+            self.use_loop()
+            self._sends.at_the_end(self.ends.loop, self._begin_all)
+        future: asyncio.Future[AsyncTransaction] = self.ends.loop.create_future()
+        some = beginning.get(topic)
+        if some is None:
+            beginning[topic] = [(future, transaction, body)]
+        else:
+            some.append((future, transaction, body))
         return future
 
     def _begin_all(self) -> None:
@@ -146,13 +153,15 @@ class _Halves:
 class AsyncTransaction(Parts):
     """`Transaction` for asyncio; see `AsyncProducer.transaction`."""
 
+    __slots__ = ("_plain", "_shared")
+
     def __init__(
         self, shared: LoopTransactions, topic: str, body: Body, options: TransactionOptions
     ) -> None:
         super().__init__(shared.transactions)
         self._shared = shared
         self._plain: tuple[str, bytes] | None = None
-        if shared.is_plain(topic, body, options):
+        if not options and shared.is_plain(topic, body):
             self._plain = topic, body  # type: ignore[assignment]
         else:
             self._first = self._compose(topic, body, options)
@@ -167,6 +176,7 @@ class AsyncTransaction(Parts):
         if self._first is None:
             raise RuntimeError("a transaction is entered once")
         (target, message), self._first = self._first, None
+        self._shared.use_loop()
         self._has(await (await self._shared.start(target, message)), message)
         return self
 

@@ -63,6 +63,17 @@ class Transactions:
 class Parts:
     """What both kinds of transaction know: the messages that are stored, and the end."""
 
+    __slots__ = (
+        "_broker",
+        "_bytes",
+        "_ended",
+        "_failed",
+        "_first",
+        "_id",
+        "_parts",
+        "_transactions",
+    )
+
     def __init__(self, transactions: Transactions) -> None:
         if not transactions.name:
             raise ArgumentIllegal(
@@ -182,6 +193,8 @@ class Transaction(Parts):
 
     Its `id` is to be written down by whoever has to tell later how it ended: a checker is shown it.
     """
+
+    __slots__ = ()
 
     def __init__(
         self, transactions: Transactions, topic: str, body: Body, options: TransactionOptions
