@@ -131,6 +131,7 @@ class TopicLanes:
                 lane.endpoint = ends.commitlog
                 lanes.append(lane)
         self.lanes = lanes
+        self._brokers = sorted({lane.broker for lane in lanes})
         for lane in self._by_key.values():
             lane.gone = lane not in lanes
 
@@ -190,7 +191,7 @@ class TopicLanes:
 
     def broker_for(self, key: str) -> str | None:
         """That of the brokers which has all messages of a key; None: there is only one."""
-        brokers = sorted({lane.broker for lane in self.lanes})
+        brokers = self._brokers
         if len(brokers) < 2:
             return None
         return brokers[abs(_kernel.java_hash(key)) % len(brokers)]

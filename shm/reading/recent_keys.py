@@ -7,6 +7,7 @@ if everything was indexed at this moment. Nothing is kept for it but the keys of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -31,7 +32,8 @@ KEPT_KEYS: Final = 16_384  # so many are not dropped, though they are indexed by
 CHAIN_STEP: Final = 64  # entries of a hash at a time
 LOOKED_AT_MAX: Final = 4_096  # records that have another key of the same hash, for one key
 MAPS_MAX: Final = 64  # segments
-TRIES: Final = 3
+TRIES: Final = 4
+NO_INODE: Final = (0, 0)  # of a file that is gone
 
 Files = list[tuple[str, FileMap]]
 
@@ -57,7 +59,8 @@ class RecentKeys:
         self._kept_at_restart = 0
         self._index = IndexReader(store, shape)
         self._known: Files = []
-        self._newest = (0, 0)  # device and inode of the last of them
+        self._newest = ""  # path of the last of them,
+        self._inode = NO_INODE  # and device and inode that it had before it was mapped
 
     @property
     def damaged(self) -> set[str]:
@@ -77,16 +80,21 @@ class RecentKeys:
         for _ in range(TRIES):
             indexed = self._indexed.value  # first: all below it is in the files that are seen next
             self._follow(name, max(indexed, self._min.value), end)
-            files = self._files()
+            is_full = False
             found = self._in_tail(topic, name, keys, since_ms)
-            for file, memory in reversed(files):
+            for age, (file, memory) in enumerate(reversed(self._known)):
                 header = IndexHeader.of(memory)
+                if age == 0:
+                    is_full = header.index_count >= self._shape.entries
                 if header.index_count > 1 and since_ms <= header.end_timestamp:
                     self._in_file(topic, name, keys, since_ms, file, memory, found)
                 if header.begin_timestamp < since_ms:
                     break
-            if self._indexed.value >= indexed and not self._is_stale():
+            # The files are those that there were at some time: whether they are it now is asked
+            # once, behind the search, since it costs more than most searches.
+            if self._indexed.value >= indexed and not self._is_stale(is_full):
                 break
+            self._know_files()
         else:
             raise SystemBusy("the index of messages by key is being built again: try again")
         if self._index.damaged:
@@ -204,30 +212,23 @@ class RecentKeys:
 
     # --- files ---
 
-    def _files(self) -> Files:
-        if not self._known or self._is_stale():
-            self._known = list(self._index.files())
-            self._newest = self._inode() or (0, 0)
-        return self._known
+    def _know_files(self) -> None:
+        names = list_index_files(self._store)
+        self._newest = str(self._store / INDEX_DIR / names[-1]) if names else ""
+        self._inode = _inode(self._newest)
+        self._known = list(self._index.files())
+        if [name for name, _ in self._known[-1:]] != names[-1:]:
+            self._inode = NO_INODE
 
-    def _is_stale(self) -> bool:
+    def _is_stale(self, is_full: bool) -> bool:
         """Whether there may be others. One more is made only when the newest is full; one in the
         place of another, when that is built again."""
         if not self._known:
             return bool(list_index_files(self._store))
-        full = IndexHeader.of(self._known[-1][1]).index_count >= self._shape.entries
-        if full and list_index_files(self._store)[-1:] != [self._known[-1][0]]:
+        if is_full and list_index_files(self._store)[-1:] != [self._known[-1][0]]:
             return True
-        return self._inode() != self._newest
-
-    def _inode(self) -> tuple[int, int] | None:
-        if not self._known:
-            return None
-        try:
-            found = (self._store / INDEX_DIR / self._known[-1][0]).stat()
-        except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
+        inode = _inode(self._newest)
+        return inode == NO_INODE or inode != self._inode
 
     # --- the log ---
 
@@ -256,3 +257,12 @@ class RecentKeys:
         self._log.clear()
         self._maps.close()
         self._index.close()
+
+
+def _inode(path: str) -> tuple[int, int]:
+    """Device and inode."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return NO_INODE
+    return found.st_dev, found.st_ino
