@@ -1,4 +1,5 @@
-"""What a producer_id, and storing each key once, cost beside a plain producer, in turns."""
+"""What it costs that producers number their attempts, what a producer_id and storing each key once
+cost beside a plain producer: in turns."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ import pytest
 from benchmarks import Report
 
 from cometmq import Broker, Producer
+from cometmq.bench.crew import cpu_seconds
 
 BODY = b"x" * 100
+Way = Callable[[Producer, int], Callable[[], None]]
 _keys = itertools.count()
 
 
@@ -80,6 +83,46 @@ def processor_s(broker: Broker) -> Callable[[], float]:
 
 
 OTHERS = {"producer_id": {"producer_id": "bench"}, "dedup": {"dedup": "keys"}}
+
+
+def unnumbered(producer: Producer) -> Producer:
+    """As it would be if producers did not number what they send."""
+    sender = producer._sender
+    sender.delivery.identity.sender = 0  # type: ignore[misc]
+    for lane in sender.learn("t").all():
+        lane.numbers = itertools.repeat(0)
+    return producer
+
+
+WAYS: dict[str, tuple[Way, float, int]] = {
+    "send": (one_by_one, 0, 4_000),
+    "send with linger": (lingering, 5, 300_000),
+    "send_many": (in_bulk, 0, 500_000),
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", WAYS)
+def test_numbering(broker: Broker, full: bool, report: Report, way: str) -> None:
+    """The embedded appender has no attempts to number: it has no answer that could be lost."""
+    run, linger_ms, count = WAYS[way]
+    rounds = 15
+    if not full:
+        count, rounds = 50, 3
+
+    def processors_s() -> float:
+        return time.process_time() + cpu_seconds([broker.pid])
+
+    with (
+        broker.producer(linger_ms=linger_ms) as plain,
+        broker.producer(linger_ms=linger_ms) as numbering,
+    ):
+        runs = run(unnumbered(plain), count), run(numbering, count)
+        report(f"{way}: time", ratio(*runs, rounds, time.perf_counter), "times as long")
+        if full:
+            report(
+                f"{way}: all processes", ratio(*runs, rounds, processors_s), "times the CPU time"
+            )
 
 
 @pytest.mark.parametrize("what", OTHERS)

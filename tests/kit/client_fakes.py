@@ -180,7 +180,10 @@ class FakeBroker(ServiceActor):
         results = []
         for section, frame in zip(command.sections, request.payload, strict=True):
             first = self._store((section.topic, section.queue_id), frame.buffer, section.count)
-            results.append(SectionResult(fault or 0, first, 0))
+            places = (
+                [first + each for each in range(section.count)] if section.producer_group else []
+            )
+            results.append(SectionResult(fault or 0, first, 0, physical_offsets=[*places]))
         answer = SendResult(results, 1_700_000_000_000, "127.0.0.1:10911")
         self._serve_parked()
         if command.oneway:

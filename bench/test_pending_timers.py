@@ -1,0 +1,139 @@
+"""A million messages that wait for their time: what they cost while they wait, at a start after
+kill -9, and when they are all due at once."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from benchmarks import Report
+from test_restart import start_and_kill
+
+from cometmq import Broker
+from cometmq.protocol.commands import GetStatistics, Statistics
+
+BODY = b"x" * 100
+ROUNDS = 5
+LOOK_S = 0.05
+PROBE_S = 0.001  # between two probes: they are there to see, not to load
+PROBED_S = 3.0  # before anything is due
+WAIT_S = 600.0
+
+pytestmark = pytest.mark.timeout(1_800)
+
+
+def scheduler(broker: Broker) -> dict[str, Any]:
+    actor = broker.actor("scheduler")
+    try:
+        answer = actor.ask(GetStatistics(), timeout=WAIT_S)
+    finally:
+        actor.stop()
+    assert isinstance(answer, Statistics)
+    return answer.values
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(LOOK_S)
+
+
+def schedule(broker: Broker, count: int, at: datetime) -> None:
+    with broker.producer() as producer:
+        producer.send_many("later", [BODY] * count, deliver_at=at)
+    wait_until(lambda: scheduler(broker)["timers_pending"] >= count)
+
+
+def memory_mb(broker: Broker) -> dict[str, float]:
+    """Of all processes: their own, and with their share of the files that they have mapped."""
+    processes = [psutil.Process(broker.pid)]
+    processes += processes[0].children(recursive=True)
+    own = sum(_anonymous(process.pid) for process in processes)
+    everything = sum(process.memory_full_info().pss for process in processes)
+    return {"own": own / 1e6, "with the store's pages": everything / 1e6}
+
+
+def _anonymous(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
+
+
+def test_they_wait(tmp_path: Path, full: bool, report: Report) -> None:
+    """Beside a store whose messages wait for nothing, started and killed in turns."""
+    count = 1_000_000 if full else 2_000
+    stores = {"waiting": tmp_path / "waiting", "plain": tmp_path / "plain"}
+    with Broker(stores["waiting"]) as broker:
+        schedule(broker, 1, datetime.now(UTC) + timedelta(days=1))
+        before = memory_mb(broker)
+        schedule(broker, count, datetime.now(UTC) + timedelta(hours=8))
+        after = memory_mb(broker)
+    for what, mb in after.items():
+        report(f"memory more, {what}", mb - before[what], "MB")
+    with Broker(stores["plain"]) as broker, broker.producer() as producer:
+        producer.send_many("now", [BODY] * count)
+    took: dict[str, list[float]] = {what: [] for what in stores}
+    for _ in range(ROUNDS if full else 1):
+        for what, store in stores.items():
+            took[what].append(start_and_kill(store, {}))
+    for what, seconds in took.items():
+        report(f"start after kill -9, {what}", statistics.median(seconds), "s")
+    with Broker(stores["waiting"]) as broker:
+        began = time.monotonic()
+        wait_until(lambda: scheduler(broker)["timers_pending"] >= count)
+        report("until the wheel is there again", time.monotonic() - began, "s")
+
+
+def test_they_are_due_together(tmp_path: Path, full: bool, report: Report) -> None:
+    """Deliveries a second, by the store times of the copies; and how long a plain `send` takes
+    meanwhile."""
+    count, wait_s = (1_000_000, 60.0) if full else (2_000, 12.0)
+    with Broker(tmp_path / "store") as broker:
+        at = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=wait_s)
+        due_ms = at.timestamp() * 1000
+        schedule(broker, count, at)
+        assert time.time() * 1000 < due_ms - PROBED_S * 1000, "scheduling took too long"
+        probes: list[tuple[float, float]] = []
+        is_over = threading.Event()
+        prober = threading.Thread(target=_probe, args=(broker, probes, is_over))
+        prober.start()
+        wait_until(lambda: scheduler(broker)["timers_delivered"] >= count)
+        is_over.set()
+        prober.join()
+        last_ms = _last_stored_ms(broker, count)
+    took_s = (last_ms - due_ms) / 1000
+    report("deliveries, all due together", count / took_s / 1000, "k/s")
+    idle = [took for at_s, took in probes if due_ms - PROBED_S * 1000 < at_s * 1000 < due_ms]
+    busy = [took for at_s, took in probes if due_ms <= at_s * 1000 <= last_ms]
+    for what, found in ("before", idle), ("meanwhile", busy):
+        if len(found) > 1:
+            for name, share in ("p50", 50), ("p99", 99):
+                value = statistics.quantiles(found, n=100, method="inclusive")[share - 1]
+                report(f"a plain send, {what}, {name}", value * 1e6, "us")
+
+
+def _probe(broker: Broker, probes: list[tuple[float, float]], is_over: threading.Event) -> None:
+    with broker.producer() as producer:
+        while not is_over.wait(PROBE_S):
+            began = time.perf_counter()
+            producer.send("plain", BODY)
+            probes.append((time.time(), time.perf_counter() - began))
+
+
+def _last_stored_ms(broker: Broker, count: int) -> int:
+    """Of the copies, all of which must be there."""
+    last_ms = found = 0
+    with broker.consumer("looks", "later") as consumer:
+        while found < count:
+            messages = consumer.poll(16_384, timeout_s=WAIT_S)
+            found += len(messages)
+            last_ms = max(last_ms, *(each.store_timestamp_ms for each in messages))
+            consumer.ack(messages)
+    return last_ms
