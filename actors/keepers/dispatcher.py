@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 WORK_S: Final = 0.005
 STEP_BYTES: Final = 4 * 1_048_576  # of the log, in one go
 NAP_S: Final = 0.002
+SLAVE_NAP_S: Final = 0.01  # what comes is older already than that, and others serve meanwhile
 RETRY_S: Final = 1
 
 
@@ -50,6 +51,7 @@ class DispatcherActor(ServiceActor):
         settings = family.settings
         self._segment_bytes = settings.mapped_file_size_commit_log_bytes
         self._queue_bytes = settings.mapped_file_size_consume_queue_bytes
+        self._nap_s = SLAVE_NAP_S if settings.is_slave else NAP_S
         control = family.control
         self._limit = control.sleep_on(family.cover, family.doorbell)
         self._recover_end: int | None = None  # of the log, which recovers the queues; None: done
@@ -201,7 +203,7 @@ class DispatcherActor(ServiceActor):
         if self._dispatched.has_sleepers():
             self._napping.reset(0)
             return False
-        self._nap = self.after(NAP_S, self._work)
+        self._nap = self.after(self._nap_s, self._work)
         return True
 
     def _end_nap(self) -> None:

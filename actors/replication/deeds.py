@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from cometmq.actors.replication.books_line import BooksLine
 from cometmq.actors.replication.core.actions import (
@@ -34,10 +33,20 @@ from cometmq.actors.replication.peers import Peers
 from cometmq.actors.replication.room import Room
 from cometmq.actors.replication.run import Runs
 from cometmq.actors.replication.said import Said
+from cometmq.shm.kernel._kernel import crc32
 
 log = logging.getLogger(__name__)
 
-RECENT_FRAMES: Final = 8  # whose CRC is known: each goes to every follower
+RECENT_FRAMES: Final = 8  # that are not checked again: each goes to every follower
+
+
+class _Checked(NamedTuple):
+    """Bytes of the log that hold, and have this CRC."""
+
+    offset: int
+    length: int
+    crc: int
+    sent_to: set[str]
 
 
 class Deeds:
@@ -45,6 +54,7 @@ class Deeds:
 
     Args:
         group: its name.
+        on_laid_down: is called with the end of a frame that is in the log at once.
         on_stop: ends the process, and says why.
     """
 
@@ -60,6 +70,7 @@ class Deeds:
         room: Room,
         runs: Runs,
         said: Said,
+        on_laid_down: Callable[[int], None],
         on_stop: Callable[[str], NoReturn],
     ) -> None:
         self._group = group
@@ -69,8 +80,9 @@ class Deeds:
         self._log_line = log_line
         self._runs = runs
         self._said = said
+        self._on_laid_down = on_laid_down
         self.content: memoryview | None = None  # behind the frame that the core has now
-        self._sums: deque[tuple[int, int, int]] = deque(maxlen=RECENT_FRAMES)
+        self._checked: deque[_Checked] = deque(maxlen=RECENT_FRAMES)
         self._how: dict[type[Action], Callable[[Any], bool | None]] = {
             Send: self._send,
             Ship: self._ship,
@@ -98,19 +110,25 @@ class Deeds:
         self._peers.send(action.to, action.frame)
 
     def _ship(self, action: Ship) -> None:
-        offset, length = action.offset, action.length
-        content = self._log.read(offset, offset + length)
-        crc = self._crc(offset, length, content)
-        frame = Bytes(self._group, action.epoch, action.nonce, offset, length, crc, action.confirm)
-        self._peers.send(action.to, frame, content)
+        offset, length, to = action.offset, action.length, action.to
+        checked = self._checked_for(to, offset, length)
+        content = self._log.read(offset, offset + length, was_read=checked is not None)
+        if checked is None:
+            checked = _Checked(offset, length, crc32(content), set())
+            self._checked.append(checked)
+        checked.sent_to.add(to)
+        frame = Bytes(
+            self._group, action.epoch, action.nonce, offset, length, checked.crc, action.confirm
+        )
+        self._peers.send(to, frame, content)
 
-    def _crc(self, offset: int, length: int, content: memoryview) -> int:
-        for known_offset, known_length, crc in self._sums:
-            if (known_offset, known_length) == (offset, length):
-                return crc
-        crc = zlib.crc32(content)
-        self._sums.append((offset, length, crc))
-        return crc
+    def _checked_for(self, to: str, offset: int, length: int) -> _Checked | None:
+        """None: it has to be checked. Also if that follower wants it again, for it may be damaged
+        by now; others would find that it has another CRC."""
+        for each in self._checked:
+            if (each.offset, each.length) == (offset, length) and to not in each.sent_to:
+                return each
+        return None
 
     # --- to the log ---
 
@@ -118,8 +136,10 @@ class Deeds:
         content, self.content = self.content, None
         assert content is not None, action
         assert len(content) == action.length, action
-        self._log_line.lay_down(action.offset, content)
-        return False
+        if not self._log_line.lay_down(action.offset, content):
+            return False
+        self._on_laid_down(action.offset + action.length)
+        return True
 
     # --- runs ---
 
@@ -155,7 +175,7 @@ class Deeds:
         self._runs.begin(0, begin_at=at)
 
     def _changed_log(self) -> None:
-        self._sums.clear()
+        self._checked.clear()
         self._log.forget_from(0)  # files of the same names will be others
 
     # --- the rest ---

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from cometmq.actors.replication.core.actions import Action
@@ -50,8 +49,7 @@ class Driver:
         if self.is_busy:
             self._events.append((event, arguments))
             return
-        with self._whole():
-            self._hand_in(event, arguments)
+        self._wholly(self._hand_in, event, arguments)
 
     def event_first(self, event: Event, *arguments: Any) -> None:
         """Before all that waits: what has come of the action that is under way."""
@@ -60,18 +58,19 @@ class Driver:
     def go_on(self) -> None:
         """The action that was under way has come to its end."""
         self.is_busy = False
-        with self._whole():
-            self._do_all()
-            while self._events and not self.is_busy:
-                event, arguments = self._events.popleft()
-                self._hand_in(event, arguments)
+        self._wholly(self._do_rest)
         if not self.is_busy:
             self._on_idle()
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _do_rest(self) -> None:
+        self._do_all()
+        while self._events and not self.is_busy:
+            event, arguments = self._events.popleft()
+            self._hand_in(event, arguments)
+
+    def _wholly(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
-            yield
+            action(*arguments)
         except AssertionError:
             raise
         except (StoreError, DiskFull, OSError) as error:

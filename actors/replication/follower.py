@@ -253,8 +253,11 @@ class FollowerActor(ServiceActor):
 
     def _acknowledge(self, *, always: bool = False) -> None:
         """Tell the master how far this log is: what a kill, or under SYNC_FLUSH a power cut, does
-        not take any more. The first report asks for what follows, so it waits for all of it."""
-        if not self._line.is_open:
+        not take any more. The first report asks for what follows, so it waits for all of it.
+
+        To the `ha` process of this broker `wrote` and `flushed` tell the rest, and it would be
+        woken in vain for each frame."""
+        if not self._line.is_open or (self._in_group and self._line.reported >= 0 and not always):
             return
         end = self._log.physical_offset
         safe = min(end, self._flushed.value) if self._sync else end
@@ -318,7 +321,7 @@ class FollowerActor(ServiceActor):
                 self._log.appender.want()
         self._acknowledge()
         self._log.wake()
-        self._synced.wake()
+        self._synced.wake_moved()
 
     def _go_on(self) -> None:
         """A frame was taken: the master is there, and its log is this one."""
@@ -427,6 +430,9 @@ class FollowerActor(ServiceActor):
             "master_trouble": self._why,
             "acknowledged": self._line.reported,
         }
+        if self._in_group:  # to whom, see member.py; what is reported here is older
+            end = self._log.physical_offset
+            found["acknowledged"] = min(end, self._flushed.value) if self._sync else end
         if self._line.is_open:
             found["last_heard_s"] = round(time.monotonic() - self._line.heard_at, 3)
         if self._state is State.CAUGHT_UP:

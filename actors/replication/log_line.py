@@ -19,13 +19,17 @@ from typing import Final
 from cometmq.actors.replication.master_line import REPORT, UNIX
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.wire.line import abstract, peer_uid
-from cometmq.shm.kernel._kernel import COPY_FRAME_MAX, SleepCell
+from cometmq.shm.kernel._kernel import COPY_FRAME_MAX, SleepCell, wait_until
 from cometmq.shm.kernel.layout import HA_FRAME
 
 log = logging.getLogger(__name__)
 
 SEND_BUFFER_BYTES: Final = 4 << 20  # as much of it as the system allows
 READ_BYTES: Final = 4_096
+# A little is laid down sooner than this process would come back from its inbox: it is waited for.
+# Beyond that time the doorbell tells.
+LITTLE_BYTES: Final = 64 << 10
+LITTLE_S: Final = 0.002
 
 
 class _Frame:
@@ -42,6 +46,10 @@ class _Frame:
         self._rest = self._content[at - self.offset :]
         head = HA_FRAME.pack(physical_offset=at, size=len(self._rest)) if self._rest else b""
         self._head = memoryview(head)
+
+    @property
+    def size(self) -> int:
+        return self.end - self.offset
 
     @property
     def is_sent(self) -> bool:
@@ -65,8 +73,9 @@ class LogLine:
 
     Args:
         address: unix:@name, see `Family.log_source`.
-        wrote: the counter, for the doorbell of this process.
-        on_laid_down: is called with the end of a frame once that is in the log.
+        wrote: the counter, for the doorbell of this process; and for its wait.
+        on_laid_down: is called with the end of a frame that is in the log by now, and was not when
+            `lay_down` returned.
 
     Raises OSError where somebody else listens there.
     """
@@ -110,16 +119,29 @@ class LogLine:
 
     # --- what is to be laid down ---
 
-    def lay_down(self, offset: int, content: memoryview) -> None:
-        """Whole records, which follow on the log's end. The memory is looked at until they are laid
-        down, or another run begins."""
+    def lay_down(self, offset: int, content: memoryview) -> bool:
+        """Whole records, which follow on the log's end; whether they are laid down. If not, the
+        memory is looked at until they are, or another run begins."""
         assert self._frame is None, "one frame at a time"
         assert 0 < len(content) <= COPY_FRAME_MAX, len(content)
         self._frame = _Frame(offset, content)
         if self._has_begun:
             self._frame.begin(offset)
             self._send()
-        self.look()
+        return self._is_soon_done()
+
+    def _is_soon_done(self) -> bool:
+        """Whether the frame is laid down by now, which is waited for where it is little."""
+        frame = self._frame
+        assert frame is not None
+        is_little = self._has_begun and frame.is_sent and frame.size <= LITTLE_BYTES
+        if not is_little or not wait_until(self._wrote, frame.end, LITTLE_S):
+            self._wrote.arm()
+            if self._wrote.value < frame.end:
+                return False
+            self._wrote.disarm()
+        self._frame = None
+        return True
 
     def begin_run(self, wrote: SleepCell) -> None:
         """Another commitlog process comes, and counts in another control file. What is under way is

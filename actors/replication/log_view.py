@@ -7,7 +7,6 @@ all.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
@@ -15,7 +14,14 @@ from typing import Final, NoReturn
 from cometmq.actors.replication.core.frames import Mark
 from cometmq.protocol import derived
 from cometmq.protocol.errors import StoreDamaged
-from cometmq.shm.kernel._kernel import REASONS, FileMap, records_before, scan, whole_records
+from cometmq.shm.kernel._kernel import (
+    REASONS,
+    FileMap,
+    crc32,
+    records_before,
+    scan,
+    whole_records,
+)
 from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
 from cometmq.shm.state.damage import note_damage
@@ -41,6 +47,7 @@ class GroupLog:
         self._folder = store / COMMITLOG_DIR
         self._segment_bytes = segment_bytes
         self._maps = LogMaps(store, segment_bytes)
+        self._whole = (0, 0, 0, 0)  # what `whole_records` was asked last, and its answer
 
     def begins_at(self) -> int:
         """The physical offset at which the first segment begins; 0 for a log without any."""
@@ -68,7 +75,7 @@ class GroupLog:
         if begin is None:
             return None
         with memoryview(memory)[begin - start : end - start] as record:
-            return Mark(end, begin, zlib.crc32(record))
+            return Mark(end, begin, crc32(record))
 
     def _last_begin(self, memory: FileMap, start: int, end: int) -> int | None:
         reached, _, _, last, _ = scan(memory, start, start, end, False)
@@ -92,6 +99,11 @@ class GroupLog:
             offset: where a record begins, below `end`.
             end: of what is published.
         """
+        if self._whole[:3] != (offset, end, bytes_max):  # else it goes to another follower
+            self._whole = (offset, end, bytes_max, self._find_whole(offset, end, bytes_max))
+        return self._whole[3]
+
+    def _find_whole(self, offset: int, end: int, bytes_max: int) -> int:
         start = self.start_of(offset)
         stop = min(end, start + self._segment_bytes)
         memory = self._maps.map(start)
@@ -128,15 +140,19 @@ class GroupLog:
 
     # --- what is sent ---
 
-    def read(self, offset: int, end: int) -> memoryview:
+    def read(self, offset: int, end: int, *, was_read: bool = False) -> memoryview:
         """The bytes of whole records in one segment, checked, bodies with their CRC.
 
         The memory stays mapped for as long as the view lives, but what it holds may be exchanged
         once its segment is let go of.
+
+        Args:
+            was_read: they were checked a moment ago.
         """
         start = self.start_of(offset)
         memory = self._maps.map(start)
-        self._check(memory, start, offset, end)
+        if not was_read:
+            self._check(memory, start, offset, end)
         return memoryview(memory)[offset - start : end - start]
 
     def _check(self, memory: FileMap, start: int, begin: int, end: int) -> None:
@@ -164,6 +180,7 @@ class GroupLog:
 
     def forget_from(self, offset: int) -> None:
         """The log was cut there, or begun anew: files of the same names may be others now."""
+        self._whole = (0, 0, 0, 0)
         for start in self._maps.oldest(len(self._maps)):
             if start >= offset:
                 self._maps.drop(start)

@@ -99,7 +99,9 @@ class MemberActor(ServiceActor):
             master=lambda: self._core.record.master if self._core.record else "",
             on_failed=self._begin_again,
         )
-        self._log_line = LogLine(family.log_source, self._runs.now.wrote_cell, self._on_laid_down)
+        self._log_line = LogLine(
+            family.log_source, self._runs.now.wrote_cell, self._on_laid_down_later
+        )
         self._news = EngineNews(self._core, self._peers, self._runs, settings)
         self._engine = self._make_engine(settings)
         self._room = Room(
@@ -117,6 +119,7 @@ class MemberActor(ServiceActor):
             room=self._room,
             runs=self._runs,
             said=self._said,
+            on_laid_down=self._flushed.laid_down,
             on_stop=self._end,
         )
         self._driver = Driver(self._core, self._deeds.do, self._on_idle, self._end)
@@ -172,9 +175,13 @@ class MemberActor(ServiceActor):
             self._frames.put(sender, frame, content)
 
     def _take_frames(self) -> None:
+        is_longer = False
         while not self._driver.is_busy and (come := self._frames.next()) is not None:
             self._deeds.content = come.content
             self._driver.event(self._core.frame, come.sender, come.frame, come.length, come.crc)
+            is_longer |= come.content is not None
+        if is_longer and self._settings.sync_flush:
+            self._look()  # the commitlog process may have flushed it before it told of it
 
     def _may_append(self) -> bool:
         """A master refuses bytes, at once."""
@@ -225,7 +232,7 @@ class MemberActor(ServiceActor):
         if not self._driver.is_busy and (flushed := self._flushed.news(run, core.local.end)):
             self._driver.event(core.flushed, flushed)
 
-    def _on_laid_down(self, end: int) -> None:
+    def _on_laid_down_later(self, end: int) -> None:
         """The commitlog process has laid down what it was given."""
         self._flushed.laid_down(end)
         self._driver.go_on()

@@ -55,6 +55,7 @@ _DOMAIN: Final = b"cometmq.replicas"
 _CURVE_BYTES: Final = 33  # CurveZMQ, RFC 26: what a MESSAGE has beside what it carries
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
+_NO_WAIT: Final = int(zmq.NOBLOCK)
 _SOURCE: Final = int(zmq.SRCFD)
 
 OnFrame = Callable[[str, AnyFrame, memoryview | None], None]
@@ -214,21 +215,19 @@ class Peers:
         self._tend()
         self._admit()
         count = size = 0
-        while int(self._router.getsockopt(_EVENTS)) & _POLLIN:
-            if count >= MESSAGES_AT_ONCE or size >= BYTES_AT_ONCE:
-                return True
+        while count < MESSAGES_AT_ONCE and size < BYTES_AT_ONCE:
             try:
-                parts: list[Any] = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                parts = _take_message(self._router)
             except zmq.Again:
-                break
+                return False
             count += 1
-            size += self._take(parts[1:])
-        return False
+            size += self._take(parts)
+            if not int(self._router.getsockopt(_EVENTS)) & _POLLIN:
+                return False
+        return True
 
     def _take(self, parts: list[Any]) -> int:
         """One message; its size in bytes."""
-        if not parts:
-            return 0
         size = sum(map(len, parts))
         fd = parts[0].get(_SOURCE)
         # Under CURVE a part is as long as this on the wire.
@@ -287,6 +286,18 @@ class Peers:
         self._router.close()
         self._zap.close()
         self._context.term()
+
+
+def _take_message(router: zmq.Socket[bytes]) -> list[Any]:
+    """The next one that lies there, without the connection that it came by. Raises zmq.Again.
+
+    As `recv_multipart`, which asks the socket after each part whether there is another one.
+    """
+    router.recv(_NO_WAIT)
+    parts: list[Any] = [router.recv(_NO_WAIT, copy=False)]  # what follows the first is there
+    while parts[-1].more:
+        parts.append(router.recv(_NO_WAIT, copy=False))
+    return parts
 
 
 def _message(parts: list[Any]) -> tuple[AnyFrame, memoryview | None]:

@@ -48,9 +48,12 @@ class Run:
         self._allocate_errno = control.read(Counter.ALLOCATE_ERRNO)
 
     def arm(self) -> None:
-        """Have the next change of any of them ring; whoever reads after that misses nothing."""
-        for cell in (self._phase, self.wrote_cell, self._flushed):
-            cell.arm()
+        """Have the next change of any of them ring; whoever reads after that misses nothing. Of a
+        follower's log LogLine knows the end, and when it wants to be told of another."""
+        self._phase.arm()
+        self._flushed.arm()
+        if self.epoch:
+            self.wrote_cell.arm()
 
     @property
     def is_recovered(self) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from cometmq.actors.replication.core.frames import AnyFrame
 from cometmq.actors.replication.said import Said
+from cometmq.shm.kernel._kernel import crc32
 
 # More than a master sends without hearing of what was held.
 BYTES_MAX: Final = 64 << 20
@@ -28,7 +28,7 @@ class Come(NamedTuple):
 
     @property
     def crc(self) -> int:
-        return 0 if self.content is None else zlib.crc32(self.content)
+        return 0 if self.content is None else crc32(self.content)
 
 
 class WaitingFrames:

@@ -210,7 +210,7 @@ class Desk:
     def wake(self) -> None:
         """Whoever sleeps on what was published."""
         self._log.wake()
-        self._synced.wake()
+        self._synced.wake_moved()
 
     def make_durable(self, *, here: bool) -> bool:
         """Whether what was published is on the disk now; else it will be soon.

@@ -116,9 +116,10 @@ cdef class SleepCell(ReadCell):
 
     cdef uint8_t *_flag
 
-    def __init__(self, memory, Py_ssize_t at, int doorbell, int words=1):
+    def __init__(self, memory, Py_ssize_t at, int doorbell, int words=1,
+                 WakeWords wake_words=None, int number=0):
         cdef uint8_t[::1] writable = memory  # refuses a read-only mapping
-        ReadCell.__init__(self, memory, at, words)
+        ReadCell.__init__(self, memory, at, words, wake_words, number)
         if not 0 <= doorbell < SLEEPERS_MAX:
             raise ValueError(f"doorbell {doorbell}, at most {SLEEPERS_MAX - 1}")
         self._flag = &writable[at + CELL_SLEEPERS + doorbell]
@@ -166,6 +167,7 @@ cdef class OwnedCell(ReadCell):
     cdef uint8_t *_flags
     cdef Owned _owned
     cdef int _fds[SLEEPERS_MAX]
+    cdef uint64_t _rung  # the value that was last rung for by `wake_moved`; 0 was never anybody's news
     cdef str _name
     cdef tuple _bounds
 
@@ -233,6 +235,14 @@ cdef class OwnedCell(ReadCell):
     def wake(self):
         """Ring for everyone who sleeps on it."""
         self._wake()
+
+    def wake_moved(self):
+        """Ring for everyone who sleeps on it, if it has moved since this was last asked for: who is
+        woken in vain looks around all the same. For a word that only this method wakes for."""
+        cdef uint64_t value = load_relaxed64(self._own)
+        if value != self._rung:
+            self._rung = value
+            self._wake()
 
     def advance(self, uint64_t value):
         """Publish a new value, and wake."""

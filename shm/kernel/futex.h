@@ -58,6 +58,14 @@ static inline int wait_for_any(wait_entry *entries, unsigned count, int64_t unti
     return woken < 0 ? errno : 0;
 }
 
+/* The same for one word, which is shared; every kernel has it. */
+static inline int wait_for_one(const uint32_t *word, uint32_t value, int64_t until_ns) {
+    int64_t left_ns = until_ns - monotonic_ns();
+    struct timespec left = {left_ns / 1000000000, left_ns % 1000000000};
+    if (left_ns <= 0) return ETIMEDOUT;
+    return syscall(SYS_futex, word, FUTEX_WAIT, value, &left, NULL, 0) < 0 ? errno : 0;
+}
+
 static inline void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

@@ -8,6 +8,7 @@ cdef extern from "futex.h" nogil:
     void fill_entry(wait_entry *entry, const void *word, uint32_t value, int shared)
     int64_t monotonic_ns()
     int wait_for_any(wait_entry *entries, unsigned count, int64_t until_ns)
+    int wait_for_one(const uint32_t *word, uint32_t value, int64_t until_ns)
     void relax()
     enum:
         EAGAIN
@@ -131,3 +132,29 @@ cdef class Sleeper:
                 PyErr_CheckSignals()
             elif reason and reason != EAGAIN:
                 raise OSError(reason, _os.strerror(reason))
+
+
+def wait_until(ReadCell cell not None, uint64_t least, double timeout_s):
+    """Sleep until a counter has come to a value; whether it has within the time.
+
+    For who has nothing else to do meanwhile, and is answered at once: no doorbell is rung, and no
+    inbox looked at. The cell has a wake word that may be written.
+    """
+    cdef WakeWords words = cell._wake_words
+    cdef int64_t until_ns = monotonic_ns() + <int64_t>(min(timeout_s, 1e6) * 1e9)
+    cdef uint32_t *word
+    cdef uint32_t odd
+    cdef int reason = 0
+    if words is None or not words.writable:
+        raise ValueError("a cell without a wake word that may be written")
+    word = words._words + cell._number
+    while cell._load() < least:
+        if reason == ETIMEDOUT:
+            return False
+        with nogil:
+            odd = make_odd(word)
+            if cell._load() < least:
+                reason = wait_for_one(word, odd, until_ns)
+        if reason == EINTR:
+            PyErr_CheckSignals()
+    return True

@@ -296,7 +296,10 @@ class ControlFile:
         )
 
     def sleep_on(self, counter: Counter, doorbell: int) -> SleepCell:
-        return SleepCell(self._memory, _cell_at(counter), doorbell, _words(counter))
+        return SleepCell(
+            self._memory, _cell_at(counter), doorbell, _words(counter), self.wake_words,
+            int(counter),
+        )  # fmt: skip
 
     def own(self, counter: Counter) -> OwnedCell:
         """The writer's end; see Counter for who that is."""

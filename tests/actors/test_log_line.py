@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import select
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cometmq.actors.replication import log_line
 from cometmq.actors.replication.log_line import LogLine
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.wire.line import abstract
@@ -223,6 +226,41 @@ def test_another_user_is_sent_away(rig: Rig) -> None:
         os.close(told)
         rig.line.lay_down(0, memoryview(b"a frame"))
         assert rig.read_frame(other_end) == (0, b"a frame")
+
+
+def test_a_little_frame_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is called back, and nothing rings later."""
+    monkeypatch.setattr(log_line, "LITTLE_S", TIMEOUT_S)
+    with rig.connect(end=0) as other_end:
+
+        def lay_down() -> None:
+            other_end.recv(HA_FRAME.size + 7, socket.MSG_WAITALL)
+            rig.wrote.reset(3)  # a part of it
+            rig.wrote.reset(7)
+
+        process = threading.Thread(target=lay_down)
+        process.start()
+        assert rig.line.lay_down(0, memoryview(b"a frame"))
+        process.join()
+        assert rig.line.is_ready
+        rig.line.look()
+        assert rig.laid_down == []
+        assert not rig.rang()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_takes_longer_is_not_waited_for(
+    is_there: bool, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has connected, or it is much."""
+    monkeypatch.setattr(log_line, "LITTLE_S", math.inf)
+    size = log_line.LITTLE_BYTES + 1 if is_there else 1
+    with rig.connect(end=0 if is_there else None):
+        assert not rig.line.lay_down(0, memoryview(bytes(size)))
+        rig.write(size)
+        assert rig.rang()
+        rig.line.look()
+        assert rig.laid_down == [size]
 
 
 def test_any_course(rig: Rig) -> None:

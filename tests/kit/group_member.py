@@ -84,7 +84,8 @@ class FedMember(ServiceActor):
                 offset, size = HEAD.unpack(head)
                 content = self._feed.recv(size, socket.MSG_WAITALL)
                 assert self._line is not None
-                self._line.lay_down(offset, memoryview(content))
+                if self._line.lay_down(offset, memoryview(content)):
+                    self._laid_down(offset + size)
             else:
                 self.inbox.forget(self._feed.fileno())
                 self._feed = None

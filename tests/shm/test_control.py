@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.protocol.errors import StoreError
-from cometmq.shm.kernel._kernel import InvariantBroken
+from cometmq.shm.kernel._kernel import InvariantBroken, wait_until
 from cometmq.shm.live.control import BOUNDS, CONTROL_FILE, ControlFile, Counter, Doorbell
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 
@@ -41,6 +41,64 @@ def test_nobody_sleeps_through_a_change(tmp_path: Path, doorbells: list[int]) ->
         mine.advance(number)
         sleep_until(theirs, doorbells[0], number)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_nobody_waits_through_a_change(tmp_path: Path) -> None:
+    """The same of two that wait for each other's counter without a doorbell."""
+    control = ControlFile.create(tmp_path / CONTROL_FILE, {})
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            other = ControlFile.open(control.path, writable=True)
+            theirs, mine = other.read(Counter.WROTE), other.own(Counter.FLUSHED)
+            for number in range(1, HANDOVERS + 1):
+                assert wait_until(theirs, number, 60)
+                mine.advance(number)
+            status = 0
+        finally:
+            os._exit(status)
+    mine, theirs = control.own(Counter.WROTE), control.sleep_on(Counter.FLUSHED, 0)
+    for number in range(1, HANDOVERS + 1):
+        mine.advance(number)
+        assert wait_until(theirs, number, 60)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_wait_ends_with_its_time(tmp_path: Path, doorbells: list[int]) -> None:
+    control = ControlFile.create(tmp_path / CONTROL_FILE, {}, doorbells)
+    wrote = control.own(Counter.WROTE)
+    cell = control.sleep_on(Counter.WROTE, 0)
+    wrote.advance(5)
+    assert wait_until(cell, 5, 0)
+    assert not wait_until(cell, 6, 0)
+    assert not wait_until(cell, 6, 0.001)
+    wrote.advance(6)  # in vain: that one has gone
+    assert wait_until(cell, 6, 0)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(doorbells[0])  # which nobody has asked to be rung
+    with pytest.raises(ValueError, match="wake word"):
+        wait_until(ControlFile.open(control.path, writable=False).read(Counter.WROTE), 7, 0)
+
+
+def test_who_has_not_moved_rings_for_nobody(tmp_path: Path, doorbells: list[int]) -> None:
+    control = ControlFile.create(tmp_path / CONTROL_FILE, {}, doorbells)
+    control.own(Counter.WROTE).reset(9)
+    flushed = control.own_second(Counter.FLUSHED)
+    cell = control.sleep_on(Counter.FLUSHED, 1)
+    cell.arm()
+    flushed.wake_moved()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(doorbells[1])
+    for value in (3, 9):
+        cell.arm()
+        flushed.raise_to(value)
+        flushed.wake_moved()
+        assert os.eventfd_read(doorbells[1]) == 1
+        cell.arm()
+        flushed.wake_moved()
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(doorbells[1])
 
 
 def echo(control: ControlFile, doorbells: list[int]) -> None:
