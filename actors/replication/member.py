@@ -23,7 +23,7 @@ from cometmq.actors.replication.log_view import GroupLog
 from cometmq.actors.replication.peers import Peers
 from cometmq.actors.replication.promises_file import PromisesFile
 from cometmq.actors.replication.room import Room
-from cometmq.actors.replication.run import Runs, WholeFlushed
+from cometmq.actors.replication.run import Pace, Runs, WholeFlushed
 from cometmq.actors.replication.said import Said, Troubles
 from cometmq.actors.replication.secret import load_secret
 from cometmq.actors.replication.waiting import WaitingFrames
@@ -68,6 +68,7 @@ class MemberActor(ServiceActor):
         self._said = Said()
         self._flushed = WholeFlushed()
         self._troubles = Troubles()
+        self._pace = Pace()
 
     # --- start ---
 
@@ -180,8 +181,9 @@ class MemberActor(ServiceActor):
             self._deeds.content = come.content
             self._driver.event(self._core.frame, come.sender, come.frame, come.length, come.crc)
             is_longer |= come.content is not None
-        if is_longer and self._settings.sync_flush:
-            self._look()  # the commitlog process may have flushed it before it told of it
+        # Here it may be flushed already, and what was confirmed may make room for more.
+        if (is_longer and self._settings.sync_flush) or self._pace.is_full:
+            self._look()
 
     def _may_append(self) -> bool:
         """A master refuses bytes, at once."""
@@ -199,6 +201,8 @@ class MemberActor(ServiceActor):
         if self._driver.is_busy:
             return
         self._driver.event(self._core.tick, now_s())
+        if self._pace.is_full:
+            self._look_at_all()
         run, local = self._runs.now, self._core.local
         if not self._driver.is_busy and local.begin < run.begin <= local.confirm:
             self._driver.event(self._core.cleaned, run.begin)
@@ -227,10 +231,29 @@ class MemberActor(ServiceActor):
         if self._driver.is_busy or not run.is_recovered:
             return
         run.confirm(core.local.confirm)
-        if core.leads and run.wrote > core.local.end:
-            self._driver.event(core.appended, run.wrote)
+        if core.leads:
+            self._send_on()
         if not self._driver.is_busy and (flushed := self._flushed.news(run, core.local.end)):
             self._driver.event(core.flushed, flushed)
+            if core.leads:
+                self._send_on()
+
+    def _look_at_all(self) -> None:
+        """However much is under way."""
+        self._pace.forget()
+        self._look()
+
+    def _send_on(self) -> None:
+        """What has come to a master's log, and sleep on it where everything is sent."""
+        cell, core = self._runs.now.wrote_cell, self._core
+        while not self._driver.is_busy and self._pace.may_send(core.local.confirm):
+            if cell.value <= core.local.end:
+                cell.arm()
+                if cell.value <= core.local.end:
+                    return
+            end = cell.value
+            self._pace.sent(end)
+            self._driver.event(core.appended, end)
 
     def _on_laid_down_later(self, end: int) -> None:
         """The commitlog process has laid down what it was given."""
@@ -242,6 +265,7 @@ class MemberActor(ServiceActor):
         self._log_line.begin_run(self._runs.now.wrote_cell)
         self._log.forget_from(0)
         self._flushed.begin_run()
+        self._pace.forget()
         if stopped_at is not None:
             self._driver.event_first(self._core.stopped, stopped_at)
         self._driver.go_on()
@@ -250,7 +274,7 @@ class MemberActor(ServiceActor):
 
     def settle(self) -> None:
         """All is on the disk; others may take over at once."""
-        self._look()
+        self._look_at_all()
         core, run = self._core, self._runs.now
         if not self._driver.is_busy and run.is_recovered and run.flushed == core.local.end:
             self._driver.event(core.ending)

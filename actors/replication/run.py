@@ -17,6 +17,8 @@ from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.live import control
 from cometmq.shm.live.control import Counter, Disk, Phase
 
+UNDER_WAY_MAX: Final = 2
+
 _SERVED: Final = {
     Service.OPEN: control.Service.OPEN,
     Service.UNSURE: control.Service.UNSURE,
@@ -48,12 +50,10 @@ class Run:
         self._allocate_errno = control.read(Counter.ALLOCATE_ERRNO)
 
     def arm(self) -> None:
-        """Have the next change of any of them ring; whoever reads after that misses nothing. Of a
-        follower's log LogLine knows the end, and when it wants to be told of another."""
+        """Have the next change of these ring; whoever reads after that misses nothing. `wrote` is
+        armed where its next change is of use."""
         self._phase.arm()
         self._flushed.arm()
-        if self.epoch:
-            self.wrote_cell.arm()
 
     @property
     def is_recovered(self) -> bool:
@@ -102,6 +102,30 @@ class Run:
         wanted = 0 if offset is None else offset + 1
         if wanted != self._needed_from.value:
             self._needed_from.reset(wanted)
+
+
+class Pace:
+    """How often a master's log goes to its followers while it grows: not while this many pieces of
+    it are under way, so that what comes meanwhile goes as one (Nagle's rule, RFC 896, but for two).
+    A message that comes alone never waits for that.
+    """
+
+    def __init__(self) -> None:
+        self._ends: deque[int] = deque()  # of what is under way
+        self.is_full = False  # as it was found last: there may be more to send
+
+    def may_send(self, confirmed: int) -> bool:
+        while self._ends and self._ends[0] <= confirmed:
+            self._ends.popleft()
+        self.is_full = len(self._ends) >= UNDER_WAY_MAX
+        return not self.is_full
+
+    def sent(self, end: int) -> None:
+        self._ends.append(end)
+
+    def forget(self) -> None:
+        """What is under way is not waited for: it may never be confirmed."""
+        self._ends.clear()
 
 
 class WholeFlushed:
