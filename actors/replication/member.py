@@ -231,12 +231,11 @@ class MemberActor(ServiceActor):
         if self._driver.is_busy or not run.is_recovered:
             return
         run.confirm(core.local.confirm)
-        if core.leads:
-            self._send_on()
-        if not self._driver.is_busy and (flushed := self._flushed.news(run, core.local.end)):
+        self._send_on()
+        # What is sent on may be flushed already, and what is flushed may make room for more.
+        while not self._driver.is_busy and (flushed := self._flushed.news(run, core.local.end)):
             self._driver.event(core.flushed, flushed)
-            if core.leads:
-                self._send_on()
+            self._send_on()
 
     def _look_at_all(self) -> None:
         """However much is under way."""
@@ -246,7 +245,7 @@ class MemberActor(ServiceActor):
     def _send_on(self) -> None:
         """What has come to a master's log, and sleep on it where everything is sent."""
         cell, core = self._runs.now.wrote_cell, self._core
-        while not self._driver.is_busy and self._pace.may_send(core.local.confirm):
+        while core.leads and not self._driver.is_busy and self._pace.may_send(core.local.confirm):
             if cell.value <= core.local.end:
                 cell.arm()
                 if cell.value <= core.local.end:

@@ -126,6 +126,7 @@ class Pace:
     def forget(self) -> None:
         """What is under way is not waited for: it may never be confirmed."""
         self._ends.clear()
+        self.is_full = False
 
 
 class WholeFlushed:
