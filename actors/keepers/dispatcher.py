@@ -16,7 +16,7 @@ from cometmq.protocol.errors import CometError, DiskFull
 from cometmq.protocol.progress import Progress
 from cometmq.shm.derived.consume_queue import UNIT
 from cometmq.shm.derived.queue_builder import QueueBuilder
-from cometmq.shm.derived.queue_check import StoreFiles
+from cometmq.shm.derived.queue_check import QueueEnds, StoreFiles, find_ends
 from cometmq.shm.live.control import Counter, Phase
 
 log = logging.getLogger(__name__)
@@ -64,19 +64,21 @@ class DispatcherActor(ServiceActor):
         self._nap: Timer | None = None
         self._retry: Timer | None = None  # when the disk is full
         self._table = family.queue_table(writable=True)
-        files = StoreFiles(family.store, self._segment_bytes, self._queue_bytes)
+        self._store_files = StoreFiles(family.store, self._segment_bytes, self._queue_bytes)
         levels = settings.delay_levels_ms
-        self._builder = QueueBuilder(files, self._table, self._queues, levels)
+        self._builder = QueueBuilder(self._store_files, self._table, self._queues, levels)
         self._index = Indexing(family)
         self._index_refused = False  # the disk was full when it was last tried
 
     # --- start ---
 
     def on_start(self) -> None:
+        took_over = bool(self._dispatched.value)
+        # What does not depend on the log's end is looked at while that is being found.
+        ends = None if took_over else find_ends(self._store_files)
         self._family.wait_for(Counter.PHASE, Phase.RECOVERED)
         if self._family.settings.is_in_group:
             self._family.wait_for(Counter.CONFIRM_KNOWN, 1)
-        took_over = bool(self._dispatched.value)
         if took_over:
             self._builder.take_over(self._min.value)
             log.info(
@@ -84,7 +86,7 @@ class DispatcherActor(ServiceActor):
             )
             self._catch_up(self._dispatched.value)
         else:
-            self._catch_up(self._recover())
+            self._catch_up(self._recover(ends))
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         # It serves before it looks at the index, and indexes what it may have to index again.
         self.call_soon(lambda: self._start_index(self._wrote.value, took_over))
@@ -98,11 +100,12 @@ class DispatcherActor(ServiceActor):
         else:
             self._work()
 
-    def _recover(self) -> int:
+    def _recover(self, ends: QueueEnds | None) -> int:
         recovered = self._builder.recover(
             clean=self._family.clean,
             redo_from=self._family.control.read(Counter.RECOVERED_FROM).value,
             end=self._wrote.value,
+            ends=ends,
         )
         return recovered.begin
 

@@ -36,7 +36,7 @@ RESERVE_STEP_MAX: Final = 262_144
 
 
 def queue_folder(store: Path, topic: str, queue_id: int) -> Path:
-    return store / CONSUME_QUEUE_DIR / topic / str(queue_id)
+    return store.joinpath(CONSUME_QUEUE_DIR, topic, str(queue_id))
 
 
 def list_queues(store: Path) -> Iterator[tuple[str, int]]:
@@ -114,9 +114,13 @@ class QueueFiles:
                         return self.path(start)
         return None
 
-    def cut(self, physical_offset: int) -> QueueEnd:
-        """Drop all entries whose record begins at or behind `physical_offset`; zero what is cut."""
-        end = self.find_end()
+    def cut(self, physical_offset: int, end: QueueEnd | None = None) -> QueueEnd:
+        """Drop all entries whose record begins at or behind `physical_offset`; zero what is cut.
+
+        Args:
+            end: where the queue ends, if it is known.
+        """
+        end = end or self.find_end()
         starts = self.starts()
         while starts:
             start = starts[-1]

@@ -8,15 +8,20 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm.derived.consume_queue import QueueFiles, WindowCache, list_queues
 from cometmq.shm.derived.delay import LEVELS_MS, tags_code_of
-from cometmq.shm.derived.queue_check import QueueFault, StoreFiles, entry_holds, find_faults
+from cometmq.shm.derived.queue_check import (
+    QueueEnds,
+    QueueFault,
+    StoreFiles,
+    entry_holds,
+    find_ends,
+    find_faults,
+)
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import QUEUE_OFFSET_MAX, FileMap, OwnedCell
 from cometmq.shm.live.queue_table import (
@@ -92,21 +97,31 @@ class QueueBuilder:
         self._rebuilding = (self._store / REBUILD_FILE).exists()
 
     def recover(
-        self, *, clean: bool, redo_from: int, end: int, rebuild: bool = False
+        self,
+        *,
+        clean: bool,
+        redo_from: int,
+        end: int,
+        rebuild: bool = False,
+        ends: QueueEnds | None = None,
     ) -> QueuesRecovered:
         """Cut the queues to the log, and find where dispatching has to begin.
 
         Where the queues cannot be trusted everything is built from the log's beginning; a file
         says so until that is done. Killed after any line, the next start does the same again.
+
+        Args:
+            ends: what `find_ends` has found, if that was asked before.
         """
         began = time.monotonic()
+        ends = find_ends(self._store_files) if ends is None else ends
         starts = self._store_files.log_starts()
         self.log_min = starts[0] if starts else 0
         settled = max(self.log_min, min(end, redo_from))
-        faults, rebuild = self._examine(clean, settled, rebuild)
+        faults, rebuild = self._examine(clean, settled, rebuild, ends)
         keep_below = self.log_min if rebuild else settled
         broken = {(fault.topic, fault.queue_id) for fault in faults} if rebuild else set()
-        begin, ranges = self._cut_queues(keep_below, broken)
+        begin, ranges = self._cut_queues(keep_below, broken, ends)
         if rebuild or not clean:
             begin = min(begin, keep_below)
         begin = max(min(begin, end), self.log_min)
@@ -120,13 +135,15 @@ class QueueBuilder:
         )  # fmt: skip
         return QueuesRecovered(begin, rebuild, tuple(faults))
 
-    def _examine(self, clean: bool, settled: int, rebuild: bool) -> tuple[list[QueueFault], bool]:
+    def _examine(
+        self, clean: bool, settled: int, rebuild: bool, ends: QueueEnds
+    ) -> tuple[list[QueueFault], bool]:
         """What is wrong with the queues, and whether all are to be built anew."""
         before = queues_before(self._store)
         if rebuild and not any(list_queues(self._store)):
             faults = []  # none is there to be found wrong: they are to be made
         else:
-            faults = find_faults(self._store_files, before, settled, clean=clean)
+            faults = find_faults(self._store_files, before, settled, ends, clean=clean)
         for fault in faults:
             log.warning("%s", fault)
         marker = self._store / REBUILD_FILE
@@ -136,23 +153,21 @@ class QueueBuilder:
             log.info("the queues of the last run are not known: all are compared with the log")
         rebuild = rebuild or bool(faults) or unknown or marker.exists()
         if rebuild and clean and not before:
-            write_before(self._store, self._ends())
+            write_before(self._store, self._ends(ends))
         if rebuild:
             self._mark_rebuild()
         return faults, rebuild
 
-    def _ends(self) -> dict[tuple[str, int], int]:
+    def _ends(self, ends: QueueEnds) -> dict[tuple[str, int], int]:
         """How far the queues reach that can be read, a last entry that is damaged included."""
-        ends = {}
-        for key in list_queues(self._store):
-            files = self._store_files.queue(*key)
-            with suppress(StoreNotOurs):
-                end = files.find_end().next_index
-                ends[key] = end + (files.anything_at(end) is not None)
-        return ends
+        reach = {}
+        for key, end in ends.items():
+            behind = self._store_files.queue(*key).anything_at(end.next_index)
+            reach[key] = end.next_index + (behind is not None)
+        return reach
 
     def _cut_queues(
-        self, physical_offset: int, broken: set[tuple[str, int]]
+        self, physical_offset: int, broken: set[tuple[str, int]], ends: QueueEnds
     ) -> tuple[int, dict[tuple[str, int], QueueRange]]:
         """Drop what will be dispatched anew; the furthest end of what is left, and all ranges."""
         begin = -1
@@ -162,7 +177,7 @@ class QueueBuilder:
             if key in broken:
                 # The folder stays, so that a second start counts the same queues.
                 files.remove()
-            end = files.cut(physical_offset)
+            end = files.cut(physical_offset, None if key in broken else ends[key])
             begin = max(begin, end.max_physical_offset)
             low = files.first_index_from(self.log_min, end.next_index)
             ranges[key] = QueueRange(low, end.next_index)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -11,7 +13,13 @@ from typing import Final
 import msgspec
 
 from cometmq.protocol.errors import StoreNotOurs
-from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, is_filler, list_queues
+from cometmq.shm.derived.consume_queue import (
+    UNIT,
+    QueueEnd,
+    QueueFiles,
+    is_filler,
+    list_queues,
+)
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, Message
 from cometmq.shm.os.files import (
@@ -24,6 +32,8 @@ from cometmq.shm.os.files import (
 
 SAMPLES_PER_SEGMENT: Final = 32
 _OFFSET_MAX: Final = (1 << 63) - 1
+
+QueueEnds = Mapping[tuple[str, int], QueueEnd]
 
 
 class QueueFault(msgspec.Struct, frozen=True):
@@ -55,8 +65,22 @@ class StoreFiles(msgspec.Struct, frozen=True):
         return map_segment(path, self.segment_bytes, writable=False)
 
 
+def find_ends(files: StoreFiles) -> QueueEnds:
+    """Where each queue ends, whatever the log says: of those whose files are segments of it."""
+    ends = {}
+    for key in list_queues(files.store):
+        with suppress(StoreNotOurs):
+            ends[key] = files.queue(*key).find_end()
+    return ends
+
+
 def find_faults(
-    files: StoreFiles, before: Mapping[tuple[str, int], int], settled: int, *, clean: bool
+    files: StoreFiles,
+    before: Mapping[tuple[str, int], int],
+    settled: int,
+    ends: QueueEnds,
+    *,
+    clean: bool,
 ) -> list[QueueFault]:
     """Queues that are missing, have holes, or say something else than the log.
 
@@ -65,23 +89,28 @@ def find_faults(
 
     Args:
         before: the queues of the last run, as far as they are known.
+        ends: what `find_ends` has found, since when nothing was changed.
         clean: the store was closed in order: then nothing was left to be dispatched, and every
             queue is as long as it was.
     """
     faults: dict[tuple[str, int], str] = {}
+    log_starts = files.log_starts()
+    queue_of = cache(files.queue)
     for key in list_queues(files.store):
         had = before.get(key, 0) if clean else 0
         reason = files_not_ours(files, *key)
-        reason = reason or _broken_files(files.queue(*key))
-        reason = reason or _end_lies(files, *key, settled, had, clean=clean)
+        reason = reason or _broken_files(queue_of(*key), ends[key].next_index)
+        reason = reason or _end_lies(
+            files, *key, ends[key].next_index, log_starts, settled, had, clean=clean
+        )
         if reason:
             faults[key] = reason
     for key, maximum in before.items():
-        if maximum and key not in faults and not files.queue(*key).starts():
+        if maximum and key not in faults and not queue_of(*key).starts():
             faults.setdefault(key, f"its files are missing, it had entries up to {maximum}")
     for message in sampled_records(files, settled):
         key = message.topic, message.queue_id
-        if key not in faults and (reason := entry_lies(files, message)):
+        if key not in faults and (reason := entry_lies(files, queue_of(*key), message)):
             faults[key] = reason
     return [QueueFault(*key, reason) for key, reason in sorted(faults.items())]
 
@@ -103,13 +132,13 @@ def files_not_ours(files: StoreFiles, topic: str, queue_id: int) -> str:
     return ""
 
 
-def _broken_files(queue: QueueFiles) -> str:
+def _broken_files(queue: QueueFiles, end: int) -> str:
     """Segments that do not follow each other, or unwritten stretches before the end."""
     starts = queue.starts()
     for start, after in pairwise(starts):
         if start + queue.segment_bytes != after:
             return f"the segment after {segment_name(start)} is missing"
-    last_entries = queue.find_end().next_index * UNIT - starts[-1] if starts else 0
+    last_entries = end * UNIT - starts[-1] if starts else 0
     for start in starts:
         used = queue.segment_bytes // UNIT * UNIT if start != starts[-1] else last_entries
         descriptor = os.open(queue.path(start), os.O_RDONLY | os.O_CLOEXEC)
@@ -122,7 +151,15 @@ def _broken_files(queue: QueueFiles) -> str:
 
 
 def _end_lies(
-    files: StoreFiles, topic: str, queue_id: int, settled: int, had: int, *, clean: bool
+    files: StoreFiles,
+    topic: str,
+    queue_id: int,
+    end: int,
+    log_starts: Sequence[int],
+    settled: int,
+    had: int,
+    *,
+    clean: bool,
 ) -> str:
     """Why a queue may not end where its entries end; empty if it does.
 
@@ -130,10 +167,10 @@ def _end_lies(
     offset given to another.
 
     Args:
+        end: of its entries.
         had: one past the last entry that there must be.
     """
     queue = files.queue(topic, queue_id)
-    end = queue.find_end().next_index
     behind = queue.anything_at(end)
     if behind and (clean or behind["physical_offset"] & _OFFSET_MAX < settled):
         return f"entry {end} is none, and not empty"
@@ -145,8 +182,7 @@ def _end_lies(
     place = f"entry {end - 1} points at physical offset {unit['physical_offset']}"
     if unit["physical_offset"] + unit["size"] > settled:
         return f"{place}, behind the log's end at {settled}" if clean else ""
-    starts = files.log_starts()
-    if starts and unit["physical_offset"] < starts[0]:
+    if log_starts and unit["physical_offset"] < log_starts[0]:
         former = queue.entry(end - 2) if end > 1 else None
         falls = (
             former is not None
@@ -186,12 +222,12 @@ def holds_at_end(files: StoreFiles, topic: str, queue_id: int, end: int) -> bool
     return entry_holds(files, topic, queue_id, end - 1, unit)
 
 
-def entry_lies(files: StoreFiles, message: Message) -> str:
-    """What is wrong with the entry of a record; empty if nothing is."""
+def entry_lies(files: StoreFiles, queue: QueueFiles, message: Message) -> str:
+    """What is wrong with the entry of a record in its queue; empty if nothing is."""
     if not message.is_queued:
         return ""
     place = message.topic, message.queue_id, message.queue_offset
-    unit = files.queue(message.topic, message.queue_id).entry(message.queue_offset)
+    unit = queue.entry(message.queue_offset)
     if unit is None:
         return f"entry {message.queue_offset} is missing"
     if unit["physical_offset"] == message.physical_offset and unit["size"] == message.size:

@@ -52,23 +52,26 @@ def list_segments(folder: Path, segment_bytes: int) -> list[int]:
     are passed over, and so is an empty file that sorts last. Raises StoreNotOurs.
     """
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
+        entries = sorted(
+            (entry for entry in os.scandir(folder) if not entry.is_dir()),
+            key=lambda entry: entry.name,
+        )
     except FileNotFoundError:
         return []
     starts = []
-    for position, name in enumerate(names):
-        path = folder / name
+    for position, entry in enumerate(entries):
+        name = entry.name
         try:
-            size = path.stat().st_size
+            size = entry.stat().st_size
         except FileNotFoundError:  # the cleaner has it since it was listed
             continue
-        if size == 0 and position == len(names) - 1:
+        if size == 0 and position == len(entries) - 1:
             continue
         if size != segment_bytes:
-            raise StoreNotOurs(f"{path}: {size} bytes, segments here have {segment_bytes}")
+            raise StoreNotOurs(f"{entry.path}: {size} bytes, segments here have {segment_bytes}")
         if not (name.isascii() and name.isdigit()) or int(name) % segment_bytes:
             raise StoreNotOurs(
-                f"{path}: not the start offset of a segment of {segment_bytes} bytes"
+                f"{entry.path}: not the start offset of a segment of {segment_bytes} bytes"
             )
         starts.append(int(name))
     return starts

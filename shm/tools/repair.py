@@ -16,7 +16,7 @@ import msgspec
 from cometmq.protocol.offsets import change_offsets
 from cometmq.shm.derived.index_file import list_index_files, read_header
 from cometmq.shm.derived.queue_builder import QueueBuilder, QueuesRecovered
-from cometmq.shm.derived.queue_check import QueueFault, StoreFiles, find_faults
+from cometmq.shm.derived.queue_check import QueueFault, StoreFiles, find_ends, find_faults
 from cometmq.shm.live.control import CONTROL_FILE, end_run
 from cometmq.shm.live.queue_table import QueueTable, queues_before
 from cometmq.shm.log.marks import remove_marks
@@ -187,5 +187,5 @@ def plan_repair(files: StoreFiles) -> Plan:
     clean = not (files.store / ABORT_FILE).exists()
     end = find_end(files.store, files.segment_bytes, clean=clean)
     settled = redo_offset(files, end, clean=clean)
-    faults = find_faults(files, queues_before(files.store), settled, clean=clean)
+    faults = find_faults(files, queues_before(files.store), settled, find_ends(files), clean=clean)
     return Plan(end, tuple(faults))
