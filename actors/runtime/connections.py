@@ -19,6 +19,7 @@ import errno
 import logging
 import os
 import resource
+import select
 import socket as sockets
 import struct
 import threading
@@ -186,13 +187,19 @@ class Connections:
 
     def _run(self) -> None:
         next_look = 0.0
+        monitor = select.poll()  # by the socket's own `poll` a tick costs twice as much
+        monitor.register(self._monitor.getsockopt(zmq.FD), select.POLLIN)
+        has_more = True  # the descriptor tells of what is new alone
         while not self._is_over:
             timeout_ms = -1
-            if self._known or self._is_short:
+            if has_more:
+                timeout_ms = 0
+            elif self._known or self._is_short:
                 timeout_ms = max(0, int((next_look - time.monotonic()) * 1000) + 1)
             try:
-                if self._monitor.poll(timeout_ms):
-                    self._take_events()
+                if monitor.poll(timeout_ms) or has_more:
+                    has_more = True  # also if this fails
+                    has_more = self._take_events()
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + TICK_MS / 1000
                     if self._look():
@@ -201,16 +208,17 @@ class Connections:
                 log.exception("connections are not watched for a moment")
                 time.sleep(TICK_MS / 1000)  # or it would fail again at once, without end
 
-    def _take_events(self) -> None:
+    def _take_events(self) -> bool:
+        """Whether there may be more of them."""
         for _ in range(EVENTS_AT_ONCE):
             try:
                 event, value = read_event(self._monitor)
             except zmq.Again:
-                return
+                return False
             match event:
                 case zmq.EVENT_MONITOR_STOPPED:
                     self._is_over = True
-                    return
+                    return False
                 case zmq.EVENT_ACCEPTED:
                     self._take_in(value)
                 case zmq.EVENT_DISCONNECTED:
@@ -220,6 +228,7 @@ class Connections:
                     self._accept_failed(value)
                 case _:
                     self._handshake_failed(event, value)
+        return True
 
     def _handshake_failed(self, _event: int, _code: int) -> None:
         self._counts["handshakes_failed"] += 1
