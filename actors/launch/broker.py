@@ -171,29 +171,29 @@ class BrokerActor(ServiceActor):
         if self._host is not None:
             self.inbox.listen_to(self._host.report_fd)
             self.inbox.listen_to(self._host.end_fd)
-        for role in self._table.roles:
-            self._start(role)
+        self._start(self._table.roles)
 
-    def _start(self, role: str) -> None:
-        family_message = {
-            "role": role,
+    def _start(self, roles: Sequence[str]) -> None:
+        in_common = {
             "settings": self._settings.as_keys(),
             "store": str(self._store),
             "doorbells": list(self._doorbells),
-            "doorbell": doorbell_of(role),
             "addresses": self._addresses.family,
             "name_servers": self._addresses.name_servers,
-            "bind": self._addresses.binds[role],
             "clean": self._clean,
             "last_run": self._last_run and self._last_run.as_message(),
             "epoch": self._epoch,
         }
-        if self._host is not None and self._table.is_hosted(role):
-            self._table.started(role, self._host.pid)
-            self._host.start(family_message)
-        else:
-            self._table.ordered(role)
-            self._zygote.start(family_message)
+        children: list[dict[str, Any]] = []
+        for role in roles:
+            own = {"role": role, "doorbell": doorbell_of(role), "bind": self._addresses.binds[role]}
+            if self._host is not None and self._table.is_hosted(role):
+                self._table.started(role, self._host.pid)
+                self._host.start(in_common | own)
+            else:
+                self._table.ordered(role)
+                children.append(in_common | own)
+        self._zygote.start(children)
 
     # --- runs of a replica ---
 
@@ -243,9 +243,7 @@ class BrokerActor(ServiceActor):
         )  # fmt: skip
         self._run_is_ready = False
         self._run_began = began
-        for role in roles:
-            if role not in outliving:
-                self._start(role)
+        self._start([role for role in roles if role not in outliving])
         lost, self._lost = self._lost, []
         for each in lost:
             self._on_ended(*each)
@@ -291,6 +289,7 @@ class BrokerActor(ServiceActor):
         match report:
             case Started(role, pid):
                 self._table.started(role, pid)
+                self._on_serving(role)
             case Ready(role, _, address):
                 self._table.serves(role)
                 if address:
@@ -380,7 +379,7 @@ class BrokerActor(ServiceActor):
             return
         log.error("%s (process %d) ended %s: starting it again", role, pid, how_it_ended(status))
         self.restarts += 1
-        self._start(role)
+        self._start([role])
         # Have everybody look again: it may have moved a counter without waking sleepers.
         for doorbell in self._doorbells:
             os.eventfd_write(doorbell, 1)

@@ -6,23 +6,23 @@ import contextlib
 import logging
 import os
 import select
-import signal
-import sys
-import threading
 import traceback
-from typing import Any, Final
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import pykka
 import zmq
 
 from cometmq.actors.launch.zygote import Broken, Ready, write_report
-from cometmq.actors.runtime.family import EXIT_UNSETTLED, Family, settings_of
+from cometmq.actors.runtime.family import EXIT_UNSETTLED, Family
 from cometmq.actors.runtime.inbox import LINGER_MS
-from cometmq.actors.runtime.logs import set_up_logging
+from cometmq.actors.runtime.logs import handler_to_share, set_up_logging
 from cometmq.actors.runtime.roles import ROLES, role_of
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol.commands import Finish
 from cometmq.protocol.errors import CometError
+from cometmq.shm.live.control import ControlFile
 from cometmq.shm.os.libc import name_thread
 
 log = logging.getLogger(__name__)
@@ -38,34 +38,59 @@ def load_roles(*, in_group: bool = False) -> None:
         each.load_all(in_group=in_group)
 
 
-def settle(order: dict[str, Any]) -> None:
-    """In the zygote, before a child is forked: what all of them would work out is worked out once,
-    and its memory is shared. What is wrong with it the child finds again, and tells."""
-    with contextlib.suppress(CometError):
-        settings_of(order["settings"])
+class Setup(NamedTuple):
+    """Of a child that can start.
+
+    Args:
+        handler: of its log; None: it makes one itself.
+    """
+
+    family: Family
+    actor: type[ServiceActor]
+    handler: logging.Handler | None
 
 
-def run_child(order: dict[str, Any], reports: int, lifeline: int) -> int:
+class Child(NamedTuple):
+    """What is worked out before a child is forked; or why it cannot start, for it to tell."""
+
+    role: str
+    setup: Setup | Exception
+
+
+def prepare(messages: Sequence[dict[str, Any]]) -> list[Child]:
+    """In the zygote: children with these Family messages. What they have in common is there
+    once."""
+    children: list[Child] = []
+    mapped: ControlFile | None = None
+    for message in messages:
+        role = str(message["role"])
+        try:
+            family = Family.from_message(message, mapped)
+            mapped = family.control
+            actor = role_of(role).load(family.settings)
+            handler = handler_to_share(role, family.settings)
+            children.append(Child(role, Setup(family, actor, handler)))
+        except Exception as error:
+            children.append(Child(role, error))
+    return children
+
+
+def run_child(child: Child, reports: int, lifeline: int) -> int:
     """Host one actor until it is told to finish; the exit status."""
-    role = str(order["role"])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    role, setup = child
+    if isinstance(setup, Exception):
+        return _report_broken(reports, role, setup)
+    family = setup.family
     try:
-        family = Family.from_message(order)
-        set_up_logging(role, family.settings)
+        set_up_logging(role, family.settings, setup.handler)
         name_thread(f"cmq-{role}")
         bind = [(family.addresses[role], True)]
         if family.bind:
             bind.append((family.bind, False))
-        actor_class = role_of(role).load(family.settings)
-        reference = actor_class.of_family(family, bind)
+        actor = actor_of(setup.actor.of_family(family, bind))
     except Exception as error:
         return _report_broken(reports, role, error)
-    actor = actor_of(reference)
-    reporting = _report_when_started(reference, reports, role)
-    _wait_for_the_end(reference, lifeline)
-    if actor.started.is_set():
-        reporting.join()  # a start that failed is told before the process ends of it
-    return 0 if actor.settled else EXIT_UNSETTLED
+    return _serve(role, actor, reports, lifeline)
 
 
 def actor_of(reference: pykka.ActorRef[Any]) -> ServiceActor:
@@ -73,26 +98,6 @@ def actor_of(reference: pykka.ActorRef[Any]) -> ServiceActor:
     actor = reference._actor_weakref()
     assert isinstance(actor, ServiceActor)
     return actor
-
-
-def _report_when_started(
-    reference: pykka.ActorRef[Any], reports: int, role: str
-) -> threading.Thread:
-    """A thread, since the actor may take its time in `on_start` and must be stoppable meanwhile."""
-
-    def watch() -> None:
-        actor = actor_of(reference)
-        actor.started.wait()
-        if actor.start_error is not None:
-            status = _report_broken(reports, role, actor.start_error)
-            sys.stderr.flush()
-            os._exit(status)
-        address = actor.addresses[1] if len(actor.addresses) > 1 else ""
-        write_report(reports, Ready(role, os.getpid(), address))
-
-    thread = threading.Thread(target=watch, name="start", daemon=True)
-    thread.start()
-    return thread
 
 
 def _report_broken(reports: int, role: str, error: BaseException) -> int:
@@ -105,26 +110,38 @@ def _report_broken(reports: int, role: str, error: BaseException) -> int:
     return EXIT_REFUSED
 
 
-def _wait_for_the_end(reference: pykka.ActorRef[Any], lifeline: int) -> None:
-    """Until the actor has stopped, or the supervisor's end makes us stop it."""
-    stopped_read, stopped_write = os.pipe()
+def _serve(role: str, actor: ServiceActor, reports: int, lifeline: int) -> int:
+    """Until the actor has stopped, or the supervisor's end makes us stop it; the exit status.
 
-    actor = actor_of(reference)
-
-    def watch() -> None:
-        actor.ended.wait()
-        os.write(stopped_write, b"s")
-
-    threading.Thread(target=watch, name="stopped", daemon=True).start()
+    One thread waits for all of it: a further one would be memory of each process's own.
+    """
+    moved = os.eventfd(0)
+    actor.on_milestone = partial(os.eventfd_write, moved, 1)
     poll = select.poll()
-    for descriptor in (lifeline, stopped_read):
+    for descriptor in (lifeline, moved):
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
-    ready = {descriptor for descriptor, _ in poll.poll()}
-    if stopped_read not in ready:
-        log.warning("the supervisor is gone: finishing")
-        if not actor.started.is_set():
-            return  # it may wait for processes that end as well; nothing has begun yet
-        reference.tell(Finish())
-        actor.ended.wait(FINISH_TIMEOUT_S)
+    is_told = False
+    while True:
+        has_ended = actor.ended.is_set()  # first: it may start and end between two looks
+        if actor.started.is_set() and not is_told:
+            is_told = True
+            if actor.start_error is not None:
+                return _report_broken(reports, role, actor.start_error)
+            address = actor.addresses[1] if len(actor.addresses) > 1 else ""
+            write_report(reports, Ready(role, os.getpid(), address))
+        if has_ended:
+            break
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if moved in ready:
+            os.eventfd_read(moved)
+        if lifeline in ready:
+            log.warning("the supervisor is gone: finishing")
+            if not actor.started.is_set():
+                return EXIT_UNSETTLED  # it may wait for processes that end as well
+            with contextlib.suppress(pykka.ActorDeadError):
+                actor.actor_ref.tell(Finish())
+            actor.ended.wait(FINISH_TIMEOUT_S)
+            break
     # The last answers leave before the process does.
     zmq.Context.instance().destroy(linger=LINGER_MS)
+    return 0 if actor.settled else EXIT_UNSETTLED

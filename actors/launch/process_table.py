@@ -65,7 +65,8 @@ class ProcessTable:
 
     @property
     def all_serve(self) -> bool:
-        return self._serving == set(self.roles)
+        """A process may be reported to serve before it is reported to run."""
+        return self.all_run and self._serving == set(self.roles)
 
     def gone(self, pid: int) -> str:
         """That process has ended; its role, or "" if it has none."""

@@ -17,7 +17,7 @@ import pykka
 
 from cometmq.actors.launch.binding import check_ports
 from cometmq.actors.launch.broker import BrokerActor
-from cometmq.actors.launch.process import load_roles, run_child, settle
+from cometmq.actors.launch.process import load_roles, prepare, run_child
 from cometmq.actors.launch.zygote import Zygote, say_stacks_on_signal
 from cometmq.actors.runtime.logs import set_up_logging
 from cometmq.actors.runtime.roles import doorbell_count
@@ -68,7 +68,7 @@ def run_broker(
     family_lock = _take_store(settings)
     doorbells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(doorbell_count(settings))]
     _load_children(settings)
-    zygote = Zygote(settle, run_child)
+    zygote = Zygote(prepare, run_child)
     if settings.segment_remark:
         log.warning("%s", settings.segment_remark)
     if settings.replication_remark:

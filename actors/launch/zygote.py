@@ -5,6 +5,10 @@ known state, and shares the memory of the interpreter with the others. It is for
 supervisor before that one starts its first thread, takes orders from a pipe, and reports on another
 which children it has started and which have ended. When the supervisor dies the order pipe ends,
 and so does the zygote; the children see the same end of their own pipe and finish by themselves.
+
+A page of memory is shared until somebody writes to it, and Python writes to whatever it looks at
+(reference counts). So all that can be worked out before a fork is (`prepare`), and the children of
+one order are forked in a row: what the zygote does in between would be each child's own memory.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ import signal
 import struct
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -64,8 +68,18 @@ class Closing(msgspec.Struct, tag=True):
 
 
 Report = Started | Ready | Broken | Ended | Closing
-RunChild = Callable[[dict[str, Any], int, int], int]
-Settle = Callable[[dict[str, Any]], None]
+
+
+class Prepared(Protocol):
+    """A child that is about to be forked."""
+
+    @property
+    def role(self) -> str: ...
+
+
+Messages = Sequence[dict[str, Any]]
+Prepare = Callable[[Messages], Sequence[Prepared]]
+RunChild = Callable[[Any, int, int], int]
 _decode_report: Final = msgspec.msgpack.Decoder(Report).decode
 
 
@@ -117,12 +131,13 @@ class Zygote:
     """The supervisor's end. Make it while the process has one thread.
 
     Args:
-        settle: called in the zygote with each order, before its child is forked.
-        run_child: what a child does with its order, the pipe for reports, and its lifeline; it
-            returns the exit status.
+        prepare: called in the zygote with the Family messages of an order, before its children are
+            forked: what it returns is theirs, in that order. It raises nothing.
+        run_child: what a child does with that, the pipe for reports, and its lifeline; it returns
+            the exit status.
     """
 
-    def __init__(self, settle: Settle, run_child: RunChild) -> None:
+    def __init__(self, prepare: Prepare, run_child: RunChild) -> None:
         self.report_fd, reports = os.pipe()
         self._lifeline, self._alive = os.pipe()  # ends for everybody when the supervisor dies
         orders, self._orders = os.pipe()
@@ -131,7 +146,7 @@ class Zygote:
             try:
                 for descriptor in (self.report_fd, self._alive, self._orders):
                     os.close(descriptor)
-                _run(settle, run_child, orders, reports, self._lifeline)
+                _run(prepare, run_child, orders, reports, self._lifeline)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -141,10 +156,13 @@ class Zygote:
         os.close(reports)
         os.close(self._lifeline)
 
-    def start(self, message: dict[str, Any]) -> None:
-        """Order a child with that Family message; Started and then Ready or Broken come back."""
-        body = msgspec.msgpack.encode(message)
-        os.write(self._orders, _LENGTH.pack(len(body)) + body)
+    def start(self, messages: Messages) -> None:
+        """Order children with those Family messages. Of each come back Started, and Ready or
+        Broken, in either order."""
+        body = msgspec.msgpack.encode(messages)
+        left = memoryview(_LENGTH.pack(len(body)) + body)
+        while left:
+            left = left[os.write(self._orders, left) :]
 
     def close(self) -> None:
         """End the zygote, and whatever child still waits on its lifeline."""
@@ -163,7 +181,7 @@ def say_stacks_on_signal() -> None:
 
 
 def _run(
-    settle: Settle,
+    prepare: Prepare,
     run_child: RunChild,
     orders: int,
     reports: int,
@@ -178,36 +196,41 @@ def _run(
     # What a command makes goes by itself when it is answered. Thousands of them are under way at a
     # time, in which the usual 700 would look for cycles all the time.
     gc.set_threshold(COLLECT_AFTER)
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    os.set_blocking(wake_read, False)
-    signal.set_wakeup_fd(wake_write)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Imports have filled it with names that nobody looks up again. Each that made way for another
+    # one later would be a page less to share.
+    sys._clear_type_cache()
     poll = select.poll()
     poll.register(orders, select.POLLIN)
-    poll.register(wake_read, select.POLLIN)
-    children: set[int] = set()
+    ends: dict[int, int] = {}  # what can be read once a child has ended -> its pid
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll()}
-        if wake_read in ready:
-            os.read(wake_read, 4096)
-            _reap(children, reports)
+        ready = [descriptor for descriptor, _ in poll.poll()]
+        for descriptor in ready:
+            if descriptor in ends:
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                _reap(ends.pop(descriptor), reports)
         if orders in ready:
-            order = _read_order(orders)
-            if order is None:
+            messages = _read_order(orders)
+            if messages is None:
                 os._exit(0)
-            settle(order)
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                for descriptor in (orders, wake_read, wake_write):
-                    os.close(descriptor)
-                _become_child(run_child, order, reports, lifeline)
-            children.add(pid)
-            write_report(reports, Started(order["role"], pid))
+            children = prepare(messages)
+            gc.freeze()
+            pids = []
+            for child in children:
+                pid = os.fork()
+                if pid == 0:
+                    for descriptor in (orders, *ends):
+                        os.close(descriptor)
+                    _become_child(run_child, child, reports, lifeline)
+                pids.append(pid)
+            for child, pid in zip(children, pids, strict=True):
+                write_report(reports, Started(child.role, pid))
+                end = os.pidfd_open(pid)
+                ends[end] = pid
+                poll.register(end, select.POLLIN)
 
 
-def _read_order(orders: int) -> dict[str, Any] | None:
+def _read_order(orders: int) -> Messages | None:
     head = os.read(orders, _LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -218,22 +241,19 @@ def _read_order(orders: int) -> dict[str, Any] | None:
         if not more:
             return None
         body += more
-    found: dict[str, Any] = msgspec.msgpack.decode(body)
+    found: Messages = msgspec.msgpack.decode(body)
     return found
 
 
-def _reap(children: set[int], reports: int) -> None:
-    for pid in list(children):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            children.discard(pid)
-            write_report(reports, Ended(pid, os.waitstatus_to_exitcode(status)))
+def _reap(pid: int, reports: int) -> None:
+    _, status = os.waitpid(pid, 0)
+    write_report(reports, Ended(pid, os.waitstatus_to_exitcode(status)))
 
 
-def _become_child(run_child: RunChild, order: dict[str, Any], reports: int, lifeline: int) -> None:
+def _become_child(run_child: RunChild, child: Prepared, reports: int, lifeline: int) -> None:
     status = 70
     try:
-        status = run_child(order, reports, lifeline)
+        status = run_child(child, reports, lifeline)
     finally:
         sys.stderr.flush()
         os._exit(status)

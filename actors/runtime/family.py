@@ -9,7 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -82,6 +82,7 @@ class Family:
         addresses: where the actors take commands from the family, by role.
         bind: where this one listens to clients; None if it has no clients.
         epoch: that this replica of a group is the master of, in this run; 0: it is none.
+        mapped: the control file, if it is mapped already, for another process.
     """
 
     role: str
@@ -95,20 +96,16 @@ class Family:
     clean: bool = True  # the last run ended in order
     last_run: LastRun | None = None  # it was killed, and these were its counters
     epoch: int = 0
+    mapped: InitVar[ControlFile | None] = None
     control: ControlFile = field(init=False)
     # The broker has ended and this process has not: nobody is to wait for a counter.
     gone: threading.Event = field(default_factory=threading.Event, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, mapped: ControlFile | None) -> None:
         role = role_of(self.role)
-        control = ControlFile.open(
-            self.store / CONTROL_FILE,
-            self.doorbells,
-            writable=True,
-            owns=role.owns,
-            owns_second=role.owns_second,
-        )
-        object.__setattr__(self, "control", control)
+        if mapped is None:
+            mapped = ControlFile.open(self.store / CONTROL_FILE, self.doorbells, writable=True)
+        object.__setattr__(self, "control", mapped.owned(role.owns, role.owns_second))
 
     @property
     def doorbell_fd(self) -> int:
@@ -263,9 +260,9 @@ class Family:
                 os.eventfd_read(self.doorbell_fd)
 
     @classmethod
-    def from_message(cls, message: dict[str, Any]) -> Family:
+    def from_message(cls, message: dict[str, Any], mapped: ControlFile | None = None) -> Family:
         """From what the supervisor has the zygote pass on."""
         settings = settings_of(message.pop("settings"))
         last_run = LastRun.from_message(message.pop("last_run"))
         store = Path(message.pop("store"))
-        return cls(settings=settings, store=store, last_run=last_run, **message)
+        return cls(settings=settings, store=store, last_run=last_run, mapped=mapped, **message)

@@ -148,12 +148,7 @@ def _handler_of(settings: BrokerSettings) -> logging.Handler:
         raise ConfigError(f"logFile = {path}: {error.strerror}") from None
 
 
-def set_up_logging(role: str, settings: BrokerSettings) -> None:
-    """Send this process's log of the package to standard error or `logFile`, in the format of the
-    settings; or to where `send_log_to` has said.
-
-    Raises ConfigError for a file that cannot be written.
-    """
+def _handler_for(role: str, settings: BrokerSettings) -> logging.Handler:
     if _make_handler is not None:
         handler = _make_handler(role)
     else:
@@ -161,8 +156,28 @@ def set_up_logging(role: str, settings: BrokerSettings) -> None:
         formatter = JsonFormatter if settings.log_format is LogFormat.JSON else TextFormatter
         handler.setFormatter(formatter(role))
     handler.addFilter(Repeats(handler))
+    return handler
+
+
+def handler_to_share(role: str, settings: BrokerSettings) -> logging.Handler | None:
+    """For a process that is still to be forked; None: it has to open the file itself, which it
+    locks in its own right."""
+    return None if settings.log_file and _make_handler is None else _handler_for(role, settings)
+
+
+def set_up_logging(
+    role: str, settings: BrokerSettings, handler: logging.Handler | None = None
+) -> None:
+    """Send this process's log of the package to standard error or `logFile`, in the format of the
+    settings; or to where `send_log_to` has said.
+
+    Args:
+        handler: what `handler_to_share` gave before the fork.
+
+    Raises ConfigError for a file that cannot be written.
+    """
     logger = logging.getLogger(_PACKAGE)
-    logger.handlers[:] = [handler]
+    logger.handlers[:] = [handler or _handler_for(role, settings)]
     level = settings.log_level_of(role.partition("-")[0]).value
     if logging.getLevelName(logger.level) != level:  # a fork has it; setting it visits all loggers
         logger.setLevel(level)

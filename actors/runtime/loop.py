@@ -77,6 +77,8 @@ class LoopActor(pykka.ThreadingActor):
         self.started = threading.Event()  # on_start has returned, or failed with `start_error`
         self.start_error: Exception | None = None
         self.ended = threading.Event()  # the loop is over, its sockets are closed
+        # For who waits for other things as well: called in this actor's thread after either.
+        self.on_milestone: Callable[[], object] = lambda: None
 
     @staticmethod
     def _create_actor_inbox() -> Any:
@@ -90,6 +92,7 @@ class LoopActor(pykka.ThreadingActor):
             self.on_failure(*sys.exc_info())
         finally:
             self.ended.set()
+            self.on_milestone()
 
     def _actor_loop_setup(self) -> None:
         try:
@@ -99,6 +102,7 @@ class LoopActor(pykka.ThreadingActor):
             self.actor_stopped.set()
         finally:
             self.started.set()
+            self.on_milestone()
 
     # --- for subclasses ---
 

@@ -248,8 +248,6 @@ class ControlFile:
         doorbells: Sequence[int] = (),
         *,
         writable: bool,
-        owns: Collection[Counter] | None = None,
-        owns_second: Collection[Counter] = TWO_WRITERS,
     ) -> ControlFile:
         """Map an existing file. Raises StoreError when it is none of ours."""
         try:
@@ -269,7 +267,15 @@ class ControlFile:
             memory.close()
             raise StoreError(f"{path}: begins with {magic!r}, not {MAGIC!r}")
         wake_words = open_sleepers(path.with_name(SLEEPERS_FILE)) if writable else None
-        return cls(path, memory, doorbells, owns, owns_second, wake_words)
+        return cls(path, memory, doorbells, wake_words=wake_words)
+
+    def owned(
+        self, owns: Collection[Counter], owns_second: Collection[Counter] = TWO_WRITERS
+    ) -> ControlFile:
+        """The same mapping, for a process that may write these counters alone."""
+        return ControlFile(
+            self.path, self._memory, self._doorbells, owns, owns_second, self.wake_words
+        )
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from typing import Any
 
 from cometmq.actors.launch import embedded, orderly_end, supervisor
 from cometmq.actors.launch.broker import BrokerActor
-from cometmq.actors.launch.zygote import Zygote
+from cometmq.actors.launch.process import Child
+from cometmq.actors.launch.zygote import Messages, Zygote
 from cometmq.actors.runtime.roles import ROLES
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import DiskFull
@@ -33,11 +34,11 @@ ROUND_S = 0.2
 def install(folder: Path) -> None:
     start = Zygote.start
 
-    def start_later(self: Zygote, message: dict[str, Any]) -> None:
+    def start_later(self: Zygote, messages: Messages) -> None:
         def wait() -> None:
             while (folder / "restart").exists():
                 time.sleep(0.01)
-            start(self, message)
+            start(self, messages)
 
         threading.Thread(target=wait, daemon=True).start()
 
@@ -47,9 +48,9 @@ def install(folder: Path) -> None:
         actor.settle = slowly(folder, role.name, actor.settle)
     run_child = supervisor.run_child
 
-    def exit_slowly(order: dict[str, Any], reports: int, lifeline: int) -> int:
-        status = run_child(order, reports, lifeline)
-        pause(folder / f"exit-{order['role']}", 0.05)
+    def exit_slowly(child: Child, reports: int, lifeline: int) -> int:
+        status = run_child(child, reports, lifeline)
+        pause(folder / f"exit-{child.role}", 0.05)
         return status
 
     supervisor.run_child = exit_slowly
