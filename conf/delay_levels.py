@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -10,6 +11,7 @@ _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DIGITS_MAX: Final = 9
 
 
+@lru_cache(16)  # each queue of a level asks
 def parse_levels(text: str) -> tuple[int, ...]:
     """How long each level waits, in ms; level 1 is the first. Raises ValueError."""
     levels = text.split()

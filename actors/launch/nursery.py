@@ -52,8 +52,9 @@ def main(run: Callable[[], None] | None = None) -> None:
     gc.disable()  # all that is imported stays: looking for garbage in it finds nothing
     from cometmq.actors.launch import broker, embedded, supervisor  # noqa: F401
     from cometmq.actors.launch.process import load_roles
+    from cometmq.conf import BrokerSettings
 
-    load_roles()
+    load_roles(BrokerSettings())
     gc.enable()
     gc.freeze()
     # As descriptor 0 it would be closed when a broker gets its own.

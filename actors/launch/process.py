@@ -20,6 +20,7 @@ from cometmq.actors.runtime.inbox import LINGER_MS
 from cometmq.actors.runtime.logs import handler_to_share, set_up_logging
 from cometmq.actors.runtime.roles import ROLES, role_of
 from cometmq.actors.runtime.service import ServiceActor
+from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import Finish
 from cometmq.protocol.errors import CometError
 from cometmq.shm.live.control import ControlFile
@@ -31,11 +32,11 @@ EXIT_REFUSED: Final = 65  # it told the supervisor why it cannot start
 FINISH_TIMEOUT_S: Final = 20
 
 
-def load_roles(*, in_group: bool = False) -> None:
-    """What is imported before the zygote is forked no child has to. Only a group needs what its
-    own actors do."""
+def load_roles(settings: BrokerSettings) -> None:
+    """What is imported before the zygote is forked no child has to; and what no child needs is
+    memory and time of every start."""
     for each in ROLES:
-        each.load_all(in_group=in_group)
+        each.load_all(settings)
 
 
 class Setup(NamedTuple):

@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,7 +99,10 @@ def _load_children(settings: BrokerSettings) -> None:
     """Before anything is forked: what is imported here is in memory once for all processes, for as
     long as none of them looks for garbage in it."""
     gc.disable()
-    load_roles(in_group=settings.is_in_group)
+    load_roles(settings)
+    # Imports have filled it with names that nobody looks up again. Each that made way for another
+    # one later would be a page less to share.
+    sys._clear_type_cache()
     gc.freeze()
     gc.enable()
 

@@ -196,9 +196,6 @@ def _run(
     # What a command makes goes by itself when it is answered. Thousands of them are under way at a
     # time, in which the usual 700 would look for cycles all the time.
     gc.set_threshold(COLLECT_AFTER)
-    # Imports have filled it with names that nobody looks up again. Each that made way for another
-    # one later would be a page less to share.
-    sys._clear_type_cache()
     poll = select.poll()
     poll.register(orders, select.POLLIN)
     ends: dict[int, int] = {}  # what can be read once a child has ended -> its pid

@@ -60,11 +60,13 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         module, _, name = actor.partition(":")
         return getattr(import_module(module), name)
 
-    def load_all(self, *, in_group: bool) -> None:
-        """Import all that it may be, in any run."""
-        group_actor = self.group_actor if in_group else ""
-        for actor in filter(None, (self.actor, self.slave_actor, group_actor)):
-            import_module(actor.partition(":")[0])
+    def load_all(self, settings: BrokerSettings) -> None:
+        """Import what it is with these settings: in a group, all that it may be in any run."""
+        if settings.is_in_group:
+            for actor in filter(None, (self.actor, self.slave_actor, self.group_actor)):
+                import_module(actor.partition(":")[0])
+        elif self.names(settings):
+            self.load(settings)
 
     def names(self, settings: BrokerSettings) -> list[str]:
         count = self.count(settings)

@@ -95,3 +95,18 @@ def test_a_child_may_serve_before_it_is_known_to_run() -> None:
     assert table.all_serve
     assert table.gone(7) == "flush"
     assert not table.all_serve
+
+
+def test_a_broker_loads_what_its_processes_need_and_no_more() -> None:
+    code = (
+        "import sys\n"
+        "from cometmq.actors.launch.process import load_roles\n"
+        "from cometmq.conf import BrokerSettings\n"
+        "load_roles(BrokerSettings())\n"
+        "assert 'cometmq.actors.coordination.coordinator' in sys.modules\n"
+        "assert 'cometmq.actors.replication.ha' not in sys.modules\n"
+        "assert 'cometmq.actors.replication.follower' not in sys.modules\n"
+        "load_roles(BrokerSettings(ha_listen_port=1))\n"
+        "assert 'cometmq.actors.replication.ha' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -100,7 +100,8 @@ def test_a_package_that_the_program_alone_knows_is_found(poisoned: Path, tmp_pat
 def test_a_start_imports_nothing_that_it_does_not_need() -> None:
     """Each of these is a twentieth of a start or more."""
     program = (
-        "import sys; from cometmq.actors.launch import process, supervisor; process.load_roles(); "
+        "import sys; from cometmq.actors.launch import process, supervisor; "
+        "process.load_roles(supervisor.BrokerSettings()); "
         "print(*{'asyncio', 'psutil', 'ssl', 'rich', 'click', 'lark', 'difflib', 'subprocess'}"
         " & sys.modules.keys())"
     )
