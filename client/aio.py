@@ -145,6 +145,7 @@ class AsyncProducer:
 
     async def recall(self, message: Receipt | str) -> Receipt:
         """See `Producer.recall`."""
+        check("message", message, Receipt | str)
         handle = message.recall_handle if isinstance(message, Receipt) else message
         return await (await self._start(*recalling(Handle.parse(handle))))
 

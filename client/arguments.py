@@ -65,7 +65,8 @@ def _is(value: object, hint: Any) -> bool:
     if origin is typing.Literal:
         return value in inner
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and value == value  # not NaN, which is neither above nor below a bound
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if not isinstance(origin or hint, type):

@@ -366,6 +366,7 @@ class _Popping:
 
 
 def taken_of(message: Message) -> Taken:
+    check("message", message, Message)
     taken = source_of(message)
     if not isinstance(taken, Taken):
         raise ArgumentIllegal(f"{describe(message)} was not popped")

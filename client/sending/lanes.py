@@ -11,7 +11,13 @@ from cometmq.client.routes import MASTER
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.standing import Standing
 from cometmq.protocol.commands import SectionResult, TopicRoute
-from cometmq.protocol.errors import ArgumentIllegal, CometError, NoPermission, NotMaster
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    MessageIllegal,
+    NoPermission,
+    NotMaster,
+)
 from cometmq.protocol.perm import WRITE
 from cometmq.shm.kernel import _kernel
 
@@ -205,7 +211,10 @@ class TopicLanes:
     def for_key(self, sharding_key: str) -> Lane:
         """RocketMQ SelectMessageQueueByHash: |hashCode % queues| over the queues of all brokers."""
         lanes = self.writable()
-        return lanes[abs(_kernel.java_hash(sharding_key)) % len(lanes)]
+        try:
+            return lanes[abs(_kernel.java_hash(sharding_key)) % len(lanes)]
+        except UnicodeError as error:
+            raise MessageIllegal(f"sharding_key is no text: {error}") from None
 
     def for_queue(self, queue_id: int) -> Lane:
         """That queue of the first broker, by name, that has it."""

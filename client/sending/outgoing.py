@@ -47,7 +47,10 @@ class Outgoing(msgspec.Struct, gc=False):
     producer_group: str = ""  # it is part of a transaction
 
     def add_to(self, encoder: _kernel.BatchEncoder) -> int:
-        return encoder.add(self.body, self.tags, self.keys, self.properties, self.flag)
+        try:
+            return encoder.add(self.body, self.tags, self.keys, self.properties, self.flag)
+        except BufferError as error:  # every other step of a memoryview, say
+            raise TypeError(f"a body is bytes-like, in one piece: {error}") from None
 
     @property
     def properties_bytes(self) -> int:
@@ -155,10 +158,9 @@ def check_key(message: Outgoing) -> None:
         raise ArgumentIllegal(
             f"keys={message.keys!r:.100}: with dedup='keys' a message has one key, without spaces"
         )
-    if len(message.keys) > KEY_MAX or len(message.keys.encode()) > KEY_MAX:
-        raise ArgumentIllegal(
-            f"keys has {len(message.keys.encode())} bytes, at most {KEY_MAX} with dedup='keys'"
-        )
+    size = len(message.keys.encode(errors="surrogatepass"))  # what is no text the encoder refuses
+    if size > KEY_MAX:
+        raise ArgumentIllegal(f"keys has {size} bytes, at most {KEY_MAX} with dedup='keys'")
     if message.delay_level or message.producer_group:
         raise ArgumentIllegal(
             "with dedup='keys' a message is neither delayed nor part of a transaction: it would be "
@@ -179,6 +181,8 @@ def illegal(
     """The typed error for what the encoder refused."""
     if isinstance(error, TypeError):
         return ArgumentIllegal(str(error))
+    if isinstance(error, UnicodeError):
+        return MessageIllegal(f"a text that UTF-8 cannot hold: {error}")
     too_large = (
         message.properties_bytes > PROPERTIES_BYTES_MAX
         or message.properties_bytes + len(largest_body) > ENCODED_BYTES_MAX - 100

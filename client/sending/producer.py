@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, Unpack
 
-from cometmq.client.arguments import checked
+from cometmq.client.arguments import check, checked
 from cometmq.client.options import TransactionOptions
 from cometmq.client.sending.accumulator import Batching
 from cometmq.client.sending.callbacks import Callback, Callbacks, Sent
@@ -125,8 +125,10 @@ class Producer:
         dedup: str | None = None,
         dedup_window: timedelta | float = 600.0,
     ) -> None:
-        if (timeout_s is not None and timeout_s <= 0) or linger_ms < 0:
-            raise ArgumentIllegal(f"timeout_s={timeout_s}, linger_ms={linger_ms}: above 0")
+        if timeout_s is not None and timeout_s <= 0:
+            raise ArgumentIllegal(f"timeout_s={timeout_s}: above 0")
+        if linger_ms < 0:
+            raise ArgumentIllegal(f"linger_ms={linger_ms}: 0 or more")
         for argument, value in (
             ("batch_bytes", batch_bytes),
             ("batch_count", batch_count),
@@ -344,6 +346,7 @@ class Producer:
         Raises:
             TooLate when it is delivered, or about to be; ArgumentIllegal when it had no time.
         """
+        check("message", message, Receipt | str)
         handle = message.recall_handle if isinstance(message, Receipt) else message
         return self._sender.send_now(*recalling(Handle.parse(handle)))
 

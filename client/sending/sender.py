@@ -384,6 +384,8 @@ class Sender:
         except BaseException as error:
             with self._lock:
                 accumulator.drop(batch)
+            if isinstance(error, BufferError):
+                raise ArgumentIllegal(f"a body is bytes-like, in one piece: {error}") from None
             if isinstance(error, TypeError):
                 raise illegal(error, message, b"") from None
             if isinstance(error, ValueError):

@@ -598,6 +598,9 @@ def test_arguments(broker: Broker, topic: str) -> None:
             message = next(iter(reader.poll(1, WAIT_S)), None)
         with pytest.raises(errors.ArgumentIllegal, match="was not popped"):
             consumer.ack(message)
+        for junk in ("x", None, [message]):
+            with pytest.raises(errors.ArgumentIllegal, match="message is"):
+                consumer.ack(junk)  # type: ignore[arg-type]
         with pytest.raises(errors.ArgumentIllegal):
             consumer.run(lambda _message: None, concurrency=0)
         assert isinstance(reader, Consumer)
