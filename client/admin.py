@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cometmq.client.administration.groups import GroupAdmin
 from cometmq.client.administration.messages import MessageAdmin
 from cometmq.client.administration.retention import RetentionAdmin
 from cometmq.client.administration.topics import TopicAdmin
@@ -10,7 +9,7 @@ from cometmq.client.dead_letters import DeadLetterAdmin
 from cometmq.client.scheduled import ScheduledAdmin
 
 
-class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, MessageAdmin, RetentionAdmin, ScheduledAdmin):
+class Admin(TopicAdmin, DeadLetterAdmin, MessageAdmin, RetentionAdmin, ScheduledAdmin):
     """Topics, groups, offsets and single messages, on all brokers of a name server.
 
         with Admin("127.0.0.1:9876") as admin:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
-from cometmq.client.administration.brokers import Brokers
+from cometmq.client.administration.groups import GroupAdmin
 from cometmq.client.arguments import checked
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Receipt
@@ -62,13 +62,13 @@ class Resent(NamedTuple):
     error: CometError | None
 
 
-class DeadLetterAdmin(Brokers):
+class DeadLetterAdmin(GroupAdmin):
     """See Admin."""
 
     @checked
     def dead_letters(self, group: str, max_count: int = 1_024) -> list[DeadLetter]:
         """The dead letters of a group that are not dealt with yet, oldest first on each broker; at
-        most so many."""
+        most so many. Raises GroupNotExist where nobody knows group or letters."""
         found: list[DeadLetter] = []
         for route in self._with_dead_letters(group):
             for letter in self._letters(group, route):
@@ -90,7 +90,7 @@ class DeadLetterAdmin(Brokers):
             msg_ids: of these messages; None: of all that are not dealt with.
             topic: to this one instead.
 
-        Raises MessageNotFound for an id that no dead letter has.
+        Raises MessageNotFound for an id that no dead letter has, GroupNotExist.
         """
         wanted = None if msg_ids is None else set(msg_ids)
         resent: list[Resent] = []
@@ -111,7 +111,7 @@ class DeadLetterAdmin(Brokers):
     @checked
     def purge_dead_letters(self, group: str) -> int:
         """Have all dead letters of a group dealt with; how many there were. They stay in the log
-        until they expire."""
+        until they expire. Raises GroupNotExist."""
         count = 0
         for route in self._with_dead_letters(group):
             letters = list(self._letters(group, route))
@@ -128,6 +128,7 @@ class DeadLetterAdmin(Brokers):
         try:
             return self._serving(DLQ_PREFIX + group)
         except TopicNotExist:
+            self.describe_group(group)  # a name that is not quite right has no letters either
             return []
 
     def _letters(self, group: str, route: BrokerRoute) -> Iterator[DeadLetter]:

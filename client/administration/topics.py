@@ -142,7 +142,8 @@ class TopicAdmin(Brokers):
 
     @checked
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic and its offsets. Its records stay on the disk until they expire."""
+        """Forget a topic and its offsets. Its records stay on the disk until they expire, and a
+        topic of that name that is made later has those that are left."""
         check_topic(topic)
         for each in self._serving(topic):
             self._ask(each.endpoints.coordinator, DeleteTopic(topic), Done)

@@ -365,7 +365,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
             return f"<Receipt {batch.topic} on its way>"
         if batch.error is not None:
             return f"<Receipt {batch.topic} failed: {batch.error}>"
-        return f"<Receipt {batch.topic}/{batch.queue_id} @{self.queue_offset} {self.status}>"
+        return f"<Receipt {batch.topic}/{self.queue_id} @{self.queue_offset} {self.status}>"
 
 
 class Receipts(Sequence[Receipt]):

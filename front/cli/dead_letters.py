@@ -17,6 +17,9 @@ from cometmq.protocol.errors import MessageNotFound
 
 _HERE: Final = "cometmq.cli.dead_letters"
 _ALL: Final = 1 << 62
+COLUMNS: Final = (
+    "msg_id", "topic", "attempts", "keys", "tags", "bytes", "stored_ms", "broker", "queue_offset",
+)  # fmt: skip
 
 
 @click.group(
@@ -64,7 +67,7 @@ def list_letters(group: str, count: int, name_server: str, output: str) -> None:
     """
     with Admin(name_server) as admin:
         letters = admin.dead_letters(group, count + 1)
-    print_rows([_row(each) for each in letters[:count]], output)
+    print_rows([_row(each) for each in letters[:count]], output, columns=COLUMNS)
     if len(letters) > count:
         hint(f"there are more than {count}: -n shows them")
 

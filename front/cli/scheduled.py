@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -10,6 +10,10 @@ from cometmq.cli.options import name_server_option, output_option
 from cometmq.cli.output import hint, print_rows
 from cometmq.client import Admin
 from cometmq.client.scheduled import Scheduled
+
+COLUMNS: Final = (
+    "due_ms", "topic", "msg_id", "keys", "tags", "bytes", "broker", "recall_handle",
+)  # fmt: skip
 
 
 def _row(each: Scheduled) -> dict[str, Any]:
@@ -38,6 +42,6 @@ def scheduled(topic: str | None, count: int, name_server: str, output: str) -> N
     """
     with Admin(name_server) as admin:
         waiting = admin.scheduled(topic, count + 1)
-    print_rows([_row(each) for each in waiting[:count]], output)
+    print_rows([_row(each) for each in waiting[:count]], output, columns=COLUMNS)
     if len(waiting) > count:
         hint(f"there are more than {count}: -n shows them")

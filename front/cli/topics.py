@@ -222,7 +222,8 @@ def describe(name: str, name_server: str, output: str) -> None:
 def delete(topics: tuple[str, ...], yes: bool, name_server: str, output: str) -> None:
     """Delete topics, with the progress of all groups in them.
 
-    The records stay on the disk until they expire; nobody finds them any more.
+    The records stay on the disk until they expire. A topic of that name that is made later, also by
+    whoever goes on sending to it, has those that are left.
     """
     with Admin(name_server) as admin:
         for name in topics:

@@ -39,7 +39,8 @@ class CreateTopic(Command, frozen=True, tag=32):
 
 
 class DeleteTopic(Command, frozen=True, tag=33):
-    """-> Done. Its offsets are forgotten; its records stay until they expire."""
+    """-> Done. Its offsets are forgotten; its records stay until they expire, and are those of a
+    topic of that name that is made later."""
 
     access = by_administrators(administer("topic"), later=True)
 

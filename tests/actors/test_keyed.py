@@ -90,6 +90,7 @@ def test_the_first_receipt_is_told_again(broker: Served, topic: str) -> None:
         assert again.duplicate
         assert again.status == "SEND_OK"
         assert (again.msg_id, again.queue_id, again.queue_offset) == (stored.msg_id, 2, 0)
+        assert repr(again) == repr(stored) == f"<Receipt {topic}/2 @0 SEND_OK>"
         assert again.store_timestamp_ms == stored.store_timestamp_ms
         assert not second.send(topic, b"two", keys="o-2").duplicate
     assert broker.bodies(topic) == [b"one", b"two"]

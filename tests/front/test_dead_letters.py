@@ -134,7 +134,14 @@ def test_one_that_cannot_be_read_is_told_of_and_stays(broker: RunningBroker) -> 
 
 def test_a_group_without_any(broker: RunningBroker) -> None:
     at = {VARIABLE: broker.ready.name_server}
+    for command in ("list", "resend", "purge", "export"):
+        done = run("group", "dlq", command, "healthy", **at)  # its name is not quite right
+        assert done.returncode == 1
+        assert b"group healthy is unknown" in done.stderr
+    assert run("group", "create", "healthy", **at).returncode == 0
     assert json_of("group", "dlq", "list", "healthy", **at) == []
+    table = run("group", "dlq", "list", "healthy", **at).stdout
+    assert table.split()[:3] == [b"msg_id", b"topic", b"attempts"]
     done = run("group", "dlq", "show", "healthy", "ID", **at)
     assert done.returncode != 0
     assert b"group healthy has no dead letter ID" in done.stderr
