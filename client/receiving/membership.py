@@ -105,6 +105,7 @@ class Membership:
         self._join_until = 0.0
         self._doubts = False  # the coordinator says that something is not ours: hear it all
         self._stirred = False  # something changed that the coordinator has to hear of
+        self._overtaken = 0  # JoinGroups in a row, by the next one, before they were answered
         self._lost_contact = False
         self._failures = 0
         self._refused = False
@@ -252,7 +253,8 @@ class Membership:
             if is_late:
                 self.presence.missed("it does not answer")
                 self._lost_contact = True
-            if self._stirred or self._join is None or is_late:
+            if self._may_tell or self._join is None or is_late:
+                self._overtaken += self._stirred and self._join is not None
                 self._stirred = False
                 self._join = None  # an earlier one may still be answered, and is not heard then
                 command = self._join_command()
@@ -263,17 +265,31 @@ class Membership:
         if command is not None:
             self._send_join(command)
         with self._wake:
-            while not (self._closed or self._stirred or self._lost_contact):
+            while not (self._closed or self._may_tell or self._lost_contact):
                 if self._join is not None and self._join.done:
                     join, self._join = self._join, None
+                    self._overtaken = 0
                     return join
                 self.presence.check()
                 wake_at = min(wake_at, self.presence.due)
-                left_s = min(wake_at, self._join_until) - time.monotonic()
+                tell_at = self._tell_at if self._stirred else wake_at
+                left_s = min(wake_at, tell_at, self._join_until) - time.monotonic()
                 if left_s <= 0:
                     break
                 self._wake.wait(left_s)
         return None
+
+    @property
+    def _tell_at(self) -> float:
+        """When a JoinGroup may overtake the one that is under way: each is work for the
+        coordinator, so a thousand topics that are subscribed to in a row share some."""
+        return self._join_sent_at + pause_s(self._overtaken)
+
+    @property
+    def _may_tell(self) -> bool:
+        """Whether something changed, and the coordinator is to hear of it now."""
+        is_under_way = self._join is not None and not self._join.done
+        return self._stirred and not (is_under_way and time.monotonic() < self._tell_at)
 
     def _join_command(self) -> JoinGroup:
         owner = self._owner

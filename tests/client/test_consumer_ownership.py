@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 from client_fakes import CommandT, FakeBroker, Handle, fake_broker
 
+from cometmq.actors.runtime.service import Request
 from cometmq.client import Admin, Consumer, Message, Producer
 from cometmq.client.administration.descriptions import OffsetMove
 from cometmq.protocol import errors
@@ -15,9 +18,11 @@ from cometmq.protocol.commands import (
     CommitOffsets,
     DescribeQueues,
     FetchOffsets,
+    JoinGroup,
     ResetOffsets,
     SearchOffsets,
 )
+from cometmq.protocol.retry import MOST_S
 
 QUEUES = 4
 
@@ -178,3 +183,29 @@ def test_an_administrator_cannot_reset_to_outside_of_the_queue(broker: Handle) -
         assert admin.shift_offsets("g", "t", -4, 1) == [OffsetMove("b", "t", 1, 3, -1, 0)]
         with pytest.raises(ValueError, match="topic t has no queue 4"):
             admin.shift_offsets("g", "t", 1, 4)
+
+
+def test_many_topics_in_a_row_share_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was told by itself, with all before it. A coordinator had to take a thousand lists of
+    up to a thousand topics, and answered nobody meanwhile, for minutes."""
+    count = 300
+    told: list[int] = []
+    came = threading.Condition()
+
+    def hold(_self: FakeBroker, command: JoinGroup, _request: Request) -> None:
+        with came:
+            told.append(len(command.subscriptions))
+            came.notify_all()
+
+    monkeypatch.setattr(FakeBroker, "on_join_group", hold)
+    with fake_broker(topics=[f"t{number}" for number in range(count)]) as handle:
+        began = time.monotonic()
+        with Consumer(handle.address, "g") as consumer:
+            for number in range(count):
+                consumer.subscribe(f"t{number}")
+            with came:
+                assert came.wait_for(lambda: told[-1:] == [count], 30), told
+            took_s = time.monotonic() - began
+            asked = len(told)
+    assert told == sorted(told)
+    assert asked <= 8 + took_s / MOST_S, (told, took_s)
