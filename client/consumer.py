@@ -71,7 +71,8 @@ class Consumer:
             exceed its share by one answer.
         prefetch_count: messages in one answer at most.
         member: this consumer's name in the group; the default is unique, and, for `broadcast`,
-            this machine's address and DEFAULT, as RocketMQ's.
+            this machine's address and DEFAULT, as RocketMQ's. Of two of a group that call
+            themselves alike at one time, each gets what the other has.
         broadcast: True: it reads all queues of what it subscribes to, whoever else does. Its
             progress is in a file of its own, as RocketMQ's is, below ~/.rocketmq_offsets or the
             folder that is said here, written every 5 s and on `close`. Whoever has the same
@@ -407,12 +408,16 @@ class Consumer:
             NotOwner: a queue belongs to another member, or went to one in this moment. The others
                 of several queues may have been moved.
             OffsetIllegal: the queue offset is outside of the queue.
+            ArgumentIllegal: it does not read the topic.
         """
         if isinstance(position, int) and (topic is None or queue_id is None):
             raise ArgumentIllegal(
                 "an offset belongs to one queue: say which, by topic and queue_id"
             )
         self._receiver.check_open()
+        owned = self._receiver.owned
+        if topic is not None and topic not in owned.topics and not owned.find(topic, None):
+            raise ArgumentIllegal(f"this consumer does not read topic {topic}")
         self._member.seek(position, topic, queue_id)
 
     # --- the end ---

@@ -112,6 +112,13 @@ def _field(number: int) -> Extract:
     return split
 
 
+def _read(descriptor: int, name: str) -> bytes:
+    try:
+        return os.read(descriptor, READ_BYTES)
+    except OSError as error:  # of a folder, say
+        raise click.ClickException(f"{name}: {error.strerror}") from None
+
+
 class LineSource:
     """The lines of files, a few MiB at a time; `-` is standard input.
 
@@ -151,7 +158,7 @@ class LineSource:
 
     def _lines(self, descriptor: int, name: str) -> Iterator[list[bytes]]:
         begun: list[bytes] = []
-        while data := os.read(descriptor, READ_BYTES):
+        while data := _read(descriptor, name):
             self.read_bytes += len(data)
             lines = data.split(b"\n")
             begun.append(lines[0])

@@ -243,6 +243,7 @@ def test_what_a_consumer_is_asked(broker: Handle) -> None:
             lambda: ask.seek("middle"),
             lambda: ask.seek(5),
             lambda: ask.seek("earliest", ["t"]),
+            lambda: ask.seek("earliest", "not-read"),
             lambda: ask.seek("earliest", "t", "0"),
         ]
         for call in calls:

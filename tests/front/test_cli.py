@@ -161,6 +161,11 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "Error: /nowhere/x.log: No such file or directory\n"
 
 
+def test_a_folder_is_no_file_of_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_here(["msg", "send", "-t", "T", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith(f"Error: {tmp_path}: Is a directory\n")
+
+
 # --- settings -------------------------------------------------------------------------------------
 
 
