@@ -73,7 +73,7 @@ def examine(backlog: Backlog, full: bool, report: Report, name: str) -> None:
         scan_bytes=much, hot_bytes=much, hot_count=count, cold_bytes=much, cold_count=count
     )
     reader = StoreReader.open_closed(store, limits)
-    tags, filter = selection_of(*CHOICES[name])
+    tags, filter, _ = selection_of(*CHOICES[name])
 
     def run() -> None:
         for queue_id in range(queues):

@@ -122,7 +122,7 @@ _KEYS: Final = """
     disableNettyWorkerGroup disappearTimeAfterStart diskFallRecorded dispatchCqCacheNum
     dispatchCqThreads dispatchFromSenderThread
     duplicationEnable enableAsyncReput enableAutoInSyncReplicas enableBatchPush
-    enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently enableCalcFilterBitMap
+    enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently
     enableCleanExpiredOffset enableCompaction enableConsumeQueueExt enableControllerMode
     enableCreateSysGroup enableDetailStat  enableFastChannelEventProcess
     enableLmq enableLmqStats enableMixedMessageType enableMultiDispatch enableNetWorkFlowControl

@@ -49,6 +49,19 @@ def split(subscribed: str) -> tuple[str, str]:
     return tags, sql
 
 
+def expression_of(subscribed: str) -> str:
+    """What RocketMQ would be given for it, which knows tags or SQL92; empty: no SQL92.
+
+    It is TRUE of each message that has one of the tags and of which the SQL92 is TRUE.
+    """
+    tags, sql = split(subscribed)
+    names = sorted(parse_tags(tags) or ()) if sql else ()
+    if not names:
+        return sql
+    quoted = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
+    return f"TAGS IN ({quoted}) AND ({sql})"
+
+
 def parse_tags(expression: str) -> frozenset[str] | None:
     """The tags that an expression names, None for all of them.
 

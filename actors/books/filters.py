@@ -9,14 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from cometmq.actors.books.book import Book
 from cometmq.protocol.ledger import Change, FilterDropped, FilterPut, GroupRemoved
-from cometmq.protocol.tags import parse_tags, split
+from cometmq.protocol.tags import expression_of
 
 DROPPED_AFTER_MS: Final = 86_400_000  # of being dead
+CALCULATED_MAX: Final = 1_024  # expressions that have maps, the topics' together
+CALCULATED_OF_TOPIC_MAX: Final = 8
 UNHEARD_MS: Final = 30_000  # whose members are gone after a start is dead since that long before
+
+
+
+class Topics(Protocol):
+    """Which topics there are."""
+
+    def __contains__(self, topic: str, /) -> bool: ...
+
 
 Undo = Callable[[], object] | None
 
@@ -117,6 +127,26 @@ class FilterBook(Book):
 
     # --- what anybody may know ---
 
+    def calculated(self, topics: Topics) -> dict[str, list[str]]:
+        """Topic -> expressions that are to have maps: those that somebody wants first, then those
+        that were wanted for longest. As many as may be.
+
+        Args:
+            topics: that there are.
+        """
+        found: dict[str, list[str]] = {}
+        count = 0
+        for topic, filters in self.by_topic().items():
+            if topic not in topics:
+                continue
+            by_age = sorted(filters.values(), key=lambda each: (each.is_dead, each.born_ms))
+            expressions = list(dict.fromkeys(each.expression for each in by_age if each.expression))
+            room = min(CALCULATED_OF_TOPIC_MAX, CALCULATED_MAX - count)
+            if expressions and room > 0:
+                found[topic] = expressions[:room]
+                count += len(found[topic])
+        return found
+
     def by_topic(self) -> dict[str, dict[str, Filter]]:
         """topic -> group -> filter."""
         found: dict[str, dict[str, Filter]] = {}
@@ -131,13 +161,3 @@ def _dying(group: str, filters: Mapping[str, Filter], dead_ms: int) -> Iterator[
         if not old.is_dead:
             since_ms = max(old.born_ms, dead_ms)
             yield FilterPut(group, topic, old.expression, old.version, old.born_ms, since_ms)
-
-
-def expression_of(subscribed: str) -> str:
-    """What RocketMQ would be given for it, which knows tags or SQL92; empty: no SQL92."""
-    tags, sql = split(subscribed)
-    names = sorted(parse_tags(tags) or ()) if sql else ()
-    if not names:
-        return sql
-    quoted = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
-    return f"TAGS IN ({quoted}) AND ({sql})"

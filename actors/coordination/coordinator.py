@@ -12,6 +12,7 @@ import pykka
 from cometmq.actors.coordination.announcing import Announcing
 from cometmq.actors.coordination.beginnings import Arrivals
 from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.filters import Tell
 from cometmq.actors.coordination.groups import Groups
 from cometmq.actors.coordination.holds import Holds
 from cometmq.actors.coordination.members import Members, MemberSettings
@@ -37,6 +38,8 @@ from cometmq.protocol.ledger import (
     ENTRY_BYTES_MAX,
     entry_bytes_max,
 )
+from cometmq.shm.derived.filter_maps import write_filters
+from cometmq.shm.kernel._kernel import OwnedCell
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.ledger_log import LedgerLog
 
@@ -89,6 +92,7 @@ class CoordinatorActor(ServiceActor):
         confirm_timeout_s: how long a topic may be unknown to them before the client hears of it.
         gate: of a master in a group; None: this broker is master for ever.
         epoch: that it is the master of.
+        tell_filters: tells the dispatcher topic -> SQL92 expressions. Raises OSError.
     """
 
     role: ClassVar[str] = "coordinator"
@@ -119,11 +123,12 @@ class CoordinatorActor(ServiceActor):
         limits: ConnectionLimits | None = None,
         gate: Gate | None = None,
         epoch: int = 0,
+        tell_filters: Tell = lambda _filters: None,
     ) -> None:
         self._settings = settings
         self._gate = gate
         self._books = Books(self, store_dir, settings.max_topics, settings.max_groups)
-        self._members = Members(self, settings, self._books)
+        self._members = Members(self, settings, self._books, tell_filters)
         self._progress = Progress(self._books, self._members, self.handle)
         self._moves = Moves(self._books, self._members)
         self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
@@ -204,6 +209,7 @@ class CoordinatorActor(ServiceActor):
             limits=ConnectionLimits.of(family.settings),
             gate=Gate.of(family),
             epoch=family.epoch,
+            tell_filters=partial(_tell_filters, family.store, family.control.own(Counter.FILTERS)),
         )
 
     def _find_handlers(self) -> dict[type[Command], Handler]:
@@ -273,6 +279,7 @@ class CoordinatorActor(ServiceActor):
         """Make what happened outlive this process, then say that it happened."""
         self._topics.finish_round()
         self._members.finish_round()
+        self._members.filters.finish_round()
         self._progress.finish_round()
         self._replies.finish_round()
         self._pops.finish_round()
@@ -297,6 +304,11 @@ class CoordinatorActor(ServiceActor):
         self._books.send()
         self._books.snapshots.begin()
         self._books.note_life()
+
+
+def _tell_filters(store: Path, count: OwnedCell, filters: Mapping[str, list[str]]) -> None:
+    write_filters(store, filters)
+    count.advance(count.value + 1)
 
 
 def _arrivals(family: Family, listen: Callable[[int], None]) -> Arrivals:

@@ -102,6 +102,7 @@ ROLES: Final = (
         owns=frozenset({
             Counter.DISPATCHED, Counter.DISPATCHED_TIMESTAMP, Counter.QUEUES, Counter.NAPPING,
             Counter.INDEXED, Counter.INDEX_FILES_FULL, Counter.QUEUES_RECOVERED,
+            Counter.FILTER_MAPS,
         }),
     ),
     Role(
@@ -148,6 +149,7 @@ ROLES: Final = (
         slave_actor="cometmq.actors.replication.coordinator:SlaveCoordinatorActor",
         doorbell=Doorbell.COORDINATOR,
         port=2,
+        owns=frozenset({Counter.FILTERS}),
     ),
     Role(
         name="namesrv",

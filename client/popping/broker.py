@@ -148,7 +148,7 @@ class PopBroker:
         popped = taken.popped
         at, end = popped.queue_offset, popped.queue_offset + popped.count
         found: list[Message] = []
-        tags, chosen = self._wanted.selection
+        tags, chosen, _ = self._wanted.selection
         deadline = min(taken.until, time.monotonic() + self._timeout_s)
         while at < end:
             answer, payload = self._pull(popped, at, deadline)

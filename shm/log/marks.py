@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from cometmq.shm.live.control import CONTROL_FILE, SLEEPERS_FILE, end_run
 from cometmq.shm.live.queue_table import keep_as_before
 from cometmq.shm.os.durable import sync_folder
-from cometmq.shm.os.files import ABORT_FILE, RETIRED_DIR, STAGING_DIR, remove_folder
+from cometmq.shm.os.files import (
+    ABORT_FILE,
+    FILTER_MAPS_DIR,
+    FILTERS_FILE,
+    RETIRED_DIR,
+    STAGING_DIR,
+    remove_folder,
+)
 
 
 def remove_marks(store: Path) -> None:
@@ -18,7 +26,8 @@ def remove_marks(store: Path) -> None:
     remove_folder(store / STAGING_DIR)
     remove_folder(store / RETIRED_DIR)
     end_run(store / CONTROL_FILE)
-    for name in (CONTROL_FILE, SLEEPERS_FILE):
+    shutil.rmtree(store / FILTER_MAPS_DIR, ignore_errors=True)
+    for name in (CONTROL_FILE, SLEEPERS_FILE, FILTERS_FILE):
         (store / name).unlink(missing_ok=True)
     keep_as_before(store)
     sync_folder(store)
