@@ -1,18 +1,25 @@
 """SQL92 filters: records examined on a warm backlog, beside a tag filter that chooses the same.
 
 In one queue, whose records lie one behind the other, and in several, between whose records those of
-the others lie, so that each is a place of its own in memory.
+the others lie, so that each is a place of its own in memory. And by consumers of a broker, in
+turns: a tag filter, the same by SQL92 with the map that the dispatcher has made, and by SQL92 that
+nobody has registered, which has none.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 from benchmarks import Report, median_s
 
-from cometmq import Broker
+from cometmq import Broker, Consumer
+from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.shm.reading.selection import selection_of
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 
@@ -86,3 +93,83 @@ def examine(backlog: Backlog, full: bool, report: Report, name: str) -> None:
     median = median_s(run, 5 if full else 2)
     report(name, queues * count / median / 1e6, "M records/s")
     reader.close()
+
+
+# --- by consumers, in turns ---
+
+SQL = "amount = 0 AND region IN ('eu', 'us')"
+TURNS = {
+    "tag": {"tags": "wanted"},
+    "SQL92, map": {"sql": SQL},
+    "SQL92, no map": {"sql": f"({SQL})"},  # another text: nobody has registered it
+}
+
+
+@pytest.mark.parametrize("transport", ["mapped", "zmq"])
+@pytest.mark.parametrize("queues", [1, 8])
+def test_consumers_in_turns(
+    tmp_path: Path, full: bool, report: Report, transport: str, queues: int
+) -> None:
+    """2 % of a warm backlog, by a consumer without a group that goes back to its beginning."""
+    count = (800_000 if full else 40_000) // queues
+    store, *_ = backlog(tmp_path / "store", queues, count, 100)
+    with Broker(store) as broker:
+        broker.consumer("registers", "t", sql=SQL).close()
+        until_judged(broker, queues * count)
+        consumers = {
+            name: broker.consumer(None, "t", transport=transport, **how)
+            for name, how in TURNS.items()
+        }
+        used = processor_s(broker)
+        took: dict[str, list[tuple[float, float]]] = {name: [] for name in TURNS}
+        for number in range(12 if full else 3):
+            for name, consumer in consumers.items():
+                began, cpu = time.perf_counter(), used()
+                drain(consumer, queues * count // EACH)
+                if number:  # else it connects, and its pages are new to it
+                    took[name].append((time.perf_counter() - began, used() - cpu))
+        for consumer in consumers.values():
+            consumer.close()
+    for at, what in enumerate(("time", "processor time")):
+        medians = {name: statistics.median(each[at] for each in took[name]) for name in TURNS}
+        what = f"{transport}, {queues} queues, {what}"
+        report(f"{what}, tag", medians["tag"] / (queues * count) * 1e9, "ns/record")
+        for name in list(TURNS)[1:]:
+            report(f"{what}, {name}", medians[name] / medians["tag"], "times the tag's")
+
+
+def until_judged(broker: Broker, count: int) -> None:
+    dispatcher = broker.actor("dispatcher")
+    deadline = time.monotonic() + 300
+    judged = 0
+    while judged < count:
+        assert time.monotonic() < deadline, f"{judged} of {count} messages are judged"
+        time.sleep(0.1)
+        answer = dispatcher.ask(GetStatistics())
+        assert isinstance(answer, Statistics)
+        judged = int(answer.values["filter_judged"])
+    dispatcher.stop()
+
+
+def processor_s(broker: Broker) -> Callable[[], float]:
+    """Of this process and of the reader."""
+    (reader,) = (
+        each
+        for each in psutil.Process(broker.pid).children(recursive=True)
+        if each.name().startswith("cmq-reader")
+    )
+    tasks = Path(f"/proc/{reader.pid}/task")
+
+    def read() -> float:
+        ran_ns = [int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()]
+        return time.process_time() + sum(ran_ns) / 1e9
+
+    return read
+
+
+def drain(consumer: Consumer, count: int) -> None:
+    consumer.seek("earliest")
+    found = 0
+    while found < count:
+        found += len(consumer.poll(4096, 30))
+    assert found == count

@@ -21,7 +21,6 @@ CALCULATED_OF_TOPIC_MAX: Final = 8
 UNHEARD_MS: Final = 30_000  # whose members are gone after a start is dead since that long before
 
 
-
 class Topics(Protocol):
     """Which topics there are."""
 

@@ -61,7 +61,7 @@ class CoordinatorSettings(MemberSettings, TopicSettings, ReplySettings, Protocol
 class CoordinatorActor(ServiceActor):
     """Keeps topics, consumer groups, consumer offsets and holds.
 
-    Writes, alone: config/*.json, cometmq.ledger.
+    Writes, alone: config/*.json, cometmq.ledger, cometmq.filters and the counter `filters`.
     Wakes on: commands, answers of the commitlog process, the cleaner and the name servers, timers:
         held JoinGroups, silent members, flushConsumerOffsetInterval, a registration every 30 s.
     Dies: of a config file that is damaged at the start, with its .bak. A file that cannot be

@@ -3,6 +3,8 @@
 cdef enum:
     CLOCK_EVERY = 32  # records between two looks at the clock
 
+cdef int64_t TIME_NS_MAX = 1_000_000_000_000
+
 
 @cython.final
 cdef class FilterBlock:
@@ -61,7 +63,8 @@ cdef class FilterBlock:
         """
         cdef Reach reach = Reach(log_min, log_max, log.segment_bytes)
         cdef Queue queue = queue_of(topic, queue_id)
-        cdef int64_t begin = self.next_offset, gone_by = monotonic_ns() + time_ns, phys
+        cdef int64_t gone_by = monotonic_ns() + max(0, min(time_ns, TIME_NS_MAX))
+        cdef int64_t begin = self.next_offset, phys
         cdef int32_t size
         cdef const uint8_t *unit
         cdef const uint8_t *at

@@ -22,8 +22,8 @@ cdef int take_identity(bytes identity, uint64_t *high, uint64_t *low) except -1:
 
 cdef struct Told:  # the block that is looked at, by whoever goes through a queue
     const uint8_t *bits
-    int64_t first, end  # queue offsets that it tells of
-    int64_t next  # from here on it is another block
+    uint64_t first, end  # queue offsets that it tells of
+    uint64_t next  # from here on it is another block
 
 
 @cython.final
@@ -79,7 +79,7 @@ cdef class FilterMap:
         cdef int64_t number = index // FILTER_BLOCK_ENTRIES
         cdef const uint8_t *at
         told.first = number * FILTER_BLOCK_ENTRIES
-        told.next, told.end = told.first + FILTER_BLOCK_ENTRIES, 0
+        told.next, told.end = told.first + <uint64_t>FILTER_BLOCK_ENTRIES, 0
         block = self._blocks.get(number)
         if block is not None:
             at = <const uint8_t *>PyBytes_AS_STRING(<bytes>block)
@@ -88,7 +88,7 @@ cdef class FilterMap:
         return 0
 
 
-cdef inline bint tells(Told *told, int64_t index) noexcept nogil:
+cdef inline bint tells(Told *told, uint64_t index) noexcept nogil:
     """Whether the block tells that the message of an offset at or behind the last one is not
     wanted."""
     if index >= told.end:
@@ -97,10 +97,15 @@ cdef inline bint tells(Told *told, int64_t index) noexcept nogil:
     return not told.bits[index >> 3] >> (index & 7) & 1
 
 
+cdef inline bint tells_ahead(Told *told, int64_t index) noexcept nogil:
+    """The same of the message that `fetch_ahead` would fetch."""
+    return tells(told, <uint64_t>index + FETCHED_AHEAD)
+
+
 cdef inline bint is_surely_unwanted(FilterMap map, Told *told, int64_t index) except -1:
     """To be asked of ascending queue offsets. None tells of nothing."""
     if map is None:
         return False
-    if index >= told.next:
+    if <uint64_t>index >= told.next:
         map.look_up(told, index)
     return tells(told, index)

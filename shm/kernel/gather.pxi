@@ -252,7 +252,7 @@ cdef list pick(
             if at == NULL:
                 g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
                 break
-            if filter is not None and wanted.any and not tells(&told, g.index + FETCHED_AHEAD):
+            if filter is not None and wanted.any and not tells_ahead(&told, g.index):
                 fetch_ahead(at, phys, unit, end - g.index)
             why = follow_wanted(at, phys, size, queue, g.index, check_crc, filter, &record)
         if why == REC_UNWANTED:

@@ -100,7 +100,7 @@ cdef list pick_for_copy(
         if found.at == NULL:
             g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
             break
-        if filter is not None and wanted.any and not tells(&told, g.index + FETCHED_AHEAD):
+        if filter is not None and wanted.any and not tells_ahead(&told, g.index):
             fetch_ahead(found.at, phys, unit, end - g.index)
         if filter is not None and follow_wanted(
                 found.at, phys, size, queue, g.index, False, filter, &record) == REC_UNWANTED:

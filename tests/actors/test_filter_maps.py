@@ -2,151 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import random
 import shutil
 import threading
-import time
-from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from family import RunningBroker
+from filtered import (
+    QUEUES,
+    SETTINGS,
+    TOPIC,
+    Traffic,
+    drain,
+    ends,
+    expression,
+    maps_of,
+    register,
+    running,
+    send,
+    told,
+    until_calculated,
+)
 from transacting import until
 
-from cometmq import Admin, Consumer, Producer
+from cometmq import Admin, Producer
 from cometmq.protocol.commands import JoinGroup, Subscription
-from cometmq.shm.derived.filter_maps import (
-    identity_of,
-    map_folder,
-    read_block,
-    read_filters,
-)
-from cometmq.shm.kernel._kernel import FilterMap
+from cometmq.shm.derived.filter_maps import map_folder, read_filters
 from cometmq.shm.kernel.layout import FILTER_BLOCK_ENTRIES
-from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import FILTER_MAPS_DIR, FILTERS_FILE
 from cometmq.shm.reading.selection import selection_of
 
 pytestmark = pytest.mark.timeout(180)
-QUEUES = 3
-TOPIC = "calls"
-# Several segments; the log and queues begin later at times.
-SETTINGS = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 1_000}
-Bodies = dict[bytes, dict[str, str]]
-
-
-class Traffic:
-    """Messages by chance, no two alike, and which of them an expression wants."""
-
-    _numbers = itertools.count()
-
-    def __init__(self) -> None:
-        self.seed = random.randrange(1 << 32)
-        self.chance = random.Random(self.seed)
-        self.sent: Bodies = {}
-
-    def send(self, producer: Producer, count: int, topic: str = TOPIC) -> None:
-        for _ in range(count):
-            number = next(self._numbers)
-            body = b"%d " % number + bytes(self.chance.choice([0, 10, 300, 3000]))
-            properties = {
-                name: self.chance.choice(["1", "2", "x"])
-                for name in "abc"
-                if self.chance.random() < 0.8
-            }
-            tag = self.chance.choice(["red", "blue", "green"])
-            queue_id = self.chance.randrange(QUEUES)
-            producer.send(topic, body, tags=tag, properties=properties, queue_id=queue_id)
-            self.sent[body] = properties | {"TAGS": tag}
-        producer.flush()
-
-    def wanted(self, tags: str, sql: str) -> set[bytes]:
-        chosen, filter, _ = selection_of(tags, sql)
-        assert filter is not None
-        return {
-            body
-            for body, properties in self.sent.items()
-            if (chosen is None or properties["TAGS"] in chosen)
-            and filter.matches("".join(f"{k}\1{v}\2" for k, v in properties.items()).encode())
-        }
-
-
-def drain(
-    broker: RunningBroker,
-    group: str,
-    tags: str,
-    sql: str,
-    wanted: Collection[bytes],
-    transport: str = "auto",
-) -> list[bytes]:
-    """What comes, until all of that is there, and for a moment more."""
-    missing = set(wanted)
-    found: list[bytes] = []
-    deadline = time.monotonic() + 60
-    with Consumer(
-        broker.ready.name_server, group, TOPIC, tags, sql=sql, transport=transport
-    ) as consumer:
-        while missing:
-            assert time.monotonic() < deadline, f"{len(missing)} of {len(wanted)} did not come"
-            messages = consumer.poll(256, 1)
-            consumer.ack(messages)
-            found += [message.body for message in messages]
-            missing.difference_update(found)
-        found += [message.body for message in consumer.poll(256, 0.2)]
-    return found
-
-
-def register(broker: RunningBroker, group: str, tags: str, sql: str) -> None:
-    """As a member does that joins."""
-    join = JoinGroup(group, "m", [Subscription(TOPIC, tags, sql)])
-    broker.coordinator.ask(join, timeout_s=30)
-
-
-def maps_of(broker: RunningBroker) -> tuple[str, int]:
-    with broker.control() as control:
-        return str(control.meta["nonce"]), control.read(Counter.FILTER_MAPS).value
-
-
-def told(broker: RunningBroker, expression: str, queue_id: int, number: int = 0) -> int:
-    """Of so many messages a block tells."""
-    run, maps = maps_of(broker)
-    block = read_block(map_folder(broker.store, TOPIC, expression), queue_id, number)
-    identity = identity_of(run, maps, TOPIC, queue_id, expression)
-    return FilterMap(identity).take(number, block)
-
-
-def ends(broker: RunningBroker) -> dict[int, int]:
-    return {each: len(broker.read_queue(TOPIC, each)) for each in range(QUEUES)}
-
-
-def until_calculated(broker: RunningBroker, *expressions: str, ends: Mapping[int, int]) -> None:
-    for expression, (queue_id, end) in itertools.product(expressions, ends.items()):
-        until(
-            f"queue {queue_id} has its map",
-            lambda e=expression, q=queue_id, n=end: told(broker, e, q) == n,
-        )
-
-
-def send(broker: RunningBroker, traffic: Traffic, count: int) -> None:
-    with Producer(broker.ready.name_server, linger_ms=2) as producer:
-        traffic.send(producer, count)
-
-
-@contextlib.contextmanager
-def running(tmp_path: Path, **settings: object) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path / "store", SETTINGS | settings) as broker:
-        broker.create_topic(TOPIC, QUEUES)
-        yield broker
-
-
-def expression(chance: random.Random) -> str:
-    parts = [
-        "a = '1'", "a > 1", "b IS NULL", "c IN ('x', '2')", "a <> b", "TAGS = 'red'", "NOT (c = 2)",
-    ]  # fmt: skip
-    return f"{chance.choice(parts)} {chance.choice(['AND', 'OR'])} {chance.choice(parts)}"
 
 
 # --- drains ---
@@ -198,7 +86,7 @@ def test_a_record_that_its_map_does_not_want_is_not_looked_at(tmp_path: Path) ->
 def test_a_backlog_over_the_border_of_two_blocks(tmp_path: Path) -> None:
     count = FILTER_BLOCK_ENTRIES + 1
     near = {*range(5), *range(FILTER_BLOCK_ENTRIES - 2, count)}
-    with running(tmp_path, mappedFileSizeCommitLog=64 << 20) as broker:
+    with running(tmp_path, {"mappedFileSizeCommitLog": 64 << 20}) as broker:
         with Producer(broker.ready.name_server, linger_ms=5) as producer:
             for number in range(count):
                 here = {"at": "near" if number in near else "far"}
@@ -217,7 +105,7 @@ def test_a_backlog_over_the_border_of_two_blocks(tmp_path: Path) -> None:
 
 def test_maps_come_and_go_with_filters_and_topics(tmp_path: Path) -> None:
     traffic = Traffic()
-    with running(tmp_path, flushConsumerOffsetInterval=200) as broker:
+    with running(tmp_path, {"flushConsumerOffsetInterval": 200}) as broker:
         send(broker, traffic, 300)
         assert maps_of(broker)[1] == 0
         assert not (broker.store / FILTER_MAPS_DIR).exists(), "nobody has a filter"
@@ -255,7 +143,7 @@ def folders(broker: RunningBroker) -> list[str]:
 
 def test_no_maps_where_they_are_off(tmp_path: Path) -> None:
     traffic = Traffic()
-    with running(tmp_path, enableCalcFilterBitMap=False) as broker:
+    with running(tmp_path, {"enableCalcFilterBitMap": False}) as broker:
         send(broker, traffic, 300)
         wanted = traffic.wanted("*", "a = '1'")
         assert sorted(drain(broker, "g", "*", "a = '1'", wanted)) == sorted(wanted)
