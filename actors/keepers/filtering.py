@@ -151,11 +151,11 @@ class Filtering:
         wanted = read_filters(self._store)
         keys = {(topic, text) for topic, texts in wanted.items() for text in texts}
         if keys and not self._expressions:
-            remove_maps(self._store)
             self._maps.advance(self._maps.value + 1)
         gone = [key for key in self._expressions if key not in keys]
         for key in gone:
-            remove_folder(self._expressions.pop(key).folder)
+            with suppress(OSError):  # what is left there is believed by nobody
+                remove_folder(self._expressions.pop(key).folder)
         self._work = deque(each for each in self._work if (each[0].topic, each[0].text) in keys)
         for topic, text in keys - self._expressions.keys():
             try:

@@ -25,12 +25,15 @@ from filtered import (
     told,
     until_calculated,
 )
+from scripted_ha import ALL, Replica
 from transacting import until
 
 from cometmq import Admin, Producer
+from cometmq.errors import NotConfirmed
 from cometmq.protocol.commands import JoinGroup, Subscription
 from cometmq.shm.derived.filter_maps import map_folder, read_filters
 from cometmq.shm.kernel.layout import FILTER_BLOCK_ENTRIES
+from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import FILTER_MAPS_DIR, FILTERS_FILE
 from cometmq.shm.reading.selection import selection_of
 
@@ -256,3 +259,33 @@ def test_the_dispatcher_dies_and_filters_change_under_load(tmp_path: Path) -> No
             wanted = traffic.wanted(tags, sql)
             found = drain(broker, f"e-{number}", tags, sql, wanted, transport)
             assert sorted(found) == sorted(wanted), (traffic.seed, tags, sql, transport)
+
+
+def test_a_place_that_is_given_again_after_a_cut_is_judged_anew(tmp_path: Path) -> None:
+    """In a group the log is cut behind what was confirmed: no map has told of that."""
+    no, ok = {"mark": "no"}, {"mark": "ok"}
+    with Replica(tmp_path / "store") as replica:
+        replica.run(1)
+        replica.create_topic(TOPIC, 1)
+        replica.send(TOPIC, 0, [b"kept"] * 100, properties=no)
+        register(replica, "g", "*", "mark = 'ok'")
+        until_calculated(replica, "mark = 'ok'", ends={0: 100})
+        replica.tell(confirm=(confirmed := replica.counter(Counter.WROTE)))
+        with pytest.raises(NotConfirmed):
+            replica.send(TOPIC, 0, [b"cut"], properties=no)
+        pid = replica.pids()["dispatcher"]
+        replica.end(pid)
+        replica.wait_serves("dispatcher", not_pid=pid)  # and calculates all that there is
+        until_calculated(replica, "mark = 'ok'", ends={0: 100})
+        before = maps_of(replica)
+        replica.run(0, cut_to=confirmed)
+        replica.tell(confirm=ALL)
+        replica.run(2)
+        (sent,) = replica.send(TOPIC, 0, [b"another"], properties=ok)
+        assert sent.queue_offset == 100
+        register(replica, "g", "*", "mark = 'ok'")
+        until_calculated(replica, "mark = 'ok'", ends={0: 101})
+        assert maps_of(replica)[0] != before[0]
+        for transport in ("mapped", "zmq"):
+            found = drain(replica, f"g-{transport}", "*", "mark = 'ok'", [b"another"], transport)
+            assert found == [b"another"]

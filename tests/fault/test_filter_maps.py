@@ -44,6 +44,6 @@ def test_whoever_makes_maps_is_killed_at_every_point(tmp_path: Path) -> None:
                 for transport in ("mapped", "zmq"):
                     for sql in ("a = '1'", "b = '2'"):
                         wanted = traffic.wanted("*", sql)
-                        found = drain(broker, f"{transport} {sql[0]}", "*", sql, wanted, transport)
+                        found = drain(broker, f"{transport}-{sql[0]}", "*", sql, wanted, transport)
                         assert sorted(found) == sorted(wanted), (traffic.seed, point.name)
                 until_calculated(broker, "a = '1'", "b = '2'", ends=ends(broker))
