@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -59,6 +60,36 @@ class Owner(Protocol):
     def look_up_brokers(self) -> None: ...
 
 
+class _News:
+    """Something has changed that the coordinator has to hear of, by a JoinGroup.
+
+    Each is work for it: a thousand topics that are subscribed to in a row share some. One that
+    overtakes another which is not answered yet waits a little, and longer each time.
+    """
+
+    __slots__ = ("_overtaken", "waits")
+
+    def __init__(self) -> None:
+        self.waits = False
+        self._overtaken = 0  # in a row
+
+    def due_at(self, sent_at: float) -> float:
+        """When it may be told, if the JoinGroup that was sent at that time is under way; never
+        where nothing waits. time.monotonic()"""
+        return sent_at + pause_s(self._overtaken) if self.waits else math.inf
+
+    def is_due(self, join: Pending | None, sent_at: float) -> bool:
+        is_under_way = join is not None and not join.done
+        return self.waits and (not is_under_way or time.monotonic() >= self.due_at(sent_at))
+
+    def tell(self, overtaken: Pending | None) -> None:
+        self._overtaken += self.waits and overtaken is not None
+        self.waits = False
+
+    def answered(self) -> None:
+        self._overtaken = 0
+
+
 class Membership:
     """One thread, one channel to the coordinator of one broker.
 
@@ -104,8 +135,7 @@ class Membership:
         self._join_sent_at = 0.0  # time.monotonic()
         self._join_until = 0.0
         self._doubts = False  # the coordinator says that something is not ours: hear it all
-        self._stirred = False  # something changed that the coordinator has to hear of
-        self._overtaken = 0  # JoinGroups in a row, by the next one, before they were answered
+        self._news = _News()
         self._lost_contact = False
         self._failures = 0
         self._refused = False
@@ -123,7 +153,7 @@ class Membership:
     def stir(self) -> None:
         """The subscriptions have changed: join anew."""
         with self._wake:
-            self._stirred = True
+            self._news.waits = True
             self._wake.notify()
 
     def look_up(self) -> None:
@@ -207,7 +237,7 @@ class Membership:
             self._disowned.update(
                 (QueueKey(each.topic, each.queue_id), each.epoch) for each in offsets
             )
-            self._stirred = True
+            self._news.waits = True
             self._wake.notify()
 
     def _commit_quietly(self) -> None:
@@ -253,9 +283,8 @@ class Membership:
             if is_late:
                 self.presence.missed("it does not answer")
                 self._lost_contact = True
-            if self._may_tell or self._join is None or is_late:
-                self._overtaken += self._stirred and self._join is not None
-                self._stirred = False
+            if self._news.is_due(self._join, self._join_sent_at) or self._join is None or is_late:
+                self._news.tell(self._join)
                 self._join = None  # an earlier one may still be answered, and is not heard then
                 command = self._join_command()
                 self._join_sent_at = time.monotonic()
@@ -265,31 +294,23 @@ class Membership:
         if command is not None:
             self._send_join(command)
         with self._wake:
-            while not (self._closed or self._may_tell or self._lost_contact):
+            while not (
+                self._closed
+                or self._news.is_due(self._join, self._join_sent_at)
+                or self._lost_contact
+            ):
                 if self._join is not None and self._join.done:
                     join, self._join = self._join, None
-                    self._overtaken = 0
+                    self._news.answered()
                     return join
                 self.presence.check()
                 wake_at = min(wake_at, self.presence.due)
-                tell_at = self._tell_at if self._stirred else wake_at
+                tell_at = self._news.due_at(self._join_sent_at)
                 left_s = min(wake_at, tell_at, self._join_until) - time.monotonic()
                 if left_s <= 0:
                     break
                 self._wake.wait(left_s)
         return None
-
-    @property
-    def _tell_at(self) -> float:
-        """When a JoinGroup may overtake the one that is under way: each is work for the
-        coordinator, so a thousand topics that are subscribed to in a row share some."""
-        return self._join_sent_at + pause_s(self._overtaken)
-
-    @property
-    def _may_tell(self) -> bool:
-        """Whether something changed, and the coordinator is to hear of it now."""
-        is_under_way = self._join is not None and not self._join.done
-        return self._stirred and not (is_under_way and time.monotonic() < self._tell_at)
 
     def _join_command(self) -> JoinGroup:
         owner = self._owner
