@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cometmq.protocol.errors import MessageIllegal
 from cometmq.protocol.names import SYSTEM_TOPICS, check_topic
+from cometmq.protocol.uptime import Uptime
 
 QUEUE_IDS = range(1 << 16)  # of which RocketMQ's tools make topics
 
 
-def due_ms(store_timestamp_ms: int, level: int, levels_ms: tuple[int, ...]) -> int:
-    """When a message is due that was stored at that level (from 1), in ms since 1970. A level that
-    the table has no longer waits as its last one does."""
-    return store_timestamp_ms + levels_ms[min(level, len(levels_ms)) - 1]
+class Now(NamedTuple):
+    """By the wall clock, in ms since 1970, and by the one that nobody sets."""
+
+    wall_ms: int
+    up: Uptime
+
+    def waited_ms(self, stored_ms: int, up: Uptime | None) -> int:
+        """How long ago a record was stored: as it says itself, if that was in this boot; else by
+        the wall clock, below 0 where that has been set back since."""
+        passed = None if up is None else self.up.since(up.clock, up.ms)
+        return self.wall_ms - stored_ms if passed is None else passed
+
+
+def delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
+    """How long a message waits at that level (from 1). A level that the table has no longer waits
+    as its last one does."""
+    return levels_ms[min(level, len(levels_ms)) - 1]
 
 
 def destination(properties: Mapping[str, str]) -> tuple[str, int]:

@@ -12,11 +12,13 @@ import msgspec
 from cometmq.actors.books.delays import level_for
 from cometmq.protocol.commands import GivenBack, StoreRetries
 from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.protocol.uptime import NAME as UPTIME_NAME
+from cometmq.protocol.uptime import Uptime
 
 FIRST_LEVEL: Final = 3  # after the first attempt
 # What a copy has anew; everything else is as in the original. So a dead letter that was a retry
 # names the retry topic's queue that it came by.
-_REPLACED: Final = frozenset({b"DELAY", b"WAIT"})
+_REPLACED: Final = frozenset({b"DELAY", b"WAIT", UPTIME_NAME.encode()})
 _DOUBLINGS_MAX: Final = 62
 
 
@@ -54,7 +56,7 @@ def retry_of(
 
 
 def retry_properties(
-    properties: bytes, retry: Retry, queue_id: int, topic: str, offset_msg_id: str
+    properties: bytes, retry: Retry, queue_id: int, topic: str, offset_msg_id: str, now: Uptime
 ) -> bytes:
     """The copy's properties, as they stand in its record.
 
@@ -62,6 +64,7 @@ def retry_properties(
         properties: of the message that was given back.
         queue_id: of the retry topic.
         topic, offset_msg_id: of the message; the copy keeps those of the first of all.
+        now: when it begins to wait, if it does.
     """
     pairs: dict[bytes, bytes] = {}
     for pair in properties.split(b"\2"):
@@ -76,4 +79,5 @@ def retry_properties(
     if retry.level:
         pairs[b"REAL_TOPIC"] = retry.topic.encode()
         pairs[b"REAL_QID"] = b"%d" % queue_id
-    return b"".join(b"%b\1%b\2" % pair for pair in pairs.items())
+    copy = b"".join(b"%b\1%b\2" % pair for pair in pairs.items())
+    return copy + now.as_property() if retry.level else copy

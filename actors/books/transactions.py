@@ -13,8 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
+from cometmq.actors.books.delays import Now
 from cometmq.protocol.commands import QueueKey
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
+from cometmq.protocol.uptime import NAME as UPTIME_NAME
+from cometmq.protocol.uptime import Uptime, uptime_of
 
 KEPT: Final = 1 << 20  # halves before the first pending one whose end is remembered
 SPAN_MAX: Final = 1 << 26  # from the first that is remembered to the last
@@ -188,31 +191,45 @@ def first_of(properties: Mapping[str, str], queue_offset: int) -> int:
 
 
 def judge(
-    properties: Mapping[str, str], born_ms: int, stored_ms: int, now_ms: int, rules: Rules
+    properties: Mapping[str, str], born_ms: int, stored_ms: int, now: Now, rules: Rules
 ) -> Verdict:
     """What becomes of a half that is pending. The time of its birth is its producer's word, and
-    counts for copies alone: those have been old enough once."""
+    counts for copies alone, where nothing better is known: those have been old enough once."""
     times = check_times(properties)
-    is_copy = times > 0 or FIRST in properties
-    age_ms = now_ms - (min(born_ms, stored_ms) if is_copy else stored_ms)
+    up = uptime_of(properties)
+    here_ms = age_ms = now.waited_ms(stored_ms, up)
+    if times > 0 or FIRST in properties:
+        known_ms = None if up is None else now.up.since(up.clock, up.first_ms)
+        age_ms = now.wall_ms - min(born_ms, stored_ms) if known_ms is None else known_ms
     immunity_s = _number(properties.get(IMMUNITY, ""))
     immune_ms = rules.timeout_ms if immunity_s is None else immunity_s * 1000
     if age_ms >= rules.reserved_ms or times >= rules.check_max:
         return Verdict.GIVE_UP
     if age_ms < immune_ms:
-        long_here = now_ms - stored_ms >= max(rules.timeout_ms, rules.interval_ms)
+        long_here = here_ms >= max(rules.timeout_ms, rules.interval_ms)
         return Verdict.RENEW if long_here else Verdict.WAIT
     return Verdict.CHECK
 
 
-def copy_properties(raw: bytes, first: int, times: int) -> bytes:
-    """Of the copy that goes on, as they stand in its record."""
+def copy_properties(
+    raw: bytes, properties: Mapping[str, str], first: int, times: int, now: Uptime
+) -> bytes:
+    """Of the copy that goes on, as they stand in its record.
+
+    Args:
+        raw, properties: of the half or copy before it.
+    """
+    before = uptime_of(properties)
+    if before is not None and before.clock == now.clock:
+        is_copy = FIRST in properties
+        now = now._replace(first_ms=before.first_ms if is_copy else before.ms)
     new = {FIRST.encode(): b"%d" % first}
     if times:
         new[TIMES.encode()] = b"%d" % times
     pairs = (pair.partition(b"\1") for pair in raw.split(b"\2"))
     kept = {name: value for name, separator, value in pairs if separator and name and value}
-    return b"".join(b"%b\1%b\2" % pair for pair in (kept | new).items())
+    kept.pop(UPTIME_NAME.encode(), None)
+    return b"".join(b"%b\1%b\2" % pair for pair in (kept | new).items()) + now.as_property()
 
 
 def _number(text: str) -> int | None:

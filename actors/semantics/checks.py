@@ -21,7 +21,7 @@ from cometmq.actors.books.transactions import (
 )
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Request
-from cometmq.actors.semantics.delays import now_ms
+from cometmq.actors.semantics.delays import read_clocks
 from cometmq.actors.semantics.half_view import ASK_S, HalfView
 from cometmq.protocol.commands import (
     CHECK_WAIT_MS_MAX,
@@ -147,7 +147,7 @@ class Checks:
             properties,
             message.born_timestamp_ms,
             message.store_timestamp_ms,
-            now_ms(),
+            read_clocks(),
             self._rules,
         )
         times = check_times(properties) + (verdict is Verdict.CHECK)

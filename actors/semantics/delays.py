@@ -1,21 +1,25 @@
 """Delay levels: messages wait in SCHEDULE_TOPIC_XXXX, and are copied to their topics when due.
 
-A level is a queue of that topic. All in it wait equally long, so the first is due first.
+A level is a queue of that topic. All in it wait equally long, so the first is due first. How long
+one has waited says a clock that nobody sets: its record tells when it was stored (Uptime).
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Final
 
-from cometmq.actors.books.delays import destination, due_ms
+from cometmq.actors.books.delays import Now, delay_ms, destination
 from cometmq.actors.runtime.deriver import Deriver
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.runtime.uptime import now_up
 from cometmq.protocol.commands import Cover, Position
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.protocol.uptime import uptime_of
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import BatchFull, Message, decode
 from cometmq.shm.reading.store_reader import StoreReader
@@ -30,6 +34,10 @@ WRITE_TIMEOUT_S: Final = 1.0  # then it is asked anew: the commitlog process may
 def now_ms() -> int:
     """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def read_clocks() -> Now:
+    return Now(now_ms(), now_up())
 
 
 class DelayLevel:
@@ -48,7 +56,8 @@ class DelayLevel:
         self.level = level
         self.name = f"delay level {level}"
         self.queue_id = level - 1
-        self._levels_ms = family.settings.delay_levels_ms
+        self._delay_ms = delay_ms(level, family.settings.delay_levels_ms)
+        self._there = (0, 0)  # what lies before that queue offset, was stored by that uptime
         self._bytes_max = min(BYTES_MAX, family.settings.mapped_file_size_commit_log_bytes // 4)
         self._store = store
         self._deriver = Deriver(commitlog, f"delays.{level}", timeout_s=WRITE_TIMEOUT_S)
@@ -76,15 +85,16 @@ class DelayLevel:
                 return 0.0
             return None
         records = InnerRecords(size_max=2 * self._bytes_max)
-        now = now_ms()
+        now = read_clocks()
         wait_s, after = 0.0, result.next_queue_offset
         for message in decode(result.payload):
-            due = due_ms(message.store_timestamp_ms, self.level, self._levels_ms)
-            if due > now:
-                wait_s, after = (due - now) / 1000, message.queue_offset
+            properties = message.properties
+            wait_ms = self._wait_ms(message, properties, now)
+            if wait_ms > 0:
+                wait_s, after = wait_ms / 1000, message.queue_offset
                 break
             try:
-                self._add(records, message)
+                self._add(records, message, properties)
             except BatchFull:
                 after = message.queue_offset
                 break
@@ -92,9 +102,21 @@ class DelayLevel:
             self._write(records, after)
         return wait_s
 
-    def _add(self, records: InnerRecords, message: Message) -> None:
+    def _wait_ms(self, message: Message, properties: Mapping[str, str], now: Now) -> int:
+        """How much longer it waits. What a clock stamped that is ahead of this one, in another
+        boot, waits no longer than its delay from when it is seen here: it hides all behind it."""
+        waited = now.waited_ms(message.store_timestamp_ms, uptime_of(properties))
+        if waited < 0:
+            if message.queue_offset >= self._there[0]:
+                reach = self._store.positions.queue_range(DELAY_TOPIC, self.queue_id)
+                end = reach.max_queue_offset if reach else message.queue_offset + 1
+                self._there = max(end, message.queue_offset + 1), now.up.ms
+            waited = now.up.ms - self._there[1]
+        return self._delay_ms - waited
+
+    def _add(self, records: InnerRecords, message: Message, properties: Mapping[str, str]) -> None:
         try:
-            topic, queue_id = destination(message.properties)
+            topic, queue_id = destination(properties)
         except CometError as error:
             log.error("message %d of %s, queue %d, is never delivered: %s",
                       message.queue_offset, DELAY_TOPIC, self.queue_id, error)  # fmt: skip

@@ -14,6 +14,7 @@ from cometmq.actors.books.retries import retry_of, retry_properties
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Request
+from cometmq.actors.runtime.uptime import stored_now
 from cometmq.protocol.commands import (
     UNKNOWN_PLACE,
     Cover,
@@ -138,6 +139,7 @@ class Retries:
             queue_id,
             _sent_to(message.topic, command.group),
             message.offset_msg_id,
+            stored_now(),
         )
         at_once = retry.topic, queue_id
         queue = (DELAY_TOPIC, retry.level - 1) if retry.level else at_once

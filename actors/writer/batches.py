@@ -15,6 +15,7 @@ from cometmq.actors.books.fences import Fences
 from cometmq.actors.books.timers import RECALL_MARGIN_MS
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Payload, Request
+from cometmq.actors.runtime.uptime import stored_now
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.keyed import Keyed, answered, rest_of
 from cometmq.conf import BrokerSettings
@@ -37,6 +38,7 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, TIMER_TOPIC, check_group
 from cometmq.protocol.timed import LATEST_MS
+from cometmq.protocol.uptime import MS_DIGITS
 from cometmq.shm.kernel._kernel import (
     WAITING_ROOM_BYTES,
     BatchIllegal,
@@ -237,7 +239,8 @@ class Batches:
                 f"delay level {section.delay_level} for a message of a transaction: it would be "
                 "delivered when it is committed"
             )
-        more = f"{_real(section)}TRAN_MSG\1true\2PGROUP\1{section.producer_group}\2"
+        more = f"{_real(section)}TRAN_MSG\1true\2PGROUP\1{section.producer_group}\2".encode()
+        more += stored_now().as_property()
         encoder = InnerEncoder(size_max=len(batch) * 2 + HALF_BYTES_MAX * max(section.count, 0))
         try:
             _, count = encoder.add_batch(
@@ -246,7 +249,7 @@ class Batches:
                 sys_flag=section.sys_flag,
                 born_timestamp=command.born_timestamp_ms,
                 born_host=host_bytes(command.born_host),
-                more=more.encode(),
+                more=more,
                 half=True,
             )
             if count != section.count:
@@ -271,22 +274,25 @@ class Batches:
         """Store it where RocketMQ has what waits, with the queue that it is meant for as
         properties: in the queue of its delay level, or in the topic of timers, where each element
         says when it is due. The scheduler process copies it from there."""
-        more, now = _real(section), -1
+        more, now, up_at = _real(section).encode(), -1, -1
         if section.delay_level == TIMED:
-            now = int(time.time() * 1000)
+            now = int(time.time() * 1000)  # that is what delays count from, by either clock
+            more += stored_now().as_property()
         else:
-            more += f"DELAY\1{self._level_of(section)}\2"
+            more += b"DELAY\1%d\2" % self._level_of(section) + stored_now().as_property()
+            up_at = len(more) - 1 - MS_DIGITS
         place = self.place_of(section)
         waiting = self._log.waiting(
             self._cursors.of(place.topic, place.queue_id),
             batch,
             section.count,
-            more.encode(),
+            more,
             now_ms=now,
             latest_ms=LATEST_MS,
             sys_flag=section.sys_flag,
             born_timestamp_ms=command.born_timestamp_ms,
             born_host=host_bytes(command.born_host),
+            up_at=up_at,
         )
         if 0 <= waiting.earliest < now + RECALL_MARGIN_MS:
             raise TooLate(f"the message was due at {waiting.earliest} ms, and it is {now}")

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from cometmq.actors.runtime.clock_steps import StepsForward
 from cometmq.actors.runtime.family import Family
 from cometmq.protocol.commands import Copy, RebuildIndex, Section, SectionResult
 from cometmq.protocol.errors import ArgumentIllegal, MessageIllegal, MessageTooLarge, NoPermission
@@ -36,6 +37,7 @@ class Keyed:
 
     def __init__(self, family: Family) -> None:
         self.copies = 0  # that were answered
+        self._forward = StepsForward()
         self._enabled = family.settings.message_index_enable
         self._recent = RecentKeys(
             family.store,
@@ -80,6 +82,7 @@ class Keyed:
         window_ms = section.window_ms
         if section.repeats_ms >= 0:  # then at least what its first attempt has stored counts
             window_ms = max(window_ms, min(section.repeats_ms, 1 << 50) + LATE_MS)
+        window_ms += self._forward.within_ms(window_ms)
         since_ms = int(time.time() * 1000) - window_ms
         try:
             found = self._recent.find(section.topic, keys, end, since_ms)

@@ -24,6 +24,7 @@ from cometmq.actors.books.transactions import (
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Request
+from cometmq.actors.runtime.uptime import stored_now
 from cometmq.actors.writer.batches import Stored
 from cometmq.actors.writer.half_book import HalfBook
 from cometmq.protocol.commands import (
@@ -440,7 +441,9 @@ def _store_passed(records: InnerRecords, message: Message, half: PassedHalf, fir
     """Whether a copy goes on; else it is given up."""
     try:
         if not half.give_up:
-            properties = copy_properties(message.raw_properties, first, half.times)
+            properties = copy_properties(
+                message.raw_properties, message.properties, first, half.times, stored_now()
+            )
             queue = records.queue(HALF_TOPIC, 0)
             records.encoder.add_stored(queue, message.record, properties)
             return True

@@ -316,6 +316,7 @@ class WaitingBatch:
     Args:
         now: what a delay counts from, in ms; -1: no element says when it is to be delivered.
         latest: time that is accepted.
+        up_at: from which byte of `more` on it says when it was stored, by CLOCK_BOOTTIME.
     """
 
     size: int  # bytes of its records in the log
@@ -334,6 +335,7 @@ class WaitingBatch:
         sys_flag: int = 0,
         born_timestamp: int = 0,
         born_host: bytes = b"",
+        up_at: int = -1,
     ) -> None: ...
     def append(self, store_timestamp: int = 0) -> int | None:
         """Physical offset of the first record; None if it does not fit."""

@@ -41,6 +41,7 @@ cdef extern from "kernel.h" nogil:
     void full_fence()
     uint8_t exchange8(uint8_t *p, uint8_t value)
     int64_t now_ms()
+    int64_t up_ms()
     void crc_prepare()
     void crc_detect()
     uint32_t crc_of(uint32_t crc, const uint8_t *p, size_t count)

@@ -1,5 +1,11 @@
 # --- records of the broker's own actors, with every field that a record has -------------------------
 
+cdef enum:  # as protocol/uptime.py has them
+    UPTIME_NAME_BYTES = 10
+    UPTIME_CLOCK_DIGITS = 8
+    UPTIME_DIGITS = 12
+
+
 @cython.final
 cdef class InnerEncoder:
     """Builds the payload of AppendRecords: records for any queues, which have numbers here.
@@ -78,6 +84,19 @@ cdef class InnerEncoder:
         self.size += total
         self.count += 1
         return 0
+
+    cdef int _add_delivered(self, int32_t queue, Record *record) except -1:
+        """One that waits no more: without the property that says since when."""
+        cdef const uint8_t *properties = record.properties
+        cdef const uint8_t *value = NULL
+        cdef Py_ssize_t value_bytes = 0, begin, end, count = record.properties_length
+        if not find_property(properties, count, b"COMETMQ_UP", UPTIME_NAME_BYTES, &value,
+                             &value_bytes):
+            return self._add(queue, record)
+        begin = value - properties - UPTIME_NAME_BYTES - 1
+        end = min(value - properties + value_bytes + 1, count)
+        record.properties_length = <int32_t>begin
+        return self._add(queue, record, properties + end, count - end)
 
     def add(self, int32_t queue, body, bytes properties=b"", *, int32_t flag=0, int32_t sys_flag=0,
             int64_t born_timestamp=0, bytes born_host=b"", bytes store_host=b"",
@@ -173,8 +192,8 @@ cdef class InnerEncoder:
                    *, reconsume_times=None, sys_flag=None, prepared_offset=None):
         """Add a copy of a record as it lies in the log, for another queue; its index.
 
-        Everything is as in the record but what is given here; its CRC property is left out. Raises
-        RecordDamaged when it is no whole record.
+        Everything is as in the record but what is given here; its CRC property is left out, and
+        when it began to wait. Raises RecordDamaged when it is no whole record.
         """
         cdef Record record
         cdef int why
@@ -194,7 +213,10 @@ cdef class InnerEncoder:
         if prepared_offset is not None:
             record.prepared_offset = prepared_offset
         record.store_host_length = 0  # it is stored here
-        self._add(queue, &record)
+        if properties is None:
+            self._add_delivered(queue, &record)
+        else:
+            self._add(queue, &record)
         return self.count - 1
 
     def cut(self, Py_ssize_t size, Py_ssize_t count):

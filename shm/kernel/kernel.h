@@ -87,6 +87,13 @@ static inline int64_t now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/* CLOCK_BOOTTIME, not before now: it goes on while the machine sleeps, and nobody sets it. */
+static inline int64_t up_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (int64_t)now.tv_sec * 1000 + (now.tv_nsec + 999999) / 1000000;
+}
+
 /* The time of the last call where that was at most some microseconds ago: to read the clock costs as
    much as to lay down a small record. */
 #define RECENT_CYCLES 8192

@@ -383,7 +383,7 @@ cdef class TimerWheel:
                     record.properties_length = without_crc_property(
                         record.properties, record.properties_length)
                     record.store_host_length = 0  # it is stored here
-                    encoder._add(number, &record)
+                    encoder._add_delivered(number, &record)
                 except BatchFull:
                     break
             at += 1

@@ -20,6 +20,8 @@ cdef class WaitingBatch:
     cdef int32_t _sys_flag
     cdef int64_t _born_timestamp
     cdef int64_t *_dues  # of each element; NULL: they say none
+    cdef Py_ssize_t _up_at  # byte of _more; -1: it says nothing of that kind
+    cdef int64_t _up
     cdef readonly int64_t size  # bytes of its records in the log
     cdef readonly int64_t count
     cdef readonly int64_t earliest  # time of those that recall another; -1: none does
@@ -27,10 +29,11 @@ cdef class WaitingBatch:
     def __init__(self, LogAppender log not None, QueueCursor queue not None,
                  const uint8_t[::1] batch not None, int64_t count, bytes more not None, *,
                  int64_t now=-1, int64_t latest=0, int32_t sys_flag=0, int64_t born_timestamp=0,
-                 bytes born_host=b""):
+                 bytes born_host=b"", Py_ssize_t up_at=-1):
         """
         Args:
             more: properties that stand behind those of each element.
+            up_at: UPTIME_DIGITS bytes of them say when they were stored, by CLOCK_BOOTTIME.
             now: each element says when it is to be delivered; a delay counts from this time, in ms
                 since 1970. -1: none of them says anything of that kind.
             latest: time that is accepted.
@@ -41,6 +44,8 @@ cdef class WaitingBatch:
         cdef bytes born = born_host or log.store_host
         if not 0 < len(more) <= MORE_BYTES or not more.endswith(b"\x02"):
             raise ValueError(f"{len(more)} bytes of properties: 1 to {MORE_BYTES}, the last a 2")
+        if up_at >= 0 and up_at + UPTIME_DIGITS > len(more):
+            raise ValueError(f"no room for a time at byte {up_at} of {len(more)}")
         if len(born) != 8 and len(born) != 20:
             raise ValueError(f"host of {len(born)} bytes, 8 or 20 wanted")
         if sys_flag & SYS_TRANSACTION_MASK:
@@ -48,6 +53,7 @@ cdef class WaitingBatch:
         if count <= 0 or count > batch.shape[0] // BATCH_ELEMENT_BYTES:
             raise BatchIllegal(f"a batch of {count} elements in {batch.shape[0]} bytes")
         self._log, self._queue, self._batch, self._more = log, queue, batch, more
+        self._up_at = up_at
         self._sys_flag, self._born_timestamp, self._born_host = sys_flag, born_timestamp, born
         self.earliest = -1
         if now >= 0:
@@ -132,6 +138,8 @@ cdef class WaitingBatch:
             text[count] = 2
             count += 1
         memcpy(text + count, PyBytes_AS_STRING(self._more), more)
+        if self._up_at >= 0:
+            put_digits(text + count + self._up_at, self._up, UPTIME_DIGITS)
         count += more
         if self._dues != NULL:
             due = self._dues[index]
@@ -156,6 +164,7 @@ cdef class WaitingBatch:
             return None
         log._note(self._queue)
         timestamp = log._timestamp(store_timestamp)
+        self._up = up_ms()  # behind it: by either clock it was stored by then
         log._begin(&record, self._queue, timestamp,
                    self._born_timestamp if self._born_timestamp > 0 else timestamp,
                    <const uint8_t *>PyBytes_AS_STRING(self._born_host),

@@ -38,6 +38,7 @@ from cometmq.protocol.errors import (
     OffsetIllegal,
 )
 from cometmq.protocol.names import DELAY_TOPIC
+from cometmq.protocol.uptime import Uptime
 from cometmq.shm.kernel._kernel import Message, decode
 from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.shm.state.fastjson import loads
@@ -57,6 +58,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 
 def name_server(broker: RunningBroker) -> str:
     return broker.ready.name_server
+
+
+UP = Uptime("0123abcd", 5_000)
 
 
 def lines(count: int) -> list[bytes]:
@@ -129,13 +133,14 @@ def test_what_becomes_of_what_is_given_back() -> None:
 
 
 def test_a_copy_keeps_what_the_first_one_had() -> None:
-    first = retry_properties(b"a\1b\2DELAY\0019\2x\2\1y\2", Retry("%RETRY%g", 3), 1, "t", "ID")
+    first = retry_properties(b"a\1b\2DELAY\0019\2x\2\1y\2", Retry("%RETRY%g", 3), 1, "t", "ID", UP)
     pairs = dict(pair.split(b"\1") for pair in first.split(b"\2")[:-1])
     assert pairs == {
         b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
         b"DELAY": b"3", b"REAL_TOPIC": b"%RETRY%g", b"REAL_QID": b"1",
+        b"COMETMQ_UP": b"0123abcd-000000005000",
     }  # fmt: skip
-    dead = retry_properties(first, Retry("%DLQ%g", 0, True), 0, "%RETRY%g", "OTHER")
+    dead = retry_properties(first, Retry("%DLQ%g", 0, True), 0, "%RETRY%g", "OTHER", UP)
     pairs = dict(pair.split(b"\1") for pair in dead.split(b"\2")[:-1])
     assert pairs == {
         b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",

@@ -23,6 +23,7 @@ from ordering import program
 from paths import SEARCH
 from transacting import SETTINGS, Decisions, Transacting, assert_agrees, until
 
+from cometmq.actors.books.delays import Now
 from cometmq.actors.books.transactions import (
     FIRST,
     Halves,
@@ -65,10 +66,13 @@ from cometmq.protocol.errors import (
     UnknownCommand,
 )
 from cometmq.protocol.names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
+from cometmq.protocol.uptime import Uptime, uptime_of, without_uptime
 from cometmq.shm.kernel._kernel import Message
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transactions.md"
 WAIT_S = 60
+DAY_MS = 86_400_000
+NOW = Now(100, Uptime("0123abcd", 5_000))
 SOON = {"transactionTimeOut": 100, "transactionCheckInterval": 200, "transactionCheckMax": 4}
 
 
@@ -145,6 +149,38 @@ def test_an_op_says_which_and_how() -> None:
     assert not list(read_op(b"5", {}))
 
 
+def pairs_of(raw: bytes) -> dict[str, str]:
+    return dict(pair.split("\1", 1) for pair in raw.decode().split("\2")[:-1])
+
+
+@pytest.mark.parametrize("wall_ms", [-DAY_MS, 100, DAY_MS])
+def test_how_old_a_half_is_no_wall_clock_says(wall_ms: int) -> None:
+    """A half, a copy of it that is renewed, and copies of that."""
+    rules = Rules(10, 3, 1_000, 50)
+
+    def asked(properties: dict[str, str], up_ms: int) -> Verdict:
+        now = Now(wall_ms, NOW.up._replace(ms=up_ms))
+        return judge(properties, 100, 100, now, rules)
+
+    patient = Uptime(NOW.up.clock, 5_000)
+    half = pairs_of(b"CHECK_IMMUNITY_TIME_IN_SECONDS\0011\2" + patient.as_property())
+    assert [asked(half, at) for at in (5_049, 5_050, 5_999)] == [
+        Verdict.WAIT, Verdict.RENEW, Verdict.RENEW
+    ]  # fmt: skip
+    plain = pairs_of(patient.as_property())
+    assert [asked(plain, at) for at in (5_009, 5_010, 5_999, 6_000)] == [
+        Verdict.WAIT, Verdict.CHECK, Verdict.CHECK, Verdict.GIVE_UP
+    ]  # fmt: skip
+    raw = "".join(f"{name}\1{value}\2" for name, value in half.items()).encode()
+    copy = pairs_of(copy_properties(raw, half, 3, 0, patient._replace(ms=5_060)))
+    assert [asked(copy, at) for at in (5_109, 5_110)] == [Verdict.WAIT, Verdict.RENEW]
+    raw = "".join(f"{name}\1{value}\2" for name, value in copy.items()).encode()
+    copy = pairs_of(copy_properties(raw, copy, 3, 0, patient._replace(ms=5_110)))
+    assert uptime_of(copy) == (NOW.up.clock, 5_110, 5_000)
+    assert [asked(copy, at) for at in (5_159, 5_999)] == [Verdict.WAIT, Verdict.RENEW]
+    assert asked(copy, 6_000) is Verdict.GIVE_UP  # as old as messages get
+
+
 @pytest.mark.parametrize(
     ("properties", "born", "stored", "verdict"),
     [
@@ -162,12 +198,15 @@ def test_an_op_says_which_and_how() -> None:
 def test_when_a_producer_is_asked(
     properties: dict[str, str], born: int, stored: int, verdict: Verdict
 ) -> None:
-    assert judge(properties, born, stored, 100, Rules(10, 3, 1_000, 50)) is verdict
+    assert judge(properties, born, stored, NOW, Rules(10, 3, 1_000, 50)) is verdict
 
 
 def test_a_copy_knows_the_first() -> None:
-    raw = copy_properties(b"a\1b\2TRANSACTION_CHECK_TIMES\0011\2c\1d", 17, 2)
-    pairs = dict(pair.split("\1") for pair in raw.decode().split("\2")[:-1])
+    old = b"a\1b\2TRANSACTION_CHECK_TIMES\0011\2c\1d"
+    raw = copy_properties(old, pairs_of(old + b"\2"), 17, 2, NOW.up)
+    pairs = pairs_of(raw)
+    here = pairs.pop("COMETMQ_UP")
+    assert here == "0123abcd-000000005000"
     assert pairs == {"a": "b", "c": "d", "TRANSACTION_CHECK_TIMES": "2", FIRST: "17"}
     assert [first_of(pairs, 30), first_of(pairs, 3), first_of({FIRST: "²"}, 3)] == [17, 3, 3]
 
@@ -201,7 +240,7 @@ def test_a_block_commits_or_rolls_back(slow_broker: RunningBroker) -> None:
     for message in orders + invoices:
         half = halves[message.prepared_transaction_offset]
         assert (message.sys_flag, half.sys_flag) == (8, 0)
-        assert message.raw_properties == half.raw_properties
+        assert message.raw_properties == without_uptime(half.raw_properties)
         assert message.properties["__transactionId__"] == tx.id == orders[0].msg_id
         assert (message.properties["PGROUP"], message.properties["TRAN_MSG"]) == ("shop", "true")
     assert (orders[0].tags, orders[0].keys, orders[0].properties["p"]) == ("t", "k", "v")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import mmap
 import struct
 import subprocess
+import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +16,21 @@ import pytest
 from family import RunningBroker, encode_batch
 from fault.points import POINTS, Points
 
-from cometmq import PopConsumer, Producer
-from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
+from cometmq import PendingTransaction, PopConsumer, Producer
+from cometmq.protocol.commands import (
+    GiveBackMessages,
+    GivenBack,
+    MessagesGivenBack,
+    Section,
+    SectionResult,
+    SendMessages,
+    SendResult,
+)
 from cometmq.shm.derived.timer_files import read_check, write_check
 
 SOURCE: Final = Path(__file__).with_name("clock.c")
-DAY_NS: Final = 86_400_000_000_000
+S_NS: Final = 1_000_000_000
+DAY_NS: Final = 86_400 * S_NS
 INVISIBLE_S: Final = 5.0
 LATE_S: Final = 20.0  # this machine may be busy; a day is not to be mistaken for that
 
@@ -42,6 +54,94 @@ class WallClock:
 
 def up_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+DELAY_S: Final = 6.0  # long enough to send all of it, to step the clock, and to begin again
+SETTINGS: Final = {
+    "messageDelayLevel": "1h 6s",
+    "transactionTimeOut": 6_000,
+    "transactionCheckInterval": 50,
+}
+
+
+class Waiting:
+    """What waits at a broker, from when to when it was sent, and when it came."""
+
+    def __init__(self) -> None:
+        self.sent: dict[bytes, tuple[float, float]] = {}
+        self.came: dict[bytes, float] = {}
+
+    @contextmanager
+    def sending(self, body: bytes) -> Iterator[bytes]:
+        began = up_s()
+        yield body
+        self.sent[body] = began, up_s()
+
+    def note(self, bodies: Iterable[bytes]) -> None:
+        for body in bodies:
+            self.came.setdefault(body, up_s())
+
+    def check(self, pending: PendingTransaction) -> bool:
+        """The checker: it came when its producer is asked."""
+        self.note([pending.body])
+        return True
+
+    def send(self, broker: RunningBroker, producer: Producer, when: str) -> None:
+        """One of each kind."""
+        with self.sending(f"level {when}".encode()) as body:
+            producer.send("later", body, queue_id=0, delay_level=2)
+        with self.sending(f"retry {when}".encode()) as body:
+            at = producer.send("failed", body, queue_id=0).queue_offset
+            (message,) = broker.read_queue("failed", 0, at + 1)[at:]
+            given = GivenBack("failed", 0, at, message.physical_offset, delay_level=2)
+            answer = broker.ask("coordinator", GiveBackMessages("g", [given]), LATE_S)
+            assert answer == MessagesGivenBack([0])
+        with self.sending(f"check {when}".encode()) as body:
+            transaction = producer.transaction("later", body, queue_id=0).__enter__()
+            producer._transactions.open.discard(transaction.id)  # as if its process had died
+
+    def watch(self, broker: RunningBroker) -> None:
+        """Until all of it has come, or is much too late."""
+        pause = threading.Event()
+        while not self.came.keys() >= self.sent.keys():
+            for topic in ("later", "%RETRY%g"):
+                self.note(each.body for each in broker.read_queue(topic, 0))
+            missing = self.sent.keys() - self.came.keys()
+            assert all(up_s() < self.sent[each][1] + DELAY_S + LATE_S for each in missing), missing
+            pause.wait(0.01)
+
+    def judge(self) -> None:
+        for body, (began, ended) in self.sent.items():
+            waited = self.came[body] - began, self.came[body] - ended
+            assert waited[0] >= DELAY_S, f"{body!r} is early, {waited}"
+            assert waited[1] <= DELAY_S + LATE_S, f"{body!r} is late, {waited}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["nothing", "kill", "restart"])
+@pytest.mark.parametrize("step_ns", [DAY_NS, -DAY_NS, 3 * S_NS, -30 * S_NS])
+def test_delays_are_as_long_as_they_were_to_be(tmp_path: Path, step_ns: int, then: str) -> None:
+    """Levels, retries and checks, of before a step and of after it; whatever dies then."""
+    clock, waiting, store = WallClock(tmp_path), Waiting(), tmp_path / "store"
+    again = {"environ": clock.environ, "program": True}
+    with RunningBroker(store, SETTINGS, **again) as broker:
+        for topic in ("later", "failed", "%RETRY%g"):
+            broker.create_topic(topic, 1)
+        with Producer(broker.ready.name_server, name="shop", checker=waiting.check) as producer:
+            waiting.send(broker, producer, "before")
+            clock.set_ahead(step_ns)
+            waiting.send(broker, producer, "after")
+            if then == "kill":
+                broker.kill("scheduler")
+            if then != "restart":
+                waiting.watch(broker)
+    if then == "restart":
+        with (
+            RunningBroker(store, SETTINGS, **again) as broker,
+            Producer(broker.ready.name_server, name="shop", checker=waiting.check),
+        ):
+            waiting.watch(broker)
+    waiting.judge()
 
 
 @pytest.mark.slow

@@ -1,0 +1,74 @@
+"""For how long a level has a message wait, whatever becomes of the wall clock."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+from cometmq.actors.books.delays import Now
+from cometmq.actors.semantics.delays import DelayLevel
+from cometmq.protocol.uptime import NAME, Uptime
+
+DELAY_MS = 5_000
+SEED = 20_261_125
+
+
+class Level:
+    """One whose queue has so many messages."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        reach = SimpleNamespace(queue_range=lambda *_: SimpleNamespace(max_queue_offset=self.end))
+        settings = SimpleNamespace(
+            delay_levels_ms=(1, DELAY_MS), mapped_file_size_commit_log_bytes=1 << 20
+        )
+        store: Any = SimpleNamespace(positions=reach)
+        family: Any = SimpleNamespace(settings=settings)
+        self.level = DelayLevel(family, SimpleNamespace(), store, 2)  # type: ignore[arg-type]
+
+    def wait_ms(self, offset: int, stored_ms: int, up: Uptime | None, now: Now) -> int:
+        message: Any = SimpleNamespace(queue_offset=offset, store_timestamp_ms=stored_ms)
+        said = {} if up is None else {NAME: up.as_property()[:-1].decode().partition("\1")[2]}
+        return self.level._wait_ms(message, said, now)
+
+
+def test_by_a_clock_that_nobody_sets() -> None:
+    """The wall clock is stepped again and again; store times stand still when it goes back."""
+    print("seed", SEED)
+    chance = random.Random(SEED)
+    level = Level()
+    wall_ms = store_ms = 10**12
+    stored: list[tuple[int, int]] = []  # store time, up
+    for up_ms in range(1_000, 60_000, 500):
+        wall_ms += 500 + chance.choice([0, 0, 0, 86_400_000, -86_400_000, 700, -700])
+        store_ms = max(store_ms, wall_ms)
+        stored.append((store_ms, up_ms))
+        now = Now(wall_ms, Uptime("0123abcd", up_ms))
+        for offset, (store_time, up) in enumerate(stored):
+            waits = level.wait_ms(offset, store_time, Uptime("0123abcd", up), now)
+            assert waits == up + DELAY_MS - up_ms
+
+
+def test_of_another_boot_the_wall_clock_counts() -> None:
+    level = Level()
+    now = Now(10**12, Uptime("0123abcd", 50_000))
+    for up in (None, Uptime("ffffffff", 49_999), Uptime("0123abcd", 60_000)):
+        assert level.wait_ms(0, 10**12 - 4_000, up, now) == 1_000
+        assert level.wait_ms(0, 10**12 - 86_400_000, up, now) < 0
+
+
+def test_what_is_stored_tomorrow_waits_its_delay_from_now_on() -> None:
+    """And all that lie there with it, at once: those of the next boot stand behind them."""
+    level = Level()
+    level.end = 2
+    tomorrow = 10**12 + 86_400_000
+
+    def wait_ms(offset: int, up_ms: int) -> int:
+        now = Now(10**12, Uptime("0123abcd", up_ms))
+        return level.wait_ms(offset, tomorrow + offset, None, now)
+
+    assert [wait_ms(0, 50_000), wait_ms(1, 54_000)] == [DELAY_MS, 1_000]
+    assert [wait_ms(0, 55_000), wait_ms(1, 55_000)] == [0, 0]
+    level.end = 4  # more of them, seen later
+    assert [wait_ms(2, 56_000), wait_ms(3, 57_000), wait_ms(3, 61_000)] == [DELAY_MS, 4_000, 0]
