@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from cometmq.client.administration.brokers import Brokers
@@ -16,7 +16,6 @@ from cometmq.shm.kernel._kernel import Message, decode, due_ms_of
 
 PAGE_BYTES: Final = 1_048_576
 PAGE_COUNT: Final = 1_024
-ANEW_MS: Final = 1_800_000  # what waits less than that is stored once
 
 
 class Scheduled(NamedTuple):
@@ -55,24 +54,28 @@ class ScheduledAdmin(Brokers):
     def _waiting(self, topic: str | None) -> Iterator[Scheduled]:
         now = time.time_ns() // 1_000_000
         for ends in self._masters():
-            recalled = {
-                each.message.properties["TIMER_DEL_UNIQKEY"]
-                for each in self._stored(ends, now)
-                if "TIMER_DEL_UNIQKEY" in each.message.properties
-            }
-            seen: set[str] = set()  # of those that are stored anew on their way
-            for each in self._stored(ends, now):
+            recalled: set[str] = set()
+            anew: dict[str, int] = {}  # how often those were that are stored anew on their way
+            for each in self._stored(ends):
+                properties = each.message.properties
+                if "TIMER_DEL_UNIQKEY" in properties and each.due_ms > now:
+                    recalled.add(properties["TIMER_DEL_UNIQKEY"])
+                if times := _times_anew(properties):
+                    key = each.message.msg_id
+                    anew[key] = max(times, anew.get(key, 0))
+            for each in self._stored(ends):
                 properties, key = each.message.properties, each.message.msg_id
-                if "TIMER_DEL_UNIQKEY" in properties or (topic is not None and each.topic != topic):
+                if each.due_ms <= now or "TIMER_DEL_UNIQKEY" in properties:
                     continue
-                if key in recalled or f"{each.topic}+{key}" in recalled or key in seen:
+                if topic is not None and each.topic != topic:
                     continue
-                if each.due_ms - each.message.store_timestamp_ms >= ANEW_MS:
-                    seen.add(key)
-                yield each
+                if key in recalled or f"{each.topic}+{key}" in recalled:
+                    continue
+                if _times_anew(properties) >= anew.get(key, 0):
+                    yield each
 
-    def _stored(self, ends: BrokerEndpoints, now: int) -> Iterator[Scheduled]:
-        """Page by page, what is due after `now`."""
+    def _stored(self, ends: BrokerEndpoints) -> Iterator[Scheduled]:
+        """All, page by page."""
         at = 0
         channel = self._routes.channel(ends.readers[0], f"a reader of {ends.broker}")
         while True:
@@ -80,9 +83,13 @@ class ScheduledAdmin(Brokers):
             page, payload = channel.ask(command, timeout_s=self._timeout_s, by_line=False)
             assert isinstance(page, PullResult)
             for message in decode(payload[0].buffer) if payload else ():
-                due = due_ms_of(message.record)
-                if due > now:
-                    yield Scheduled(due, ends.broker, message)
+                yield Scheduled(due_ms_of(message.record), ends.broker, message)
             if page.next_queue_offset <= at:
                 return
             at = page.next_queue_offset
+
+
+def _times_anew(properties: Mapping[str, str]) -> int:
+    """How often a record was stored anew."""
+    times = properties.get("TIMER_ROLL_TIMES", "")
+    return int(times) if times.isascii() and times.isdigit() and len(times) < 10 else 0

@@ -15,18 +15,30 @@ PASSED_MAX: Final = 8
 PLACE_MAX: Final = (1 << 63) - 1
 
 
+Move = tuple[int, int, int, int]
+
+
 class TimersState(msgspec.Struct, frozen=True, array_like=True):
     """What is delivered: of the records before the queue offset `frontier`, those that are due
     before `at_due`, or then and not behind the physical offset `at_place`; of those behind, none.
 
     `passed` has (due, place, end): when the clock was set back, that much was delivered of what
     lies before that end.
+
+    `aheads` has by how many ms the wall clock is ahead of the clock of that number, which nobody
+    sets, and was before; the last one counts. `moves` has (end, clock, ahead, until): what lies
+    before that end and was due earlier, where the wall clock is so far ahead, was stored anew with
+    its new time; by its own it would be due by `until`. `moving`: the last of them goes on.
     """
 
     at_due: int = 0
     at_place: int = -1
     frontier: int = 0
     passed: list[tuple[int, int, int]] = []
+    clock: int = -1
+    aheads: list[int] = []
+    moves: list[Move] = []
+    moving: bool = False
 
     def pack(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -46,7 +58,13 @@ class TimersState(msgspec.Struct, frozen=True, array_like=True):
         if read_ms <= self.at_due:
             return self
         passed = [each for each in self.passed if each[0] > read_ms]
-        return TimersState(read_ms, PLACE_MAX, max(self.frontier, queue_offset), passed)
+        return msgspec.structs.replace(
+            self,
+            at_due=read_ms,
+            at_place=PLACE_MAX,
+            frontier=max(self.frontier, queue_offset),
+            passed=passed,
+        )
 
 
 def window_ms(reserved_hours: int) -> int:
@@ -71,6 +89,15 @@ def rolled(raw_properties: bytes) -> bytes:
     )
     count = int(times) + 1 if times.isdigit() and len(times) < 10 else 1
     return b"\2".join([*kept, b"TIMER_ROLL_TIMES\1%d" % count]) + b"\2"
+
+
+def retimed(raw_properties: bytes, due_ms: int) -> bytes:
+    """The properties of a record that is stored anew with another time."""
+    old = (b"TIMER_DELIVER_MS\1", b"TIMER_OUT_MS\1")
+    kept = [each for each in rolled(raw_properties).split(b"\2") if not each.startswith(old)]
+    due_ms = max(due_ms, 1)
+    new = b"TIMER_DELIVER_MS\1%d\2TIMER_OUT_MS\1%d\2" % (due_ms, (due_ms - 1) // 1000 * 1000)
+    return b"\2".join(kept) + new
 
 
 def recalled_keys(properties: dict[str, str]) -> list[bytes]:

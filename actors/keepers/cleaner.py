@@ -10,6 +10,7 @@ from typing import Final
 from cometmq.actors.keepers.disk_marks import DiskMarks, DiskUse
 from cometmq.actors.keepers.following import Following
 from cometmq.actors.keepers.scrub import Scrub
+from cometmq.actors.runtime.clock_steps import StepsForward
 from cometmq.actors.runtime.disk_actor import DiskActor
 from cometmq.actors.runtime.family import Family, end_replica
 from cometmq.actors.runtime.service import Request, Timer
@@ -112,6 +113,7 @@ class CleanerActor(DiskActor):
         self._waits_at: int | None = None  # the segment's end that waits for the archive
         self._unread_at: int | None = None  # the segment's end that waits for a reader
         self._writable: bool | None = None  # None: the commitlog process has not been told
+        self._forward = StepsForward()
         self._deleted = 0
         self._rounds = 0
 
@@ -161,6 +163,7 @@ class CleanerActor(DiskActor):
 
     def _try_to_clean(self) -> None:
         self._coordinator.tell(HoldsWanted())  # also where a list was lost on its way
+        self._forward.within_ms(0)  # have it know when a step was
         try:
             self._clean()
         except (OSError, StoreDamaged) as error:
@@ -189,7 +192,10 @@ class CleanerActor(DiskActor):
         if self._holds is None:
             self._wait_for_holds()
             return []
-        expired_before = time.time() - self._settings.file_reserved_time_hours * HOUR_S
+        reserved_s = self._settings.file_reserved_time_hours * HOUR_S
+        # A clock that was set forward makes no segment older.
+        stepped_s = self._forward.within_ms(reserved_s * 1000) / 1000
+        expired_before = time.time() - reserved_s - stepped_s
         ledger_from = ledger_needed_from(
             self._family.store, self._settings.mapped_file_size_consume_queue_bytes
         )

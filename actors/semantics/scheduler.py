@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 60.0  # a timer runs by another clock than what is due: that one may have been set
 
+SET_LOOK_S: Final = 1.0  # while something waits for a time of the wall clock
+
 Waiting = DelayLevel | Timers
 
 
@@ -162,7 +164,8 @@ class SchedulerActor(ServiceActor):
             self.call_soon(self._go_on_with_timers)
             return
         if wait_s is not None:
-            self._timed_alarm = self.after(min(wait_s, LOOK_S), self._go_on_with_timers)
+            look_s = SET_LOOK_S if timers.pending else LOOK_S
+            self._timed_alarm = self.after(min(wait_s, look_s), self._go_on_with_timers)
         self._sleep(timers)
 
     def _sleep(self, level: Waiting) -> None:

@@ -23,7 +23,9 @@ from cometmq.actors.books.timers import (
 from cometmq.actors.runtime.deriver import Deriver
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.runtime.uptime import now_up
 from cometmq.actors.semantics.delays import BYTES_MAX, WRITE_TIMEOUT_S, now_ms
+from cometmq.actors.semantics.timer_clock import TimerClock
 from cometmq.protocol.commands import Cover, Position
 from cometmq.protocol.errors import CometError, MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
@@ -31,10 +33,12 @@ from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.derived.timer_files import TimerCheck, TimerFiles, read_check, write_check
 from cometmq.shm.kernel._kernel import (
     TIMERS_DONE,
+    TIMERS_EARLY,
     TIMERS_NEW_QUEUE,
     TIMERS_NO_ROOM,
     TIMERS_OCCUPIED,
     TIMERS_ROLL,
+    TIMERS_SKEW_MS,
     BatchFull,
     Message,
     RecordTooLarge,
@@ -78,6 +82,7 @@ class Timers:
         self._flushed = family.control.read(Counter.FLUSHED)
         self._window_ms = window_ms(self._settings.file_reserved_time_hours)
         self._bytes_max = min(BYTES_MAX, self._settings.mapped_file_size_commit_log_bytes // 4)
+        self._clock = TimerClock(TimersState(), store, self._bytes_max)
         self._deriver = Deriver(commitlog, "timers", timeout_s=WRITE_TIMEOUT_S)
         self._number = 0  # of the last write
         self._unsure: Callable[[], None] | None = None  # what is to be done if that was stored
@@ -103,9 +108,16 @@ class Timers:
         wheel = self._wheel or self._open()
         if self._unsure is not None:
             self._make_sure()
+        if not self._clock.is_kept:
+            state = self._clock.state(wheel, (wheel.at_due, wheel.at_place), self._frontier)
+            self._write(InnerRecords(), state, self._clock.kept)
+        self._clock.follow(wheel)
         now = now_ms()
         if now + BACK_MS < wheel.at_due and not self._turn_back(wheel, now):
             return float(HORIZON_S)
+        if self._clock.position is not None:
+            self._move_on(wheel)
+            return 0.0
         if self._late:
             return self._deliver_late(wheel, now)
         if self._read(wheel):
@@ -136,6 +148,9 @@ class Timers:
         reach = self._store.positions.queue_range(TIMER_TOPIC, 0)
         low, high = reach if reach else (0, 0)
         self.seen, self._frontier = min(max(after, low), high), state.frontier
+        self._clock = TimerClock(state, self._store, self._bytes_max)
+        self._clock.show(wheel)
+        wheel.find_recalls()
         self._wheel = wheel
         return wheel
 
@@ -205,11 +220,12 @@ class Timers:
             return 0.0
         records = InnerRecords(size_max=2 * self._bytes_max)
         after, rolls = self._fill(wheel, records, now)
+        if after == wheel.next:  # by the clock that nobody sets it is some ms until then
+            return max(wheel.left, 1) / 1000
         if not records.encoder.count:
             wheel.advance(after)
             return 0.0
-        due, place = wheel.place_of(after)
-        state = TimersState(due, place, self.seen, wheel.passed)
+        state = self._clock.state(wheel, wheel.place_of(after), self.seen)
         count = records.encoder.count - rolls
         self._write(records, state, partial(self._delivered_to, after, count))
         if rolls:
@@ -225,11 +241,12 @@ class Timers:
         """Add copies of what is due; the number after them, and how many wait on."""
         recalled = self._recalled_now(wheel)
         queues: dict[bytes, int] = {}
+        up = now_up().ms
         at, rolls, mapped = wheel.next, 0, -1
         while True:
             try:
                 reason, at, detail = wheel.fill(
-                    records.encoder, self._store.log, queues, recalled, now, DELIVERED_MAX, at
+                    records.encoder, self._store.log, queues, recalled, now, up, DELIVERED_MAX, at
                 )
                 if reason == TIMERS_DONE:
                     return at, rolls
@@ -238,6 +255,10 @@ class Timers:
                     queues[detail] = -1 if queue is None else records.queue(*queue)
                 elif reason == TIMERS_ROLL:
                     self._roll(records, self._store.record_at(detail))
+                    rolls += 1
+                    at += 1
+                elif reason == TIMERS_EARLY:
+                    self._clock.retime(records, self._store.record_at(detail))
                     rolls += 1
                     at += 1
                 elif detail == mapped or not self._map(detail):
@@ -287,6 +308,14 @@ class Timers:
             records.queue(TIMER_TOPIC, 0), message.record, rolled(message.raw_properties)
         )
 
+    def _move_on(self, wheel: TimerWheel) -> None:
+        """The clock was set back: a write's worth of what is stored anew for that."""
+        moving = self._clock.gather(wheel)
+        if moving is not None:
+            at = wheel.at_due, wheel.at_place
+            state = self._clock.state(wheel, at, self.seen, moving.moves)
+            self._write(moving.records, state, partial(self._clock.moved, wheel, moving))
+
     def _deliver_late(self, wheel: TimerWheel, now: int) -> float:
         """What was overdue when it was read. Its second has passed."""
         records = InnerRecords(size_max=4 * self._bytes_max)
@@ -295,11 +324,16 @@ class Timers:
             try:
                 message = self._store.record_at(place)
                 due = due_ms_of(message.record)
+                by_clock = self._clock.due_ms(message)
+                if by_clock > max(due, now) + TIMERS_SKEW_MS:
+                    self._clock.retime(records, message)
+                    rolls += 1
+                    continue
                 if due > wheel.at_due:
                     self._roll(records, message)
                     rolls += 1
                     continue
-                wait_ms = max(wait_ms, due - now)
+                wait_ms = max(wait_ms, due - now, by_clock - now)
                 queue = self._target(
                     f"{message.properties.get('REAL_TOPIC', '')}\1"
                     f"{message.properties.get('REAL_QID', '')}".encode()
@@ -310,7 +344,7 @@ class Timers:
                 log.error("the timer at physical offset %d is not delivered: %s", place, error)
         if wait_ms > 0:
             return wait_ms / 1000
-        state = TimersState(wheel.at_due, wheel.at_place, self.seen, wheel.passed)
+        state = self._clock.state(wheel, (wheel.at_due, wheel.at_place), self.seen)
         self._write(records, state, partial(self._delivered_late, records.encoder.count - rolls))
         return 0.0
 
@@ -330,8 +364,9 @@ class Timers:
         self._check = None
         log.warning("the clock was set back by %d s; timers go by it", (wheel.at_due - now) // 1000)
         wheel.turn_back(now)
+        wheel.find_recalls()  # of seconds that come again
         self._due_by = None
-        state = TimersState(wheel.at_due, wheel.at_place, self.seen, wheel.passed)
+        state = self._clock.state(wheel, (wheel.at_due, wheel.at_place), self.seen)
         self._write(InnerRecords(), state, lambda: None)
         return True
 

@@ -348,6 +348,8 @@ TIMERS_OCCUPIED: Final[int]
 TIMERS_UNMAPPED: Final[int]
 TIMERS_NEW_QUEUE: Final[int]
 TIMERS_ROLL: Final[int]
+TIMERS_EARLY: Final[int]
+TIMERS_SKEW_MS: Final[int]
 
 def element_due_ms(batch: Buffer, index: int, now: int) -> int:
     """When an element of a client's batch body is due; -1: it does not say."""
@@ -393,6 +395,10 @@ class HalfEnds:
     ) -> int:
         """Put ends into a write, from `index` on; the index of the first that is another."""
 
+def due_ms_by(stored: Buffer, clock: int, ahead: int) -> int:
+    """When a record of the wheel's topic is due by a wall clock so many ms ahead of that clock.
+    Raises RecordDamaged."""
+
 def due_ms_of(stored: Buffer) -> int:
     """When a record of the wheel's topic is due; -1: it does not say. Raises RecordDamaged."""
 
@@ -409,6 +415,8 @@ class TimerWheel:
     read_place: int
     next: int
     passed: list[tuple[int, int, int]]
+    is_askew: bool  # something was put that is due before it comes up
+    left: int  # ms until what `fill` came to last is due
     def __init__(
         self,
         slots: Any,
@@ -426,6 +434,18 @@ class TimerWheel:
     def load(self, log_max: int) -> None:
         """Chain what waits, from `end` on."""
     def turn_back(self, now: int) -> None: ...
+    def follow_clock(
+        self, clock: int, aheads: list[int], moves: list[tuple[int, int, int, int]]
+    ) -> None:
+        """Where the wall clock is by a clock that nobody sets, and was; what was stored anew."""
+    def find_recalls(self) -> None: ...
+    def askew(
+        self, log: LogView, begin: int, position: int, count_max: int
+    ) -> tuple[int, list[tuple[int, int]], int]:
+        """(a TIMERS_ reason, [(physical offset, position of its unit)] of what is due before it
+        comes up, the position in the timer log where the search goes on)."""
+    def pass_over(self, position: int) -> None:
+        """What that unit is about was stored anew."""
     def drop_before(self, start: int) -> None: ...
     def over(self) -> list[int]:
         """Segments of the timer log in which nothing waits."""
@@ -439,6 +459,7 @@ class TimerWheel:
         queues: dict[bytes, int],
         recalled: set[bytes],
         now: int,
+        up: int,
         count_max: int,
         begin: int,
     ) -> tuple[int, int, Any]:

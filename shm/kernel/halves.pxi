@@ -131,7 +131,7 @@ cdef class HalfEnds:
                 record.sys_flag = (record.sys_flag & ~TRANSACTION_BITS) | TRANSACTION_COMMIT
                 record.prepared_offset = physical_offset
                 record.store_host_length = 0  # it is stored here
-                encoder._add(queue, &record)
+                encoder._add_delivered(queue, &record)
             ended[self._queue_offsets[row]] = words[commit]
             index += 1
             row += 1

@@ -33,6 +33,8 @@ cdef struct Timing:  # what properties say of a message's time; of two of a name
     int64_t exact  # TIMER_DELIVER_MS; -1: there is none, or it is no number
     int64_t delay  # TIMER_DELAY_MS
     int64_t out  # TIMER_OUT_MS
+    int64_t up  # when it was stored first, in ms of the clock of that number; -1: it does not say
+    int64_t clock
     bint recalls  # another message: TIMER_DEL_UNIQKEY
     const char *contradiction  # a property that does not go with a time; NULL: none
     const uint8_t *topic  # REAL_TOPIC
@@ -54,13 +56,13 @@ cdef void read_timing(const uint8_t *properties, Py_ssize_t count, Timing *found
     """All of it in one walk, by `find_property`'s rules."""
     cdef Py_ssize_t at = 0, end
     cdef const uint8_t *mark
-    found.exact = found.delay = found.out = -1
+    found.exact = found.delay = found.out = found.up = found.clock = -1
     found.recalls, found.contradiction = False, NULL
     found.topic, found.topic_bytes = NULL, 0
     while at < count:
         mark = <const uint8_t *>memchr(properties + at, 2, count - at)
         end = count if mark == NULL else mark - properties
-        if 68 <= properties[at] <= 84:  # D to T
+        if 67 <= properties[at] <= 84:  # C to T
             note_timing(properties + at, end - at, found)
         at = end + 1
 
@@ -86,8 +88,28 @@ cdef inline void note_timing(
     elif entry[0] == 82:  # R
         if (size := value_bytes_of(entry, count, b"REAL_TOPIC", 10)):
             found.topic, found.topic_bytes = entry + 11, size
+    elif entry[0] == 67:  # C
+        if (size := value_bytes_of(entry, count, b"COMETMQ_UP", UPTIME_NAME_BYTES)):
+            note_uptime(entry + count - size, size, found)
     elif value_bytes_of(entry, count, b"DELAY", 5):
         found.contradiction = b"DELAY"
+
+
+cdef inline void note_uptime(const uint8_t *value, Py_ssize_t count, Timing *found) noexcept nogil:
+    """See protocol/uptime.py; a copy says more behind it."""
+    cdef int64_t clock = 0
+    cdef int i, digit
+    found.up = found.clock = -1
+    if count < UPTIME_CLOCK_DIGITS + 1 + UPTIME_DIGITS or value[UPTIME_CLOCK_DIGITS] != 45:  # -
+        return
+    for i in range(UPTIME_CLOCK_DIGITS):
+        digit = value[i] - 48 if value[i] <= 57 else value[i] - 87
+        if not (48 <= value[i] <= 57 or 97 <= value[i] <= 102):
+            return
+        clock = clock << 4 | digit
+    found.up = number_of(value + UPTIME_CLOCK_DIGITS + 1, UPTIME_DIGITS)
+    if found.up >= 0:
+        found.clock = clock
 
 
 cdef int64_t due_of(Timing *timing) noexcept nogil:
@@ -103,16 +125,38 @@ cdef int64_t due_of(Timing *timing) noexcept nogil:
     return (timing.out // 1000 + 1) * 1000
 
 
+cdef inline int64_t due_by(Timing *timing, int64_t clock, int64_t ahead) noexcept nogil:
+    """When a record of the wheel's topic is due by a wall clock that is so many ms ahead of that
+    clock. Only that of a delay is another time than what the record says, if the wall clock was
+    stepped since."""
+    if timing.delay < 0 or timing.up < 0 or timing.clock != clock:
+        return due_of(timing)
+    return timing.up + timing.delay + ahead
+
+
+def due_ms_by(const uint8_t[::1] stored not None, int64_t clock, int64_t ahead):
+    """That time of a record. Raises RecordDamaged."""
+    cdef Record record
+    cdef Timing timing
+    parse_timed(stored, &record, &timing)
+    return due_by(&timing, clock, ahead)
+
+
+cdef int parse_timed(const uint8_t[::1] stored, Record *record, Timing *timing) except -1:
+    cdef int why = REC_BAD_SIZE if stored.shape[0] < RECORD_MIN else parse_record(
+        &stored[0], stored.shape[0], False, record)
+    if why != REC_OK:
+        raise RecordDamaged(REASONS[why], 0)
+    read_timing(record.properties, record.properties_length, timing)
+    return 0
+
+
 def due_ms_of(const uint8_t[::1] stored not None):
     """When a record of the wheel's topic is due, in ms since 1970; -1: it does not say. Raises
     RecordDamaged."""
     cdef Record record
     cdef Timing timing
-    cdef int why = REC_BAD_SIZE if stored.shape[0] < RECORD_MIN else parse_record(
-        &stored[0], stored.shape[0], False, &record)
-    if why != REC_OK:
-        raise RecordDamaged(REASONS[why], 0)
-    read_timing(record.properties, record.properties_length, &timing)
+    parse_timed(stored, &record, &timing)
     return due_of(&timing)
 
 

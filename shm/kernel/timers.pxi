@@ -9,6 +9,8 @@ TIMERS_OCCUPIED = 2  # a slot still has what is due two weeks earlier
 TIMERS_UNMAPPED = 3  # a segment of the log has to be mapped
 TIMERS_NEW_QUEUE = 4  # a queue has no number yet
 TIMERS_ROLL = 5  # it waits longer than the wheel lets it
+TIMERS_EARLY = 6  # the wall clock was set forward: its delay is not over
+TIMERS_SKEW_MS = 50  # by so much a wall clock may differ from where it is thought to be
 
 cdef enum:
     TM_DONE = 0
@@ -17,6 +19,8 @@ cdef enum:
     TM_UNMAPPED = 3
     TM_NEW_QUEUE = 4
     TM_ROLL = 5
+    TM_EARLY = 6
+    TM_SKEW_MS = 50
     TIMER_BLANK_BYTES = 16  # i32 size, i64 0, u32 magic: behind the last unit of a segment
 
 cdef int64_t PLACE_MAX = 0x7FFFFFFFFFFFFFFF
@@ -62,6 +66,12 @@ cdef class TimerWheel:
     `at_due` and `at_place` say how far it has been delivered: whatever is due before, or then and
     not behind that physical offset.
 
+    What has a delay is due by a clock that nobody sets, and lies where the wall clock was to be then.
+    Where that one was set forward since, it comes up early, and waits on. Where it was set back,
+    `askew` finds it, and it is stored anew with the time that it has now: a *move* (end, clock,
+    ahead, until) says that this was done of what lies before that end, for a wall clock so many ms
+    ahead of that clock, and that none of it is due later than `until`.
+
     Args:
         slots: memory of the wheel's file.
         units: the timer log's segments, mapped to be written.
@@ -75,6 +85,12 @@ cdef class TimerWheel:
     cdef int64_t _seen  # the unit of this second that was taken last, -1: none
     cdef list _recalls
     cdef readonly list passed  # (due, place, end): below that end it was delivered so far once
+    cdef int64_t _clock  # that nobody sets; -1: there is none
+    cdef int64_t _ahead  # so many ms the wall clock is ahead of it
+    cdef list _aheads  # and was before
+    cdef list _moves
+    cdef dict _recalls_moved  # second -> physical offsets of what recalls others
+    cdef public bint is_askew  # something was put that is due before it comes up
     cdef dict _latest  # segment of the timer log -> time of its latest unit
     cdef readonly int64_t end  # of the timer log
     cdef readonly int64_t pending  # messages
@@ -82,6 +98,7 @@ cdef class TimerWheel:
     cdef readonly int64_t at_due, at_place
     cdef readonly int64_t last_place  # physical offset in the last unit; -1: there is none
     cdef readonly int64_t read_place  # of the last record that was put or passed over
+    cdef readonly int64_t left  # ms until what `fill` came to last is due
 
     def __init__(self, uint8_t[::1] slots not None, LogView units not None, int64_t end,
                  int64_t at_due, int64_t at_place, list passed not None):
@@ -90,6 +107,8 @@ cdef class TimerWheel:
         self._slots, self._units, self.end = slots, units, end
         self._slot_count = slots.shape[0] // TIMER_SLOT_BYTES
         self._recalls, self._latest = [], {}
+        self._clock = -1
+        self._aheads, self._moves, self._recalls_moved = [], [], {}
         self._seen = self.last_place = self.read_place = -1
         self.passed = list(passed)
         self.at_due, self.at_place = at_due, at_place
@@ -184,6 +203,7 @@ cdef class TimerWheel:
         cdef Record record
         cdef Timing timing
         cdef list late = [], odd = []
+        cdef bint moved
         record.queue_offset = -1
         while at < records.shape[0]:
             why = parse_record(&records[at], records.shape[0] - at, False, &record)
@@ -191,8 +211,13 @@ cdef class TimerWheel:
                 raise RecordDamaged(REASONS[why], at)
             read_timing(record.properties, record.properties_length, &timing)
             due = place_in_wheel(&record, &timing, window_ms, &magic)
+            moved = bool(self._moves) and self._is_moved(&timing, record.physical_offset)
+            if timing.recalls and due >= 0:
+                self._note_recall(due_of(&timing), record.physical_offset)
             if due < 0:
                 odd.append(record.physical_offset)
+            elif moved:
+                pass
             elif self._is_over(due, magic, record.physical_offset):
                 if record.queue_offset >= frontier and not is_recall(magic):
                     late.append(record.physical_offset)
@@ -200,6 +225,8 @@ cdef class TimerWheel:
                 why = self._put(due, magic, &record, &timing)
                 if why != TM_DONE:
                     return why, record.queue_offset, late, odd
+                if self._lies_late(&timing, self._clock, self._ahead):
+                    self.is_askew = True
             self.read_place = max(self.read_place, record.physical_offset)
             at += record.total_size
         return TM_DONE, record.queue_offset + 1, late, odd
@@ -224,6 +251,135 @@ cdef class TimerWheel:
         self.passed.append((self.at_due, self.at_place, max(self.read_place, self.last_place) + 1))
         self._next_second(max(now - 1, 0) // 1000)
         self.at_due, self.at_place = now, PLACE_MAX
+
+    # --- the wall clock was stepped ---
+
+    def follow_clock(self, int64_t clock, list aheads not None, list moves not None):
+        """
+        Args:
+            clock: that nobody sets, by its number.
+            aheads: how far the wall clock was ahead of it, now last.
+            moves: what was stored anew.
+        """
+        self._clock, self._ahead = clock, aheads[len(aheads) - 1]
+        self._aheads, self._moves = aheads, moves
+
+    def find_recalls(self):
+        """Have what recalls others be found where the clock has moved those."""
+        cdef int64_t position, time
+        cdef const uint8_t *unit
+        self._recalls_moved.clear()
+        for start in sorted(self._units.starts):
+            position = start
+            while (unit := self._unit_in(&position, <int64_t>start)) != NULL:
+                if is_recall(<int32_t>load_be32(unit + TIMER_UNIT_MAGIC)):
+                    time = (<int64_t>load_be64(unit + TIMER_UNIT_BASE_MS)
+                            + <int32_t>load_be32(unit + TIMER_UNIT_AFTER_MS))
+                    self._note_recall(
+                        unit_due(time), <int64_t>load_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET))
+                position += TIMER_UNIT_BYTES
+
+    cdef const uint8_t *_unit_in(self, int64_t *position, int64_t start) noexcept:
+        """The unit there; NULL behind the last one of that segment."""
+        cdef const uint8_t *unit
+        cdef int64_t rest = start + self._units.segment_bytes - position[0]
+        if position[0] >= self.end or rest < TIMER_UNIT_BYTES + TIMER_BLANK_BYTES:
+            return NULL
+        unit = self._unit(position[0])
+        if unit == NULL or load_be32(unit) != TIMER_UNIT_BYTES:
+            return NULL
+        return unit
+
+    cdef int _note_recall(self, int64_t due, int64_t place) except -1:
+        """Those that it recalls say the time at which they were due when they were sent. What was
+        moved is due earlier, to some ms."""
+        cdef int64_t second
+        for ahead in self._aheads:
+            if <int64_t>ahead <= self._ahead + TM_SKEW_MS:
+                continue
+            due_now = due + self._ahead - <int64_t>ahead
+            for second in {(due_now + TM_SKEW_MS - 1) // 1000, (due_now - TM_SKEW_MS - 1) // 1000}:
+                if second == self.second:
+                    self._recalls.append(place)
+                elif second > self.second:
+                    self._recalls_moved.setdefault(second, []).append(place)
+        return 0
+
+    cdef inline bint _lies_late(self, Timing *timing, int64_t clock, int64_t ahead) noexcept:
+        return due_of(timing) > due_by(timing, clock, ahead) + TM_SKEW_MS
+
+    cdef bint _is_moved(self, Timing *timing, int64_t place) except -1:
+        """Whether a record was stored anew with another time."""
+        for end, clock, ahead, _ in self._moves:
+            if place < <int64_t>end and self._lies_late(timing, clock, ahead):
+                return True
+        return False
+
+    def askew(self, LogView log not None, int64_t begin, int64_t position, Py_ssize_t count_max):
+        """Look for what waits and is due before it comes up.
+
+        Args:
+            begin: physical offset of the first that counts.
+            position: in the timer log, where the search goes on.
+
+        Returns (TIMERS_UNMAPPED or TIMERS_DONE, [(physical offset, position of its unit)], the
+        position behind); what is not mapped is the last of these. It is over when the position is
+        `end`.
+        """
+        cdef list found = []
+        cdef int64_t place, start, size = self._units.segment_bytes
+        cdef const uint8_t *unit
+        cdef int reason = TM_DONE
+        cdef Py_ssize_t looked = 0
+        starts = self._units.starts
+        position = max(position, min(starts, default=self.end))
+        while position < self.end and len(found) < count_max and looked < 65536:
+            start = position - position % size
+            unit = self._unit_in(&position, start)
+            if unit == NULL:
+                position = min([each for each in starts if each > start], default=self.end)
+                continue
+            looked += 1
+            place = <int64_t>load_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET)
+            if place >= begin:
+                reason = self._is_askew(log, unit, place)
+                if reason != TM_DONE:
+                    found.append((place, position))
+                if reason == TM_UNMAPPED:
+                    return reason, found, position + TIMER_UNIT_BYTES
+            position += TIMER_UNIT_BYTES
+        return TM_DONE, found, position
+
+    def pass_over(self, int64_t position):
+        """What a unit is about was stored anew: it is marked so that RocketMQ passes over it, too.
+        If the mark is lost, the moves tell."""
+        cdef uint8_t *unit = self._unit(position)
+        if unit == NULL:
+            return
+        store_be32(unit + TIMER_UNIT_MAGIC, TIMER_DEFAULT | TIMER_DELETE)
+        if <int64_t>load_be64(unit + TIMER_UNIT_BASE_MS) // 1000 > self.second:
+            self.pending -= 1  # else it is counted when it is passed over
+
+    cdef int _is_askew(self, LogView log, const uint8_t *unit, int64_t place) except -1:
+        """TM_EARLY: it is. TM_UNMAPPED: its record cannot be read."""
+        cdef Due due
+        cdef Record record
+        cdef Timing timing
+        cdef const uint8_t *stored
+        due.magic = <int32_t>load_be32(unit + TIMER_UNIT_MAGIC)
+        due.size = <int32_t>load_be32(unit + TIMER_UNIT_RECORD_SIZE)
+        due.physical_offset = place
+        due.due = unit_due(<int64_t>load_be64(unit + TIMER_UNIT_BASE_MS)
+                           + <int32_t>load_be32(unit + TIMER_UNIT_AFTER_MS))
+        if is_recall(due.magic) or self._is_delivered(due.due, place):
+            return TM_DONE
+        stored = log.at(place)
+        if stored == NULL or not is_timed(stored, log.segment_bytes, &due, &record):
+            return TM_UNMAPPED
+        read_timing(record.properties, record.properties_length, &timing)
+        if not self._lies_late(&timing, self._clock, self._ahead):
+            return TM_DONE
+        return TM_DONE if self._is_moved(&timing, place) else TM_EARLY
 
     # --- a start ---
 
@@ -266,6 +422,8 @@ cdef class TimerWheel:
         self._seen = -1
         self._count = self._next = 0
         self._recalls.clear()
+        if self._recalls_moved:
+            self._recalls.extend(self._recalls_moved.pop(second, ()))
         if self.at_due < second * 1000:
             self.at_due, self.at_place = second * 1000, PLACE_MAX
             if self.passed:
@@ -353,32 +511,49 @@ cdef class TimerWheel:
         return taken
 
     def fill(self, InnerEncoder encoder not None, LogView log not None, dict queues not None,
-             set recalled not None, int64_t now, Py_ssize_t count_max, Py_ssize_t begin):
+             set recalled not None, int64_t now, int64_t up, Py_ssize_t count_max,
+             Py_ssize_t begin):
         """Add copies of what is due, from number `begin` on, until enough are in the encoder.
 
         Args:
             queues: b"topic\\x01queue id" -> the encoder's number; -1: there can be no such queue.
             recalled: b"unique key" and b"topic+unique key" of what is not delivered.
+            up: now, by the clock that nobody sets.
 
         Returns (reason, number that is next, a physical offset or the key of a queue).
         """
         cdef Py_ssize_t at = begin
         cdef const uint8_t *stored
         cdef Record record
+        cdef Timing timing
         cdef bytes key
+        self.left = 0
         while at < self._count and self._due[at].due <= now and encoder.count < count_max:
             stored = log.at(self._due[at].physical_offset)
             if stored == NULL:
                 return TM_UNMAPPED, at, self._due[at].physical_offset
             if not is_timed(stored, log.segment_bytes, &self._due[at], &record):
                 return TM_UNMAPPED, at, self._due[at].physical_offset
+            read_timing(record.properties, record.properties_length, &timing)
+            if self._moves and self._is_moved(&timing, record.physical_offset):
+                at += 1
+                continue
             if self._due[at].magic & TIMER_ROLL:
                 return TM_ROLL, at, self._due[at].physical_offset
+            if recalled and is_recalled(&record, recalled):
+                at += 1
+                continue
+            if timing.delay >= 0 and timing.up >= 0 and timing.clock == self._clock:
+                self.left = timing.up + timing.delay - up
+                if self.left > TM_SKEW_MS:
+                    return TM_EARLY, at, self._due[at].physical_offset
+                if self.left > 0:
+                    break
             key = queue_key(&record)
             number = queues.get(key)
             if number is None:
                 return TM_NEW_QUEUE, at, key
-            if number >= 0 and not (recalled and is_recalled(&record, recalled)):
+            if number >= 0:
                 try:
                     record.properties_length = without_crc_property(
                         record.properties, record.properties_length)

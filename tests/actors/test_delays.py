@@ -38,7 +38,7 @@ from cometmq.protocol.errors import (
     OffsetIllegal,
 )
 from cometmq.protocol.names import DELAY_TOPIC
-from cometmq.protocol.uptime import Uptime
+from cometmq.protocol.uptime import NAME, Uptime
 from cometmq.shm.kernel._kernel import Message, decode
 from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.shm.state.fastjson import loads
@@ -183,6 +183,7 @@ def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
         for each in of_queue:
             assert each.store_timestamp_ms >= each.born_timestamp_ms + wait_ms
             assert each.properties["REAL_TOPIC"] == "due"
+            assert NAME not in each.properties  # since when it waited is nobody's business
             assert each.tags in ("many", "linger", "async")
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +91,8 @@ class Waiting:
         """One of each kind."""
         with self.sending(f"level {when}".encode()) as body:
             producer.send("later", body, queue_id=0, delay_level=2)
+        with self.sending(f"after {when}".encode()) as body:
+            producer.send("later", body, queue_id=0, deliver_after=DELAY_S)
         with self.sending(f"retry {when}".encode()) as body:
             at = producer.send("failed", body, queue_id=0).queue_offset
             (message,) = broker.read_queue("failed", 0, at + 1)[at:]
@@ -118,10 +121,15 @@ class Waiting:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", ["nothing", "kill", "restart"])
-@pytest.mark.parametrize("step_ns", [DAY_NS, -DAY_NS, 3 * S_NS, -30 * S_NS])
-def test_delays_are_as_long_as_they_were_to_be(tmp_path: Path, step_ns: int, then: str) -> None:
-    """Levels, retries and checks, of before a step and of after it; whatever dies then."""
+@pytest.mark.parametrize(("steps_ns", "then"), [
+    ([DAY_NS], "nothing"), ([-DAY_NS], "nothing"), ([3 * S_NS], "kill"), ([-30 * S_NS], "kill"),
+    ([DAY_NS], "restart"), ([-DAY_NS], "restart"), ([DAY_NS, -DAY_NS], "kill"),
+    ([-DAY_NS, DAY_NS], "kill"), ([DAY_NS, -2 * DAY_NS], "restart"), ([S_NS // 2], "nothing"),
+])  # fmt: skip
+def test_delays_are_as_long_as_they_were_to_be(
+    tmp_path: Path, steps_ns: list[int], then: str
+) -> None:
+    """Levels, timers, retries and checks, of before a step and of after it; whatever dies then."""
     clock, waiting, store = WallClock(tmp_path), Waiting(), tmp_path / "store"
     again = {"environ": clock.environ, "program": True}
     with RunningBroker(store, SETTINGS, **again) as broker:
@@ -129,8 +137,9 @@ def test_delays_are_as_long_as_they_were_to_be(tmp_path: Path, step_ns: int, the
             broker.create_topic(topic, 1)
         with Producer(broker.ready.name_server, name="shop", checker=waiting.check) as producer:
             waiting.send(broker, producer, "before")
-            clock.set_ahead(step_ns)
-            waiting.send(broker, producer, "after")
+            for number in range(len(steps_ns)):
+                clock.set_ahead(sum(steps_ns[: number + 1]))
+                waiting.send(broker, producer, f"behind step {number}")
             if then == "kill":
                 broker.kill("scheduler")
             if then != "restart":
@@ -142,6 +151,63 @@ def test_delays_are_as_long_as_they_were_to_be(tmp_path: Path, step_ns: int, the
         ):
             waiting.watch(broker)
     waiting.judge()
+
+
+@pytest.mark.slow
+def test_a_time_of_day_goes_by_the_clock_as_it_is(tmp_path: Path) -> None:
+    """In both directions."""
+    clock = WallClock(tmp_path)
+    with (
+        RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker,
+        Producer(broker.ready.name_server) as producer,
+    ):
+        began = up_s()
+        soon = datetime.now(UTC) + timedelta(seconds=2)
+        producer.send("set", b"soon", queue_id=0, deliver_at=soon)
+        clock.set_ahead(-4 * S_NS)
+        broker.read_queue("set", 0, 1)
+        assert up_s() >= began + 6
+        tomorrow = datetime.now(UTC) + timedelta(hours=20)
+        producer.send("set", b"tomorrow", queue_id=0, deliver_at=tomorrow)
+        clock.set_ahead(DAY_NS)
+        messages = broker.read_queue("set", 0, 2)
+    assert [each.body for each in messages] == [b"soon", b"tomorrow"]
+    for each in messages:
+        assert each.store_timestamp_ms >= int(each.properties["TIMER_DELIVER_MS"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["nothing", "kill"])
+def test_what_is_recalled_is_found_behind_a_step(tmp_path: Path, then: str) -> None:
+    """By a receipt that says when it was due by the clock before."""
+    clock = WallClock(tmp_path)
+    with (
+        RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker,
+        Producer(broker.ready.name_server) as producer,
+    ):
+        names = [b"recalled before", b"recalled behind", b"not recalled"]
+        receipts = [producer.send("r", each, queue_id=0, deliver_after=20) for each in names]
+        producer.recall(receipts[0])
+        clock.set_ahead(-DAY_NS)
+        producer.recall(receipts[1])
+        if then == "kill":
+            broker.kill("scheduler")
+        producer.send("r", b"last", queue_id=0, deliver_after=20)
+        found = broker.read_queue("r", 0, 2)
+    assert [each.body for each in found] == [b"not recalled", b"last"]
+
+
+@pytest.mark.slow
+def test_a_window_of_keys_ends_no_earlier(tmp_path: Path) -> None:
+    clock = WallClock(tmp_path)
+    with (
+        RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker,
+        Producer(broker.ready.name_server, dedup="keys", dedup_window=3_600) as producer,
+    ):
+        first = producer.send("keyed", b"one", keys="k", queue_id=0)
+        clock.set_ahead(DAY_NS)
+        again = producer.send("keyed", b"two", keys="k", queue_id=0)
+    assert (first.duplicate, again.duplicate) == (False, True)
 
 
 @pytest.mark.slow
