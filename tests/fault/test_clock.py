@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import subprocess
 import threading
@@ -16,9 +17,11 @@ from typing import Any, Final
 import pytest
 from family import RunningBroker, encode_batch
 from fault.points import POINTS, Points
+from old_segments import MIB, until, write_segments
 
 from cometmq import PendingTransaction, PopConsumer, Producer
 from cometmq.protocol.commands import (
+    DeleteSegments,
     GiveBackMessages,
     GivenBack,
     MessagesGivenBack,
@@ -28,6 +31,8 @@ from cometmq.protocol.commands import (
     SendResult,
 )
 from cometmq.shm.derived.timer_files import read_check, write_check
+from cometmq.shm.live.control import Counter
+from cometmq.shm.os.files import segment_name
 
 SOURCE: Final = Path(__file__).with_name("clock.c")
 S_NS: Final = 1_000_000_000
@@ -208,6 +213,25 @@ def test_a_window_of_keys_ends_no_earlier(tmp_path: Path) -> None:
         clock.set_ahead(DAY_NS)
         again = producer.send("keyed", b"two", keys="k", queue_id=0)
     assert (first.duplicate, again.duplicate) == (False, True)
+
+
+@pytest.mark.slow
+def test_a_step_makes_no_segment_older(tmp_path: Path) -> None:
+    """What is kept for 3 days stays when the clock is set forward by 4, but for what was old."""
+    clock = WallClock(tmp_path)
+    with RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker:
+        broker.create_topic("t", 1)
+        write_segments(broker, 3)
+        old = time.time() - 10 * 86_400
+        os.utime(broker.store / "commitlog" / segment_name(0), times=(old, old))
+        clock.set_ahead(4 * DAY_NS)
+
+        def is_cleaned() -> bool:
+            broker.ask("coordinator", DeleteSegments())
+            return broker.counter(Counter.MIN_OFFSET) > 0
+
+        until(is_cleaned)
+        assert broker.counter(Counter.MIN_OFFSET) == MIB
 
 
 @pytest.mark.slow
