@@ -188,7 +188,7 @@ class Connections:
     def _run(self) -> None:
         next_look = 0.0
         monitor = select.poll()  # by the socket's own `poll` a tick costs twice as much
-        monitor.register(self._monitor.getsockopt(zmq.FD), select.POLLIN)
+        monitor.register(self._monitor.fileno(), select.POLLIN)
         has_more = True  # the descriptor tells of what is new alone
         while not self._is_over:
             timeout_ms = -1
