@@ -188,10 +188,7 @@ def test_a_master_whose_disk_is_full_stays_where_nobody_could_follow(tmp_path: P
         assert record is not None
         assert (record.master, record.epoch) == (master.name, 1)
         stack.close()
-        rig.wait_healed("there is room again")
-        record = rig.record()
-        assert record is not None
-        assert (record.master, record.epoch) == (master.name, 1)
+        rig.wait_healed("there is room again")  # another may be elected: who sees it first is back
         outcome = rig.finish()
     assert outcome.ok, f"seed {SEED}\n{outcome.verdict}"
 
