@@ -43,7 +43,7 @@ class Rig:
         others: Any = {
             name: Mock()
             for name in (
-                "books", "log_line", "engine", "promises", "runs", "said", "on_laid_down", "on_stop"
+                "books", "log_line", "engine", "room", "runs", "said", "on_laid_down", "on_stop"
             )
         }  # fmt: skip
         log: Any = self.log
