@@ -145,7 +145,7 @@ def test_dispatching_in_turns(tmp_path: Path, full: bool, report: Report) -> Non
     bodies = [b"x" * 100] * count
     how = {"tags": "other", "properties": {"amount": "1", "region": "eu"}}
     took: dict[str, list[tuple[float, float]]] = {"plain": [], "filtered": []}
-    with Broker(tmp_path / "store") as broker, broker.producer() as producer:
+    with Broker(tmp_path / "store") as broker, broker.producer(timeout_s=120) as producer:
         producer.send("filtered", b"first")
         broker.consumer("registers", "filtered", sql=SQL).close()
         until_judged(broker, 1)

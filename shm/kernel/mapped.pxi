@@ -100,12 +100,14 @@ cdef list pick_for_copy(
         if found.at == NULL:
             g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
             break
-        if filter is not None and wanted.any and not tells_ahead(&told, g.index):
-            fetch_ahead(found.at, phys, unit, end - g.index)
-        if filter is not None and follow_wanted(
-                found.at, phys, size, queue, g.index, False, filter, &record) == REC_UNWANTED:
-            g.index += 1
-            continue
+        if filter is not None and <uint64_t>g.index >= told.end:
+            if wanted.any:
+                fetch_ahead(found.at, phys, unit, end - g.index)
+            if follow_wanted(found.at, phys, size, queue, g.index, False, filter,
+                             &record) == REC_UNWANTED:
+                g.index += 1
+                continue
+        # Of what its map does not tell that it is unwanted the copy is evaluated, and that alone.
         found.queue_offset, found.physical_offset, found.size = g.index, phys, size
         g.count += 1
         g.total += size

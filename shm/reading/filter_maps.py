@@ -26,21 +26,35 @@ class _Held:
         self._folder = folder
         self._queue_id = queue_id
         self._again_at = 0.0
+        self._taken: set[int] = set()  # blocks
 
-    def reach(self, begin: int, end: int) -> None:
-        """Take what there is about these queue offsets."""
+    def reach(self, begin: int, end: int) -> int:
+        """Take what there is about these queue offsets; up to which of them it tells all."""
         first, last = begin // FILTER_BLOCK_ENTRIES, (end - 1) // FILTER_BLOCK_ENTRIES
         for number in range(first, min(last + 1, first + BLOCKS_MAX)):
             wanted = min(FILTER_BLOCK_ENTRIES, end - number * FILTER_BLOCK_ENTRIES)
-            if self.map.told(number) < wanted and time.monotonic() >= self._again_at:
-                self._take(number, wanted)
+            told = self.map.told(number)
+            if told < wanted and time.monotonic() >= self._again_at:
+                self._make_room(first)
+                told = self._take(number, wanted)
+            begin = max(begin, number * FILTER_BLOCK_ENTRIES + told)
+            if told < wanted:
+                break
+        return min(begin, end)
 
-    def _take(self, number: int, wanted: int) -> None:
-        if len(self.map) >= BLOCKS_MAX:
-            self.map.forget()
-        block = read_block(self._folder, self._queue_id, number)
-        if self.map.take(number, block) < wanted:
+    def _make_room(self, first: int) -> None:
+        """For the blocks from there on: those that are not looked at now go."""
+        if len(self._taken) >= BLOCKS_MAX:
+            for number in self._taken - {*range(first, first + BLOCKS_MAX)}:
+                self.map.take(number, b"")
+                self._taken.discard(number)
+
+    def _take(self, number: int, wanted: int) -> int:
+        self._taken.add(number)
+        told = self.map.take(number, read_block(self._folder, self._queue_id, number))
+        if told < wanted:
             self._again_at = time.monotonic() + AGAIN_S
+        return told
 
 
 class FilterMaps:
@@ -59,15 +73,15 @@ class FilterMaps:
 
     def of(
         self, topic: str, queue_id: int, expression: str, begin: int, end: int
-    ) -> FilterMap | None:
-        """What is known of these queue offsets.
+    ) -> tuple[FilterMap | None, int]:
+        """What is known of these queue offsets, and up to which of them that is all.
 
         Args:
             expression: as it is registered; empty: there is no filter.
         """
         maps = self._maps.value
         if not maps or not expression:
-            return None
+            return None, begin
         if maps != self._known:
             self._held.clear()
             self._known = maps
@@ -81,6 +95,4 @@ class FilterMaps:
             held = self._held[key] = _Held(folder, queue_id, identity)
         else:
             self._held.move_to_end(key)
-        if end - begin >= WORTH_COUNT:
-            held.reach(begin, end)
-        return held.map
+        return held.map, held.reach(begin, end) if end - begin >= WORTH_COUNT else begin

@@ -17,7 +17,8 @@ from cometmq.shm.reading.selection import Selection
 from cometmq.shm.reading.store_reader import GetStatus, StoreReader, outside
 
 SCAN_COUNT: Final = 65_536  # entries looked at for one answer, whatever the tags
-FILTERED_COUNT: Final = 16_384  # likewise of records, which cost more: other threads wait for it
+# Likewise of records, where no map tells of them, which cost more: other threads wait for it.
+FILTERED_COUNT: Final = 16_384
 AHEAD_BYTES: Final = 128 * 1_048_576  # the system is asked to have in memory
 STEP_BYTES: Final = 16 * 1_048_576  # at a time
 STREAMS: Final = 4  # places of the log that are read from in turns
@@ -100,8 +101,9 @@ class MappedReader(StoreReader):
         map = None
         if tail is None:
             if self.maps is not None:
-                scanned_end = min(end, queue_offset + looked_at)
-                map = self.maps.of(topic, queue_id, expression, queue_offset, scanned_end)
+                far = min(end, queue_offset + SCAN_COUNT)
+                map, told = self.maps.of(topic, queue_id, expression, queue_offset, far)
+                scanned = max(scanned, told - queue_offset)
             self._read_ahead(units, (queue_offset - first_index) * UNIT)
         name = topic.encode()
         while True:

@@ -170,7 +170,7 @@ class StoreReader:
         map = None
         if self.maps is not None and tail is None:
             scanned = min(end, queue_offset + looked_at)
-            map = self.maps.of(topic, queue_id, expression, queue_offset, scanned)
+            map, _ = self.maps.of(topic, queue_id, expression, queue_offset, scanned)
         codes = None if tags is None else tuple(_kernel.java_hash(tag) for tag in tags)
         payload, count, next_index, unreadable = self._gather(
             topic, queue_id, units, first_index, queue_offset, end, max_count, max_bytes, codes,

@@ -415,8 +415,9 @@ class Maps:
         self.readers = FilterMaps(store, self.control)
 
     def told(self, begin: int, end: int, expression: str = "a = 1") -> list[int]:
-        found = self.readers.of("t", 3, expression, begin, end)
+        found, until = self.readers.of("t", 3, expression, begin, end)
         assert found is not None
+        self.until = until
         first, last = begin // FILTER_BLOCK_ENTRIES, (end - 1) // FILTER_BLOCK_ENTRIES
         return [found.told(number) for number in range(first, last + 1)]
 
@@ -433,19 +434,35 @@ def maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maps:
 
 
 def test_blocks_are_read_as_they_are_wanted(maps: Maps) -> None:
-    assert maps.told(0, 1000) == [0]
+    assert maps.told(5, 1000) == [0]
+    assert maps.until == 5
     maps.fill(1000)
-    assert maps.told(0, 1000) == [1000]
+    assert maps.told(5, 1000) == [1000]
+    assert maps.until == 1000
+    assert maps.told(5, 1001) == [1000]
+    assert maps.until == 1000
     maps.fill(2 * FILTER_BLOCK_ENTRIES + 5)
     assert maps.told(0, 1000) == [1000], "it tells enough"
     assert maps.told(0, 1001) == [FILTER_BLOCK_ENTRIES]
     end = 2 * FILTER_BLOCK_ENTRIES + 100
     assert maps.told(end - WORTH_COUNT + 1, end) == [0], "so few are not worth a look"
+    assert maps.until == end - WORTH_COUNT + 1
     assert maps.told(end - WORTH_COUNT, end) == [5]
+    border = 2 * FILTER_BLOCK_ENTRIES
+    assert maps.told(border - 100, border + 100) == [FILTER_BLOCK_ENTRIES, 5]
+    assert maps.until == border + 5
     many = (BLOCKS_MAX + 5) * FILTER_BLOCK_ENTRIES
     maps.fill(many)
     assert maps.told(0, many) == [FILTER_BLOCK_ENTRIES] * BLOCKS_MAX + [0] * 5
+    assert maps.until == BLOCKS_MAX * FILTER_BLOCK_ENTRIES
     assert maps.told(many - 1000, many) == [FILTER_BLOCK_ENTRIES]
+    for begin in range(0, many - FILTER_BLOCK_ENTRIES, 20_000):
+        end = begin + 2 * FILTER_BLOCK_ENTRIES
+        told = maps.told(begin, min(end, many))
+        assert set(told) == {FILTER_BLOCK_ENTRIES}, "those that are looked at stay"
+        found, _ = maps.readers.of("t", 3, "a = 1", 0, 0)
+        assert found is not None
+        assert len(found) <= BLOCKS_MAX
 
 
 def test_a_block_that_did_not_tell_enough_is_left_alone_for_a_moment(
@@ -461,11 +478,11 @@ def test_other_maps_and_no_maps(maps: Maps) -> None:
     maps.fill(1000)
     assert maps.told(0, 1000) == [1000]
     assert maps.told(0, 1000, "a = 2") == [0]
-    assert maps.readers.of("t", 3, "", 0, 1000) is None
+    assert maps.readers.of("t", 3, "", 0, 1000) == (None, 0)
     maps.counter.advance(2)
     assert maps.told(0, 1000) == [0], "those of before are not believed any more"
     maps.counter.reset(0)
-    assert maps.readers.of("t", 3, "a = 1", 0, 1000) is None
+    assert maps.readers.of("t", 3, "a = 1", 0, 1000) == (None, 0)
 
 
 def test_blocks_put_under_the_name_of_another_map(maps: Maps) -> None:
@@ -488,5 +505,5 @@ def test_what_is_no_file_is_no_map(maps: Maps) -> None:
 
 def test_maps_in_memory_are_bounded(maps: Maps) -> None:
     for number in range(MAPS_MAX + 10):
-        assert maps.readers.of("t", number, "a = 1", 0, 1000) is not None
+        assert maps.readers.of("t", number, "a = 1", 0, 1000)[0] is not None
     assert len(maps.readers._held) == MAPS_MAX
