@@ -25,10 +25,7 @@ from cometmq.shm.kernel.layout import BLANK, CONSUME_QUEUE_UNIT, RECORD_HEAD
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
 from cometmq.shm.log.references import LogMaps
-from cometmq.shm.os.files import (
-    map_segment,
-    maps_are_many,
-)
+from cometmq.shm.os.files import map_segment, maps_are_many
 from cometmq.shm.os.memory import memory_of
 from cometmq.shm.reading.damage import told
 from cometmq.shm.reading.filter_maps import FilterMaps
