@@ -32,6 +32,7 @@ from typing import Any, Final, Literal
 from paths import SEARCH
 
 from cometmq.actors.launch import process
+from cometmq.actors.launch.zygote import Prepared
 from cometmq.shm.kernel._kernel import OwnedCell
 from cometmq.shm.live.control import ControlFile, Counter
 
@@ -396,9 +397,9 @@ def _wrap(target: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def _with_role(tap: Tap, run_child: Callable[..., int]) -> Callable[..., int]:
-    def run(order: dict[str, Any], reports: int, lifeline: int) -> int:
-        tap.role = str(order["role"])
-        return run_child(order, reports, lifeline)
+    def run(child: Prepared, reports: int, lifeline: int) -> int:
+        tap.role = child.role
+        return run_child(child, reports, lifeline)
 
     run.__name__ = "run_child"
     return run
