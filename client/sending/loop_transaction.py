@@ -85,15 +85,13 @@ class LoopTransactions:
             and (topic in self._beginning or self._is_ready(topic))
         )
 
-    def begin(
-        self, transaction: AsyncTransaction, topic: str, body: bytes
-    ) -> asyncio.Future[AsyncTransaction]:
+    def begin(self, transaction: AsyncTransaction, topic: str, body: bytes) -> asyncio.Future[None]:
         """A plain one; at the end of this turn."""
         beginning = self._beginning
         if not beginning:
             self.use_loop()
             self._sends.at_the_end(self.ends.loop, self._begin_all)
-        future: asyncio.Future[AsyncTransaction] = self.ends.loop.create_future()
+        future: asyncio.Future[None] = self.ends.loop.create_future()
         some = beginning.get(topic)
         if some is None:
             beginning[topic] = [(future, transaction, body)]
@@ -113,10 +111,10 @@ class LoopTransactions:
             except Exception as error:
                 for future, _, _ in some[alike.next :]:
                     if not future.done():
-                        future.set_exception(error)
+                        future.set_exception(_own(error))
 
 
-_Beginning = tuple["asyncio.Future[AsyncTransaction]", "AsyncTransaction", bytes]
+_Beginning = tuple["asyncio.Future[None]", "AsyncTransaction", bytes]
 
 
 class _Halves:
@@ -141,8 +139,8 @@ class _Halves:
         for index, (future, transaction, body) in enumerate(self._some, self._index):
             if not future.done():  # else it was cancelled
                 part = TransactionPart(topic, place.queue_offset + index, offsets[index])
-                transaction._has_part(ids[index], broker, part, len(body))
-                future.set_result(transaction)
+                transaction._has_first(ids[index], broker, part, len(body))
+                future.set_result(None)
 
     def failed(self, error: CometError) -> None:
         for future, _, _ in self._some:
@@ -166,13 +164,13 @@ class AsyncTransaction(Parts):
         else:
             self._first = self._compose(topic, body, options)
 
-    def __aenter__(self) -> Awaitable[Self]:
+    async def __aenter__(self) -> Self:
         plain, self._plain = self._plain, None
-        if plain is None:
-            return self._begin()
-        return self._shared.begin(self, *plain)  # type: ignore[return-value]
-
-    async def _begin(self) -> Self:
+        if plain is not None:
+            await self._shared.begin(self, *plain)
+            # Here, and not where the answer is heard: a task may be cancelled in between.
+            self._transactions.open.add(self._id)
+            return self
         if self._first is None:
             raise RuntimeError("a transaction is entered once")
         (target, message), self._first = self._first, None
@@ -229,3 +227,8 @@ class AsyncTransaction(Parts):
 
 async def _nothing() -> None:
     """There is nothing to wait for."""
+
+
+def _own(error: Exception) -> Exception:
+    """Of several tasks that are told the same."""
+    return again(error) if isinstance(error, CometError) else error

@@ -138,22 +138,20 @@ class Parts:
         place = batch.answer()
         if not place.physical_offsets:
             raise NotConfirmed(OLDER)
-        self._has_part(
-            receipt.msg_id,
-            receipt.broker,
-            TransactionPart(
-                batch.topic, receipt.queue_offset, place.physical_offsets[receipt._index]
-            ),
-            len(message.body),
+        part = TransactionPart(
+            batch.topic, receipt.queue_offset, place.physical_offsets[receipt._index]
         )
+        if self._id:
+            self._parts.append(part)
+            self._bytes += len(message.body)
+            return
+        self._has_first(receipt.msg_id, receipt.broker, part, len(message.body))
+        self._transactions.open.add(self._id)
 
-    def _has_part(self, msg_id: str, broker: str, part: TransactionPart, size: int) -> None:
+    def _has_first(self, msg_id: str, broker: str, part: TransactionPart, size: int) -> None:
+        self._id, self._broker = msg_id, broker
         self._parts.append(part)
-        self._bytes += size
-        if not self._id:
-            self._broker = broker
-            self._id = msg_id
-            self._transactions.open.add(msg_id)
+        self._bytes = size
 
     def _check_end(self, commit: bool) -> bool:
         """Whether it is yet to be ended so. Raises RuntimeError where that cannot be any more."""

@@ -11,7 +11,8 @@ import pytest
 from client_fakes import FakeBroker, Handle, fake_broker
 
 from cometmq.client import AsyncProducer
-from cometmq.client.sending import loop_ends
+from cometmq.client.sending import loop_ends, loop_transaction
+from cometmq.client.sending.receipt import Batch
 from cometmq.protocol.commands import EndTransactions, SendMessages
 from cometmq.protocol.errors import (
     CometError,
@@ -162,6 +163,32 @@ def test_a_task_that_is_cancelled_leaves_the_others_alone(fake: Handle) -> None:
 
     asyncio.run(work())
     assert len(fake.broker.ends) == 2 + 2
+
+
+def test_a_task_that_is_cancelled_when_its_answer_is_there_leaves_nothing_open(
+    fake: Handle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the checker of this process would never be asked."""
+    tasks: list[asyncio.Task[str]] = []
+    stored = loop_transaction._Halves.stored
+
+    def stored_and_cancelled(halves: loop_transaction._Halves, batch: Batch) -> None:
+        stored(halves, batch)
+        for task in tasks:
+            task.cancel()
+
+    monkeypatch.setattr(loop_transaction._Halves, "stored", stored_and_cancelled)
+
+    async def work() -> None:
+        async with producer_of(fake) as producer:
+            await known(producer)
+            tasks.append(asyncio.create_task(commit(producer, b"x")))
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[0]
+            assert not producer._producer._transactions.open
+
+    asyncio.run(work())
+    assert len(fake.broker.ends) == 2
 
 
 def test_an_end_is_sent_although_its_task_is_cancelled(fake: Handle) -> None:
