@@ -50,6 +50,7 @@ class TimerClock:
         state: as it was written last.
         bytes_max: of a write.
         ahead: how far the wall clock is ahead of CLOCK_BOOTTIME, in ms; a test's own.
+        begun: how far it was when the process began; None: now.
     """
 
     def __init__(
@@ -58,13 +59,15 @@ class TimerClock:
         store: StoreReader,
         bytes_max: int,
         ahead: Callable[[], int] = ahead_ms,
+        *,
+        begun: int | None = None,
     ) -> None:
         self._store = store
         self._bytes_max = bytes_max
         self._read = ahead
         self._clock = int(clock_name(), 16)
         is_same = state.clock == self._clock and state.aheads
-        self.aheads = list(state.aheads) if is_same else [ahead()]
+        self.aheads = list(state.aheads) if is_same else [ahead() if begun is None else begun]
         self.is_kept = bool(is_same)  # in the log, where this clock is; receipts are read by that
         self.moves: list[Move] = list(state.moves)
         # In the timer log, where the search for what is stored anew goes on; None: it is over

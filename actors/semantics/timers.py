@@ -148,7 +148,8 @@ class Timers:
         reach = self._store.positions.queue_range(TIMER_TOPIC, 0)
         low, high = reach if reach else (0, 0)
         self.seen, self._frontier = min(max(after, low), high), state.frontier
-        self._clock = TimerClock(state, self._store, self._bytes_max)
+        begun = self._clock.aheads[-1]
+        self._clock = TimerClock(state, self._store, self._bytes_max, begun=begun)
         self._clock.show(wheel)
         wheel.find_recalls()
         self._wheel = wheel
