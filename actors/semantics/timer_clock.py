@@ -159,12 +159,22 @@ class TimerClock:
                 position = unit
                 break
             units.append(unit)
-            end, until = place + 1, max(until, due_ms_of(message.record))
+            due = due_ms_of(message.record)
+            end, until = place + 1, max(until, due)
+            self._learn(wheel, due - due_ms_by(message.record, self._clock, 0))
         if not units:
             self.position = position if position < wheel.end else None
             return None
         now = end, self._clock, self.aheads[-1], until
         return Moving(records, [*self.moves[:-1], now], units, position)
+
+    def _learn(self, wheel: TimerWheel, ahead: int) -> None:
+        """The wall clock was so far ahead when a message was stored: a step that nobody saw."""
+        is_known = any(abs(ahead - each) <= TIMERS_SKEW_MS for each in self.aheads)
+        if not is_known and len(self.aheads) < AHEADS_MAX:
+            self.aheads = [ahead, *self.aheads]
+            self.show(wheel)
+            wheel.find_recalls()
 
     def _search(
         self, wheel: TimerWheel, begin: int, position: int
