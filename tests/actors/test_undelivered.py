@@ -40,6 +40,8 @@ def test_in_a_group_it_is_not_believed(in_group: bool, tmp_path: Path) -> None:
         _files=None,
         _store=SimpleNamespace(positions=positions),
         _deriver=SimpleNamespace(position=lambda: Position(0, 0)),
+        _clock=SimpleNamespace(aheads=(0,)),
+        _bytes_max=1 << 20,
     )
     timers._read_up_to = lambda wheel, check: Timers._read_up_to(cast(Any, timers), wheel, check)
     wheel = Timers._open(cast(Any, timers))

@@ -87,6 +87,7 @@ ROCKETMQ_DEFAULTS: dict[str, str | int | bool] = {
     "longPollingEnable": True,
     "slaveReadEnable": False,
     "accessMessageInMemoryMaxRatio": 40,
+    "enableCalcFilterBitMap": True,
     "enablePropertyFilter": True,
     "defaultTopicQueueNums": 8,
     "autoCreateTopicEnable": True,
