@@ -75,6 +75,7 @@ def test_what_begins_and_ends_in_one_turn_shares_commands(fake: Handle) -> None:
             )
 
     ids = asyncio.run(work())
+    fake.wait_for(lambda _: len([*chain.from_iterable(ends(fake))]) >= len(ids))
     assert len(set(ids)) == 2 * TASKS
     assert [*chain.from_iterable(sections(fake))] == [("t", TASKS), ("u", TASKS)]
     assert sorted(chain.from_iterable(ends(fake))) == sorted(ids)

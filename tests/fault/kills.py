@@ -41,7 +41,9 @@ def kill_one(rig: Rig, targets: Sequence[str], number: int) -> None:
 
 
 # What leads to these points is at work in tests of their own.
-ELSEWHERE: Final = frozenset({"derived", "transactions", "replication", "named", "timers"})
+ELSEWHERE: Final = frozenset(
+    {"derived", "transactions", "replication", "named", "timers", "filters"}
+)
 
 
 @campaign("points", "kill -9 at named points of the code; --only takes their names too")
