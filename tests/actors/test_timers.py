@@ -7,12 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import golden
+import psutil
 import pytest
 from family import RunningBroker
 from shared_data import data_path
@@ -27,6 +29,7 @@ from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal,
 from cometmq.protocol.names import DELAY_TOPIC, TIMER_TOPIC
 from cometmq.shm.derived.timer_files import read_check, write_check
 from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.live.control import Counter as Progress
 
 WAIT_S = 60
 
@@ -62,21 +65,21 @@ def take(consumer: Consumer, count: int) -> list[Message]:
 
 async def send_from_tasks(broker: RunningBroker, bodies: list[bytes]) -> None:
     async with AsyncProducer(name_server(broker)) as producer:
-        recalled = await producer.send("due", b"never", queue_id=3, deliver_after=1)
+        recalled = await producer.send("due", b"never", queue_id=3, deliver_after=3_600)
         await producer.recall(recalled)
         for body in bodies:
             await producer.send("due", body, queue_id=3, deliver_after=0.5)
 
 
-def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
-    """By every way of sending, in the order of their times, never early."""
-    bodies = lines(120)
+def send_in_all_ways(
+    broker: RunningBroker, bodies: list[bytes]
+) -> tuple[list[datetime], list[Receipt]]:
+    """120 bodies; the times of the first 40 and of the next, and some receipts."""
     now = datetime.now(UTC)
     times = [now + timedelta(milliseconds=700 + 37 * (i * 7 % 40)) for i in range(40)]
     with (
         Producer(name_server(broker)) as producer,
         Producer(name_server(broker), linger_ms=5) as lingering,
-        Consumer(name_server(broker), "due", "due") as consumer,
     ):
         for body, at in zip(bodies[:40], times, strict=True):
             producer.send("due", body, queue_id=0, deliver_at=at)
@@ -91,17 +94,40 @@ def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
         lingering.flush()
         receipts = [future.result(WAIT_S) for future in futures]
         asyncio.run(send_from_tasks(broker, bodies[110:]))
-        found = take(consumer, 121)
-    assert found[0].body == b"now"
-    assert sorted(each.body for each in found[1:]) == sorted(bodies)
-    for each in found[1:]:
+    return times, receipts
+
+
+@contextmanager
+def scheduler_held(broker: RunningBroker) -> Iterator[None]:
+    """Until all that was sent is dispatched: it sees that together, however long sending takes."""
+    scheduler = psutil.Process(broker.pids()["scheduler"])
+    scheduler.suspend()
+    try:
+        yield
+        wrote = broker.counter(Progress.WROTE)
+        until("all is dispatched", lambda: broker.counter(Progress.DISPATCHED) >= wrote)
+    finally:
+        scheduler.resume()
+
+
+def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
+    """By every way of sending, in the order of their times, never early."""
+    bodies = lines(120)
+    with Consumer(name_server(broker), "due", "due") as consumer:
+        with scheduler_held(broker):
+            times, receipts = send_in_all_ways(broker, bodies)
+            assert [each.body for each in take(consumer, 1)] == [b"now"]
+        found = take(consumer, 120)
+    assert sorted(each.body for each in found) == sorted(bodies)
+    for each in found:
         assert each.store_timestamp_ms >= due_of(each)
     for queue_id in range(2):
-        dues = [due_of(m) for m in found[1:] if m.queue_id == queue_id]
+        dues = [due_of(m) for m in found if m.queue_id == queue_id]
         assert dues == sorted(dues)
         assert set(dues) == {int(-(-at.timestamp() * 1000 // 1)) for at in times}
-    dues = {receipt.due_ms for receipt in receipts}
-    assert dues <= {due_of(each) for each in found[1:]}
+    assert {receipt.due_ms for receipt in receipts} <= {due_of(each) for each in found}
+    with Admin(name_server(broker)) as admin:
+        assert not admin.scheduled("due")  # one was recalled
 
 
 def test_what_is_recalled_does_not_come(broker: RunningBroker) -> None:
