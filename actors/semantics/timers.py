@@ -43,6 +43,7 @@ from cometmq.shm.kernel._kernel import (
     Message,
     RecordTooLarge,
     TimerWheel,
+    decode,
     due_ms_of,
 )
 from cometmq.shm.live.control import Counter
@@ -54,6 +55,7 @@ DELIVERED_MAX: Final = 2_048  # messages of one write
 READ_COUNT: Final = 2_048  # messages that are put into the wheel at once,
 READS_MAX: Final = 16  # so often before anything else is heard
 HORIZON_S: Final = 60  # how far the wheel is searched for what is due next
+AGAIN_MAX: Final = 100_000  # messages that a start reads again, about
 
 
 class Timers:
@@ -120,6 +122,9 @@ class Timers:
             return 0.0
         if self._late:
             return self._deliver_late(wheel, now)
+        if self.seen - self._frontier > AGAIN_MAX:
+            at = wheel.at_due, wheel.at_place
+            self._write(InnerRecords(), self._clock.state(wheel, at, self.seen), lambda: None)
         if self._read(wheel):
             return 0.0
         return self._deliver_due(wheel, now)
@@ -136,9 +141,9 @@ class Timers:
             state = state.joined(check.read_ms, check.queue_offset)
         segment_bytes = self._settings.mapped_file_size_timer_log_bytes
         self._files = self._files or TimerFiles(self._family.store, segment_bytes)
-        log_max = self._store.positions.log_range()[1]
+        log_max = self._believed_up_to(state.frontier)
         wheel = self._files.wheel(state.at_due, state.at_place, state.passed, log_max)
-        after = self._read_up_to(wheel, check)
+        after = self._read_up_to(wheel, check, state.frontier)
         if after is None:
             log.warning("the timer log is made anew, of all of %s", TIMER_TOPIC)
             del wheel  # it looks at the files
@@ -155,7 +160,17 @@ class Timers:
         self._wheel = wheel
         return wheel
 
-    def _read_up_to(self, wheel: TimerWheel, check: TimerCheck | None) -> int | None:
+    def _believed_up_to(self, frontier: int) -> int:
+        """The physical offset at which the timer log ends for a start. It has no unit for what was
+        overdue when it was read; behind the frontier that may be undelivered, so it is read again.
+        """
+        first = self._store.get_message(TIMER_TOPIC, 0, frontier, 1, max_bytes=self._bytes_max)
+        if first.payload is None:
+            return self._store.positions.log_range()[1]
+        (message,) = decode(first.payload)
+        return message.physical_offset
+
+    def _read_up_to(self, wheel: TimerWheel, check: TimerCheck | None, frontier: int) -> int | None:
         """The queue offset behind what is in the timer log; None: nobody knows."""
         after = 0
         if wheel.last_place >= 0:
@@ -165,11 +180,11 @@ class Timers:
                 if wheel.last_place >= self._store.positions.log_range()[0]:
                     return None
             else:
-                if record.topic != TIMER_TOPIC:
+                if record.topic != TIMER_TOPIC or record.queue_offset >= frontier:
                     return None
                 after = record.queue_offset + 1
         if check is not None and wheel.end >= check.log_end:
-            return max(after, check.queue_offset)
+            return min(max(after, check.queue_offset), frontier)
         return after
 
     # --- into the wheel ---

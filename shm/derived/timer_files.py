@@ -34,6 +34,7 @@ TIMER_LOG_DIR: Final = "timerlog"
 WHEEL_FILE: Final = "timerwheel"
 CHECK_FILE: Final = "timercheck"
 CHECK_BYTES: Final = 4096
+ZEROED_BYTES: Final = 1 << 20  # at once
 WHEEL_BYTES: Final = TIMER_SLOT.size * TIMER_WHEEL_SLOTS
 
 
@@ -162,10 +163,13 @@ class TimerFiles:
         memory = self._maps.get(start)
         if memory is not None and any(memory[end - start : end - start + 4]):
             path = self._folder / segment_name(start)
-            log.warning("%s: what stands at %d is no timer of this log, and is cut off", path, end)
+            log.info("%s is cut off at %d: what follows is read again", path, end)
             with path.open("r+b") as file:
-                file.seek(end - start)
-                file.write(bytes(self._segment_bytes - (end - start)))
+                for at in range(end - start, self._segment_bytes, ZEROED_BYTES):
+                    there = memory[at : at + ZEROED_BYTES]
+                    if there.count(0) < len(there):  # most of it was never written
+                        file.seek(at)
+                        file.write(bytes(len(there)))
 
 
 def _new_wheel(path: Path) -> FileMap:
