@@ -42,8 +42,9 @@ def test_in_a_group_it_is_not_believed(in_group: bool, tmp_path: Path) -> None:
         _deriver=SimpleNamespace(position=lambda: Position(0, 0)),
         _clock=SimpleNamespace(aheads=(0,)),
         _bytes_max=1 << 20,
+        _believed_up_to=lambda _frontier: 0,
     )
-    timers._read_up_to = lambda wheel, check: Timers._read_up_to(cast(Any, timers), wheel, check)
+    timers._read_up_to = lambda *rest: Timers._read_up_to(cast(Any, timers), *rest)
     wheel = Timers._open(cast(Any, timers))
     assert (wheel.at_due, timers.seen) == ((0, 0) if in_group else (DUE_MS, 7))
     del wheel, timers._wheel
