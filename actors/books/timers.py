@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Mapping, Set
 from typing import Final
 
 import msgspec
@@ -100,7 +102,32 @@ def retimed(raw_properties: bytes, due_ms: int) -> bytes:
     return b"\2".join(kept) + new
 
 
-def recalled_keys(properties: dict[str, str]) -> list[bytes]:
-    """What a record recalls: a unique key, or topic+unique key."""
-    named = properties.get("TIMER_DEL_UNIQKEY", "")
-    return [named.encode()] if named else []
+def recalled_key(properties: Mapping[str, str]) -> bytes:
+    """What a record recalls: a unique key, or topic+unique key; b"": nothing."""
+    return properties.get("TIMER_DEL_UNIQKEY", "").encode()
+
+
+def is_recalled(properties: Mapping[str, str], keys: Set[bytes]) -> bool:
+    """Whether a record that waits is meant by one of them."""
+    if not keys:
+        return False
+    key, topic = properties.get("UNIQ_KEY", ""), properties.get("REAL_TOPIC", "")
+    return key.encode() in keys or f"{topic}+{key}".encode() in keys
+
+
+class Recalls:
+    """Keys of what is not to be delivered, each until a second has passed."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self._until: list[tuple[int, bytes]] = []  # a heap
+
+    def add(self, key: bytes, until: int) -> None:
+        if key and key not in self.keys:
+            self.keys.add(key)
+            heapq.heappush(self._until, (until, key))
+
+    def forget(self, second: int) -> None:
+        """What is due from that second on goes on."""
+        while self._until and self._until[0][0] < second:
+            self.keys.discard(heapq.heappop(self._until)[1])

@@ -7,10 +7,10 @@ So when that one is set back, what waits by a delay is stored anew, with the tim
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final, NamedTuple
 
-from cometmq.actors.books.timers import Move, TimersState, retimed
+from cometmq.actors.books.timers import Move, TimersState, is_recalled, retimed
 from cometmq.actors.runtime.clock_steps import ahead_ms
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.uptime import clock_name
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 AHEADS_MAX: Final = 8
 MOVES_MAX: Final = 8
 COUNT_MAX: Final = 2_048  # messages of one write
+DAY_MS: Final = 86_400_000
 
 
 class Moving(NamedTuple):
@@ -104,7 +105,22 @@ class TimerClock:
 
     def show(self, wheel: TimerWheel) -> None:
         """Have the wheel know of it."""
-        wheel.follow_clock(self._clock, self.aheads, self.moves)
+        wheel.follow_clock(self._clock, self.aheads[-1], self.moves)
+
+    def begin(self, wheel: TimerWheel) -> None:
+        """Have a wheel that was just made know of it."""
+        self.show(wheel)
+        if self.moves:
+            self._find_recalls(wheel)
+
+    @property
+    def keep_ms(self) -> int:
+        """For how long behind its own time what recalls another has a say: so much later that other
+        one may lie, which goes by the clock as it is."""
+        return max(self.aheads) - min(self.aheads) + DAY_MS if self.moves else 0
+
+    def _find_recalls(self, wheel: TimerWheel) -> None:
+        wheel.find_recalls(self._store.log, wheel.at_due - self.keep_ms)
 
     def follow(self, wheel: TimerWheel) -> None:
         """Look where the wall clock is now. A step that is not seen yet has nothing delivered
@@ -116,12 +132,12 @@ class TimerClock:
                         "before", step_ms / 1000)  # fmt: skip
             self.aheads = [*self.aheads, ahead][-AHEADS_MAX:]
             self.show(wheel)
-            wheel.find_recalls()
         if step_ms < -TIMERS_SKEW_MS or wheel.is_askew:
             self._begin(wheel)
 
     def _begin(self, wheel: TimerWheel) -> None:
         wheel.is_askew = False
+        is_first = not self.moves
         self.moves = [each for each in self.moves if each[3] > wheel.at_due]
         if not self._is_current():
             if len(self.moves) >= MOVES_MAX:
@@ -134,6 +150,8 @@ class TimerClock:
             self.moves.append((0, self._clock, self.aheads[-1], 0))
         self.position = 0
         self.show(wheel)
+        if is_first:  # what is put from here on counts by itself
+            self._find_recalls(wheel)
 
     def _is_current(self) -> bool:
         """Whether what was moved last was moved to where the clock is now."""
@@ -141,9 +159,13 @@ class TimerClock:
 
     # --- what is stored anew ---
 
-    def gather(self, wheel: TimerWheel) -> Moving | None:
+    def gather(self, wheel: TimerWheel, recalled: Set[bytes]) -> Moving | None:
         """What is due before it would come up, in the order of places, as much as one write holds;
-        None: there is nothing this time, or, without a position, nothing more."""
+        None: there is nothing this time, or, without a position, nothing more.
+
+        Args:
+            recalled: keys of what is not stored anew: it is over.
+        """
         end, _, _, until = self.moves[-1]
         assert self.position is not None
         found, position = self._search(wheel, end, self.position)
@@ -151,7 +173,8 @@ class TimerClock:
         for place, unit in found:
             try:
                 message = self._store.record_at(place)
-                self.retime(records, message)
+                if not is_recalled(message.properties, recalled):
+                    self.retime(records, message)
             except MessageNotFound:
                 log.warning("the timer at physical offset %d is gone: not delivered", place)
                 continue
@@ -159,22 +182,12 @@ class TimerClock:
                 position = unit
                 break
             units.append(unit)
-            due = due_ms_of(message.record)
-            end, until = place + 1, max(until, due)
-            self._learn(wheel, due - due_ms_by(message.record, self._clock, 0))
+            end, until = place + 1, max(until, due_ms_of(message.record))
         if not units:
             self.position = position if position < wheel.end else None
             return None
         now = end, self._clock, self.aheads[-1], until
         return Moving(records, [*self.moves[:-1], now], units, position)
-
-    def _learn(self, wheel: TimerWheel, ahead: int) -> None:
-        """The wall clock was so far ahead when a message was stored: a step that nobody saw."""
-        is_known = any(abs(ahead - each) <= TIMERS_SKEW_MS for each in self.aheads)
-        if not is_known and len(self.aheads) < AHEADS_MAX:
-            self.aheads = [ahead, *self.aheads]
-            self.show(wheel)
-            wheel.find_recalls()
 
     def _search(
         self, wheel: TimerWheel, begin: int, position: int

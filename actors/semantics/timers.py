@@ -15,8 +15,10 @@ from cometmq.actors.books.delays import destination
 from cometmq.actors.books.timers import (
     BACK_MS,
     PASSED_MAX,
+    Recalls,
     TimersState,
-    recalled_keys,
+    is_recalled,
+    recalled_key,
     rolled,
     window_ms,
 )
@@ -53,6 +55,7 @@ log = logging.getLogger(__name__)
 
 DELIVERED_MAX: Final = 2_048  # messages of one write
 READ_COUNT: Final = 2_048  # messages that are put into the wheel at once,
+RECALLS_MAX: Final = 2_048  # that are read at once, as well
 READS_MAX: Final = 16  # so often before anything else is heard
 HORIZON_S: Final = 60  # how far the wheel is searched for what is due next
 AGAIN_MAX: Final = 100_000  # messages that a start reads again, about
@@ -92,7 +95,7 @@ class Timers:
         self._wheel: TimerWheel | None = None
         self._frontier = 0
         self._late: list[int] = []  # physical offsets: overdue when they were read
-        self._recalled: tuple[int, set[bytes]] = (-1, set())  # of the second
+        self._recalls = Recalls()
         self._due_by: tuple[int, int] | None = None  # (time, end of the log by then)
         self._targets: dict[bytes, tuple[str, int] | None] = {}
         self._check: tuple[TimerCheck, int] | None = None  # once the log is flushed up to there
@@ -118,16 +121,18 @@ class Timers:
         if now + BACK_MS < wheel.at_due and not self._turn_back(wheel, now):
             return float(HORIZON_S)
         if self._clock.position is not None:
-            self._move_on(wheel)
+            if self._take_recalls(wheel):
+                self._move_on(wheel)
             return 0.0
         if self._late:
-            return self._deliver_late(wheel, now)
+            return self._deliver_late(wheel, now) if self._take_recalls(wheel) else 0.0
         if self.seen - self._frontier > AGAIN_MAX:
             at = wheel.at_due, wheel.at_place
             self._write(InnerRecords(), self._clock.state(wheel, at, self.seen), lambda: None)
+        dispatched = self._dispatched()
         if self._read(wheel):
             return 0.0
-        return self._deliver_due(wheel, now)
+        return self._deliver_due(wheel, now, dispatched)
 
     # --- the start ---
 
@@ -155,8 +160,8 @@ class Timers:
         self.seen, self._frontier = min(max(after, low), high), state.frontier
         begun = self._clock.aheads[-1]
         self._clock = TimerClock(state, self._store, self._bytes_max, begun=begun)
-        self._clock.show(wheel)
-        wheel.find_recalls()
+        self._clock.begin(wheel)
+        self._recalls = Recalls()
         self._wheel = wheel
         return wheel
 
@@ -221,18 +226,24 @@ class Timers:
 
     # --- out of the wheel ---
 
-    def _deliver_due(self, wheel: TimerWheel, now: int) -> float | None:
+    def _deliver_due(self, wheel: TimerWheel, now: int, dispatched: int) -> float | None:
+        """
+        Args:
+            dispatched: all before that end of the log has been read.
+        """
         if self._due_by is None:
             if not wheel.turn(now):
                 self._drop_over(wheel)
                 return max(wheel.next_due(HORIZON_S) - now_ms(), 1) / 1000
             self._due_by = now, self._wrote.value
         now, end = self._due_by
-        if self._dispatched() < end:  # what recalls one of them may be there
-            self.waits = True
-            return None
+        if dispatched < end:  # what recalls one of them may be there
+            self.waits = self._dispatched() < end
+            return None if self.waits else 0.0
         if not wheel.turn(now):
             self._due_by = None
+            return 0.0
+        if not self._take_recalls(wheel):
             return 0.0
         records = InnerRecords(size_max=2 * self._bytes_max)
         after, rolls = self._fill(wheel, records, now)
@@ -255,15 +266,15 @@ class Timers:
 
     def _fill(self, wheel: TimerWheel, records: InnerRecords, now: int) -> tuple[int, int]:
         """Add copies of what is due; the number after them, and how many wait on."""
-        recalled = self._recalled_now(wheel)
         queues: dict[bytes, int] = {}
         up = now_up().ms
         at, rolls, mapped = wheel.next, 0, -1
         while True:
             try:
                 reason, at, detail = wheel.fill(
-                    records.encoder, self._store.log, queues, recalled, now, up, DELIVERED_MAX, at
-                )
+                    records.encoder, self._store.log, queues, self._recalls.keys, now, up,
+                    DELIVERED_MAX, at,
+                )  # fmt: skip
                 if reason == TIMERS_DONE:
                     return at, rolls
                 if reason == TIMERS_NEW_QUEUE:
@@ -293,17 +304,20 @@ class Timers:
             return False
         return True
 
-    def _recalled_now(self, wheel: TimerWheel) -> set[bytes]:
-        """What is not delivered of this second."""
-        if self._recalled[0] != wheel.second:
-            self._recalled = wheel.second, set()
-        keys = self._recalled[1]
-        for place in wheel.take_recalls():
+    def _take_recalls(self, wheel: TimerWheel) -> bool:
+        """Learn what is not to be delivered; whether that is all."""
+        self._recalls.forget(wheel.second)
+        places = wheel.take_recalls(RECALLS_MAX)
+        for place in places:
             try:
-                keys.update(recalled_keys(self._store.record_at(place).properties))
+                message = self._store.record_at(place)
             except MessageNotFound:
                 log.warning("the record at %d recalls another, and is gone", place)
-        return keys
+                continue
+            until = (due_ms_of(message.record) + self._clock.keep_ms) // 1000 + 1
+            if until >= wheel.second:
+                self._recalls.add(recalled_key(message.properties), until)
+        return len(places) < RECALLS_MAX
 
     def _target(self, key: bytes) -> tuple[str, int] | None:
         """The queue that a message is meant for; None: there can be none."""
@@ -326,10 +340,11 @@ class Timers:
 
     def _move_on(self, wheel: TimerWheel) -> None:
         """The clock was set back: a write's worth of what is stored anew for that."""
-        moving = self._clock.gather(wheel)
+        moving = self._clock.gather(wheel, self._recalls.keys)
         if moving is not None:
             at = wheel.at_due, wheel.at_place
-            state = self._clock.state(wheel, at, self.seen, moving.moves)
+            seen = self._frontier if self._late else self.seen  # nothing was delivered since
+            state = self._clock.state(wheel, at, seen, moving.moves)
             self._write(moving.records, state, partial(self._clock.moved, wheel, moving))
 
     def _deliver_late(self, wheel: TimerWheel, now: int) -> float:
@@ -339,6 +354,8 @@ class Timers:
         for place in self._late:
             try:
                 message = self._store.record_at(place)
+                if is_recalled(message.properties, self._recalls.keys):
+                    continue
                 due = due_ms_of(message.record)
                 by_clock = self._clock.due_ms(message)
                 if by_clock > max(due, now) + TIMERS_SKEW_MS:
@@ -349,6 +366,8 @@ class Timers:
                     self._roll(records, message)
                     rolls += 1
                     continue
+                if recalled_key(message.properties):
+                    continue  # it was to be stored anew on its way, and its time is over
                 wait_ms = max(wait_ms, due - now, by_clock - now)
                 queue = self._target(
                     f"{message.properties.get('REAL_TOPIC', '')}\1"
@@ -380,7 +399,6 @@ class Timers:
         self._check = None
         log.warning("the clock was set back by %d s; timers go by it", (wheel.at_due - now) // 1000)
         wheel.turn_back(now)
-        wheel.find_recalls()  # of seconds that come again
         self._due_by = None
         state = self._clock.state(wheel, (wheel.at_due, wheel.at_place), self.seen)
         self._write(InnerRecords(), state, lambda: None)

@@ -434,11 +434,10 @@ class TimerWheel:
     def load(self, log_max: int) -> None:
         """Chain what waits, from `end` on."""
     def turn_back(self, now: int) -> None: ...
-    def follow_clock(
-        self, clock: int, aheads: list[int], moves: list[tuple[int, int, int, int]]
-    ) -> None:
-        """Where the wall clock is by a clock that nobody sets, and was; what was stored anew."""
-    def find_recalls(self) -> None: ...
+    def follow_clock(self, clock: int, ahead: int, moves: list[tuple[int, int, int, int]]) -> None:
+        """Where the wall clock is by a clock that nobody sets; what was stored anew."""
+    def find_recalls(self, log: LogView, since: int) -> None:
+        """Have all count that recalls others and is due since."""
     def askew(
         self, log: LogView, begin: int, position: int, count_max: int
     ) -> tuple[int, list[tuple[int, int]], int]:
@@ -451,7 +450,7 @@ class TimerWheel:
         """Segments of the timer log in which nothing waits."""
     def turn(self, now: int) -> bool:
         """Whether something is due."""
-    def take_recalls(self) -> list[int]: ...
+    def take_recalls(self, count_max: int) -> list[int]: ...
     def fill(
         self,
         encoder: InnerEncoder,

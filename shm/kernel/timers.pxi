@@ -59,6 +59,11 @@ cdef inline int64_t unit_due(int64_t time) noexcept nogil:
     return time + 1 if time % 1000 else time + 1000
 
 
+cdef inline int64_t unit_due_of(const uint8_t *unit) noexcept nogil:
+    return unit_due(<int64_t>load_be64(unit + TIMER_UNIT_BASE_MS)
+                    + <int32_t>load_be32(unit + TIMER_UNIT_AFTER_MS))
+
+
 @cython.final
 cdef class TimerWheel:
     """What waits, by the second in which it is due. One thread uses it.
@@ -70,7 +75,8 @@ cdef class TimerWheel:
     Where that one was set forward since, it comes up early, and waits on. Where it was set back,
     `askew` finds it, and it is stored anew with the time that it has now: a *move* (end, clock,
     ahead, until) says that this was done of what lies before that end, for a wall clock so many ms
-    ahead of that clock, and that none of it is due later than `until`.
+    ahead of that clock, and that none of it is due later than `until`. What recalls others lies
+    where they lay before; so as soon as there is a move, all of that counts, wherever it lies.
 
     Args:
         slots: memory of the wheel's file.
@@ -83,13 +89,12 @@ cdef class TimerWheel:
     cdef Due *_due  # of the second, in order
     cdef Py_ssize_t _count, _next, _capacity
     cdef int64_t _seen  # the unit of this second that was taken last, -1: none
-    cdef list _recalls
+    cdef list _recalls  # of this second: physical offsets
+    cdef list _recalls_anywhere
     cdef readonly list passed  # (due, place, end): below that end it was delivered so far once
     cdef int64_t _clock  # that nobody sets; -1: there is none
     cdef int64_t _ahead  # so many ms the wall clock is ahead of it
-    cdef list _aheads  # and was before
     cdef list _moves
-    cdef dict _recalls_moved  # second -> physical offsets of what recalls others
     cdef public bint is_askew  # something was put that is due before it comes up
     cdef dict _latest  # segment of the timer log -> time of its latest unit
     cdef readonly int64_t end  # of the timer log
@@ -108,7 +113,7 @@ cdef class TimerWheel:
         self._slot_count = slots.shape[0] // TIMER_SLOT_BYTES
         self._recalls, self._latest = [], {}
         self._clock = -1
-        self._aheads, self._moves, self._recalls_moved = [], [], {}
+        self._moves, self._recalls_anywhere = [], []
         self._seen = self.last_place = self.read_place = -1
         self.passed = list(passed)
         self.at_due, self.at_place = at_due, at_place
@@ -212,8 +217,6 @@ cdef class TimerWheel:
             read_timing(record.properties, record.properties_length, &timing)
             due = place_in_wheel(&record, &timing, window_ms, &magic)
             moved = bool(self._moves) and self._is_moved(&timing, record.physical_offset)
-            if timing.recalls and due >= 0:
-                self._note_recall(due_of(&timing), record.physical_offset)
             if due < 0:
                 odd.append(record.physical_offset)
             elif moved:
@@ -227,6 +230,8 @@ cdef class TimerWheel:
                     return why, record.queue_offset, late, odd
                 if self._lies_late(&timing, self._clock, self._ahead):
                     self.is_askew = True
+            if timing.recalls and self._moves:
+                self._recalls_anywhere.append(record.physical_offset)
             self.read_place = max(self.read_place, record.physical_offset)
             at += record.total_size
         return TM_DONE, record.queue_offset + 1, late, odd
@@ -254,30 +259,38 @@ cdef class TimerWheel:
 
     # --- the wall clock was stepped ---
 
-    def follow_clock(self, int64_t clock, list aheads not None, list moves not None):
+    def follow_clock(self, int64_t clock, int64_t ahead, list moves not None):
         """
         Args:
             clock: that nobody sets, by its number.
-            aheads: how far the wall clock was ahead of it, now last.
+            ahead: how far the wall clock is ahead of it.
             moves: what was stored anew.
         """
-        self._clock, self._ahead = clock, aheads[len(aheads) - 1]
-        self._aheads, self._moves = aheads, moves
+        self._clock, self._ahead, self._moves = clock, ahead, moves
 
-    def find_recalls(self):
-        """Have what recalls others be found where the clock has moved those."""
-        cdef int64_t position, time
+    def find_recalls(self, LogView log not None, int64_t since):
+        """Have all count that recalls others, as what those are about is or will be moved. What is
+        put while there are moves counts by itself.
+
+        Args:
+            since: what was due before has no say any more.
+        """
+        cdef int64_t position, place
+        cdef int32_t magic
         cdef const uint8_t *unit
-        self._recalls_moved.clear()
-        for start in sorted(self._units.starts):
+        self._recalls_anywhere.clear()
+        for start in self._units.starts:
             position = start
             while (unit := self._unit_in(&position, <int64_t>start)) != NULL:
-                if is_recall(<int32_t>load_be32(unit + TIMER_UNIT_MAGIC)):
-                    time = (<int64_t>load_be64(unit + TIMER_UNIT_BASE_MS)
-                            + <int32_t>load_be32(unit + TIMER_UNIT_AFTER_MS))
-                    self._note_recall(
-                        unit_due(time), <int64_t>load_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET))
                 position += TIMER_UNIT_BYTES
+                magic = <int32_t>load_be32(unit + TIMER_UNIT_MAGIC)
+                if not magic & TIMER_DELETE:
+                    continue
+                if is_recall(magic) and unit_due_of(unit) < since:
+                    continue  # one that is to be stored anew on its way is due later
+                place = <int64_t>load_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET)
+                if may_recall(log, place, <int32_t>load_be32(unit + TIMER_UNIT_RECORD_SIZE)):
+                    self._recalls_anywhere.append(place)
 
     cdef const uint8_t *_unit_in(self, int64_t *position, int64_t start) noexcept:
         """The unit there; NULL behind the last one of that segment."""
@@ -289,21 +302,6 @@ cdef class TimerWheel:
         if unit == NULL or load_be32(unit) != TIMER_UNIT_BYTES:
             return NULL
         return unit
-
-    cdef int _note_recall(self, int64_t due, int64_t place) except -1:
-        """Those that it recalls say the time at which they were due when they were sent. What was
-        moved is due earlier, to some ms."""
-        cdef int64_t second
-        for ahead in self._aheads:
-            if <int64_t>ahead <= self._ahead + TM_SKEW_MS:
-                continue
-            due_now = due + self._ahead - <int64_t>ahead
-            for second in {(due_now + TM_SKEW_MS - 1) // 1000, (due_now - TM_SKEW_MS - 1) // 1000}:
-                if second == self.second:
-                    self._recalls.append(place)
-                elif second > self.second:
-                    self._recalls_moved.setdefault(second, []).append(place)
-        return 0
 
     cdef inline bint _lies_late(self, Timing *timing, int64_t clock, int64_t ahead) noexcept:
         return due_of(timing) > due_by(timing, clock, ahead) + TM_SKEW_MS
@@ -369,8 +367,7 @@ cdef class TimerWheel:
         due.magic = <int32_t>load_be32(unit + TIMER_UNIT_MAGIC)
         due.size = <int32_t>load_be32(unit + TIMER_UNIT_RECORD_SIZE)
         due.physical_offset = place
-        due.due = unit_due(<int64_t>load_be64(unit + TIMER_UNIT_BASE_MS)
-                           + <int32_t>load_be32(unit + TIMER_UNIT_AFTER_MS))
+        due.due = unit_due_of(unit)
         if is_recall(due.magic) or self._is_delivered(due.due, place):
             return TM_DONE
         stored = log.at(place)
@@ -422,8 +419,6 @@ cdef class TimerWheel:
         self._seen = -1
         self._count = self._next = 0
         self._recalls.clear()
-        if self._recalls_moved:
-            self._recalls.extend(self._recalls_moved.pop(second, ()))
         if self.at_due < second * 1000:
             self.at_due, self.at_place = second * 1000, PLACE_MAX
             if self.passed:
@@ -479,8 +474,7 @@ cdef class TimerWheel:
                 break
             magic = <int32_t>load_be32(unit + TIMER_UNIT_MAGIC)
             place = <int64_t>load_be64(unit + TIMER_UNIT_PHYSICAL_OFFSET)
-            due = unit_due(<int64_t>load_be64(unit + TIMER_UNIT_BASE_MS)
-                           + <int32_t>load_be32(unit + TIMER_UNIT_AFTER_MS))
+            due = unit_due_of(unit)
             if is_recall(magic):
                 self._recalls.append(place)
             elif not self._is_delivered(due, place):
@@ -505,9 +499,14 @@ cdef class TimerWheel:
         self._count += 1
         return 0
 
-    def take_recalls(self):
-        """Physical offsets of records that recall others of this second, each once."""
-        taken, self._recalls = self._recalls, []
+    def take_recalls(self, Py_ssize_t count_max):
+        """Physical offsets of so many records that recall others, of this second or of any that
+        count, each once; fewer: these were all."""
+        taken = self._recalls[:count_max]
+        del self._recalls[:count_max]
+        rest = count_max - len(taken)
+        taken += self._recalls_anywhere[:rest]
+        del self._recalls_anywhere[:rest]
         return taken
 
     def fill(self, InnerEncoder encoder not None, LogView log not None, dict queues not None,
@@ -517,7 +516,7 @@ cdef class TimerWheel:
 
         Args:
             queues: b"topic\\x01queue id" -> the encoder's number; -1: there can be no such queue.
-            recalled: b"unique key" and b"topic+unique key" of what is not delivered.
+            recalled: b"unique key" or b"topic+unique key" of what is not delivered.
             up: now, by the clock that nobody sets.
 
         Returns (reason, number that is next, a physical offset or the key of a queue).
@@ -640,6 +639,20 @@ cdef bint is_timed(
     return (record.physical_offset == due.physical_offset and record.total_size == due.size
             and record.topic_length == 19
             and memcmp(record.topic, b"rmq_sys_wheel_timer", 19) == 0)
+
+
+cdef bint may_recall(LogView log, int64_t place, int32_t size) noexcept:
+    """Whether a unit that is marked to be deleted is about what recalls another, not what was moved;
+    also of what is not mapped."""
+    cdef Due due
+    cdef Record record
+    cdef Timing timing
+    cdef const uint8_t *stored = log.at(place)
+    due.physical_offset, due.size = place, size
+    if stored == NULL or not is_timed(stored, log.segment_bytes, &due, &record):
+        return True
+    read_timing(record.properties, record.properties_length, &timing)
+    return timing.recalls
 
 
 cdef bytes queue_key(Record *record):

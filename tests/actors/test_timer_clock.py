@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cometmq.actors.books.timers import Move, TimersState, retimed
 from cometmq.actors.semantics import timer_clock
-from cometmq.actors.semantics.timer_clock import AHEADS_MAX, MOVES_MAX, Moving, TimerClock
+from cometmq.actors.semantics.timer_clock import AHEADS_MAX, DAY_MS, MOVES_MAX, Moving, TimerClock
 from cometmq.protocol.uptime import Uptime
 from cometmq.shm.kernel._kernel import (
     TIMERS_SKEW_MS,
@@ -25,7 +26,7 @@ from cometmq.shm.kernel._kernel import (
 SEED = 20_261_125
 HOST = bytes(8)
 CLOCK = 0x0123ABCD
-STORE: Any = None
+STORE: Any = SimpleNamespace(log=object())
 NONE: Any = None
 
 
@@ -35,18 +36,20 @@ class Wheel:
     def __init__(self) -> None:
         self.is_askew = False
         self.at_due = 1
-        self.shown: tuple[int, list[int], list[Move]] = (0, [], [])
+        self.shown: tuple[int, int, list[Move]] = (0, 0, [])
         self.found = 0
         self.end = 156
         self.marked: list[int] = []
 
-    def follow_clock(self, clock: int, aheads: list[int], moves: list[Move]) -> None:
-        self.shown = clock, list(aheads), list(moves)
+    def follow_clock(self, clock: int, ahead: int, moves: list[Move]) -> None:
+        self.shown = clock, ahead, list(moves)
 
     def pass_over(self, unit: int) -> None:
         self.marked.append(unit)
 
-    def find_recalls(self) -> None:
+    def find_recalls(self, log: Any, since: int) -> None:
+        assert log is STORE.log
+        assert since <= self.at_due - DAY_MS
         self.found += 1
 
 
@@ -68,7 +71,7 @@ def test_a_step_forward_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (one.clock.aheads, one.clock.position) == ([10**12], None)  # it is none yet
     one.step(1)
     assert one.clock.aheads[-1] == 10**12 + TIMERS_SKEW_MS + 1
-    assert (one.clock.position, one.clock.moves, one.wheel.found) == (None, [], 1)
+    assert (one.clock.position, one.clock.moves, one.wheel.found) == (None, [], 0)
 
 
 def test_a_step_back_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +80,7 @@ def test_a_step_back_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.clock.position is None
     one.step(-1)
     ahead = 10**12 - TIMERS_SKEW_MS - 1
-    assert one.wheel.shown == (CLOCK, [10**12, ahead], [(0, CLOCK, ahead, 0)])
+    assert one.wheel.shown == (CLOCK, ahead, [(0, CLOCK, ahead, 0)])
     assert (one.clock.position, one.wheel.found) == (0, 1)
 
 

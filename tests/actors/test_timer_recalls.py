@@ -1,0 +1,319 @@
+"""What is recalled is not delivered, whatever the clock does meanwhile: the scheduler's part.
+
+Log, wheel and clocks are the test's own.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from cometmq.actors.books.timers import PASSED_MAX, WINDOW_MS, Recalls, TimersState
+from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.semantics import timer_clock, timers
+from cometmq.actors.semantics.timer_clock import AHEADS_MAX, MOVES_MAX, TimerClock
+from cometmq.actors.semantics.timers import Timers
+from cometmq.protocol.names import TIMER_TOPIC
+from cometmq.protocol.uptime import Uptime
+from cometmq.shm.kernel._kernel import (
+    InnerBatch,
+    LogAppender,
+    LogView,
+    Message,
+    QueueCursor,
+    TimerWheel,
+    decode,
+)
+from cometmq.shm.kernel.layout import TIMER_SLOT, TIMER_WHEEL_SLOTS
+
+SEEDS: Final = (10, 12, 20_261_125)  # a message was lost by the first two
+CLOCK: Final = 0x0123ABCD
+HOST: Final = bytes(8)
+SEGMENT: Final = 1 << 22
+UNITS: Final = 1 << 20
+DAY_MS: Final = 86_400_000
+DELAY_MS: Final = 20_000
+
+
+class World:
+    """Clocks and a log; schedulers come and go. Times in ms."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.up, self.ahead = 10**9, 10**12
+        self._memory = memoryview(bytearray(SEGMENT))
+        self._log = LogAppender(HOST, SEGMENT)
+        self._log.attach(self._memory, 0, 0)
+        self._cursors: dict[str, QueueCursor] = {}
+        self._view = LogView(SEGMENT)
+        self._view.set(0, self._memory)
+        self._place = place
+        self._slots, self._units = bytearray(), bytearray(UNITS)
+        self.waiting: list[Message] = []  # the topic of timers
+        self.came: dict[bytes, list[int]] = {}  # body -> times, by `up`
+        self.state = TimersState()
+        self.dies = ""  # "before" or "after" the next write is stored
+        monkeypatch.setattr(timer_clock, "clock_name", lambda: f"{CLOCK:08x}")
+        monkeypatch.setattr(timers, "now_ms", lambda: self.now)
+        monkeypatch.setattr(timers, "now_up", lambda: Uptime(f"{CLOCK:08x}", self.up))
+        self.begin()
+
+    @property
+    def now(self) -> int:
+        return self.up + self.ahead
+
+    def begin(self) -> None:
+        """A scheduler begins, with what the log and the timer log say."""
+        self._slots = bytearray(TIMER_SLOT.size * TIMER_WHEEL_SLOTS)
+        units = LogView(UNITS)
+        units.set(0, memoryview(self._units))
+        state = self.state
+        self.wheel = TimerWheel(
+            memoryview(self._slots), units, 0, state.at_due, state.at_place, state.passed
+        )
+        self.wheel.load(SEGMENT)
+        store: Any = SimpleNamespace(
+            record_at=self.record_at, log=self._view,
+            positions=SimpleNamespace(queue_range=lambda *_: (0, len(self.waiting))),
+        )  # fmt: skip
+        clock = TimerClock(state, store, 1 << 20, lambda: self.ahead)
+        clock.begin(self.wheel)
+        self.scheduler: Any = Timers.__new__(Timers)
+        vars(self.scheduler).update(
+            _family=SimpleNamespace(store=self._place), _store=store, _clock=clock, _late=[],
+            _recalls=Recalls(), _due_by=None, _targets={}, _bytes_max=1 << 20, _window_ms=WINDOW_MS,
+            _frontier=state.frontier, seen=0, delivered=0, _wheel=self.wheel,
+            _wrote=SimpleNamespace(value=0), _dispatched=lambda: 0, _drop_over=lambda _wheel: None,
+            _write=self.write, _read=self.read, _unsure=None,
+        )  # fmt: skip
+        known = [each.physical_offset for each in self.waiting]
+        self.scheduler.seen = sum(each <= self.wheel.last_place for each in known)
+
+    def record_at(self, place: int) -> Message:
+        size = int.from_bytes(self._memory[place : place + 4], "big")
+        return next(iter(decode(self._memory[place : place + size])))
+
+    def write(self, records: InnerRecords, state: TimersState, stored: Any) -> None:
+        if self.dies == "before":
+            raise ConnectionError
+        count, keys = records.encoder.count, records.queues
+        if count:
+            topics = [key.topic for key in keys]
+            cursors = [self._cursors.setdefault(each, QueueCursor(each, 0)) for each in topics]
+            batch = InnerBatch(self._log, cursors, records.encoder.take(), count)
+            places = memoryview(batch.append(self.now) or b"").cast("q")[1::2]
+            assert len(places) == count
+            for place in places:
+                message = self.record_at(place)
+                if message.topic == TIMER_TOPIC:
+                    self.waiting.append(message)
+                else:
+                    self.came.setdefault(bytes(message.body), []).append(self.up)
+        self.state = state
+        if self.dies == "after":
+            raise ConnectionError
+        self.scheduler._frontier = state.frontier
+        stored()
+
+    def read(self, wheel: TimerWheel) -> bool:
+        one = self.scheduler
+        while one.seen < len(self.waiting):
+            record = self.waiting[one.seen].record
+            _, one.seen, one._late, odd = wheel.put(record, WINDOW_MS, one._frontier)
+            assert not odd
+            if one._late:
+                return True
+        return False
+
+    def _store(self, body: bytes, more: str) -> Message:
+        records = InnerRecords()
+        stamp = Uptime(f"{CLOCK:08x}", self.up).as_property().decode()
+        real = f"REAL_TOPIC\1t\2REAL_QID\0010\2{stamp}"
+        records.encoder.add(records.queue(TIMER_TOPIC, 0), body, (more + real).encode())
+        state, dies, self.dies = self.state, self.dies, ""
+        self.write(records, state, lambda: None)
+        self.dies = dies
+        return self.waiting[-1]
+
+    def _timed(self, due: int) -> str:
+        return f"TIMER_DELIVER_MS\1{due}\2TIMER_OUT_MS\1{(due - 1) // 1000 * 1000}\2"
+
+    def send(self, name: str, delay: int) -> int:
+        """When it is due, as its receipt says."""
+        due = self.now + delay
+        more = f"UNIQ_KEY\1{name}\2TIMER_DELAY_MS\1{delay}\2{self._timed(due)}"
+        self._store(name.encode(), more)
+        return due
+
+    def recall(self, name: str, due: int) -> None:
+        self._store(b"0", f"TIMER_DEL_UNIQKEY\1t+{name}\2{self._timed(due)}")
+
+    def step(self) -> float | None:
+        """A scheduler that dies is followed by another one."""
+        try:
+            pause: float | None = self.scheduler.step()
+        except ConnectionError:
+            self.dies = ""
+            self.begin()
+            return 0.0
+        return pause
+
+    def run(self) -> None:
+        """Until it waits."""
+        while not self.step():
+            pass
+
+    def wait(self, ms: int) -> None:
+        end = self.up + ms
+        while self.up < end:
+            self.run()
+            self.up = min(self.up + 500, end) if ms < DAY_MS else min(self.up + 600_000, end)
+        self.run()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (tmp_path / "config").mkdir()
+    return World(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("step", [-DAY_MS, -1_000, -1_937])
+@pytest.mark.parametrize("read", ["read", "not read"])
+@pytest.mark.parametrize("dies", ["", "before", "after"])
+def test_a_recall_before_a_step_and_one_behind(
+    world: World, step: int, read: str, dies: str
+) -> None:
+    """In the wheel or not as the step is seen; the scheduler dies around the move."""
+    names = "before", "behind", "as it moves", "never"
+    dues = {name: world.send(name, DELAY_MS) for name in names}
+    world.recall("before", dues["before"])
+    if read == "read":
+        world.run()
+    world.ahead += step
+    world.dies = dies
+    world.recall("behind", dues["behind"])
+    world.step()
+    world.recall("as it moves", dues["as it moves"])
+    world.wait(DELAY_MS + 1_000)
+    assert world.came.keys() == {b"never"}
+    assert len(world.came[b"never"]) == 1
+
+
+def test_what_was_recalled_is_not_stored_anew(world: World) -> None:
+    """So RocketMQ, which looks for a recall in one second alone, does not deliver it either."""
+    due = world.send("recalled", DELAY_MS)
+    world.send("never", DELAY_MS)
+    world.recall("recalled", due)
+    world.run()
+    world.ahead -= DAY_MS
+    world.run()
+    assert [bytes(each.body) for each in world.waiting] == [b"recalled", b"never", b"0", b"never"]
+
+
+@pytest.mark.parametrize("then", ["nothing", "kill"])
+def test_a_recall_that_is_stored_anew_on_its_way(world: World, then: str) -> None:
+    """More than two days ahead: it comes up later than what it recalls, whose time was moved."""
+    delay = 3 * DAY_MS
+    dues = [world.send(name, delay) for name in ("recalled", "never")]
+    world.recall("recalled", dues[0])
+    world.run()
+    world.ahead -= 2 * DAY_MS
+    world.run()
+    if then == "kill":
+        world.begin()
+    world.wait(delay + 1_000_000)
+    assert world.came.keys() == {b"never"}
+
+
+def test_a_step_to_and_fro(world: World) -> None:
+    """By not quite as much: what was moved lies in the second beside that of its recall."""
+    world.up += -world.now % 1_000
+    due = world.send("recalled", DELAY_MS)  # at the end of a second
+    world.recall("recalled", due)
+    world.run()
+    world.ahead -= 5_000
+    world.run()
+    world.ahead += 5_020
+    world.wait(DELAY_MS + 10_000)
+    assert not world.came
+
+
+def test_more_steps_than_are_remembered(world: World) -> None:
+    due = world.send("recalled", DELAY_MS)
+    for _ in range(AHEADS_MAX + 2):
+        world.ahead -= 1_000
+        world.run()
+    world.recall("recalled", due)
+    world.begin()
+    world.wait(2 * DELAY_MS)
+    assert not world.came
+
+
+def test_keys_are_forgotten_when_their_second_has_passed(world: World) -> None:
+    due = world.send("recalled", DELAY_MS)
+    world.recall("recalled", due)
+    world.ahead -= 5_000
+    world.wait(DELAY_MS)
+    keys = world.scheduler._recalls.keys
+    assert keys == {b"t+recalled"}
+    world.wait(2 * DAY_MS)
+    world.send("more", 1_000)
+    world.wait(2_000)
+    assert not keys
+    assert world.came.keys() == {b"more"}
+
+
+def test_a_recall_that_is_dispatched_as_its_message_comes_due(world: World) -> None:
+    """Between the last look at the topic and the one at the dispatcher."""
+    due = world.send("recalled", DELAY_MS)
+    world.run()
+    looks: list[bool] = []
+
+    def dispatched() -> int:
+        looks.append(True)
+        if len(looks) == 2:
+            world.recall("recalled", due)
+        return len(looks) > 1
+
+    world.up += DELAY_MS
+    world.scheduler._wrote.value, world.scheduler._dispatched = 1, dispatched
+    world.run()
+    assert len(looks) > 2
+    assert not world.came
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_happens(world: World, seed: int) -> None:
+    """Steps in both directions, kills, sends and recalls, as they come."""
+    print("seed", seed)
+    chance = random.Random(seed)
+    began: dict[str, int] = {}
+    dues: dict[str, int] = {}
+    recalled: set[str] = set()
+    for number in range(300):
+        name = f"m{number}"
+        began[name] = world.up
+        dues[name] = world.send(name, chance.randrange(2_000, 30_000))
+        what = chance.randrange(8)
+        room = min(
+            PASSED_MAX - len(world.wheel.passed), MOVES_MAX - len(world.scheduler._clock.moves)
+        )
+        if what == 0 and room > 1:  # beyond, what waits is late
+            world.ahead -= chance.choice([1_000, 3_333, 60_000])
+        elif what == 1:
+            world.run()  # else it is overdue as it is read
+            world.ahead += chance.choice([1_000, 3_333])
+        elif what == 2:
+            world.dies = chance.choice(["before", "after"])
+        other = chance.choice(list(dues))
+        if not world.came.get(other.encode()) and dues[other] > world.now + 100:
+            world.recall(other, dues[other])
+            recalled.add(other)
+        world.wait(chance.choice([0, 100, 1_500]))
+    world.wait(600_000)
+    wanted = {each.encode() for each in dues.keys() - recalled}
+    assert world.came.keys() == wanted
+    assert all(len(each) == 1 for each in world.came.values())
