@@ -459,7 +459,6 @@ def test_a_clock_that_is_set_back_waits_for_timercheck(tmp_path: Path) -> None:
     wheel: Any = SimpleNamespace(
         passed=[], at_due=now + 86_400_000, at_place=-1, end=52, turn_back=turned.append
     )
-    wheel.find_recalls = lambda: None
     timers: Any = Timers.__new__(Timers)
     timers._family, timers._late, timers.seen = SimpleNamespace(store=tmp_path), [], seen
     timers._clock = SimpleNamespace(state=lambda _wheel, *at: at)
