@@ -808,7 +808,9 @@ def test_past_each_mark(disk: Path) -> None:
         )
         rounds_pass(broker)
         gone = broker.counter(Counter.MIN_OFFSET) // MIB - 3
-        assert 3 <= gone <= 5, "5 % of 64 MiB are a bit more than 3 MiB, not everything"
+        # 5 % of 64 MiB are a bit more than 3 MiB; the old segments may still have counted as used
+        # when the disk was filled, if a reader let go of them later.
+        assert 1 <= gone <= 5, "as far as needed, and not everything"
         assert broker.statistics("cleaner")["writable"] == "yes"
         (one,) = broker.send("t", 0, [b"still"])
         broker_has(broker, one)
