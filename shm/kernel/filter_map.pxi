@@ -68,9 +68,6 @@ cdef class FilterMap:
         return <int32_t>load_be32(
             <const uint8_t *>PyBytes_AS_STRING(<bytes>block) + FILTER_BLOCK_COUNT)
 
-    def forget(self):
-        self._blocks.clear()
-
     def __len__(self):
         return len(self._blocks)
 
