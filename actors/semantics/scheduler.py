@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.loop import Timer
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.actors.semantics.checks import Checks
@@ -129,7 +130,7 @@ class SchedulerActor(ServiceActor):
         """One step of a level; the others, and whoever asks, are heard before the next."""
         try:
             wait_s = level.deliver()
-        except CometError as error:
+        except Exception as error:
             wait_s = self._pause(level, error)
         else:
             level.failures = 0
@@ -140,7 +141,9 @@ class SchedulerActor(ServiceActor):
         else:
             self.after(min(wait_s, LOOK_S), partial(self._go_on, level))
 
-    def _pause(self, level: Waiting, error: Exception) -> float:
+    def _pause(self, level: Waiting, caught: Exception) -> float:
+        """It goes on by itself, whatever has happened: nothing else would wake it."""
+        error = caught if isinstance(caught, OSError) else explained(caught, "%s", level.name)
         level.failures += 1
         wait_s = pause_s(level.failures)
         say = log.warning if level.failures == 1 else log.debug
@@ -155,7 +158,7 @@ class SchedulerActor(ServiceActor):
             self._timed_alarm = None
         try:
             wait_s = timers.step()
-        except (CometError, OSError) as error:
+        except Exception as error:
             wait_s = self._pause(timers, error)
             self._timed_alarm = self.after(wait_s, self._go_on_with_timers)
             return

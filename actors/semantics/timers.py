@@ -7,6 +7,7 @@ is dispatched. A derived write has the copies and how far the wheel is delivered
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -53,7 +54,9 @@ from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
 
-DELIVERED_MAX: Final = 2_048  # messages of one write
+DELIVERED_MAX: Final = 2_048  # messages of one write,
+BESIDE_MAX: Final = 512  # if anybody else has something stored meanwhile,
+BESIDE_SHARE: Final = 2  # who then has so much more time than that write took
 READ_COUNT: Final = 2_048  # messages that are put into the wheel at once,
 RECALLS_MAX: Final = 2_048  # that are read at once, as well
 READS_MAX: Final = 16  # so often before anything else is heard
@@ -84,6 +87,7 @@ class Timers:
         self._store = store
         self._dispatched = dispatched
         self._wrote = family.control.read(Counter.WROTE)
+        self._own_end = 0  # of the log, behind what was delivered last
         self._flushed = family.control.read(Counter.FLUSHED)
         self._window_ms = window_ms(self._settings.file_reserved_time_hours)
         self._bytes_max = min(BYTES_MAX, self._settings.mapped_file_size_commit_log_bytes // 4)
@@ -245,8 +249,10 @@ class Timers:
             return 0.0
         if not self._take_recalls(wheel):
             return 0.0
+        began, is_alone = time.monotonic(), self._wrote.value == self._own_end
         records = InnerRecords(size_max=2 * self._bytes_max)
-        after, rolls = self._fill(wheel, records, now)
+        count_max = DELIVERED_MAX if is_alone else BESIDE_MAX
+        after, rolls = self._fill(wheel, records, now, count_max)
         if after == wheel.next:  # by the clock that nobody sets it is some ms until then
             return max(wheel.left, 1) / 1000
         if not records.encoder.count:
@@ -257,14 +263,17 @@ class Timers:
         self._write(records, state, partial(self._delivered_to, after, count))
         if rolls:
             self._due_by = None  # they are read before anything that is due later
-        return 0.0
+        self._own_end = self._wrote.value
+        return 0.0 if is_alone else BESIDE_SHARE * (time.monotonic() - began)
 
     def _delivered_to(self, number: int, count: int) -> None:
         assert self._wheel is not None
         self._wheel.advance(number)
         self.delivered += count
 
-    def _fill(self, wheel: TimerWheel, records: InnerRecords, now: int) -> tuple[int, int]:
+    def _fill(
+        self, wheel: TimerWheel, records: InnerRecords, now: int, count_max: int
+    ) -> tuple[int, int]:
         """Add copies of what is due; the number after them, and how many wait on."""
         queues: dict[bytes, int] = {}
         up = now_up().ms
@@ -273,7 +282,7 @@ class Timers:
             try:
                 reason, at, detail = wheel.fill(
                     records.encoder, self._store.log, queues, self._recalls.keys, now, up,
-                    DELIVERED_MAX, at,
+                    count_max, at,
                 )  # fmt: skip
                 if reason == TIMERS_DONE:
                     return at, rolls
