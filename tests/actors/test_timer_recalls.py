@@ -16,7 +16,7 @@ from cometmq.actors.books.timers import PASSED_MAX, WINDOW_MS, Recalls, TimersSt
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.semantics import timer_clock, timers
 from cometmq.actors.semantics.timer_clock import AHEADS_MAX, MOVES_MAX, TimerClock
-from cometmq.actors.semantics.timers import Timers
+from cometmq.actors.semantics.timers import BESIDE_MAX, Timers
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.protocol.uptime import Uptime
 from cometmq.shm.kernel._kernel import (
@@ -86,8 +86,8 @@ class World:
             _family=SimpleNamespace(store=self._place), _store=store, _clock=clock, _late=[],
             _recalls=Recalls(), _due_by=None, _targets={}, _bytes_max=1 << 20, _window_ms=WINDOW_MS,
             _frontier=state.frontier, seen=0, delivered=0, _wheel=self.wheel,
-            _wrote=SimpleNamespace(value=0), _dispatched=lambda: 0, _drop_over=lambda _wheel: None,
-            _write=self.write, _read=self.read, _unsure=None,
+            _own_end=0, _wrote=SimpleNamespace(value=0), _dispatched=lambda: 0,
+            _drop_over=lambda _wheel: None, _write=self.write, _read=self.read, _unsure=None,
         )  # fmt: skip
         known = [each.physical_offset for each in self.waiting]
         self.scheduler.seen = sum(each <= self.wheel.last_place for each in known)
@@ -283,6 +283,25 @@ def test_a_recall_that_is_dispatched_as_its_message_comes_due(world: World) -> N
     world.run()
     assert len(looks) > 2
     assert not world.came
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_who_else_sends_comes_in_between(world: World, others: bool) -> None:
+    """Of many that are due together less is stored at once, and others have time behind it."""
+    for number in range(BESIDE_MAX + 1):
+        world.send(f"m{number}", DELAY_MS)
+    world.run()
+    world.up += DELAY_MS
+    if others:
+        world.scheduler._wrote.value, world.scheduler._dispatched = 1, lambda: 1
+    pause = None
+    while not world.came:
+        pause = world.step()
+    assert len(world.came) == (BESIDE_MAX if others else BESIDE_MAX + 1)
+    assert bool(pause) == others
+    world.wait(1_000)
+    assert {len(each) for each in world.came.values()} == {1}
+    assert len(world.came) == BESIDE_MAX + 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)
