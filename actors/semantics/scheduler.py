@@ -169,7 +169,8 @@ class SchedulerActor(ServiceActor):
         if wait_s is not None:
             look_s = SET_LOOK_S if timers.pending else LOOK_S
             self._timed_alarm = self.after(min(wait_s, look_s), self._go_on_with_timers)
-        self._sleep(timers)
+        if not timers.rests:
+            self._sleep(timers)
 
     def _sleep(self, level: Waiting) -> None:
         """Until something more is stored there."""

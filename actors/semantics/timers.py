@@ -82,6 +82,7 @@ class Timers:
         self.failures = 0  # in a row
         self.delivered = 0  # messages, by this process
         self.waits = False  # for the dispatcher
+        self.rests = False  # while others are served, whatever comes
         self._family = family
         self._settings = family.settings
         self._store = store
@@ -111,7 +112,7 @@ class Timers:
     def step(self) -> float | None:
         """Put what is new into the wheel, deliver what is due, a write's worth; in how many seconds
         it goes on, None: when the dispatcher has come further. Raises what appending raises."""
-        self.waits = False
+        self.waits = self.rests = False
         if self._store.positions.queue_range(TIMER_TOPIC, 0) is None:
             return float(HORIZON_S)
         wheel = self._wheel or self._open()
@@ -264,6 +265,7 @@ class Timers:
         if rolls:
             self._due_by = None  # they are read before anything that is due later
         self._own_end = self._wrote.value
+        self.rests = not is_alone
         return 0.0 if is_alone else BESIDE_SHARE * (time.monotonic() - began)
 
     def _delivered_to(self, number: int, count: int) -> None:

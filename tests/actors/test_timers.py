@@ -136,12 +136,12 @@ def test_what_is_recalled_does_not_come(broker: RunningBroker) -> None:
         Consumer(name_server(broker), "recall", "recall") as consumer,
     ):
         receipts = producer.send_many(
-            "recall", [b"%d" % i for i in range(20)], queue_id=0, deliver_after=2
+            "recall", [b"%d" % i for i in range(20)], queue_id=0, deliver_after=5
         )
         for i in range(0, 20, 2):
             producer.recall(receipts[i] if i % 4 else receipts[i].recall_handle)
         producer.recall(receipts[0])  # twice is as good
-        producer.send("recall", b"last", queue_id=0, deliver_after=3)
+        producer.send("recall", b"last", queue_id=0, deliver_after=6)
         found = take(consumer, 11)
         assert [each.body for each in found] == [b"%d" % i for i in range(1, 20, 2)] + [b"last"]
         with pytest.raises(TooLate, match="due at"):
