@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cometmq.actors.runtime.guard import explained
 from cometmq.protocol.errors import StoreError
 from cometmq.shm.derived.consume_queue import QueueFiles, list_queues
 from cometmq.shm.derived.index_file import delete_expired
@@ -58,7 +59,8 @@ class Following:
                     self._after(self._pause_s, self._next_queue)
                     return
             delete_expired(self._store, self._followed)
-        except (OSError, StoreError) as error:
+        except Exception as caught:
+            error = caught if isinstance(caught, OSError) else explained(caught, "a cleaning round")
             self._note("of the queues or the index", error)
         self._queues = None
         if self._failed:

@@ -20,6 +20,7 @@ from cometmq.actors.books.transactions import (
     judge,
 )
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Request
 from cometmq.actors.semantics.delays import read_clocks
 from cometmq.actors.semantics.half_view import ASK_S, HalfView
@@ -33,7 +34,7 @@ from cometmq.protocol.commands import (
     TransactionChecks,
     TransactionPart,
 )
-from cometmq.protocol.errors import CometError, SystemBusy
+from cometmq.protocol.errors import SystemBusy
 from cometmq.protocol.names import check_group
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import Message
@@ -132,7 +133,8 @@ class Checks:
                     break
             if due:
                 self._carry_out(due)
-        except CometError as error:
+        except Exception as caught:
+            error = explained(caught, "a look at the transactions that are pending")
             log.warning("transactions are checked again in %.0f s: %s", self.interval_s, error)
             is_over = True
         if is_over:

@@ -14,6 +14,7 @@ from typing import Final
 from cometmq.actors.books.transactions import Ended, Halves, OpQueue, Outcome, first_of, op_of
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.half_log import HALVES_COUNT, READ_BYTES_MAX, HalfLog
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.writer.derived import DerivedWrites
@@ -124,8 +125,8 @@ class HalfBook:
             self._loading = None
             self.is_ready = True
             self._on_ready(None)
-        except CometError as error:
-            self._cannot(error)
+        except Exception as caught:
+            self._cannot(explained(caught, "which transactions are pending"))
         else:
             self._call_soon(self.go_on)
 

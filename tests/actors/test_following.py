@@ -83,19 +83,22 @@ def test_a_queue_that_cannot_be_cut_holds_up_nobody(
     assert [len(list(folder.iterdir())) for folder in folders] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EACCES, "Permission denied"), KeyError("unforeseen")]
+)
 @pytest.mark.parametrize("name", ["list_queues", "delete_expired"])
 def test_the_chain_goes_on_after_any_step_that_failed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_queue(tmp_path, 0, segments=5)
     real, clock = getattr(following, name), Clock()
 
-    def failing_queues(store: Path) -> Iterator[tuple[str, int]]:
-        raise PermissionError(errno.EACCES, "Permission denied", str(store))
+    def failing_queues(_store: Path) -> Iterator[tuple[str, int]]:
+        raise error
         yield
 
     def failing(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        raise error
 
     monkeypatch.setattr(following, name, failing_queues if name == "list_queues" else failing)
     derived = follower(tmp_path, clock)

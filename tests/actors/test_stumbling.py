@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from functools import partial
+import queue
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import stumbling_launcher
 from family import RunningBroker
 from paths import SEARCH
-from transacting import until
+from transacting import SETTINGS, WAIT_S, until
 
-from cometmq.client import Producer
+from cometmq.client import PendingTransaction, Producer
+from cometmq.protocol.errors import CometError
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_delays_and_timers_outlive_what_nobody_foresaw(tmp_path: Path) -> None:
-    stumbles = tmp_path / "stumbles"
+@pytest.fixture
+def stumbles(tmp_path: Path) -> Path:
+    return tmp_path / "stumbles"
+
+
+@pytest.fixture
+def broker(tmp_path: Path, stumbles: Path) -> Iterator[RunningBroker]:
     environ = {stumbling_launcher.STUMBLES: str(stumbles), "PYTHONPATH": SEARCH}
-    name = stumbling_launcher.__name__
-    with (
-        RunningBroker(tmp_path / "store", environ=environ, module=name) as broker,
-        Producer(broker.ready.name_server) as producer,
-    ):
+    module = stumbling_launcher.__name__
+    with RunningBroker(tmp_path / "store", SETTINGS, environ=environ, module=module) as running:
+        yield running
+
+
+def have_stumbled(broker: RunningBroker, *names: str) -> None:
+    for name in names:
+        until(f"{name} stumbles", lambda: f"as the test wants it: {name}" in broker.log)  # noqa: B023
+
+
+def test_delays_and_timers_outlive_what_nobody_foresaw(
+    broker: RunningBroker, stumbles: Path
+) -> None:
+    with Producer(broker.ready.name_server) as producer:
 
         def send(body: bytes) -> None:
             producer.send("later", body, queue_id=0, delay_level=1)
@@ -33,11 +49,31 @@ def test_delays_and_timers_outlive_what_nobody_foresaw(tmp_path: Path) -> None:
         broker.read_queue("later", 0, 2)
         stumbles.touch()
         send(b"while they stumble")
-        for who in ("delay level 1", "timers"):
-            until(f"{who} stumble", partial(has_stumbled, broker, who))
+        have_stumbled(broker, "DelayLevel.deliver", "Timers.step")
         stumbles.unlink()
         assert len(broker.read_queue("later", 0, 4)) == 4
 
 
-def has_stumbled(broker: RunningBroker, who: str) -> bool:
-    return f"as the test wants it: {who}" in broker.log
+def test_transactions_outlive_what_nobody_foresaw(broker: RunningBroker, stumbles: Path) -> None:
+    """The reading of those that are pending, at the first end, and each look at them."""
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def check(pending: PendingTransaction) -> bool:
+        asked.put(pending.id)
+        return True
+
+    server = broker.ready.name_server
+    with Producer(server, name="paying", checker=check, timeout_s=1) as producer:
+        stumbles.touch()
+        with pytest.raises(CometError), producer.transaction("paid", b"one") as first:
+            pass
+        have_stumbled(broker, "HalfBook._load", "Checks._judge")
+        stumbles.unlink()
+        with producer.transaction("paid", b"two"):
+            pass
+        assert asked.get(timeout=WAIT_S) == first.id
+    until("both are there", lambda: len(delivered_to(broker)) == 2)
+
+
+def delivered_to(broker: RunningBroker) -> list[bytes]:
+    return [each.body for queue_id in (0, 1) for each in broker.read_queue("paid", queue_id)]
