@@ -72,6 +72,7 @@ class PopOptions(TypedDict, total=False):
     """Of `PopConsumer`, but for `name_server`, `group`, `topic` and `tags`."""
 
     sql: str
+    orderly: bool
     invisible_s: float
     start: str
     max_reconsume_times: int | None

@@ -22,6 +22,7 @@ import msgspec
 
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.errors import StoreDamaged
+from cometmq.protocol.takes import Take
 
 # RocketMQ takes topics that begin with rmq_sys_ for its own: no client may send to one, and no
 # command removes the queue of one that is in no topics.json.
@@ -204,11 +205,20 @@ class FilterDropped(Change, frozen=True, tag=21, gc=False):
     topic: str
 
 
+class QueueTaken(Change, frozen=True, tag=22, gc=False):
+    """A group that takes messages in order has this of the queue; nothing, if none is left."""
+
+    group: str
+    topic: str
+    queue_id: int
+    take: Take
+
+
 KINDS: Final = (
     OffsetSet, OffsetsForgotten, TopicPut, TopicRemoved, GroupPut, GroupRemoved,
     MemberJoined, MemberLeft, Subscribed, Unsubscribed, QueueOwned, VersionGiven, TopicAsked,
     HoldPut, HoldDropped, MessagesPopped, PopsAcked, PopExtended, PopsForgotten,
-    FilterPut, FilterDropped,
+    FilterPut, FilterDropped, QueueTaken,
 )  # fmt: skip
 AnyChange = Union[KINDS]  # type: ignore[valid-type]  # noqa: UP007
 

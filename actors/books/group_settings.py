@@ -18,7 +18,7 @@ from cometmq.protocol.configs import (
     RetryPolicyType,
     SubscriptionGroupConfig,
 )
-from cometmq.protocol.errors import BadRequest, NoPermission
+from cometmq.protocol.errors import BadRequest, GroupInUse, NoPermission
 from cometmq.protocol.integers import INT32_MAX, INT64_MAX
 
 SAME_SUBSCRIPTIONS: Final = "sameSubscriptions"
@@ -91,6 +91,17 @@ def check_consuming(config: SubscriptionGroupConfig) -> None:
         raise NoPermission(
             f"group {config.group_name} may not consume: its consumeEnable is false "
             f"(`cometmq group update {config.group_name} --set consumeEnable=true`)"
+        )
+
+
+def check_order(config: SubscriptionGroupConfig, *, orderly: bool) -> None:
+    """Raise GroupInUse unless the group takes its messages in this way."""
+    if config.consume_message_orderly != orderly:
+        group, there = config.group_name, "in order" if not orderly else "in no order"
+        raise GroupInUse(
+            f"group {group} takes its messages {there}: its consumers are orderly={not orderly}. "
+            f"To change that, while none is out: `cometmq group update {group} --set "
+            f"consumeMessageOrderly={str(orderly).lower()}`"
         )
 
 

@@ -6,17 +6,27 @@ waits until the dispatcher has come to where the log ended then.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from cometmq.actors.books.group_settings import check_consuming
+import msgspec
+
+from cometmq.actors.books.group_settings import check_consuming, check_order
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.topics import Stored
 from cometmq.actors.runtime.service import Request, ServiceActor
-from cometmq.protocol.commands import POP_COUNT_MAX, PopMessages, PoppedMessages, StopPopping
+from cometmq.protocol.commands import (
+    ATTEMPT_MAX,
+    POP_COUNT_MAX,
+    PopMessages,
+    PoppedMessages,
+    StopPopping,
+)
+from cometmq.protocol.configs import SubscriptionGroupConfig
 from cometmq.protocol.errors import (
     ArgumentIllegal,
     CometError,
@@ -24,8 +34,10 @@ from cometmq.protocol.errors import (
     NoPermission,
     SystemBusy,
 )
-from cometmq.protocol.ledger import OffsetSet, TopicAsked
+from cometmq.protocol.ledger import GroupPut, OffsetSet, TopicAsked
 from cometmq.protocol.names import check_topic
+
+log = logging.getLogger(__name__)
 
 HELD_MAX: Final = 16_384  # commands that wait for messages
 BEGIN_S: Final = 5.0  # so long the beginning at an end waits for the dispatcher; our clients, 10 s
@@ -83,6 +95,8 @@ class Beginnings:
         self._books.check_room()
         config = self._members.config_of(command.group)
         check_consuming(config)
+        if len(command.attempt) > ATTEMPT_MAX or not command.attempt.isprintable():
+            raise ArgumentIllegal(f"an attempt is {ATTEMPT_MAX} printable characters at most")
         self._books.topics.config_of(command.topic)  # or it does not exist
         if not self._books.topics.queue_counts[command.topic]:
             raise NoPermission(f"topic {command.topic} may not be read")
@@ -92,6 +106,18 @@ class Beginnings:
                 f"group {command.group} has members that share its queues ({members[0][:140]}): "
                 "end them before it is used without queues"
             )
+        self._check_order(command, config)
+
+    def _check_order(self, command: PopMessages, config: SubscriptionGroupConfig) -> None:
+        """A group that was never used becomes one that keeps an order, if that is what its first
+        consumer wants."""
+        group = command.group
+        is_used = self._members.subscribed.get(group) or self._books.offsets.topics_of(group)
+        if command.orderly and not config.consume_message_orderly and not is_used:
+            config = msgspec.structs.replace(config, consume_message_orderly=True)
+            self._books.change(GroupPut(config))
+            log.info("group %s takes its messages in order", group)
+        check_order(config, orderly=command.orderly)
 
     def waits(self, command: PopMessages, request: Request) -> bool:
         """What was acknowledged before lies below the end, though it may not be dispatched yet."""

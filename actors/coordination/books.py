@@ -17,6 +17,7 @@ from cometmq.actors.coordination.files import (
     TopicsFile,
 )
 from cometmq.actors.coordination.ledger import Action, Ledger
+from cometmq.actors.coordination.order_file import OrderFile
 from cometmq.actors.coordination.snapshots import Snapshots
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import Command
@@ -47,10 +48,11 @@ class Books:
         self._offsets_file = OffsetsFile(config_dir)
         self._holds_file = HoldsFile(store)
         self._popped_file = PoppedFile(config_dir)
+        self._order_file = OrderFile(config_dir)
         self._filters_file = FiltersFile(config_dir)
         self._files = (
             self._topics_file, self._groups_file, self._members_file, self._offsets_file,
-            self._holds_file, self._popped_file, self._filters_file,
+            self._holds_file, self._popped_file, self._order_file, self._filters_file,
         )  # fmt: skip
         self.topics = self._topics_file.book
         self.groups = self._groups_file.book
@@ -58,6 +60,7 @@ class Books:
         self.offsets = self._offsets_file.book
         self.holds = self._holds_file.book
         self.popped = self._popped_file.book
+        self.takes = self._order_file.book
         self.filters = self._filters_file.book
         self.silent_s = self._members_file.silent_s  # since the last coordinator was seen to live
         self._ledger: Ledger
@@ -113,7 +116,11 @@ class Books:
         # What takes the places of lost messages would never reach groups that were ahead of them.
         if ends is not None:
             found = ends()
-            moved = self._offsets_file.put_back(found), self._popped_file.put_back(found)
+            moved = (
+                self._offsets_file.put_back(found),
+                self._popped_file.put_back(found),
+                self._order_file.put_back(found),
+            )
             if any(moved):
                 self.snapshots.write_now()
         self.topics.begin(template_queues)
@@ -157,8 +164,21 @@ class Books:
     def move(self, change: OffsetSet) -> None:
         """Have a group go on elsewhere: what it has popped of that queue counts no more."""
         self.change(change)
-        if self.popped.get(change.group, change.topic, change.queue_id) is not None:
-            self.change(PopsForgotten(change.group, change.topic, change.queue_id))
+        key = (change.group, change.topic, change.queue_id)
+        if self.popped.get(*key) is not None or self.takes.get(key) is not None:
+            self.change(PopsForgotten(*key))
+
+    def forget_pops(self, group: str) -> None:
+        """The group takes its messages another way from now on: at its offsets."""
+        keys = {key for key in self.popped.queues if key[0] == group}
+        for key in sorted(keys | {key for key, _ in self.takes.of_group(group)}):
+            self.change(PopsForgotten(*key))
+
+    def has_popped(self, group: str, now_ms: int) -> bool:
+        """Whether anybody of the group has messages."""
+        return any(
+            queue.out for key, queue in self.popped.queues.items() if key[0] == group
+        ) or any(take.free_ms > now_ms for _, take in self.takes.of_group(group))
 
     def then(self, action: Action) -> None:
         """Call it with None once all that was changed until now is kept, or with the error."""

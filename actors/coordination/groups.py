@@ -6,6 +6,7 @@ import logging
 
 from cometmq.actors.books.group_settings import changed, check_consuming, settings_of
 from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.files import now_ms
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.topics import Topics
 from cometmq.actors.runtime.request import Request
@@ -46,6 +47,7 @@ class Groups:
         else:
             raise BadRequest(f"mode {command.mode}: 0 create, 1 update")
         if config != there:
+            self._check_way(there, config)
             self._put(config)
         self._books.then(request.conclude)
 
@@ -63,6 +65,20 @@ class Groups:
             self._topics.delete(request, retry_topic)
         else:
             self._books.then(request.conclude)
+
+    def _check_way(
+        self, there: SubscriptionGroupConfig | None, wanted: SubscriptionGroupConfig
+    ) -> None:
+        """What is out in one way is not seen by who takes messages in the other."""
+        before = there or SubscriptionGroupConfig(group_name=wanted.group_name)
+        if before.consume_message_orderly == wanted.consume_message_orderly:
+            return
+        if self._books.has_popped(wanted.group_name, now_ms()):
+            raise GroupInUse(
+                f"group {wanted.group_name} has messages out: consumeMessageOrderly is changed "
+                "once they are acknowledged, or their time is over"
+            )
+        self._books.forget_pops(wanted.group_name)
 
     def _is_known(self, name: str) -> bool:
         """A group may have members or offsets only: a file of an older store may lack it."""

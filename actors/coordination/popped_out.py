@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from cometmq.actors.books.popped import Key, Out, PoppedQueue, Stretch
 from cometmq.actors.coordination.books import Books
@@ -25,6 +25,17 @@ SOON_S: Final = 0.1  # at least
 LOOK_S: Final = 60.0  # at what is due: a timer runs by another clock
 RETURNED_MAX: Final = 65_536  # handles that are told from those which were acknowledged
 DUE_MAX: Final = 256  # handles that are dealt with at once
+
+
+class Ordered(Protocol):
+    """What groups that take messages in order have out."""
+
+    def due(self) -> list[tuple[int, Key, int]]:
+        """When, whose, handle."""
+
+    def is_due(self, free_ms: int, key: Key, handle: int, now_ms: int) -> None: ...
+    def move(self, step_ms: int) -> int:
+        """The clock was stepped; how many are out."""
 
 
 class PoppedOut:
@@ -50,6 +61,7 @@ class PoppedOut:
         self._book = books.popped
         self._retries = retries
         retries.claims = self
+        self.ordered: Ordered | None = None
         self._due: list[tuple[int, Key, int]] = []  # when, whose, handle; a heap
         # By handle, queue offsets: on their way back; gone back, of the last handles.
         self._returning: dict[int, Sequence[Stretch]] = {}
@@ -128,6 +140,8 @@ class PoppedOut:
             for handle, out in list(queue.out.items()):
                 self._books.change(PopExtended(*key, handle, max(out.until_ms + step_ms, 0)))
                 count += 1
+        if self.ordered is not None:
+            count += self.ordered.move(step_ms)
         log.warning(
             "the clock was stepped by %+.1f s: %d stretches that are popped stay invisible for as "
             "long as before", step_ms / 1000, count,
@@ -146,6 +160,8 @@ class PoppedOut:
             for key, queue in self._book.items()
             for handle, out in queue.out.items()
         ]
+        if self.ordered is not None:
+            self._due += self.ordered.due()
         heapq.heapify(self._due)
 
     def push(self, until_ms: int, key: Key, handle: int) -> None:
@@ -170,13 +186,15 @@ class PoppedOut:
             for _ in range(DUE_MAX):
                 if not self._due or self._due[0][0] > now:
                     break
-                self._return_one(*heapq.heappop(self._due))
+                self._return_one(*heapq.heappop(self._due), now)
         finally:
             self._set_alarm()
 
-    def _return_one(self, until_ms: int, key: Key, handle: int) -> None:
+    def _return_one(self, until_ms: int, key: Key, handle: int, now: int) -> None:
         queue = self._book.get(*key)
         out = None if queue is None else queue.out.get(handle)
+        if queue is None and self.ordered is not None:
+            self.ordered.is_due(until_ms, key, handle, now)
         if queue is None or out is None or out.until_ms != until_ms:
             return  # done with, or has another time, with an entry of its own
         left = self._left(queue, handle, out)
@@ -225,13 +243,13 @@ class PoppedOut:
             self.done(key, queue, handle, first, end)
         out = queue.out.get(handle)
         if out is not None:
-            pause_s = 0.0 if len(done) == len(offsets) else self._pause_s(codes)
+            pause_s = 0.0 if len(done) == len(offsets) else self.pause_s(codes)
             until_ms = self.now_ms() + round(pause_s * 1000)
             self._books.change(PopExtended(*key, handle, until_ms))
             self.push(until_ms, key, handle)
         self._books.send()
 
-    def _pause_s(self, codes: Sequence[int]) -> float:
+    def pause_s(self, codes: Sequence[int]) -> float:
         """Until these are tried again: as long as it has failed by now, where the scheduler or the
         commitlog process is away; so they are not much later than it is back."""
         if any(code and not from_code(code, "").retriable for code in codes):

@@ -8,27 +8,27 @@ counts as done with, and so nothing stands in the way of what follows it.
 
 from __future__ import annotations
 
-import heapq
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from secrets import randbits
 from typing import Final
 
+from cometmq.actors.books.group_settings import check_order
 from cometmq.actors.books.popped import Key
-from cometmq.actors.coordination.beginnings import HELD_MAX, Arrivals, Beginnings
+from cometmq.actors.coordination.beginnings import Arrivals, Beginnings
 from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.held_pops import HeldPops
 from cometmq.actors.coordination.members import Members
+from cometmq.actors.coordination.ordered_pops import OrderedPops
 from cometmq.actors.coordination.popped_out import PoppedOut
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored
-from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
     POP_ACKS_MAX,
-    POP_WAIT_MS_MAX,
     AckPopped,
     ChangeInvisible,
     Command,
@@ -45,7 +45,6 @@ from cometmq.protocol.errors import (
     CometError,
     HandleUnknown,
     OffsetIllegal,
-    SystemBusy,
 )
 from cometmq.protocol.ledger import (
     Change,
@@ -63,21 +62,6 @@ LOOK_MAX: Final = 64  # groups and topics that are looked at at once
 RETRY_TURNS: Final = 5  # RocketMQ: in one of so many the retry topic comes first
 
 
-class _Held:
-    """A command that waits for messages, until a time.monotonic()."""
-
-    __slots__ = ("command", "key", "request", "until")
-
-    def __init__(self, request: Request, command: PopMessages, until: float) -> None:
-        self.request = request
-        self.command = command
-        self.until = until
-        self.key = (command.group, command.topic)
-
-    def __lt__(self, other: _Held) -> bool:
-        return self.until < other.until
-
-
 class Pops:
     """See the module.
 
@@ -93,15 +77,13 @@ class Pops:
         self._book = books.popped
         self._members = members
         self._out = PoppedOut(actor, books, retries)
+        self._ordered = OrderedPops(actor, books, self._out, retries, self._freed)
         self._stored = stored
         self.may_grant: Callable[[], bool] = lambda: True  # now; whoever waits goes on waiting
         self._arrivals: Arrivals | None = None
         self._seen = -1  # of the arrivals, when was last looked
         self._turns: dict[tuple[str, str], int] = {}
-        self._held: dict[tuple[str, str], dict[_Held, None]] = {}  # in the order in which they came
-        self._held_count = 0
-        self._until: list[_Held] = []  # a heap, with some that are held no longer
-        self._alarm: Timer | None = None
+        self._held = HeldPops(actor)
         self._beginnings = Beginnings(actor, books, members, stored, self._look_on)
         self._to_look: deque[tuple[str, str]] = deque()  # whose messages may have come
         self._answers: list[tuple[Request, Command]] = []  # of this round
@@ -113,13 +95,8 @@ class Pops:
 
     def end(self, error: CometError) -> None:
         """Whoever waits for messages hears that there will be none."""
-        for held in self._held.values():
-            for each in held:
-                each.request.fail(error)
+        self._held.end(error)
         self._beginnings.end(error)
-        self._held.clear()
-        self._until.clear()
-        self._held_count = 0
 
     # --- commands ---
 
@@ -135,7 +112,7 @@ class Pops:
         if popped or command.wait_ms <= 0:
             self._answers.append((request, PoppedMessages(popped)))
         else:
-            self._hold(command, request)
+            self._held.hold(command, request)
 
     def on_ack_popped(self, command: AckPopped, request: Request) -> None:
         if len(command.acks) > POP_ACKS_MAX:
@@ -147,18 +124,23 @@ class Pops:
     def on_change_invisible(self, command: ChangeInvisible, request: Request) -> None:
         if len(command.extensions) > POP_ACKS_MAX:
             raise ArgumentIllegal(f"{len(command.extensions)} in one command: {POP_ACKS_MAX}")
+        is_ordered = self._ordered.takes_back(command.group)
         for each in command.extensions:
-            _check_invisible(each.invisible_ms)
+            if each.invisible_ms or not is_ordered:
+                _check_invisible(each.invisible_ms)
         self._books.check_room()
         codes = []
         now = self._out.now_ms()
         for each in command.extensions:
             key = (command.group, each.topic, each.queue_id)
+            until_ms = now + each.invisible_ms
             queue = self._book.get(*key)
-            if queue is None or each.handle not in queue.out or self._out.is_over(each.handle):
+            if queue is None:
+                codes.append(self._ordered.extend(key, each, until_ms))
+                continue
+            if each.handle not in queue.out or self._out.is_over(each.handle):
                 codes.append(HandleUnknown.code)
                 continue
-            until_ms = now + each.invisible_ms
             self._books.change(PopExtended(*key, each.handle, until_ms))
             self._out.push(until_ms, key, each.handle)
             codes.append(0)
@@ -168,25 +150,35 @@ class Pops:
 
     def _pop(self, command: PopMessages) -> list[Popped]:
         """Give out what there is, of all queues in turn."""
+        config = self._books.groups.configs.get(command.group)
+        if config is not None:  # it may have changed while this waited
+            check_order(config, orderly=command.orderly)
+        if command.orderly:
+            return self._ordered.pop(command, self._in_turn(command))
+        found: list[Popped] = []
+        left = command.max_count
+        for key, there in self._in_turn(command):
+            popped = self._pop_queue(key, there, left, command.invisible_ms)
+            if popped is not None:
+                found.append(popped)
+                left -= popped.count
+                if not left:
+                    break
+        return found
+
+    def _in_turn(self, command: PopMessages) -> Iterator[tuple[Key, QueueRange]]:
+        """The queues, each time from another one on."""
         group, topic = command.group, command.topic
         turn = self._turns.get((group, topic), 0)
         self._turns[group, topic] = turn + 1
         topics = [topic]
         for retry in self._retry_topics(group, topic):
             topics.insert(0 if turn % RETRY_TURNS == 0 else len(topics), retry)
-        found: list[Popped] = []
-        left = command.max_count
         for name in topics:
             queues = sorted(self._stored(name).items())
             for step in range(len(queues)):
                 queue_id, there = queues[(turn + step) % len(queues)]
-                popped = self._pop_queue((group, name, queue_id), there, left, command.invisible_ms)
-                if popped is not None:
-                    found.append(popped)
-                    left -= popped.count
-                    if not left:
-                        return found
-        return found
+                yield (group, name, queue_id), there
 
     def _retry_topics(self, group: str, topic: str) -> list[str]:
         """Ours, and those where a RocketMQ broker has what its consumers had popped in vain: their
@@ -234,7 +226,9 @@ class Pops:
         key = (group, ack.topic, ack.queue_id)
         queue = self._book.get(*key)
         first, end = ack.queue_offset, ack.queue_offset + ack.count
-        if queue is None or ack.handle <= 0:
+        if queue is None:
+            return self._ordered.ack(key, ack)
+        if ack.handle <= 0:
             return HandleUnknown.code
         if self._out.goes_back(ack.handle, first, end):
             return HandleUnknown.code
@@ -267,36 +261,6 @@ class Pops:
 
     # --- waiting for messages ---
 
-    def _hold(self, command: PopMessages, request: Request) -> None:
-        if self._held_count >= HELD_MAX:
-            raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
-        wait_s = min(command.wait_ms, POP_WAIT_MS_MAX) / 1000
-        held = _Held(request, command, time.monotonic() + wait_s)
-        self._held.setdefault(held.key, {})[held] = None
-        self._held_count += 1
-        heapq.heappush(self._until, held)
-        if self._until[0] is held:
-            self._set_alarm()
-
-    def _set_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if self._until:
-            wait_s = max(0.0, self._until[0].until - time.monotonic())
-            self._alarm = self._actor.after(wait_s, self._end_waits)
-
-    def _take_held(self, held: _Held) -> Request:
-        """It waits no longer."""
-        of_key = self._held[held.key]
-        del of_key[held]
-        if not of_key:
-            del self._held[held.key]
-        self._held_count -= 1
-        if not self._held_count:
-            self._until.clear()
-        return held.request
-
     def look(self) -> None:
         """Those that came first have what has come since; some groups at a time, so that others
         are heard meanwhile."""
@@ -309,47 +273,43 @@ class Pops:
         self._beginnings.serve_due(value, self._serve)
         if value != self._seen:
             self._seen = value
-            self._to_look = deque(self._held)
+            self._to_look = deque(self._held.places)
         for _ in range(min(LOOK_MAX, len(self._to_look))):
             self._give_to(self._to_look.popleft())
         if self._to_look:
             self._actor.call_soon(self._look_on)
+
+    def _freed(self, group: str, topic: str) -> None:
+        """There is something for whoever waits for that queue."""
+        if topic.startswith(RETRY_PREFIX):  # what was given back before the group kept an order
+            self._to_look += [key for key in self._held.places if key[0] == group]
+        else:
+            self._to_look.append((group, topic))
+        self._actor.call_soon(self._look_on)
 
     def _look_on(self) -> None:
         self.finish_round()
         self._books.send()
 
     def _give_to(self, key: tuple[str, str]) -> None:
-        for held in list(self._held.get(key, ())):
+        for held in self._held.of(key):
             try:
                 popped = self._pop(held.command)
             except CometError as error:
-                self._take_held(held).fail(error)
+                self._held.take(held).fail(error)
                 continue
             if not popped:
                 return
-            self._answers.append((self._take_held(held), PoppedMessages(popped)))
-
-    def _end_waits(self) -> None:
-        now = time.monotonic()
-        while self._until and self._until[0].until <= now:
-            self._end_held(heapq.heappop(self._until))
-        self._set_alarm()
-
-    def _end_held(self, held: _Held) -> None:
-        if held in self._held.get(held.key, ()):
-            self._take_held(held).reply(PoppedMessages([]))
+            self._answers.append((self._held.take(held), PoppedMessages(popped)))
 
     def on_stop_popping(self, command: StopPopping, _request: Request) -> Command:
-        for key in [key for key in self._held if key[0] == command.group]:
-            for held in list(self._held.get(key, ())):
-                if held.command.consumer == command.consumer:
-                    self._end_held(held)
+        self._held.stop(command)
         self._beginnings.stop(command)
         return Done()
 
     def statistics(self) -> dict[str, int | float | str]:
-        return {"popped": self._book.count, "held_pops": self._held_count + len(self._beginnings)}
+        popped = self._book.count + len(self._books.takes)
+        return {"popped": popped, "held_pops": len(self._held) + len(self._beginnings)}
 
 
 def _check_invisible(invisible_ms: int) -> None:

@@ -47,6 +47,20 @@ class Claims(Protocol):
         """A copy of it is kept, and it is done with; or not, and it stays out."""
 
 
+class Ordered(Protocol):
+    """Who has what of groups that take messages in order: those give back in place."""
+
+    def takes_back(self, group: str) -> bool: ...
+    def give_back(self, group: str, given: GivenBack, times_max: int) -> int | None:
+        """The code; None: it goes to the dead letters, and nowhere else until it is settled."""
+
+    def handed_out(self, group: str, given: GivenBack) -> int:
+        """How often before."""
+
+    def settle(self, group: str, given: GivenBack, *, is_stored: bool) -> None:
+        """See Claims."""
+
+
 class Retries:
     """Passes on what is given back, with what the group's configuration says.
 
@@ -70,6 +84,7 @@ class Retries:
         self._scheduler = Channel(endpoint, "the scheduler") if endpoint else None
         self._waiting = 0
         self.claims: Claims | None = None
+        self.ordered: Ordered | None = None
 
     def close(self) -> None:
         if self._scheduler is not None:
@@ -89,57 +104,112 @@ class Retries:
             check_topic(topic)
         if any(entry.physical_offset < 0 for entry in command.messages):
             raise ArgumentIllegal("a message given back has a physical offset of 0 or more")
-        codes = [0 if self._may_go(command.group, each) else _GONE for each in command.messages]
-        ours = [each for each, code in zip(command.messages, codes, strict=True) if not code]
-        if not ours:
-            request.reply(MessagesGivenBack(codes))
+        if self.ordered is not None and self.ordered.takes_back(command.group):
+            self._give_back_in_order(self.ordered, command, request)
             return
-        self._waiting += 1
-        settled = partial(self._settled, command.group, ours, codes, request)
-        try:
-            self._pass_on(msgspec.structs.replace(command, messages=ours), settled)
-        except CometError as error:
-            settled([], error)
+        codes = [None if self._may_go(command.group, each) else _GONE for each in command.messages]
+        ours = [each for each, code in zip(command.messages, codes, strict=True) if code is None]
+        if not ours:
+            request.reply(MessagesGivenBack([_GONE] * len(codes)))
+        else:
+            self._give_back_ours(command, ours, codes, request, self.claims)
 
     def _may_go(self, group: str, given: GivenBack) -> bool:
         return not given.handle or (self.claims is not None and self.claims.claim(group, given))
+
+    def _give_back_in_order(
+        self, ordered: Ordered, command: GiveBackMessages, request: Request
+    ) -> None:
+        """Dead letters alone are stored."""
+        group, times_max = command.group, command.max_reconsume_times
+        if times_max < 0:
+            times_max = self._members.config_of(group).retry_max_times
+        codes: list[int | None] = []
+        letters, handed_out = [], []
+        for given in command.messages:
+            code = ordered.give_back(group, given, times_max) if given.handle else None
+            codes.append(code)
+            if code is None:
+                dead = msgspec.structs.replace(given, delay_level=-1)
+                letters.append(dead if given.handle else given)
+                handed_out.append(ordered.handed_out(group, given) if given.handle else 0)
+        if letters:
+            self._give_back_ours(command, letters, codes, request, ordered, handed_out)
+        else:
+            answer = MessagesGivenBack([code or 0 for code in codes])
+            self._books.then(partial(_answer, request, answer))
+
+    def _give_back_ours(
+        self,
+        command: GiveBackMessages,
+        ours: list[GivenBack],
+        codes: Sequence[int | None],
+        request: Request,
+        claims: Claims | Ordered | None,
+        handed_out: Sequence[int] = (),
+    ) -> None:
+        """`codes` has None for each of `ours`."""
+        self._waiting += 1
+        settled = partial(self._settled, command.group, ours, codes, request, claims)
+        try:
+            ours_alone = msgspec.structs.replace(command, messages=ours)
+            self._pass_on(ours_alone, settled, handed_out=handed_out)
+        except CometError as error:
+            settled([], error)
 
     def _settled(
         self,
         group: str,
         ours: Sequence[GivenBack],
-        codes: list[int],
+        codes: Sequence[int | None],
         request: Request,
+        claims: Claims | Ordered | None,
         stored: Sequence[int],
         error: CometError | None,
     ) -> None:
-        """The scheduler has answered, or will not. `codes` has 0 for each of `ours`."""
+        """The scheduler has answered, or will not. `codes` has None for each of `ours`."""
         self._waiting -= 1
         popped = False
         for at, given in enumerate(ours):
-            if given.handle and self.claims is not None:
+            if given.handle and claims is not None:
                 is_stored = error is None and stored[at] == 0
-                self.claims.settle(group, given, is_stored=is_stored)
+                claims.settle(group, given, is_stored=is_stored)
                 popped = True
         if error is not None:
             request.fail(error)
             return
         left = iter(stored)
-        answer = MessagesGivenBack([code or next(left) for code in codes])
+        answer = MessagesGivenBack([next(left) if code is None else code for code in codes])
         if popped:
             self._books.tell(request, lambda: answer)
             self._books.send()
         else:
             request.reply(answer)
 
-    def give_back(self, command: GiveBackMessages, settled: Callable[[list[int]], None]) -> None:
+    def give_back(
+        self,
+        command: GiveBackMessages,
+        settled: Callable[[list[int]], None],
+        handed_out: Sequence[int] = (),
+    ) -> None:
         """The same for the coordinator itself, and they come again at once: `settled` gets the
         codes, in the actor's thread; none when the scheduler has not answered in time, or its
-        error."""
-        self._pass_on(command, lambda codes, _error: settled(codes), at_once=True)
+        error.
+
+        Args:
+            handed_out: see StoreRetries.
+        """
+        self._pass_on(
+            command, lambda codes, _error: settled(codes), at_once=True, handed_out=handed_out
+        )
 
     def _pass_on(
-        self, command: GiveBackMessages, settled: Settled, *, at_once: bool = False
+        self,
+        command: GiveBackMessages,
+        settled: Settled,
+        *,
+        at_once: bool = False,
+        handed_out: Sequence[int] = (),
     ) -> None:
         """`settled` is called once, in the actor's thread."""
         waiting = True
@@ -162,6 +232,7 @@ class Retries:
             command,
             lambda done: self._actor.call_soon(partial(hear, done, done.error)),
             at_once=at_once,
+            handed_out=handed_out,
         )
         self._actor.after(TIMEOUT_S, give_up)
 
@@ -170,7 +241,8 @@ class Retries:
         command: GiveBackMessages,
         on_done: Callable[[Pending], None],
         *,
-        at_once: bool = False,
+        at_once: bool,
+        handed_out: Sequence[int],
     ) -> Pending:
         if self._scheduler is None:
             raise ServiceNotAvailable("no scheduler belongs to this coordinator")
@@ -178,11 +250,22 @@ class Retries:
         if config.retry_queue_nums > 0:
             self._make_topic(RETRY_PREFIX + command.group, config.retry_queue_nums)
         self._make_topic(DLQ_PREFIX + command.group, 1)
-        return self._scheduler.request(_with_config(command, config, at_once), on_done=on_done)
+        wanted = _with_config(command, config, at_once, handed_out)
+        return self._scheduler.request(wanted, on_done=on_done)
+
+
+def _answer(request: Request, answer: MessagesGivenBack, error: CometError | None) -> None:
+    if error is None:
+        request.reply(answer)
+    else:
+        request.fail(error)
 
 
 def _with_config(
-    command: GiveBackMessages, config: SubscriptionGroupConfig, at_once: bool
+    command: GiveBackMessages,
+    config: SubscriptionGroupConfig,
+    at_once: bool,
+    handed_out: Sequence[int],
 ) -> StoreRetries:
     times_max = command.max_reconsume_times
     policy = config.group_retry_policy
@@ -197,4 +280,5 @@ def _with_config(
         config.retry_queue_nums,
         *waits,
         at_once,
+        list(handed_out),
     )

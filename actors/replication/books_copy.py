@@ -41,6 +41,7 @@ from cometmq.shm.state.ledger_mark import (
 from cometmq.shm.state.tables import (
     ConsumerFilterTable,
     ConsumerOffsetTable,
+    ConsumerOrderInfoTable,
     SubscriptionGroupTable,
     TopicTable,
 )
@@ -88,6 +89,9 @@ STORE_FILES: Final[dict[str, _File]] = {
     ),
     "config/popped.json": _File(
         Fate.COPIED, "a book of the ledger: what is out, and until when", PopTable
+    ),
+    "config/consumerOrderInfo.json": _File(
+        Fate.COPIED, "a book of the ledger: what is out in order", ConsumerOrderInfoTable
     ),
     "cometmq.ledger": _File(Fate.COPIED, "says which entries are in the books"),
     "commitlog": _File(Fate.LOG, "the log itself"),

@@ -129,7 +129,8 @@ class Retries:
     def _add(self, storing: _Storing, index: int, message: Message) -> None:
         command, batch = storing.command, storing.batch
         entry = command.messages[index]
-        retry = retry_of(command, entry, message.reconsume_times, self._levels_ms)
+        times = message.reconsume_times + (command.handed_out[index] if command.handed_out else 0)
+        retry = retry_of(command, entry, times, self._levels_ms)
         if not retry.is_dead and command.retry_queues <= 0:
             return  # such a group drops what it could not consume
         queue_id = 0 if retry.is_dead else random.randrange(command.retry_queues)
@@ -147,7 +148,7 @@ class Retries:
             batch.records.queue(*queue),
             message.record,
             properties,
-            reconsume_times=message.reconsume_times + 1,
+            reconsume_times=times + 1,
             sys_flag=message.sys_flag,
             prepared_offset=0,
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from cometmq.client.arguments import check
 from cometmq.client.handling.failures import FailureLog
@@ -15,8 +17,9 @@ from cometmq.client.handling.options import CONCURRENCY_MAX
 from cometmq.client.handling.outcomes import check_handler, verdict_of
 from cometmq.client.handling.work import describe
 from cometmq.client.options import PopOptions
-from cometmq.client.popping.broker import may_help
+from cometmq.client.popping.broker import may_help, taken_of
 from cometmq.client.popping.consumer import POLL_S, PopConsumer
+from cometmq.client.popping.ordered_run import take_count, takes_of
 from cometmq.protocol.errors import ArgumentIllegal, CometError
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.shm.kernel._kernel import Message
@@ -56,9 +59,13 @@ class AsyncPopConsumer:
         self._closed = False
         self._over: asyncio.Event | None = None  # of a run
         self._failures = FailureLog(log)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._done: list[Message] = []  # not acknowledged yet
         self._acking: asyncio.Task[None] | None = None
+        # In order: takes that wait for a task, one message of each that was not begun.
+        self._takes: deque[list[Message]] = deque()
+        self._unbegun: list[Message] = []
+        self._unit_s = 0.01  # that a message took lately
 
     @property
     def _consumer(self) -> PopConsumer:
@@ -100,14 +107,17 @@ class AsyncPopConsumer:
         if self._over is not None:
             raise ArgumentIllegal("run() is at work already")
         self._over = asyncio.Event()
+        is_ordered = self._options.get("orderly", False)
+        turn = self._turn_in_order if is_ordered else self._turn
         try:
             while not self._closed:
-                await self._turn(handler, concurrency)
+                await turn(handler, concurrency)
         finally:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             if self._acking is not None:
                 await self._acking
+            await asyncio.to_thread(self._release)
             self._failures.end()
             over, self._over = self._over, None
             over.set()
@@ -126,19 +136,61 @@ class AsyncPopConsumer:
                 raise
             return  # nobody has been there for long: a run waits until somebody is
         for message in messages:
-            task = asyncio.create_task(self._handle(handler, message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._handle(handler, message))
 
-    async def _handle(self, handler: AsyncHandler, message: Message) -> None:
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _turn_in_order(self, handler: AsyncHandler, concurrency: int) -> None:
+        """Pop for a task that has nothing to do: what waits here keeps a queue from others."""
+        if len(self._tasks) >= concurrency:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            return
+        if not self._takes:
+            try:
+                self._takes.extend(takes_of(await self.poll(take_count(self._unit_s))))
+            except CometError as error:
+                if not may_help(error):
+                    raise
+        elif not self._closed:
+            self._begin(self._handle_take(handler, self._takes.popleft()))
+
+    async def _handle_take(self, handler: AsyncHandler, messages: list[Message]) -> None:
+        """Up to the first that fails: what comes behind it is not this consumer's any more."""
+        for message in messages:
+            began = time.monotonic()
+            if self._closed:
+                self._unbegun.append(message)
+            if self._closed or began >= taken_of(message).until:
+                return
+            if not await self._handle(handler, message):
+                return
+            self._unit_s += (time.monotonic() - began - self._unit_s) / 16
+
+    def _release(self) -> None:
+        """What was not begun is free at once."""
+        unbegun = [*self._unbegun, *(take[0] for take in self._takes)]
+        self._unbegun.clear()
+        self._takes.clear()
+        for message in unbegun:
+            try:
+                self._consumer._release(message)
+            except CometError as error:
+                log.debug("%s is free when its time is over: %s", describe(message), error)
+
+    async def _handle(self, handler: AsyncHandler, message: Message) -> bool:
+        """Whether it is done with."""
         try:
             await handler(message)
         except Exception as error:
             await self._failed(message, error)
-            return
+            return False
         self._done.append(message)
         if self._acking is None or self._acking.done():
             self._acking = asyncio.create_task(self._acknowledge())
+        return True
 
     async def _acknowledge(self) -> None:
         await asyncio.sleep(ACK_S)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from secrets import token_hex
 from typing import Final, NamedTuple
 
+from cometmq.client.arguments import check
+from cometmq.client.handling.work import describe
 from cometmq.client.receiving.replying import Replier
 from cometmq.client.routes import Routes
 from cometmq.protocol.commands import (
@@ -30,12 +33,19 @@ from cometmq.protocol.commands import (
     PullStatus,
     StopPopping,
 )
-from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
+from cometmq.protocol.errors import ArgumentIllegal, CometError, NotConfirmed, NotReachable
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Message, decode, restore_topics, set_source
+from cometmq.shm.kernel._kernel import (
+    Message,
+    count_attempts,
+    decode,
+    restore_topics,
+    set_source,
+    source_of,
+)
 from cometmq.shm.os.processes import boot_id
 from cometmq.shm.reading.selection import Selection
 
@@ -60,6 +70,7 @@ class Wanted(NamedTuple):
     from_latest: bool
     consumer: str
     is_async: bool
+    orderly: bool
 
 
 class Taken:
@@ -74,6 +85,14 @@ class Taken:
         self.reply = broker.replies.reply  # Message.reply asks it
         # Not by `until_ms`: that is the broker's clock, which this machine's need not agree with.
         self.until = time.monotonic() + invisible_ms / 1000
+
+
+def taken_of(message: Message) -> Taken:
+    check("message", message, Message)
+    taken = source_of(message)
+    if not isinstance(taken, Taken):
+        raise ArgumentIllegal(f"{describe(message)} was not popped")
+    return taken
 
 
 class PopBroker:
@@ -93,6 +112,7 @@ class PopBroker:
         replier = Replier(routes, has_lines=True)
         replier.is_async = wanted.is_async
         self.replies = replier.source(endpoints)
+        self._attempt = ""  # in order: of a question whose answer is not known
         self.failures = 0
         self.again_at = 0.0  # time.monotonic(): before it is not asked
 
@@ -119,18 +139,30 @@ class PopBroker:
     def pop(self, count: int, wait_s: float) -> list[Message]:
         """Messages; each knows what it was Taken with. Raises what the coordinator answers."""
         wanted = self._wanted
+        if wanted.orderly and not self._attempt:
+            self._attempt = token_hex(8)
         command = PopMessages(
             wanted.group, wanted.topic, count, wanted.invisible_ms, round(wait_s * 1000),
-            wanted.from_latest, wanted.consumer,
+            wanted.from_latest, wanted.consumer, wanted.orderly, self._attempt,
         )  # fmt: skip
         answer, _ = self._ask_once(self._coordinator(), command, wait_s + self._timeout_s)
         assert isinstance(answer, PoppedMessages)
         self.failures = 0
+        found = self._read_all(answer.popped)
+        if found or not answer.popped:
+            self._attempt = ""  # else the same is asked for again
+        return found
+
+    def _read_all(self, given: Sequence[Popped]) -> list[Message]:
         found: list[Message] = []
-        for popped in answer.popped:
+        unread: set[int] = set()  # handles: in order, nothing behind them is handed out either
+        for popped in given:
+            if popped.handle in unread:
+                continue
             try:
-                found += self._read(Taken(self, popped, wanted.invisible_ms))
+                found += self._read(Taken(self, popped, self._wanted.invisible_ms))
             except CometError as error:  # they come again when their time is over
+                unread.add(popped.handle)
                 log.warning(
                     "%s/%d from %d on was popped, and cannot be read: %s",
                     popped.topic, popped.queue_id, popped.queue_offset, error,
@@ -162,6 +194,8 @@ class PopBroker:
         if popped.topic.startswith(RETRY_PREFIX):
             restore_topics(found)
         set_source(found, taken)
+        for message in found if popped.counts else ():
+            count_attempts([message], popped.counts[message.queue_offset - popped.queue_offset])
         self._pass_over(taken, found)
         return found
 

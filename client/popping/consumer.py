@@ -17,7 +17,15 @@ from cometmq.client.forked import Forked
 from cometmq.client.handling.options import CONCURRENCY_MAX, Handler
 from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict, check_handler
 from cometmq.client.handling.work import describe
-from cometmq.client.popping.broker import PopBroker, Taken, Wanted, look_up, may_help
+from cometmq.client.popping.broker import (
+    PopBroker,
+    Taken,
+    Wanted,
+    look_up,
+    may_help,
+    taken_of,
+)
+from cometmq.client.popping.ordered_run import OrderedRun
 from cometmq.client.popping.run import PopRun
 from cometmq.client.routes import MASTER, Routes, broker_routes
 from cometmq.client.unclosed import Unclosed
@@ -39,7 +47,7 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import check_group, check_topic
 from cometmq.protocol.positions import named
 from cometmq.protocol.tags import ALL_TAGS, check_expression
-from cometmq.shm.kernel._kernel import Message, source_of
+from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.reading.selection import selection_of
 
 POLL_S: Final = 1.0
@@ -60,7 +68,8 @@ class PopConsumer:
     another. What a consumer has popped is invisible to the others for `invisible_s`. Until then it
     is acknowledged, or extended, or given back; else it comes again, to anyone, with one attempt
     more (`message.reconsume_times`), and in the end goes to the dead letters (%DLQ%group). There
-    is no order.
+    is no order, unless the group is `orderly`: then nobody gets anything of a queue while some of
+    what was taken of it, at most 32 messages, is neither acknowledged nor visible again.
 
     All of that survives a kill of any process: it lies in the broker, not here. Messages come
     at least once. One thread polls; the other methods are for any.
@@ -70,6 +79,7 @@ class PopConsumer:
         group: must have no members that share queues (Consumer).
         topic: whose messages it takes; those of its own that come again, too.
         tags, sql: as of Consumer; what is left out is acknowledged for the whole group.
+        orderly: each queue in its order. All consumers of a group do it in the same way.
         invisible_s: from 0.1 s to 12 h.
         start: where a group begins that was never here: "earliest" or "latest".
         max_reconsume_times: how often a message may come again; None: as the group's configuration
@@ -90,6 +100,7 @@ class PopConsumer:
         tags: str = ALL_TAGS,
         *,
         sql: str = "",
+        orderly: bool = False,
         invisible_s: float = 60.0,
         start: str = "earliest",
         max_reconsume_times: int | None = None,
@@ -106,7 +117,7 @@ class PopConsumer:
             raise ArgumentIllegal(f"max_reconsume_times={max_reconsume_times}: 0 or more")
         self._wanted = Wanted(
             group, topic, tags, sql, selection_of(tags, sql), _milliseconds(invisible_s),
-            first == named("latest"), token_hex(8), self._is_async,
+            first == named("latest"), token_hex(8), self._is_async, orderly,
         )  # fmt: skip
         self._times_max = -1 if max_reconsume_times is None else max_reconsume_times
         self._timeout_s = timeout_s
@@ -255,6 +266,9 @@ class PopConsumer:
         """It could not be handled: have it come again, with one attempt more, `after` so long (a
         timedelta, or seconds); None: later each time, 10 s, 30 s, 1 min ... 2 h.
 
+        In order it comes again where it is, and its queue waits for it, for 1 s without `after`, 12
+        h at most. What was taken behind it comes again as well, behind it: it is nobody's now.
+
         Raises what `ack` raises, MessageNotFound when it has expired.
         """
         if isinstance(after, timedelta):
@@ -266,7 +280,8 @@ class PopConsumer:
         self._give_back(message, verdict)
 
     def reject(self, message: Message) -> None:
-        """Nobody can handle it: it goes to the dead letters at once. Raises what `nack` raises."""
+        """Nobody can handle it: it goes to the dead letters at once. In order, what was taken
+        behind it comes again then. Raises what `nack` raises."""
         self._give_back(message, DEAD)
 
     def _give_back(self, message: Message, verdict: Verdict) -> None:
@@ -285,6 +300,11 @@ class PopConsumer:
         taken = taken_of(message)
         _raise_first(taken.broker.extend(taken, _milliseconds(invisible_s)), describe(message))
 
+    def _release(self, message: Message) -> None:
+        """In order: it was not begun, nor what was taken behind it."""
+        taken = taken_of(message)
+        _raise_first(taken.broker.extend(taken, 0), describe(message))
+
     # --- handlers ---
 
     def run(self, handler: Handler, *, concurrency: int = 20, end_timeout_s: float = 30.0) -> None:
@@ -293,6 +313,9 @@ class PopConsumer:
         What it returns for is acknowledged, many at a time. An exception is a failed delivery:
         the message comes again, later each time; `Retry(after=...)` and `Reject()` say more. What
         takes longer than `invisible_s` comes again meanwhile.
+
+        In order, each queue's messages go to one thread at a time. What fails comes again first,
+        after 1 s or as `Retry(after=...)` says, and until then nothing of its queue.
 
         Args:
             end_timeout_s: how long the end waits for what runs.
@@ -305,7 +328,8 @@ class PopConsumer:
         self._check_open()
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
-        run = self._running = PopRun(_Popping(self), handler, concurrency, end_timeout_s)
+        kind = OrderedRun if self._wanted.orderly else PopRun
+        run = self._running = kind(_Popping(self), handler, concurrency, end_timeout_s)
         try:
             run.work()
         finally:
@@ -359,18 +383,11 @@ class _Popping:
         self.poll = consumer.poll
         self.ack = consumer.ack
         self.give_back = consumer._give_back
+        self.release = consumer._release
 
     @property
     def is_closed(self) -> bool:
         return self._consumer._closed
-
-
-def taken_of(message: Message) -> Taken:
-    check("message", message, Message)
-    taken = source_of(message)
-    if not isinstance(taken, Taken):
-        raise ArgumentIllegal(f"{describe(message)} was not popped")
-    return taken
 
 
 def _by_broker(messages: Iterable[Message]) -> dict[PopBroker, dict[Taken, list[int]]]:

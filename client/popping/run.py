@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from cometmq.client.handling.failures import FailureLog
@@ -36,6 +37,7 @@ class Popping(Protocol):
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]: ...
     def ack(self, *messages: Message) -> None: ...
     def give_back(self, message: Message, verdict: Verdict) -> None: ...
+    def release(self, message: Message) -> None: ...
 
 
 class PopRun:
@@ -136,11 +138,7 @@ class PopRun:
             began = time.monotonic()
             done: list[Message] = []
             try:
-                for message in messages:
-                    if self._ends:
-                        break
-                    if self._handle(message):
-                        done.append(message)
+                self._work_through(messages, done)
             except BaseException as error:
                 self._raised = error
                 self._ends = True
@@ -151,6 +149,14 @@ class PopRun:
                     self._done.extend(done)
                     self._unit_s += (took_s - self._unit_s) / 16
                     self._changed.notify_all()
+
+    def _work_through(self, messages: Sequence[Message], done: list[Message]) -> None:
+        """Messages go to `done` as they are."""
+        for message in messages:
+            if self._ends:
+                break
+            if self._handle(message):
+                done.append(message)
 
     def _take(self) -> list[Message]:
         """One, or some at a time while they take next to nothing; none at the end."""

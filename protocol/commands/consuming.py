@@ -24,7 +24,10 @@ class GivenBack(Part, frozen=True):
     delay_level: Int32 = 0
     after_ms: Int64 = -1  # rather than by a level: by the one that waits at least so long
     # Under which it was popped. If it is not out under that any more: HandleUnknown, and no copy is
-    # stored; else it is done with, where it was, in the same step. 0: it was pulled.
+    # stored; else it is done with, where it was, in the same step. 0: it was pulled. Of a group
+    # that takes messages in order, no copy is stored either: it comes again where it is, after
+    # `after_ms` (-1: 1 s, whatever `delay_level` says), with what follows it. Dead letters go there
+    # as ever.
     handle: Int64 = 0
 
 
@@ -67,3 +70,5 @@ class StoreRetries(Command, frozen=True, tag=89):
     wait_multiplier: Int64 = 1
     most_wait_ms: Int64 = 0
     at_once: bool = False  # they do not wait at all
+    # Of each message, how often it was handed out, where its record does not say that; else empty.
+    handed_out: list[Int32] = []

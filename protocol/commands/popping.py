@@ -13,6 +13,7 @@ from cometmq.protocol.integers import Int32, Int64
 
 POP_COUNT_MAX: Final = 8_192  # messages in one answer
 POP_ACKS_MAX: Final = 1_024  # entries in one command
+ATTEMPT_MAX: Final = 64  # characters
 INVISIBLE_MS_MIN: Final = 100
 INVISIBLE_MS_MAX: Final = 12 * 3_600_000
 POP_WAIT_MS_MAX: Final = 15_000  # RocketMQ: pollTime
@@ -25,8 +26,12 @@ class PopMessages(Command, frozen=True, tag=170):
     empty answer waits for a message for up to `wait_ms`. A group that has none yet begins at the
     first message of each queue, or behind the last one.
 
-    Raises GroupInUse if the group has members that share queues, SystemBusy, NoPermission,
-    TopicNotExist, GroupNotExist, ArgumentIllegal.
+    A group takes its messages in order or not, as its `consumeMessageOrderly` says; one that was
+    never used becomes what is asked for first. In order, at most 32 of a queue are out, and nothing
+    behind them.
+
+    Raises GroupInUse if the group has members that share queues, or takes its messages the other
+    way; SystemBusy, NoPermission, TopicNotExist, GroupNotExist, ArgumentIllegal.
     """
 
     access = by_clients(read("group", On.GROUP), read("topic"), later=True)
@@ -39,6 +44,10 @@ class PopMessages(Command, frozen=True, tag=170):
     wait_ms: Int64 = 0
     from_latest: bool = False
     consumer: str = ""  # any name of who asks; see StopPopping
+    orderly: bool = False  # RocketMQ: order
+    # In order: any name of this question, at most 64 characters. Who asks again by it, as the
+    # answer was lost, has the same again.
+    attempt: str = ""
 
 
 class Popped(Part, frozen=True):
@@ -50,6 +59,9 @@ class Popped(Part, frozen=True):
     count: Int32
     handle: Int64  # known to nobody else
     until_ms: Int64
+    # In order, of each message: how often it was handed out before. Empty: never. RocketMQ:
+    # orderCountInfo.
+    counts: list[Int32] = []
 
 
 class PoppedMessages(Answer, frozen=True, tag=171):
@@ -72,7 +84,8 @@ class AckPopped(Command, frozen=True, tag=172):
     """Consumer to coordinator: these are done with. -> PopsSettled. RocketMQ ACK_MESSAGE.
 
     Answered once it is kept as safely as a commit. What is acknowledged already is so again; so is
-    what came back long ago, or before the coordinator was killed.
+    what came back long ago, or before the coordinator was killed. In order a word counts, though
+    its time is over, until somebody else has the message.
     """
 
     access = by_clients(read("group", On.GROUP), read("acks.topic"), later=True)
@@ -83,7 +96,11 @@ class AckPopped(Command, frozen=True, tag=172):
 
 
 class PopExtension(Part, frozen=True):
-    """What came under that handle, and is not done with, stays invisible; from now on so long."""
+    """What came under that handle, and is not done with, stays invisible; from now on so long.
+
+    0, of a group that takes messages in order: nobody has begun with it. It is free at once, and
+    this time does not count as an attempt.
+    """
 
     topic: str
     queue_id: Int32

@@ -1487,8 +1487,8 @@ def source_of(message: Message) -> object:
 def restore_topics(messages: list[Message]) -> None:
     """Have each of these, which lie in a retry topic, name the topic that it was sent to."""
 
-def count_attempts(messages: list[Message]) -> None:
-    """These are handed out again by who has them: one more of `reconsume_times`."""
+def count_attempts(messages: list[Message], count: int = 1) -> None:
+    """These are handed out again: so many more of `reconsume_times`."""
 
 def stretches(messages: list[Message]) -> list[tuple[int, int]]:
     """Messages of one queue, in any order, as stretches without a gap: (first offset, count)."""

@@ -610,12 +610,12 @@ def restore_topics(list messages not None):
         message._is_restored = True
 
 
-def count_attempts(list messages not None):
-    """These are handed out again by who has them: one more of `reconsume_times`."""
+def count_attempts(list messages not None, int32_t count=1):
+    """These are handed out again: so many more of `reconsume_times`."""
     cdef Message message
     for item in messages:
         message = item
-        message._r.reconsume_times += 1
+        message._r.reconsume_times += count
 
 
 def stretches(list messages not None):

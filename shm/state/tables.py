@@ -116,3 +116,27 @@ class ConsumerFilterTable(msgspec.Struct, frozen=True, rename="camel"):
     """consumerFilter.json, by topic."""
 
     filter_data_by_topic: dict[str, TopicFilters] = {}
+
+
+class OrderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group that takes messages in order has of a queue: RocketMQ's OrderInfo, and two keys
+    of ours, which it passes over. Times in ms since 1970."""
+
+    a: str | None = None  # the attempt
+    cm: Int64 = 0  # a bit for each of `o` that is acknowledged
+    i: Int64 | None = None  # for so long it is invisible
+    l: Int64 = 0  # noqa: E741 - last consumed
+    o: list[Int64] = []  # the first queue offset, and the distances of the others from it
+    oc: dict[int, Int32] | None = None  # queue offset -> how often it was handed out before
+    ot: dict[int, Int64] | None = (
+        None  # queue offset -> when it is visible, where that is another time
+    )
+    pop_time: Int64 = msgspec.field(default=0, name="popTime")
+    handle: Int64 = msgspec.field(default=0, name="h")
+    out_end: Int64 = msgspec.field(default=0, name="oe")  # from there on nothing is out
+
+
+class ConsumerOrderInfoTable(msgspec.Struct, frozen=True):
+    """consumerOrderInfo.json: `topic@group` -> queue id -> what is out."""
+
+    table: dict[str, dict[int, OrderInfo]] = {}

@@ -20,7 +20,7 @@ from family import RunningBroker
 from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.actors.launch.addresses import address_of
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
-from cometmq.client.popping.consumer import taken_of
+from cometmq.client.popping.broker import taken_of
 from cometmq.protocol.commands import (
     AckPopped,
     ChangeInvisible,
@@ -501,7 +501,7 @@ def test_processes_are_killed(tmp_path: Path) -> None:
 
 
 def handle_of(message: Message) -> int:
-    from cometmq.client.popping.consumer import taken_of
+    from cometmq.client.popping.broker import taken_of
 
     return taken_of(message).popped.handle
 

@@ -26,7 +26,7 @@ from fault.workload import Sender, Spec, Stop, run, subscribe
 from inside import ownership_of
 
 from cometmq.client import Consumer, Message, PopConsumer, Producer, Reject, Retry
-from cometmq.client.popping.consumer import taken_of
+from cometmq.client.popping.broker import taken_of
 from cometmq.protocol.errors import CometError, HandleUnknown, Refused
 
 MODULE: Final = "fault.consuming_clients"

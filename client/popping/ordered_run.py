@@ -1,0 +1,103 @@
+"""One run of a pop consumer in order: a take of a queue goes to one thread, a message at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+from cometmq.client.handling.options import Handler
+from cometmq.client.handling.work import describe
+from cometmq.client.popping.broker import may_help, taken_of
+from cometmq.client.popping.run import AHEAD_S, POLL_S, Popping, PopRun
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.takes import TAKE_MAX
+from cometmq.shm.kernel._kernel import Message
+
+log = logging.getLogger(__name__)
+
+TELL_S: Final = 0.1  # that an acknowledgement waits for others of its take
+
+
+class OrderedRun(PopRun):
+    """See the module. What fails ends its take: what comes behind it is not this consumer's any
+    more. What was not begun when the run ends is free at once."""
+
+    def __init__(
+        self, consumer: Popping, handler: Handler, concurrency: int, end_timeout_s: float
+    ) -> None:
+        super().__init__(consumer, handler, concurrency, end_timeout_s)
+        self._unbegun: list[Message] = []  # one of each take
+
+    def _turn(self) -> None:
+        """Pop for a thread that has nothing to do: what waits here keeps a queue from others."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ends or (not self._todo and self._working < len(self._threads)),
+                POLL_S,
+            )
+            if self._ends or self._todo or self._working >= len(self._threads):
+                return
+            count = take_count(self._unit_s)
+        try:
+            found = self._consumer.poll(count, POLL_S)
+        except CometError as error:
+            if not may_help(error):
+                raise
+            return  # nobody has been there for long: a run waits until somebody is
+        with self._changed:
+            self._todo.extend(found)
+            self._changed.notify_all()
+
+    def _take(self) -> list[Message]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._todo or self._ends)
+            if self._ends:
+                return []
+            self._working += 1
+            take = takes_of(self._todo)[0]
+            for _ in take:
+                self._todo.popleft()
+            return take
+
+    def _work_through(self, messages: Sequence[Message], done: list[Message]) -> None:
+        told_at = time.monotonic()
+        for message in messages:
+            now = time.monotonic()
+            if self._ends:
+                self._unbegun.append(message)
+            if self._ends or now >= taken_of(message).until:
+                break
+            if now - told_at > TELL_S:
+                told_at = now
+                with self._changed:
+                    self._done.extend(done)
+                    self._changed.notify_all()
+                done.clear()
+            if not self._handle(message):
+                break
+            done.append(message)
+
+    def _finish(self) -> None:
+        with self._changed:
+            self._ends = True
+            waiting = list(self._todo)
+        super()._finish()  # what is done is acknowledged
+        for message in [*self._unbegun, *(take[0] for take in takes_of(waiting))]:
+            try:
+                self._consumer.release(message)
+            except CometError as error:
+                log.debug("%s is free when its time is over: %s", describe(message), error)
+
+
+def take_count(unit_s: float) -> int:
+    """How many messages of a queue are taken at a time, if one takes so long."""
+    return max(1, min(TAKE_MAX, int(AHEAD_S / max(unit_s, 1e-6))))
+
+
+def takes_of(messages: Iterable[Message]) -> list[list[Message]]:
+    """By take; those of a take are neighbours here."""
+    takes = groupby(messages, key=lambda message: taken_of(message).popped.handle)
+    return [list(take) for _, take in takes]
