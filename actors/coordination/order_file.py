@@ -114,7 +114,7 @@ def take_of(info: OrderInfo) -> Take | None:
     end = out_end = offsets[-1] + 1
     back_ms = 0
     if info.handle > 0:
-        out_end = min(max(info.out_end, offsets[0]), end)
+        out_end = min(max(info.out_end, 0), end)
         back_ms = max(visible.get(out_end - 1, 0), 0)
     else:
         until_ms = max((visible.get(offset, until_ms) for offset in left), default=0)
