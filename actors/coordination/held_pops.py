@@ -35,6 +35,7 @@ class HeldPops:
         self._actor = actor
         self._held: dict[WaitKey, dict[Held, None]] = {}  # in the order in which they came
         self._count = 0
+        self._by_attempt: dict[tuple[WaitKey, str], Held] = {}
         self._until: list[Held] = []  # a heap, with some that are held no longer
         self._alarm: Timer | None = None
 
@@ -57,9 +58,10 @@ class HeldPops:
         wait_s = min(command.wait_ms, POP_WAIT_MS_MAX) / 1000
         held = Held(request, command, time.monotonic() + wait_s)
         if command.attempt:  # whoever asks again does not hear the answer to the first question
-            for other in self.of(held.key):
-                if other.command.attempt == command.attempt:
-                    self._end_one(other)
+            before = self._by_attempt.get((held.key, command.attempt))
+            if before is not None:
+                self._end_one(before)
+            self._by_attempt[held.key, command.attempt] = held
         self._held.setdefault(held.key, {})[held] = None
         self._count += 1
         heapq.heappush(self._until, held)
@@ -68,6 +70,7 @@ class HeldPops:
 
     def take(self, held: Held) -> Request:
         """It waits no longer."""
+        self._by_attempt.pop((held.key, held.command.attempt), None)
         of_key = self._held[held.key]
         del of_key[held]
         if not of_key:
@@ -90,6 +93,7 @@ class HeldPops:
             for each in held:
                 each.request.fail(error)
         self._held.clear()
+        self._by_attempt.clear()
         self._until.clear()
         self._count = 0
 

@@ -31,7 +31,7 @@ from cometmq.protocol.commands import (
     Popped,
 )
 from cometmq.protocol.errors import CometError, HandleUnknown, MessageNotFound, OffsetIllegal
-from cometmq.protocol.ledger import OffsetSet, QueueTaken
+from cometmq.protocol.ledger import OffsetSet, PopsForgotten, QueueTaken
 from cometmq.protocol.takes import TAKE_MAX, Take
 from cometmq.shm.live.queue_table import QueueRange
 
@@ -98,10 +98,10 @@ class OrderedPops:
     ) -> list[Popped]:
         if key in self._leaving or not self._is_ours(key):
             return []
+        now = self._out.now_ms()  # first: it may move the times of takes
         take = self._take_of(key)
         if take is not None:  # what has expired is not left
             take = take.without(take.next_offset, there.min_queue_offset)
-        now = self._out.now_ms()
         until_ms = now + command.invisible_ms
         handle = randbits(62) + 1
         if take is None or not take.left:
@@ -125,7 +125,7 @@ class OrderedPops:
         """Nothing of the queue is out in no order, as in a store of before there was any."""
         queue = self._books.popped.get(*key)
         if queue is not None and not queue.out:
-            self._books.forget_pops(key[0])
+            self._books.change(PopsForgotten(*key))
         return queue is None or not queue.out
 
     def _set(self, key: Key, take: Take) -> None:
@@ -174,8 +174,8 @@ class OrderedPops:
         self._set(key, longer if is_longer else take.released())
         return 0
 
-    def takes_back(self, group: str) -> bool:
-        """Whether what is given back of that group is given back here."""
+    def keeps_order(self, group: str) -> bool:
+        """Whether its messages are taken here."""
         config = self._books.groups.configs.get(group)
         return config is not None and config.consume_message_orderly
 
@@ -183,6 +183,7 @@ class OrderedPops:
         """What comes behind it is not out any more. The code; None: it goes to the dead letters,
         and `settle` is called when it has."""
         key = (group, given.topic, given.queue_id)
+        now = self._out.now_ms()  # first: it may move the times of takes
         take, offset = self._take_of(key), given.queue_offset
         if take is None or take.handle != given.handle or not self._has(key, take, offset):
             return HandleUnknown.code
@@ -192,7 +193,7 @@ class OrderedPops:
             self._set(key, take.cut(offset))
             return None
         wait_ms = min(given.after_ms, INVISIBLE_MS_MAX) if given.after_ms >= 0 else AGAIN_MS
-        self._set(key, take.given_back(offset, self._out.now_ms() + max(wait_ms, 1)))
+        self._set(key, take.given_back(offset, now + max(wait_ms, 1)))
         return 0
 
     def handed_out(self, group: str, given: GivenBack) -> int:
@@ -203,10 +204,7 @@ class OrderedPops:
     def settle(self, group: str, given: GivenBack, *, is_stored: bool) -> None:
         """A dead letter is kept; or not, and its message stays out."""
         key, offset = (group, given.topic, given.queue_id), given.queue_offset
-        leaving = self._leaving[key]
-        leaving.discard(offset)
-        if not leaving:
-            del self._leaving[key]
+        self._has_left(key, offset)
         take = self._take_of(key)
         if take is None:
             return
@@ -214,6 +212,12 @@ class OrderedPops:
             self._set(key, take.without(offset, offset + 1))
         else:
             self._out.push(take.free_ms, key, take.handle)  # its time may have come meanwhile
+
+    def _has_left(self, key: Key, offset: int) -> None:
+        leaving = self._leaving[key]
+        leaving.discard(offset)
+        if not leaving:
+            del self._leaving[key]
 
     # --- time ---
 
@@ -269,9 +273,9 @@ class OrderedPops:
     def _buried(self, key: Key, offset: int, count: int, codes: Sequence[int]) -> None:
         take = self._take_of(key)
         if take is None:  # the group goes on elsewhere
-            self._leaving.pop(key, None)
+            self._has_left(key, offset)
         elif codes and codes[0] in (0, MessageNotFound.code):
-            self._leaving.pop(key, None)
+            self._has_left(key, offset)
             self._set(key, take.cut(offset).without(offset, offset + 1))
             self._books.send()
         else:

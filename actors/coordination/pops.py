@@ -124,7 +124,7 @@ class Pops:
     def on_change_invisible(self, command: ChangeInvisible, request: Request) -> None:
         if len(command.extensions) > POP_ACKS_MAX:
             raise ArgumentIllegal(f"{len(command.extensions)} in one command: {POP_ACKS_MAX}")
-        is_ordered = self._ordered.takes_back(command.group)
+        is_ordered = self._ordered.keeps_order(command.group)
         for each in command.extensions:
             if each.invisible_ms or not is_ordered:
                 _check_invisible(each.invisible_ms)

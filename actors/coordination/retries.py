@@ -50,7 +50,7 @@ class Claims(Protocol):
 class Ordered(Protocol):
     """Who has what of groups that take messages in order: those give back in place."""
 
-    def takes_back(self, group: str) -> bool: ...
+    def keeps_order(self, group: str) -> bool: ...
     def give_back(self, group: str, given: GivenBack, times_max: int) -> int | None:
         """The code; None: it goes to the dead letters, and nowhere else until it is settled."""
 
@@ -104,7 +104,7 @@ class Retries:
             check_topic(topic)
         if any(entry.physical_offset < 0 for entry in command.messages):
             raise ArgumentIllegal("a message given back has a physical offset of 0 or more")
-        if self.ordered is not None and self.ordered.takes_back(command.group):
+        if self.ordered is not None and self.ordered.keeps_order(command.group):
             self._give_back_in_order(self.ordered, command, request)
             return
         codes = [None if self._may_go(command.group, each) else _GONE for each in command.messages]

@@ -50,6 +50,32 @@ def test_what_rocketmq_had_popped(name: str, tmp_path: Path) -> None:
         assert consumer.poll(timeout_s=3) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pop", "pop-killed"])
+def test_what_rocketmq_had_taken_in_order(name: str, tmp_path: Path) -> None:
+    """By consumerOrderInfo.json: the same messages first, with the same counts as from RocketMQ."""
+    store = golden.unpack(name, tmp_path, golden.BROKERS)
+    meta = golden.meta(name, golden.BROKERS)
+    settings = {key: meta["settings"][key] for key in KEYS if key in meta["settings"]}
+    rows = golden.expected(name)["restarts"]["soon"]["deliveries"]["PopFifoGroup"]["messages"]
+    wanted = [(row["queueId"], row["queueOffset"], row["reconsumeTimes"]) for row in rows]
+    found: list[tuple[int, int, int]] = []
+    with (
+        Broker(store, profile="test", settings=settings) as broker,
+        broker.pop_consumer("PopFifoGroup", "PopFifo", orderly=True) as consumer,
+    ):
+        deadline = time.monotonic() + WAIT_S
+        while len(found) < len(wanted):
+            assert time.monotonic() < deadline, found
+            for message in consumer.poll(32):
+                found.append((message.queue_id, message.queue_offset, message.reconsume_times))
+                consumer.ack(message)
+    assert sorted(found) == sorted(wanted)
+    for queue in range(2):
+        offsets = [each[1] for each in found if each[0] == queue]
+        assert offsets == sorted(offsets)
+
+
 def attempt(row: dict[str, Any]) -> tuple[str, int]:
     return row["gid"], row["reconsumeTimes"]
 

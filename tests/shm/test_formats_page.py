@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from cometmq.actors.coordination.files import PoppedFile
+from cometmq.actors.coordination.order_file import OrderFile
 from cometmq.protocol.commands import Hold, Position
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.derived import Mark as DerivedMark
@@ -29,12 +30,14 @@ from cometmq.protocol.ledger import (
     Place,
     PopsAcked,
     QueueOwned,
+    QueueTaken,
     Subscribed,
     TopicPut,
     VersionGiven,
     entry_of,
     pack_change,
 )
+from cometmq.protocol.takes import Take
 from cometmq.shm.derived.filter_maps import identity_of
 from cometmq.shm.derived.index_recovery import IndexedMark
 from cometmq.shm.kernel import _kernel
@@ -182,6 +185,16 @@ def popped(store: Path) -> bytes:
     return "".join(shown.pieces()).encode()
 
 
+def order_info(store: Path) -> bytes:
+    """Of four the second and the last are acknowledged, and the third was given back."""
+    left = ((7, 1), (8, 0), (9, 0), (10, 0))
+    take = Take(5, "f3a1", STORED_MS, STORED_MS + 60_000, left, 11, 11)
+    take = take.without(8, 9).without(10, 11).given_back(9, STORED_MS + 1_000)
+    shown = OrderFile(store)
+    shown.book.apply(QueueTaken("driving", "trips", 0, take))
+    return "".join(shown.pieces()).encode()
+
+
 def indexed(store: Path) -> bytes:
     IndexedMark(store).write(len(appended()))
     return (store / IndexedMark.FILE).read_bytes()
@@ -209,6 +222,7 @@ EXAMPLES: dict[str, Callable[[Path], bytes]] = {
     "store": identity,
     "holds": holds,
     "popped": popped,
+    "orderinfo": order_info,
     "ledger": ledger,
     "changes": changes,
     "mark": mark,
