@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 PULL_BYTES: Final = 4_194_304
 SUSPEND_MS: Final = 1_000  # what was popped may not be shown yet (SYNC_FLUSH)
 ASK_S: Final = 3.0
+ANSWER_S: Final = 0.5  # that an answer takes, if it need not wait
 LOOK_UP_S: Final = 0.5
 CONNECT_S: Final = 1.0  # who is not there by then is looked for anew
 
@@ -79,12 +80,13 @@ class Taken:
 
     __slots__ = ("broker", "popped", "reply", "until")
 
-    def __init__(self, broker: PopBroker, popped: Popped, invisible_ms: int) -> None:
+    def __init__(self, broker: PopBroker, popped: Popped, until: float) -> None:
         self.broker = broker
         self.popped = popped
         self.reply = broker.replies.reply  # Message.reply asks it
-        # Not by `until_ms`: that is the broker's clock, which this machine's need not agree with.
-        self.until = time.monotonic() + invisible_ms / 1000
+        # By time.monotonic(); not by `until_ms`: that is the broker's clock, which this machine's
+        # need not agree with.
+        self.until = until
 
 
 def taken_of(message: Message) -> Taken:
@@ -145,28 +147,33 @@ class PopBroker:
             wanted.group, wanted.topic, count, wanted.invisible_ms, round(wait_s * 1000),
             wanted.from_latest, wanted.consumer, wanted.orderly, self._attempt,
         )  # fmt: skip
+        asked = time.monotonic()
         answer, _ = self._ask_once(self._coordinator(), command, wait_s + self._timeout_s)
         assert isinstance(answer, PoppedMessages)
         self.failures = 0
-        found = self._read_all(answer.popped)
+        # This process may have been stopped since the broker answered.
+        answered = min(time.monotonic(), asked + wait_s + ANSWER_S)
+        found = self._read_all(answer.popped, answered + wanted.invisible_ms / 1000)
         if found or not answer.popped:
             self._attempt = ""  # else the same is asked for again
         return found
 
-    def _read_all(self, given: Sequence[Popped]) -> list[Message]:
+    def _read_all(self, given: Sequence[Popped], until: float) -> list[Message]:
         found: list[Message] = []
         unread: set[int] = set()  # handles: in order, nothing behind them is handed out either
         for popped in given:
             if popped.handle in unread:
                 continue
             try:
-                found += self._read(Taken(self, popped, self._wanted.invisible_ms))
+                found += self._read(Taken(self, popped, until))
             except CometError as error:  # they come again when their time is over
                 unread.add(popped.handle)
                 log.warning(
                     "%s/%d from %d on was popped, and cannot be read: %s",
                     popped.topic, popped.queue_id, popped.queue_offset, error,
                 )  # fmt: skip
+        if self._wanted.orderly and time.monotonic() >= until:
+            return []  # they are somebody else's
         return found
 
     def put_off(self, error: CometError) -> None:

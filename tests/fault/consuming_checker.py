@@ -9,6 +9,8 @@
     FENCED          a member that was stopped past its session hands out nothing more of its queues
     OVERLAP, OUT_OF_ORDER   one message of a queue at a time, over all members, and each after the
                     one before it is done
+    OUT_OF_ORDER    of a queue that is popped in order too: nothing is passed over, nothing goes by
+                    the retry topic; HELD_TWICE: nothing of it is given out while some is out
     BACK_LATE, BACK_EARLY, HELD_TWICE   what nobody acknowledges is invisible for its time, and back
                     BACK_S later at most; the time that the broker was away does not count
 
@@ -19,6 +21,7 @@ says that it did not run.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -81,7 +84,8 @@ def check_consuming(
     _check_keys(verdict, ops)
     for group in groups:
         if group.pops:
-            done = _Pops(verdict, facts, group).check()
+            kind = _OrderedPops if group.orderly else _Pops
+            done = kind(verdict, facts, group).check()
         else:
             done = _Handles(verdict, facts, group).check()
         _check_finished(verdict, facts, group, done)
@@ -160,6 +164,11 @@ def _check_copies(verdict: Verdict, facts: _Facts, group: Group) -> None:
         verdict.counts[f"{group.name} copies"] += copy.topic != group.topic
         if copy.topic == group.topic:
             seen[copy.value].add(0)
+        elif group.pops and group.orderly:  # it is counted where it is
+            if copy.topic != names[2]:
+                verdict.add(Kind.OUT_OF_ORDER, f"{copy} of {group.name}")
+            elif copy.attempt <= TIMES_MAX:
+                verdict.add(Kind.DEAD_EARLY, f"{copy} of {group.name}")
         elif copy.attempt < 1 or copy.attempt - 1 not in seen[copy.value]:
             verdict.add(Kind.ATTEMPTS_FELL, f"{copy}, before it {sorted(seen[copy.value])}")
         elif copy.topic == names[2] and copy.attempt <= TIMES_MAX and not group.orderly:
@@ -424,6 +433,78 @@ class _Pops:
         self._verdict.samples["back_ms"].append(late_ns / 1e6)
         if late_ns > BACK_S * 10**9:
             self._verdict.add(Kind.BACK_LATE, f"{op}, {late_ns / 1e6:.0f} ms after {pop.until_ms}")
+
+
+class _OrderedPops(_Pops):
+    """By queue, as they came."""
+
+    def check(self) -> set[str]:
+        queues: dict[int, list[_Pop]] = defaultdict(list)
+        for place, popped in self._collect().items():
+            those = sorted(filter(self._is_in_time, popped), key=lambda pop: pop.op.t_ns)
+            queues[place[1]] += those
+            for before, pop in itertools.pairwise(those):
+                if min(each.acked_ns for each in those[: those.index(pop)]) < pop.op.since_ns:
+                    self._verdict.add(Kind.DONE_AGAIN, f"{pop.op}")
+                if pop.op.attempt < before.op.attempt:
+                    self._verdict.add(Kind.ATTEMPTS_FELL, f"{pop.op} after {before.op}")
+        words: dict[tuple[str, int], list[Op]] = defaultdict(list)  # by kind, queue
+        for op in self._facts.ops:
+            if op.group == self._group.name and op.type == "invoke" and op.f in ("ack", "nack"):
+                words[op.f, op.queue].append(op)
+        for queue, pops in queues.items():
+            pops.sort(key=lambda pop: (pop.op.t_ns, pop.op.offset))
+            self._check_next(queue, pops, words["ack", queue])
+            self._check_alone(pops, words["ack", queue], words["nack", queue])
+        return self._done
+
+    def _is_in_time(self, pop: _Pop) -> bool:
+        """Or its process was stopped before it had looked at the answer, or just behind that."""
+        is_over = self._facts.clock.t_ns(pop.op.due_ms) < pop.op.t_ns
+        return not (is_over and self._facts.stalled(pop.op.p, pop.op.since_ns, pop.op.t_ns))
+
+    def _check_next(self, queue: int, pops: Sequence[_Pop], acks: Sequence[Op]) -> None:
+        """What lies before it is done with, or came with it."""
+        dead = {copy.value for copy in self._facts.by_topic[DLQ_PREFIX + self._group.name]}
+        begun: dict[int, int] = {}
+        for op in acks:
+            begun.setdefault(op.offset, op.t_ns)
+        low = 0
+        with_it: set[tuple[str, int, int]] = set()
+        for pop in pops:
+            op = pop.op
+            with_it.add((op.p, op.since_ns, op.offset))
+            for offset in range(low, op.offset):
+                copy = self._facts.at.get((op.topic, queue, offset))
+                is_dead = copy is not None and copy.value in dead
+                if begun.get(offset, NEVER) < op.t_ns or is_dead:
+                    low += offset == low
+                elif (op.p, op.since_ns, offset) not in with_it:
+                    self._verdict.add(Kind.OUT_OF_ORDER, f"{op}, and {offset} is not done")
+
+    def _check_alone(self, pops: Sequence[_Pop], acks: Sequence[Op], nacks: Sequence[Op]) -> None:
+        """Until all that came together is done with, given back, or visible again."""
+        said: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for op in (*acks, *nacks):
+            said[op.p, op.offset].append(op.t_ns)
+        takes: dict[tuple[str, int], list[_Pop]] = {}
+        for pop in pops:
+            takes.setdefault((pop.op.p, pop.op.since_ns), []).append(pop)
+        held: list[tuple[int, int, _Pop]] = []  # from, to
+        for (p, _), take in takes.items():
+            came, last = take[0].op.t_ns, take[-1].op.offset
+            ended = [op.t_ns for op in nacks
+                     if op.p == p and op.t_ns >= came and op.offset <= last]  # fmt: skip
+            for pop in take:
+                over = self._facts.clock.t_ns(pop.op.due_ms)
+                words = [t for t in said[p, pop.op.offset] if t >= came]
+                back = [t for t in ended if t >= came]
+                held.append((came, min([over, *words, *back]), pop))
+        for take in takes.values():
+            came = take[0].op.t_ns
+            for begin, end, pop in held:
+                if begin < came < end and pop not in take:
+                    self._verdict.add(Kind.HELD_TWICE, f"{take[0].op}, {pop.op.p} has {pop.op}")
 
 
 # --- while it goes on -----------------------------------------------------------------------------

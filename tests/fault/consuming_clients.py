@@ -30,8 +30,9 @@ from cometmq.client.popping.broker import taken_of
 from cometmq.protocol.errors import CometError, HandleUnknown, Refused
 
 MODULE: Final = "fault.consuming_clients"
-JOBS, STEPS, TASKS, NEWS = "jobs", "steps", "tasks", "news"
+JOBS, STEPS, TASKS, PICKS, NEWS = "jobs", "steps", "tasks", "picks", "news"
 HANDLERS, STEPPERS, POPPERS, SCREENS = "handlers", "steppers", "poppers", "screens"
+PICKERS = "pickers"  # as poppers, in order
 TIMES_MAX: Final = 3  # that a message comes again, before it is a dead letter
 CONCURRENCY: Final = 4
 WORK_S: Final = 0.004  # of a handler, at most
@@ -227,15 +228,40 @@ class Popper:
             write("ok")
 
 
+class Picker(Popper):
+    """The same in order: a queue's messages one after the other, up to the first that fails."""
+
+    def turn(self) -> None:
+        self._history.invoke("pop", group=self._spec.group)
+        messages = self._consumer.poll(self._chance.randint(1, 16), 0.2)
+        popped = [(message, self._popped(message)) for message in messages]
+        self._history.write([op for _, op in popped])
+        over: set[int] = set()  # queues
+        for message, op in popped:
+            if message.queue_id not in over:
+                self._deal_with(message, op, messages)
+                if op.f != "ack":
+                    over.add(message.queue_id)
+
+
 def pop(spec: Spec, history: History, stop: Stop) -> None:
+    pop_by(Popper, spec, history, stop, orderly=False)
+
+
+def pick(spec: Spec, history: History, stop: Stop) -> None:
+    pop_by(Picker, spec, history, stop, orderly=True)
+
+
+def pop_by(kind: type[Popper], spec: Spec, history: History, stop: Stop, *, orderly: bool) -> None:
     with watching_itself(spec, history):
         while not stop.wait(0):
             with contextlib.suppress(CometError):
                 with PopConsumer(
                     spec.name_server, spec.group, spec.topics[0],
-                    invisible_s=INVISIBLE_S, max_reconsume_times=TIMES_MAX, timeout_s=5,
+                    orderly=orderly, invisible_s=INVISIBLE_S, max_reconsume_times=TIMES_MAX,
+                    timeout_s=5,
                 ) as consumer:  # fmt: skip
-                    popper = Popper(spec, history, consumer)
+                    popper = kind(spec, history, consumer)
                     while not stop.wait(0):
                         popper.turn()
                 continue
@@ -276,6 +302,7 @@ KINDS: Final[dict[str, Callable[[Spec, History, Stop], None]]] = {
     "handler": handle,
     "stepper": handle_in_order,
     "popper": pop,
+    "picker": pick,
     "screen": show,
 }
 

@@ -18,6 +18,8 @@ from fault.consuming_clients import (
     JOBS,
     MODULE,
     NEWS,
+    PICKERS,
+    PICKS,
     POPPERS,
     SCREENS,
     STEPPERS,
@@ -39,6 +41,7 @@ MEMBERS: Final[Mapping[str, tuple[str, str, int]]] = {  # group -> kind, topic, 
     HANDLERS: ("handler", JOBS, 3),
     STEPPERS: ("stepper", STEPS, 3),
     POPPERS: ("popper", TASKS, 3),
+    PICKERS: ("picker", PICKS, 3),
 }
 SCREEN_NAMES: Final = ("left", "right")
 NO_PROGRESS_S: Final = 90.0
@@ -47,7 +50,9 @@ NO_PROGRESS_S: Final = 90.0
 class ConsumingWork(Work):
     """See the module."""
 
-    topics: ClassVar[Mapping[str, int]] = {JOBS: 4, STEPS: 4, TASKS: 3, NEWS: 2}
+    topics: ClassVar[Mapping[str, int]] = {
+        JOBS: 4, STEPS: 4, TASKS: 3, PICKS: 2, NEWS: 2,
+    }  # fmt: skip
     settings: ClassVar[Mapping[str, object]] = {
         **SETTINGS,
         "consumerSessionTimeout": round(SESSION_S * 1000),
@@ -56,7 +61,9 @@ class ConsumingWork(Work):
     @staticmethod
     def groups() -> list[Group]:
         return [
-            Group(group, topic, orderly=group == STEPPERS, pops=group == POPPERS)
+            Group(
+                group, topic, orderly=group in (STEPPERS, PICKERS), pops=group in (POPPERS, PICKERS)
+            )
             for group, (_, topic, _) in MEMBERS.items()
         ]
 
@@ -83,7 +90,7 @@ class ConsumingWork(Work):
         work.first += [
             msgspec.structs.replace(watcher, topics=(topic,), groups=(group,))
             for group, (_, topic, _) in MEMBERS.items()
-            if group != POPPERS
+            if group not in (POPPERS, PICKERS)
         ]
         return work
 

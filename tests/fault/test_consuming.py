@@ -14,7 +14,15 @@ from fault.availability import intervals, up_ns
 from fault.checker import Kind, Verdict
 from fault.consuming import ConsumingRig
 from fault.consuming_checker import Copy, check_consuming, copies_in
-from fault.consuming_clients import HANDLERS, JOBS, POPPERS, STEPPERS, STEPS, fails_for_ever
+from fault.consuming_clients import (
+    HANDLERS,
+    JOBS,
+    PICKERS,
+    POPPERS,
+    STEPPERS,
+    STEPS,
+    fails_for_ever,
+)
 from fault.consuming_work import MEMBERS, ConsumingWork
 from fault.history import Op, read_histories
 from transacting import until
@@ -107,9 +115,9 @@ def test_a_good_history(good: Good) -> None:
 # --- planted faults -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", [HANDLERS, STEPPERS, POPPERS])
+@pytest.mark.parametrize("group", [HANDLERS, STEPPERS, POPPERS, PICKERS])
 def test_one_is_never_done(group: str, good: Good) -> None:
-    f = "ack" if group == POPPERS else "handle"
+    f = "ack" if group in (POPPERS, PICKERS) else "handle"
     done = good.of(f, "ok", group)
     value = done[len(done) // 2].value
     ended = [op for op in good.ops if op.value == value and op.f == f and op.group == group]
@@ -249,6 +257,41 @@ def test_a_popped_message_is_given_out_twice(good: Good) -> None:
     asked = Op("other", "invoke", "pop", ack_ns + 1, group=POPPERS)
     again = changed(pop, p="other", t_ns=ack_ns + 2)
     only(Kind.DONE_AGAIN, good.with_more(asked, again), 1)
+
+
+def test_one_is_popped_in_order_before_its_turn(good: Good) -> None:
+    pops = [op for op in good.of("pop", "ok", PICKERS) if op.queue == 0]
+    first = min(pops, key=lambda op: op.offset)
+    later = next(op for op in pops if op.offset > first.offset + 32)
+    asked = Op("eager", "invoke", "pop", first.t_ns - 2, group=PICKERS)
+    eager = changed(later, p="eager", t_ns=first.t_ns - 1)
+    only(Kind.OUT_OF_ORDER, good.with_more(asked, eager))
+
+
+def test_one_is_popped_in_order_while_another_is_out(good: Good) -> None:
+    first = next(op for op in good.of("pop", "ok", PICKERS))
+    asked = Op("eager", "invoke", "pop", first.t_ns, group=PICKERS)
+    again = changed(first, p="eager", t_ns=first.t_ns + 1)
+    only(Kind.HELD_TWICE, good.with_more(asked, again))
+
+
+def test_what_is_popped_in_order_comes_again_or_by_the_retry_topic(good: Good) -> None:
+    acked = good.of("ack", "ok", PICKERS)[0]
+    pop = next(
+        op for op in good.of("pop", "ok", PICKERS)
+        if (op.queue, op.offset) == (acked.queue, acked.offset)
+    )  # fmt: skip
+    asked = Op("other", "invoke", "pop", acked.t_ns + 1, group=PICKERS)
+    again = changed(pop, p="other", t_ns=acked.t_ns + 2)
+    only(Kind.DONE_AGAIN, good.with_more(asked, again), 1)
+    copy = Copy(RETRY_PREFIX + PICKERS, 0, 0, pop.value, 1, good.copies[-1].stored_ms)
+    only(Kind.OUT_OF_ORDER, replace(good, copies=[*good.copies, copy]), 1)
+
+
+def test_the_count_of_what_is_popped_in_order_falls(good: Good) -> None:
+    late = next(op for op in good.of("pop", "ok", PICKERS) if op.attempt == 2)
+    planted = good.with_ops(lambda op: changed(op, attempt=0) if op is late else op)
+    only(Kind.ATTEMPTS_FELL, planted)
 
 
 def silent_pop(good: Good) -> tuple[Op, Copy]:
