@@ -89,6 +89,15 @@ class Take(msgspec.Struct, frozen=True, array_like=True, gc=False):
         held = [each for each, _ in self.left if each < self.held_end][:count]
         return msgspec.structs.replace(self.cut(held[-1]), until_ms=until_ms)
 
+    def moved(self, step_ms: int) -> Take:
+        """The same by a clock that was stepped."""
+        return msgspec.structs.replace(
+            self,
+            popped_ms=max(self.popped_ms + step_ms, 0),
+            until_ms=max(self.until_ms + step_ms, 0),
+            back_ms=max(self.back_ms + step_ms, 1) if self.back_ms else 0,
+        )
+
     def out(self) -> list[tuple[int, int]]:
         """What is its owner's."""
         return [each for each in self.left if each[0] < self.held_end]

@@ -10,6 +10,7 @@ from typing import Final
 
 from cometmq.actors.books.popped import Key
 from cometmq.actors.books.takes import TakeBook
+from cometmq.protocol.commands import ATTEMPT_MAX
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.integers import INT64_MAX
 from cometmq.protocol.ledger import PopsForgotten
@@ -20,6 +21,7 @@ from cometmq.shm.state.tables import ConsumerOrderInfoTable, OrderInfo
 
 log = logging.getLogger(__name__)
 
+COUNT_MAX: Final = 1 << 30  # a number of 32 bits has room for more
 BITS: Final = 64  # of RocketMQ's mask of what is acknowledged, and so messages at most
 
 
@@ -120,10 +122,10 @@ def take_of(info: OrderInfo) -> Take | None:
         until_ms = max((visible.get(offset, until_ms) for offset in left), default=0)
     return Take(
         max(info.handle, 0),
-        info.a or "",
+        (info.a or "")[:ATTEMPT_MAX],
         max(info.pop_time, 0),
         max(until_ms, 0),
-        tuple((offset, max(counts.get(offset, 0), 0)) for offset in left),
+        tuple((offset, min(max(counts.get(offset, 0), 0), COUNT_MAX)) for offset in left),
         end,
         out_end,
         back_ms,

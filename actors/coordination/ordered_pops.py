@@ -167,11 +167,14 @@ class OrderedPops:
     def extend(self, key: Key, extension: PopExtension, until_ms: int) -> int:
         """The code."""
         take, handle = self._take_of(key), extension.handle
-        if take is None or take.handle != handle or handle <= 0 or key in self._leaving:
+        if take is None or take.handle != handle or handle <= 0:
             return HandleUnknown.code
-        is_longer = bool(extension.invisible_ms)
-        longer = msgspec.structs.replace(take, until_ms=until_ms)
-        self._set(key, longer if is_longer else take.released())
+        if not any(self._has(key, take, offset) for offset, _ in take.out()):
+            return HandleUnknown.code
+        if extension.invisible_ms:
+            self._set(key, msgspec.structs.replace(take, until_ms=until_ms))
+        else:
+            self._set(key, take.released())
         return 0
 
     def keeps_order(self, group: str) -> bool:
@@ -230,10 +233,7 @@ class OrderedPops:
         are."""
         takes = list(self._takes.items())
         for key, take in takes:
-            back_ms = max(take.back_ms + step_ms, 1) if take.back_ms else 0
-            until_ms = max(take.until_ms + step_ms, 0)
-            moved = msgspec.structs.replace(take, until_ms=until_ms, back_ms=back_ms)
-            self._books.change(QueueTaken(*key, moved))
+            self._books.change(QueueTaken(*key, take.moved(step_ms)))
         return len(takes)
 
     def is_due(self, free_ms: int, key: Key, handle: int, now_ms: int) -> None:

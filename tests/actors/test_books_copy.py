@@ -50,6 +50,7 @@ BEGIN = 7 << 20  # of the master's log
 MEMBERS = b'{"groups":{"g":{"members":{"m":{"t":"*"}},"owners":{},"epochs":{}}},"highest":3}'
 HOLDS = b'{"holds":{"h":{"physicalOffset":9,"expiresMs":0}}}'
 POPPED = b'{"queues":[["g","t",0,1,5,[],[[77,1,2,9]]]]}'
+ORDER = b'{"table":{"t@g":{1:{"o":[4,1],"popTime":5,"i":6,"h":7,"oe":6}}}}'
 FILTERS = b"""{"filterDataByTopic":{"t":{"groupFilterData":{"g":{"consumerGroup":"g","topic":"t",
     "expression":"a > 1","expressionType":"SQL92","bornTime":5,"clientVersion":6}},"topic":"t"}}}"""
 
@@ -65,10 +66,11 @@ CONTENTS = {
     "consumerMembers.json": MEMBERS,
     "holds.json": HOLDS,
     "popped.json": POPPED,
+    "consumerOrderInfo.json": ORDER,
     "consumerFilter.json": FILTERS,
 }
 SNAPSHOT = 100, Place(5, 60)
-NONE: tuple[Any, ...] = (set(), set(), {}, set(), set(), [], {})
+NONE: tuple[Any, ...] = (set(), set(), {}, set(), set(), [], {}, {})
 
 
 def write_books(store: Path, contents: dict[str, bytes]) -> None:
@@ -103,6 +105,7 @@ def books_of(store: Path) -> tuple[Any, ...]:
         {group for group, record in books.members.records() if record.members},
         set(books.holds.all()),
         coordination_files.table_of(books.popped),
+        dict(books.takes.items()),
         books.filters.by_topic(),
     )
 

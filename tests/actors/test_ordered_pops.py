@@ -236,8 +236,11 @@ def test_a_letter_of_its_owner(hosted: Hosted) -> None:
     assert hosted.pops.give_back("g", mine, 16) is None
     assert hosted.pops.give_back("g", mine, 16) == UNKNOWN
     assert hosted.ack(first, 1) == hosted.ack(first, 2) == UNKNOWN
+    more = PopExtension("t", 0, first.handle, 5_000)
+    assert hosted.pops.extend(KEY, more, hosted.out.now_ms() + 5_000) == 0  # the first one is his
     assert hosted.ack(first, 0) == 0
-    hosted.run(5_000)
+    assert hosted.pops.extend(KEY, more, hosted.out.now_ms() + 5_000) == UNKNOWN
+    hosted.run(6_000)
     assert hosted.pop() == []  # until that is known
     hosted.pops.settle("g", mine, is_stored=False)
     hosted.run(1)

@@ -76,6 +76,7 @@ class Master:
         ask(JoinGroup("sql", f"m{number}", [Subscription("t", "*", f"a > {number}")]))
         ask(PlaceHold(f"hold-{number % 3}", FAR + number))
         ask(PopMessages("poppers", "t", 1, 600_000))
+        ask(PopMessages("pickers", "t", 1, 600_000, orderly=True, attempt=str(number)))
         if number > 1:
             ask(DeleteTopic(f"topic-{number - 1}"))
             ask(LeaveGroup("sql", f"m{number - 1}"))
@@ -224,6 +225,7 @@ def test_a_slave_that_begins_late(copy: str, flush_ms: int, tmp_path: Path) -> N
     assert books_of(store) == books
     assert books["config/consumerOffset.json"]["offsetTable"]["t@readers"][0] == master.changes
     assert books["config/popped.json"]["queues"]
+    assert books["config/consumerOrderInfo.json"]["table"]["t@pickers"]
     assert len(books["config/holds.json"]["holds"]) == 3
 
     promoted = {**FAST, **SHAPE, "brokerRole": "ASYNC_MASTER"}
