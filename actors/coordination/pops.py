@@ -281,11 +281,13 @@ class Pops:
 
     def _freed(self, group: str, topic: str) -> None:
         """There is something for whoever waits for that queue."""
+        keys = [(group, topic)]
         if topic.startswith(RETRY_PREFIX):  # what was given back before the group kept an order
-            self._to_look += [key for key in self._held.places if key[0] == group]
-        else:
-            self._to_look.append((group, topic))
-        self._actor.call_soon(self._look_on)
+            keys = [key for key in self._held.places if key[0] == group]
+        waiting = [key for key in keys if self._held.of(key)]
+        if waiting:
+            self._to_look += waiting
+            self._actor.call_soon(self._look_on)
 
     def _look_on(self) -> None:
         self.finish_round()

@@ -15,6 +15,7 @@ from cometmq.actors.books.takes import TakeBook
 from cometmq.actors.coordination import popped_out
 from cometmq.actors.coordination.ordered_pops import OrderedPops
 from cometmq.actors.coordination.popped_out import LOOK_S, PoppedOut
+from cometmq.actors.coordination.pops import Pops
 from cometmq.actors.runtime.clock_steps import ClockSteps
 from cometmq.protocol.commands import (
     GiveBackMessages,
@@ -336,3 +337,15 @@ def test_the_same_question_again(hosted: Hosted) -> None:
     assert hosted.pop(attempt="b") == []
     hosted.run(1)
     assert shown(hosted.pop(attempt="b")) == [(0, 3, [1, 1, 1])]
+
+
+def test_nobody_is_told_where_nobody_waits() -> None:
+    """What was free while each consumer found messages at once was noted for ever."""
+    soon: list[object] = []
+    actor: Any = SimpleNamespace(call_soon=soon.append)
+    books: Any = SimpleNamespace(popped=PopBook({}), takes=TakeBook({}))
+    pops: Any = Pops(actor, books, Any, SimpleNamespace(), lambda _topic: {})  # type: ignore[arg-type]
+    for topic in ("t", "%RETRY%g"):
+        pops._freed("g", topic)
+    assert not pops._to_look
+    assert not soon
