@@ -89,6 +89,7 @@ class FedMember(ServiceActor):
             else:
                 self.inbox.forget(self._feed.fileno())
                 self._feed = None
+        self._follow()  # LogLine sleeps on `wrote` as well, and wakes up for both
 
     def on_doorbell(self) -> None:
         if self._line is not None:
