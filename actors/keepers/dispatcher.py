@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 WORK_S: Final = 0.005
 STEP_BYTES: Final = 4 * 1_048_576  # of the log, in one go
 NAP_S: Final = 0.002
-SLAVE_NAP_S: Final = 0.01  # what comes is older already than that, and others serve meanwhile
+# Where little has come since the last nap, or on a slave: what comes there is older already.
+LONG_NAP_S: Final = 0.01
+LITTLE_BYTES: Final = 64 << 10
 RETRY_S: Final = 1
 
 
@@ -52,7 +54,8 @@ class DispatcherActor(ServiceActor):
         settings = family.settings
         self._segment_bytes = settings.mapped_file_size_commit_log_bytes
         self._queue_bytes = settings.mapped_file_size_consume_queue_bytes
-        self._nap_s = SLAVE_NAP_S if settings.is_slave else NAP_S
+        self._nap_s = LONG_NAP_S if settings.is_slave else NAP_S
+        self._napped_at = 0  # `dispatched`, when the last nap began
         control = family.control
         self._limit = control.sleep_on(family.cover, family.doorbell)
         self._recover_end: int | None = None  # of the log, which recovers the queues; None: done
@@ -225,7 +228,10 @@ class DispatcherActor(ServiceActor):
         if self._dispatched.has_sleepers():
             self._napping.reset(0)
             return False
-        self._nap = self.after(self._nap_s, self._work)
+        reached = self._dispatched.value
+        is_little = reached < self._napped_at + LITTLE_BYTES
+        self._napped_at = reached
+        self._nap = self.after(LONG_NAP_S if is_little else self._nap_s, self._work)
         return True
 
     def _end_nap(self) -> None:
