@@ -127,7 +127,7 @@ class MemberActor(ServiceActor):
         self._news.begin(self._driver, self._engine)
         self.inbox.listen_to_doorbell(family.doorbell_fd)
         for source in (*self._peers.sources, self._log_line.fileno()):
-            self.inbox.listen_to(source)
+            self.inbox.listen_to(source, sure=True)
         self._driver.event(self._core.start, now_s())
         self._engine.open(self._core.local.life)
         self.every(self._settings.beat_s, self._tick)

@@ -25,9 +25,10 @@ from coordinator_child import (
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.runtime.access import ANYBODY, NO_TAG, CommitRun, Doorman
-from cometmq.actors.runtime.inbox import RouterRun, SocketInbox
+from cometmq.actors.runtime.inbox import SocketInbox
 from cometmq.actors.runtime.lines import LineRun
 from cometmq.actors.runtime.request import Request
+from cometmq.actors.runtime.routers import RouterRun
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     Command,
