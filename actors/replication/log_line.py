@@ -44,7 +44,7 @@ class _Frame:
     def begin(self, at: int) -> None:
         """Send it from that offset on; at its end: nothing."""
         self._rest = self._content[at - self.offset :]
-        head = HA_FRAME.pack(physical_offset=at, size=len(self._rest)) if self._rest else b""
+        head = HA_FRAME.pack_in_order(at, len(self._rest)) if self._rest else b""
         self._head = memoryview(head)
 
     @property

@@ -161,7 +161,7 @@ class MemberActor(ServiceActor):
 
     def on_readable(self, source: Any) -> None:
         if source in self._peers.sources:
-            if self._peers.receive():
+            if self._peers.receive(source):
                 self.call_soon(lambda: self.on_readable(source))
         elif source == self._log_line.fileno():
             self._log_line.on_readable()

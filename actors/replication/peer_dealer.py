@@ -35,6 +35,7 @@ SPEAKING: Final = 2
 # Any sign of an attempt comes more often, unless ZeroMQ has given the connection up.
 GIVEN_UP_S: Final = 3.0
 
+_send: Final = zmq.backend.Socket.send  # without what pyzmq has around it
 _numbers: Final = itertools.count()
 _SUCCEEDED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _ENDED: Final = int(zmq.EVENT_DISCONNECTED)
@@ -135,9 +136,9 @@ class PeerDealer:
             return False
         try:
             if content is None:
-                self._socket.send(head, LAST)
+                _send(self._socket, head, LAST)
                 return True
-            self._socket.send(head, MORE)
+            _send(self._socket, head, MORE)
             self._send_content(content, size)
         except zmq.Again:
             return False
@@ -147,7 +148,7 @@ class PeerDealer:
         """A copy, since ZeroMQ encrypts it later, and by then the segment that it lies in may be
         another one's. It costs an eighth of the throughput."""
         if size < ZERO_COPY_BYTES:
-            self._socket.send(content, LAST)
+            _send(self._socket, content, LAST)
             return
         tracker: Any = self._socket.send(bytes(content), LAST, copy=False, track=True)
         self._waiting.append((tracker, size))

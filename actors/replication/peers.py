@@ -53,6 +53,7 @@ TEND_S: Final = 1.0
 _ZAP: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"cometmq.replicas"
 _CURVE_BYTES: Final = 33  # CurveZMQ, RFC 26: what a MESSAGE has beside what it carries
+_SHORT_BYTES: Final = 256 - _CURVE_BYTES  # of what is carried: below it its length has one byte
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _NO_WAIT: Final = int(zmq.NOBLOCK)
@@ -199,7 +200,6 @@ class Peers:
                 f"{type(frame).__name__} with {size} bytes behind it: "
                 f"it says {expected}, at most {self._content_bytes_max}"
             )
-        self._tend()
         dealer = self._dealers.get(to)
         if dealer is None or not dealer.send(encode_frame(frame), content):
             self._counts["dropped"] += 1
@@ -210,10 +210,15 @@ class Peers:
 
     # --- what is heard ---
 
-    def receive(self) -> bool:
-        """Take what has come, some of it, and hand it to `on_frame`; whether there is more."""
+    def receive(self, source: Any = None) -> bool:
+        """Take what has come, some of it, and hand it to `on_frame`; whether there is more.
+
+        Args:
+            source: which of `sources` can be read; None: any of them may.
+        """
         self._tend()
-        self._admit()
+        if source is not self._router:
+            self._admit()
         count = size = 0
         while count < MESSAGES_AT_ONCE and size < BYTES_AT_ONCE:
             try:
@@ -228,10 +233,14 @@ class Peers:
 
     def _take(self, parts: list[Any]) -> int:
         """One message; its size in bytes."""
-        size = sum(map(len, parts))
+        size = wire = 0
+        for part in parts:
+            length = len(part)
+            size += length
+            # What it takes on the wire: ZMTP 3 around CurveZMQ.
+            wire += length + (_CURVE_BYTES + 2 if length < _SHORT_BYTES else _CURVE_BYTES + 9)
         fd = parts[0].get(_SOURCE)
-        # Under CURVE a part is as long as this on the wire.
-        self._strangers.traffic_of(fd).handed += sum(map(_wire_bytes, parts))
+        self._strangers.traffic_of(fd).handed += wire
         sender = parts[0].get("User-Id")
         if sender not in self._dealers:
             self._strangers.end_soon(fd)
@@ -312,9 +321,3 @@ def _message(parts: list[Any]) -> tuple[AnyFrame, memoryview | None]:
         says = "nothing" if expected is None else f"{expected} bytes"
         raise BadRequest(f"{type(frame).__name__} says that {says} follow, {found} came")
     return frame, content
-
-
-def _wire_bytes(part: Any) -> int:
-    """What a part takes on the wire: ZMTP 3 around CurveZMQ."""
-    size = len(part) + _CURVE_BYTES
-    return size + (2 if size < 256 else 9)
