@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, Final, NoReturn
 
+from cometmq.actors.replication.intake import Intake
 from cometmq.actors.replication.master_line import MasterLine, ask_where_it_begins
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family, out_of_service
@@ -144,7 +145,6 @@ class FollowerActor(ServiceActor):
         self._state = State.CONNECTING
         self._why = ""  # it is in that state, in words
         self._said = ""  # last in the log of what keeps it from following
-        self._fd = -1  # that is listened to
         self._disk_full = ""  # what the cleaner says of it
         self._refused_at, self._refusals = -1, 0
 
@@ -171,6 +171,16 @@ class FollowerActor(ServiceActor):
         self._copy = LogCopy(
             self._log.appender, settings.record_bytes_max, partial(_cursor_of, self._cursors)
         )
+        # In a group `wrote` tells the rest, and nothing is to be done for each frame but for the
+        # disk.
+        self._intake = Intake(
+            self.inbox,
+            self._copy,
+            in_sleep=self._in_group and not self._sync,
+            on_come=self._on_come,
+            on_lost=self._lose,
+            call_soon=self.call_soon,
+        )
         marks = KeptMarks(self._family)
         marks.look()
         self._cursors.begin(ask_topics(self._family))
@@ -194,11 +204,10 @@ class FollowerActor(ServiceActor):
     def _on_connected(self, fd: int) -> None:
         log.info("connected to %s at %d", self._master, self._log.physical_offset)
         self._become(State.FOLLOWING)
-        self._fd = fd
         if self._disk_full:
             self._pause(self._disk_full)
         else:
-            self.inbox.listen_to(self._fd)
+            self._intake.listen(fd)
         self._acknowledge()
 
     def _lose(self, why: str) -> None:
@@ -223,9 +232,7 @@ class FollowerActor(ServiceActor):
         self._become(State.STOPPED, why)
 
     def _hang_up(self) -> None:
-        if self._fd >= 0:
-            self.inbox.forget(self._fd)
-            self._fd = -1
+        self._intake.stop()
         self._line.hang_up()
         self._copy.forget()
 
@@ -275,26 +282,25 @@ class FollowerActor(ServiceActor):
     # --- what comes ---
 
     def on_readable(self, source: Any) -> None:
-        if source != self._fd:
-            return
-        try:
-            count = self._copy.receive(self._fd)
-        except OSError as error:
-            self._lose(f"is lost: {error.strerror}")
-            return
-        if count == 0:
-            self._lose("has closed the connection")
-        elif count > 0:
-            self._line.heard_at = time.monotonic()
-            self._take()
+        self._intake.on_readable(source)
 
-    def _take(self) -> bool:
+    def _on_come(self, why: int | None) -> None:
+        self._line.heard_at = time.monotonic()
+        self._take(why)
+
+    def _take(self, why: int | None = None) -> bool:
         """Lay down what has come, publish it, acknowledge it, and wake who waits for it. False if
-        there was no room for all of it."""
-        before, frames = self._log.physical_offset, self._copy.frames
+        there was no room for all of it.
+
+        Args:
+            why: what is there is not laid down (see Intake).
+        """
+        before = self._log.physical_offset
         try:
-            while (why := self._copy.take()) == COPY_ROOM:
+            why = self._copy.take() if why is None else why
+            while why == COPY_ROOM:
                 self._log.make_room()
+                why = self._copy.take()
         except NO_ROOM as error:
             self._pause(str(error))
         except OSError as error:
@@ -302,7 +308,7 @@ class FollowerActor(ServiceActor):
             return True
         if self._log.physical_offset > before:
             self._publish()
-        if self._copy.frames > frames and why == COPY_MORE:
+        if self._copy.frames and why == COPY_MORE:
             self._go_on()
         if why in (COPY_GAP, COPY_FRAME, COPY_RECORD):
             self._refuse(why)
@@ -378,18 +384,17 @@ class FollowerActor(ServiceActor):
         room."""
         if self._state is not State.NO_ROOM:
             log.error("nothing is copied at %d: %s", self._log.physical_offset, why)
-        if self._fd >= 0:
-            self.inbox.forget(self._fd)
+        self._intake.stop()
         self._become(State.NO_ROOM, why)
 
     def _try_again(self) -> None:
         if self._state is not State.NO_ROOM or self._disk_full or not self._line.is_open:
             return
-        if self._take() and self._fd >= 0:  # what had come before
+        if self._take() and self._line.is_open:  # what had come before
             log.warning("there is room: copying goes on at %d", self._log.physical_offset)
             self._become(State.FOLLOWING)
             self._line.heard_at = time.monotonic()
-            self.inbox.listen_to(self._fd)
+            self._intake.listen(self._line.fd)
 
     def on_disk_state(self, command: DiskState, _request: Request) -> Command:
         self._disk_full = "" if command.writable else command.reason

@@ -1514,6 +1514,7 @@ COPY_ROOM: Final[int]
 COPY_GAP: Final[int]
 COPY_FRAME: Final[int]
 COPY_RECORD: Final[int]
+COPY_CLOSED: Final[int]
 COPY_STREAM_BYTES: Final[int]
 COPY_FRAME_MAX: Final[int]
 
@@ -1539,5 +1540,7 @@ class LogCopy:
         """As `receive`, from memory; how many bytes there was room for."""
     def take(self) -> int:
         """Lay down what has come; one of the COPY_ reasons why it stopped."""
+    def follow(self, fd: int, other_fd: int, timeout_s: float) -> int:
+        """Sleep until `other_fd` can be read, and meanwhile lay down and publish what comes."""
     def forget(self) -> None:
         """The connection is lost: what is not whole comes again."""

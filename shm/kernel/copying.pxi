@@ -5,6 +5,7 @@ COPY_ROOM = 1  # file space is needed, or the next segment: the appender's `want
 COPY_GAP = 2  # a frame that does not begin where the copy ends
 COPY_FRAME = 3  # a frame of an impossible size
 COPY_RECORD = 4  # what has come is no record of that place
+COPY_CLOSED = 5  # the other side has closed the socket
 
 cdef enum:
     C_MORE = 0
@@ -12,6 +13,7 @@ cdef enum:
     C_GAP = 2
     C_FRAME = 3
     C_RECORD = 4
+    C_CLOSED = 5
     COPY_STREAM = 1 << 20  # bytes that are taken from the socket at once
     _COPY_FRAME_MAX = 1 << 26
     COPY_CURSORS = 1 << 18  # that are known here; others are asked for each time
@@ -20,8 +22,18 @@ COPY_STREAM_BYTES = COPY_STREAM
 COPY_FRAME_MAX = _COPY_FRAME_MAX
 
 cdef extern from *:
+    """
+    #include <poll.h>
+    """
     ssize_t recv(int fd, void *into, size_t count, int flags) nogil
     void *memmove(void *into, const void *what, size_t count) nogil
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    int poll(pollfd *fds, unsigned long count, int timeout_ms) nogil
+    enum:
+        POLLIN
 
 
 @cython.final
@@ -111,6 +123,52 @@ cdef class LogCopy:
             self._end += count
         return count
 
+    def follow(self, int fd, int other_fd, double timeout_s):
+        """Sleep until `other_fd` can be read or the time is over (below 0: it never is). What comes
+        through `fd` meanwhile is laid down, published and woken for, without the interpreter.
+
+        COPY_MORE, or what has ended it sooner: a reason of `take`, or COPY_CLOSED. Raises OSError;
+        ValueError for a log that publishes nothing.
+        """
+        cdef pollfd polled[2]
+        cdef int64_t until_ns = monotonic_ns() + <int64_t>(min(timeout_s, 1e6) * 1e9), left_ns = 0
+        cdef int ready, code = 0, what = C_MORE
+        polled[0].fd, polled[1].fd = fd, other_fd
+        polled[0].events = polled[1].events = POLLIN
+        polled[1].revents = 0
+        if self._log._wrote is None:
+            raise ValueError("a log that publishes nothing")
+        while what == C_MORE and not polled[1].revents and left_ns >= 0:
+            polled[0].revents = 0
+            with nogil:
+                if timeout_s >= 0:
+                    left_ns = until_ns - monotonic_ns()
+                ready = poll(polled, 2, -1 if timeout_s < 0 else
+                             <int>(max(<int64_t>0, left_ns + 999999) // 1000000))
+                if ready < 0:
+                    code = errno
+            if ready < 0:
+                if code != EINTR:
+                    raise OSError(code, _os.strerror(code))
+                PyErr_CheckSignals()
+            elif polled[0].revents:
+                what = self._take_from(fd)
+        return what
+
+    cdef int _take_from(self, int fd) except -1:
+        """What the socket holds now becomes the log's, as far as it goes."""
+        cdef LogAppender log = self._log
+        cdef int64_t before = log.segment_start + log._at
+        cdef Py_ssize_t got = self.receive(fd)
+        cdef int what
+        if got <= 0:
+            return C_CLOSED if got == 0 else C_MORE
+        what = self.take()
+        if log.segment_start + log._at > before:
+            log.publish()
+            log.wake()
+        return what
+
     cdef void _make_space(self) noexcept:
         if self._begin == self._end:
             self._begin = self._end = 0
@@ -124,7 +182,7 @@ cdef class LogCopy:
     def take(self):
         """Lay down what has come; one of the COPY_ reasons why it stopped. With COPY_GAP,
         COPY_FRAME or COPY_RECORD nothing more can be taken before `forget`."""
-        cdef int what = C_MORE
+        cdef int what = C_RECORD if self.why else C_MORE
         if self._log._base == NULL and self._begin < self._end:
             self._log.wanted = BLANK_BYTES
             return C_ROOM

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import random
+import select
 import socket
 import struct
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 
 import pytest
 import reference
 
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import (
+    COPY_CLOSED,
     COPY_FRAME,
     COPY_GAP,
     COPY_MORE,
@@ -19,6 +24,7 @@ from cometmq.shm.kernel._kernel import (
     COPY_ROOM,
     LogAppender,
     LogCopy,
+    OwnedCell,
     QueueCursor,
 )
 
@@ -300,6 +306,125 @@ def test_it_takes_what_a_socket_holds() -> None:
         assert copying.copy.receive(here.fileno()) == 0
     with pytest.raises(OSError, match="Bad file descriptor"):
         copying.copy.receive(here.fileno())
+
+
+# --- while its process sleeps ---------------------------------------------------------------------
+
+
+class Sleeping(Copying):
+    """One that publishes: its `follow` runs here, and the test is the other end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = mmap.mmap(-1, 4 * _kernel.COUNTER_BYTES)
+        self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.wrote, *more = (
+            OwnedCell(memory, number * _kernel.COUNTER_BYTES, [self.doorbell])
+            for number in range(4)
+        )
+        self.log.publishes(self.wrote, more[0], more[1], more[2], 1 << 20, lambda: None)
+        self.asleep = _kernel.SleepCell(memory, 0, 0)
+        self.here, self.there = socket.socketpair()
+        self.other = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def follow(self, timeout_s: float = -1) -> int:
+        """Room is made, as its actor would."""
+        while (why := self.copy.follow(self.here.fileno(), self.other, timeout_s)) == COPY_ROOM:
+            if (why := self.take()) != COPY_MORE:
+                return why
+            self.log.publish()
+            self.log.wake()
+        return why
+
+    def close(self) -> None:
+        for each in (self.here, self.there):
+            each.close()
+        for descriptor in (self.other, self.doorbell):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def sleeping() -> Iterator[Sleeping]:
+    made = Sleeping()
+    yield made
+    made.close()
+
+
+def test_what_comes_in_its_sleep_is_laid_down_and_told(sleeping: Sleeping) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+
+    def send() -> None:
+        """However it is cut."""
+        stream = b"".join(frame(at, LOG[at : at + 700]) for at in range(0, len(LOG), 700))
+        while stream:
+            count = chance.randrange(1, 900)
+            sleeping.there.sendall(stream[:count])
+            stream = stream[count:]
+        os.eventfd_write(sleeping.other, 1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert sleeping.follow() == COPY_MORE
+    thread.join()
+    assert sleeping.follow(0) == COPY_MORE  # what came just before
+    assert sleeping.content() == LOG
+    assert sleeping.wrote.value == len(LOG)
+
+
+def test_who_sleeps_on_the_log_is_rung(sleeping: Sleeping) -> None:
+    sleeping.asleep.arm()
+    sleeping.there.sendall(frame(0, LOG[:SEGMENT_BYTES]))
+    assert sleeping.follow(0) == COPY_MORE
+    assert select.select([sleeping.doorbell], [], [], 0)[0]
+
+
+def test_its_time_comes_however_much_there_is_to_take(sleeping: Sleeping) -> None:
+    assert sleeping.follow(0) == COPY_MORE
+    assert sleeping.follow(0.01) == COPY_MORE
+    ended = threading.Event()
+
+    def send() -> None:
+        empty = frame(0, b"") * 1_000
+        while not ended.is_set():
+            try:
+                sleeping.there.send(empty)
+            except OSError:
+                return
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        assert sleeping.follow(0.05) == COPY_MORE
+    finally:
+        ended.set()
+        sleeping.here.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_what_ends_its_sleep(sleeping: Sleeping) -> None:
+    sleeping.there.sendall(frame(5, b"12345"))
+    assert sleeping.follow() == COPY_GAP
+    assert sleeping.take() == COPY_GAP  # it is the same until it is forgotten
+    sleeping.copy.forget()
+    sleeping.there.sendall(frame(0, b"\xff" * 100))
+    assert sleeping.follow() == COPY_RECORD
+    assert sleeping.take() == COPY_RECORD
+    sleeping.copy.forget()
+    assert sleeping.wrote.value == 0
+    sleeping.there.sendall(frame(0, LOG[:SEGMENT_BYTES])[:-1])
+    sleeping.there.close()
+    assert sleeping.follow() == COPY_CLOSED
+    assert 0 < sleeping.wrote.value < SEGMENT_BYTES
+    sleeping.here.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        sleeping.copy.follow(1 << 20, sleeping.other, -1)
+
+
+def test_only_who_publishes_can_follow() -> None:
+    with pytest.raises(ValueError, match="publishes nothing"):
+        Copying().copy.follow(0, 0, 0)
 
 
 def test_memory_has_a_bound() -> None:
