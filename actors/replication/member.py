@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from cometmq.actors.replication.books_line import BooksLine
 from cometmq.actors.replication.core.frames import AnyFrame, Trouble
@@ -32,9 +32,14 @@ from cometmq.actors.runtime.service import ServiceActor
 from cometmq.conf import BrokerSettings, FlushDiskType
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.shm.live.control import Counter, Phase
+from cometmq.shm.os.libc import keep_freed
 from cometmq.shm.os.processes import boot_id
 
 log = logging.getLogger(__name__)
+
+# Pieces of the log are copied and encrypted in memory of their size, by several threads.
+OWN_MAPPING_BYTES: Final = 8 << 20
+FREED_BYTES: Final = 32 << 20
 
 
 class MemberActor(ServiceActor):
@@ -74,6 +79,7 @@ class MemberActor(ServiceActor):
 
     def on_start(self) -> None:
         family, settings = self._family, self._family.settings
+        keep_freed(OWN_MAPPING_BYTES, FREED_BYTES)
         family.wait_for(Counter.PHASE, Phase.RECOVERED)
         self._runs = Runs(
             family, call_soon=self.call_soon, on_begun=self._on_run, on_failed=self._end
