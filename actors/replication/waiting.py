@@ -21,10 +21,7 @@ class Come(NamedTuple):
     sender: str
     frame: AnyFrame
     content: memoryview | None
-
-    @property
-    def length(self) -> int:
-        return 0 if self.content is None else len(self.content)
+    length: int  # of the content, in bytes
 
     @property
     def crc(self) -> int:
@@ -46,12 +43,12 @@ class WaitingFrames:
         self._bytes = 0
 
     def put(self, sender: str, frame: AnyFrame, content: memoryview | None) -> None:
-        come = Come(sender, frame, content)
-        if self._bytes + come.length > BYTES_MAX or len(self._frames) >= FRAMES_MAX:
+        length = 0 if content is None else len(content)
+        if self._bytes + length > BYTES_MAX or len(self._frames) >= FRAMES_MAX:
             self._said.warn("full", "frames of %s are dropped: too many wait", sender)
             return
-        self._frames.append(come)
-        self._bytes += come.length
+        self._frames.append(Come(sender, frame, content, length))
+        self._bytes += length
 
     def next(self) -> Come | None:
         """Taken out; None: there is none that could be handed over."""

@@ -119,6 +119,7 @@ class Answers:
         self._after = after
         self._alarm: Timer | None = None
         self._waiting: dict[int, deque[Waiting]] = {}  # by cover, each in the order of the log
+        self._soonest_s = min(each.timeout_s for each in confirming.values())
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._waiting.values())
@@ -208,8 +209,11 @@ class Answers:
                 waiting.request.reply(waiting.answer, waiting.payload)
             if not queue:
                 return
+            now = time.monotonic()
+            if now < queue[0].since + self._soonest_s:
+                return
             due, confirming = self._due(cover, queue[0])
-            if time.monotonic() < due:
+            if now < due:
                 return
             waiting = queue.popleft()
             waiting.request.reply(confirming.told(waiting.answer), waiting.payload)
