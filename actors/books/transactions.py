@@ -18,6 +18,7 @@ from cometmq.protocol.commands import QueueKey
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.protocol.uptime import NAME as UPTIME_NAME
 from cometmq.protocol.uptime import Uptime, uptime_of
+from cometmq.shm.kernel._kernel import note_ended, op_text
 
 KEPT: Final = 1 << 20  # halves before the first pending one whose end is remembered
 SPAN_MAX: Final = 1 << 26  # from the first that is remembered to the last
@@ -25,6 +26,7 @@ TIMES: Final = "TRANSACTION_CHECK_TIMES"
 FIRST: Final = "TRAN_PREPARED_QUEUE_OFFSET"  # of a copy: the queue offset of the first of all
 IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 ENDS: Final = "COMETMQ_ENDS"  # of an op: how each of its halves has ended; RocketMQ keeps none
+_ENDS: Final = ENDS.encode()
 _DIGITS_MAX: Final = 18
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"  # RocketMQ's, by whose offsets it goes on
@@ -55,6 +57,7 @@ _LETTERS: Final = {
     Outcome.GIVEN_UP: "g",
 }
 _OUTCOMES: Final = {letter: outcome for outcome, letter in _LETTERS.items()}
+_LETTERS_OF: Final = "".join([_LETTERS.get(outcome, "?") for outcome in Outcome]).encode()
 
 Ended = tuple[int, Outcome]  # queue offset of a half, and how it has ended
 
@@ -95,14 +98,7 @@ class Halves:
 
     def take(self, ended: Iterable[Ended]) -> None:
         """Note how halves have ended; what comes later about one of them counts."""
-        outcomes, base = self._outcomes, self._base
-        for queue_offset, outcome in ended:
-            index = queue_offset - base
-            if not 0 <= index < SPAN_MAX:
-                continue
-            if index >= len(outcomes):
-                outcomes.extend(bytes(index + 1 - len(outcomes)))
-            outcomes[index] = outcome
+        note_ended(self._outcomes, self._base, SPAN_MAX, ended)
         self._go_on()
 
     def pending(self, begin: int, end: int) -> int:
@@ -132,7 +128,7 @@ class OpQueue:
 
     def take(self, queue_offset: int, ended: Sequence[Ended], halves: Halves) -> None:
         """An op that is stored now."""
-        self._needed.append((queue_offset, max((each[0] for each in ended), default=-1)))
+        self._needed.append((queue_offset, max([each[0] for each in ended], default=-1)))
         while self._needed and self._needed[0][1] < halves.low:
             self.low = self._needed.popleft()[0] + 1
 
@@ -142,9 +138,8 @@ class OpQueue:
 
 def op_of(ended: Sequence[Ended]) -> tuple[bytes, bytes]:
     """Body and properties of the op that says so."""
-    body = "".join([f"{queue_offset}," for queue_offset, _ in ended])
-    letters = "".join([_LETTERS[outcome] for _, outcome in ended])
-    return body.encode(), f"TAGS\1d\2WAIT\1true\2{ENDS}\1{letters}\2".encode()
+    body, letters = op_text(list(ended), _LETTERS_OF)
+    return body, b"TAGS\1d\2WAIT\1true\2%b\1%b\2" % (_ENDS, letters)
 
 
 def read_op(body: bytes, properties: Mapping[str, str]) -> Iterator[Ended]:

@@ -175,6 +175,8 @@ class Transactions:
                     results[index] = error
                 index += 1
         self._write(writing, results)
+        if not any(results):
+            return TransactionsEnded([0] * count, [""] * count)
         return TransactionsEnded(
             [error.code if error else 0 for error in results],
             [str(error) if error else "" for error in results],

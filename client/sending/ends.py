@@ -5,7 +5,6 @@ Those of several threads share a command: while one is on its way, the next gath
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -34,9 +33,6 @@ COMMAND_PARTS: Final = 1_024  # messages in a command; then no further end
 LINE_ENDS: Final = 64  # in a command that goes by a line: the longest answer fits into a packet
 
 
-Word = Future[CometError | None] | asyncio.Future[CometError | None]
-
-
 class Ending:
     """An end that waits for the broker's word: None, or an error.
 
@@ -52,20 +48,8 @@ class Ending:
         self.end = end
         self.deadline = time.monotonic() + timeout_s
         self.attempts = 0
-        self.word: Word  # of the attempt that is being made
+        self.word: Future[CometError | None]  # of the attempt that is being made, while it waits
         self.leads = False  # it is its caller who sends the next command
-
-    def begin(self, word: Word) -> None:
-        """One more attempt."""
-        self.word = word
-        self.leads = False
-        self.attempts += 1
-
-    def pause_s(self, error: CometError) -> float | None:
-        """After how long it is tried again; None: not any more."""
-        if not error.retriable or time.monotonic() >= self.deadline:
-            return None
-        return pause_s(self.attempts)
 
     def tell(self, word: CometError | None) -> None:
         """The first word counts: an end that was given up and sent again may get two."""
@@ -73,15 +57,23 @@ class Ending:
             if not self.word.done():
                 self.word.set_result(word)
 
-    def told(self, error: CometError) -> CometError:
-        """What its caller is told."""
-        if not isinstance(error, (NotConfirmed, NotReachable)):
-            return error
-        what = "committed" if self.end.commit else "rolled back"
-        return NotConfirmed(
-            f"nobody says that transaction {self.end.transaction_id} is {what} ({error}); where it "
-            "is not, the broker asks the checker of a producer of this name"
-        )
+
+def pause_until(deadline: float, attempts: int, error: CometError) -> float | None:
+    """After how long an end is tried again; None: not any more."""
+    if not error.retriable or time.monotonic() >= deadline:
+        return None
+    return pause_s(attempts)
+
+
+def told(error: CometError, transaction_id: str, commit: bool) -> CometError:
+    """What its caller is told."""
+    if not isinstance(error, (NotConfirmed, NotReachable)):
+        return error
+    what = "committed" if commit else "rolled back"
+    return NotConfirmed(
+        f"nobody says that transaction {transaction_id} is {what} ({error}); where it is not, the "
+        "broker asks the checker of a producer of this name"
+    )
 
 
 class Ends:
@@ -92,7 +84,7 @@ class Ends:
     """
 
     def __init__(self, group: str, routes: Routes) -> None:
-        self._group = group
+        self.group = group
         self._routes = routes
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[Ending]] = {}  # by broker
@@ -107,32 +99,33 @@ class Ends:
             error = self._attempt(ending)
             if error is None:
                 return
-            wait_s = ending.pause_s(error)
+            wait_s = pause_until(ending.deadline, ending.attempts, error)
             if wait_s is None:
-                raise ending.told(error)
+                raise told(error, ending.end.transaction_id, ending.end.commit)
             time.sleep(wait_s)
-            self.find_anew(ending)
+            self.find_anew(ending.broker, ending.topic)
 
     def _attempt(self, ending: Ending) -> CometError | None:
-        own: Future[CometError | None] = Future()
-        ending.begin(own)
-        if not self.put(ending):
+        ending.attempts += 1
+        if not self._put(ending):
             try:
-                word = own.result(ATTEMPT_S + ROUTE_S)
+                word = ending.word.result(ATTEMPT_S + ROUTE_S)
             except TimeoutError:
                 word = None
                 if not self._withdraw(ending):
                     return NotConfirmed(f"no answer within {ATTEMPT_S + ROUTE_S:g} s")
             if not ending.leads:
                 return word
-        batch = self.take(ending.broker)
+        batch = self._take(ending.broker)
         words: list[CometError | None] = [NotConfirmed("whoever asked was interrupted")]
         words *= len(batch)
         try:
-            pending, channel = self.send(batch, None)
+            command = EndTransactions.of(self.group, [each.end for each in batch])
+            pending, channel = self.send(ending.broker, ending.topic, command)
             if not channel.wait(pending, ATTEMPT_S):
                 raise channel.give_up(pending, "EndTransactions", ATTEMPT_S)
-            words = words_of(pending, len(batch))
+            errors = words_of(pending, len(batch))
+            words = [errors.get(index) for index in range(len(batch))]
         except CometError as error:
             words = [error] * len(batch)
         finally:  # whatever happens here, the others have to go on
@@ -162,18 +155,18 @@ class Ends:
             first.leads = True
         first.tell(None)
 
-    # --- both ---
-
-    def put(self, ending: Ending) -> bool:
+    def _put(self, ending: Ending) -> bool:
         """Have it wait for the next command to its broker; True: the caller is to send that."""
         with self._lock:
             self._waiting.setdefault(ending.broker, deque()).append(ending)
-            if ending.broker in self._busy:
-                return False
-            self._busy.add(ending.broker)
-            return True
+            ending.leads = ending.broker not in self._busy
+            if ending.leads:
+                self._busy.add(ending.broker)
+            else:
+                ending.word = Future()
+            return ending.leads
 
-    def take(self, broker: str) -> list[Ending]:
+    def _take(self, broker: str) -> list[Ending]:
         """What the next command holds; the caller's own, which leads, among it."""
         with self._lock:
             waiting = self._waiting[broker]
@@ -189,24 +182,20 @@ class Ends:
                 parts += len(taken[-1].end.parts)
             return taken
 
-    def rest(self, broker: str) -> bool:
-        """Whether more waits; if not, nothing is on its way any more."""
-        with self._lock:
-            if not self._waiting[broker]:
-                self._busy.discard(broker)
-                return False
-            return True
+    # --- both ---
 
     def send(
-        self, batch: Sequence[Ending], on_done: Callable[[Pending], None] | None
+        self,
+        broker: str,
+        topic: str,
+        command: EndTransactions,
+        on_done: Callable[[Pending], None] | None = None,
     ) -> tuple[Pending, Channel]:
         """Where the messages go by now: a producer that has given up an end may never ask by itself
         whether the broker has moved, but its next messages do."""
-        first = batch[0]
-        endpoint = self._used[first.broker] = self._find(first.broker, first.topic)
-        channel = self._routes.commitlog(endpoint, f"broker {first.broker}")
-        command = EndTransactions.of(self._group, [each.end for each in batch])
-        by_line = len(batch) <= LINE_ENDS
+        endpoint = self._used[broker] = self._find(broker, topic)
+        channel = self._routes.commitlog(endpoint, f"broker {broker}")
+        by_line = len(command.transactions) <= LINE_ENDS
         return channel.request(command, on_done=on_done, by_line=by_line), channel
 
     def _find(self, broker: str, topic: str) -> str:
@@ -215,25 +204,25 @@ class Ends:
                 return each.endpoints.commitlog
         raise NotReachable(f"no broker {broker} serves topic {topic} now")
 
-    def find_anew(self, ending: Ending) -> None:
-        """Its broker may have moved."""
+    def find_anew(self, broker: str, topic: str) -> None:
+        """The broker may have moved."""
         try:
-            self._routes.refresh(ending.topic, ROUTE_S)
-            endpoint = self._find(ending.broker, ending.topic)
+            self._routes.refresh(topic, ROUTE_S)
+            endpoint = self._find(broker, topic)
         except CometError as error:
             log.debug("still on the old route: %s", error)
             return
-        old = self._used.get(ending.broker)
+        old = self._used.get(broker)
         if old is not None and old != endpoint:
             self._routes.retire(old)
 
 
-def words_of(pending: Pending, count: int) -> list[CometError | None]:
-    """What became of each end. Raises the answered error."""
+def words_of(pending: Pending, count: int) -> dict[int, CometError]:
+    """What was said of each end that is not so. Raises the answered error."""
     answer, _ = pending.result()
     if not isinstance(answer, TransactionsEnded) or len(answer.codes) != count:
         raise NotConfirmed(f"the broker answered {type(answer).__name__} to {count} ends")
-    return [
-        from_code(code, text) if code else None
-        for code, text in zip(answer.codes, answer.texts, strict=True)
-    ]
+    if not any(answer.codes):
+        return {}
+    both = zip(answer.codes, answer.texts, strict=True)
+    return {index: from_code(code, text) for index, (code, text) in enumerate(both) if code}

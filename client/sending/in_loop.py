@@ -1,18 +1,23 @@
 """Sends of an event loop: what its tasks send in one turn leaves together, and answers come home by
-one `call_soon_threadsafe` a batch."""
+one call of the loop's a batch."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from cometmq.client.sending.lanes import Lane
 from cometmq.client.sending.outgoing import Alike, Outgoing, Target
 from cometmq.client.sending.receipt import Batch, Receipt, Watching
 from cometmq.client.sending.sender import Held, Sender
 from cometmq.protocol.errors import CometError, again
+from cometmq.protocol.wire.channel import Channel
+from cometmq.protocol.wire.line import Line
+from cometmq.protocol.wire.pending import Asked
 
 
 class _One:
@@ -37,11 +42,50 @@ class _One:
 WatchAlike = Callable[[int, int, int], Watching]
 
 
+class LoopLines:
+    """Has an event loop read the lines of channels, so that no other thread has to wake up before
+    its tasks go on. Where the loop is held up, or over, the channels' own threads read them."""
+
+    def __init__(self) -> None:
+        self._heard: WeakKeyDictionary[Channel, tuple[Line, asyncio.AbstractEventLoop]]
+        self._heard = WeakKeyDictionary()
+
+    def hear(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on, if it has a line by now."""
+        heard = self._heard.get(channel)
+        line = channel.lend_line()
+        if line is None or (heard is not None and heard[0] is line and heard[1] is loop):
+            return
+        self._heard[channel] = line, loop
+        with contextlib.suppress(NotImplementedError):  # it watches no descriptors
+            loop.add_reader(line.fd, _read, loop, channel, line)
+
+
+def _read(loop: asyncio.AbstractEventLoop, channel: Channel, line: Line) -> None:
+    if not channel.read_line(line):
+        loop.remove_reader(line.fd)
+
+
+def call_home(
+    loop: asyncio.AbstractEventLoop, action: Callable[..., object], *arguments: object
+) -> None:
+    """Have the loop call it, from whatever thread; nothing if the loop is closed."""
+    try:
+        if asyncio.get_running_loop() is loop:
+            loop.call_soon(action, *arguments)
+            return
+    except RuntimeError:
+        pass  # another thread
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(action, *arguments)
+
+
 class LoopSends:
     """Of one producer. Used in its event loop alone."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
+        self._lines = LoopLines()
         self._held: Held = {}  # what leaves at the end of this turn
         self._last: list[Callable[[], None]] = []  # called before, they add to it
         self._is_due = False
@@ -91,14 +135,18 @@ class LoopSends:
     def _see_to_the_end(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_due:
             self._is_due = True
-            loop.call_soon(self._let_go)
+            loop.call_soon(self.let_go)
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """As far as queues are idle; what is left leaves when one is."""
-        last, self._last = self._last, []
-        for action in last:
-            action()
-        held, self._held, self._is_due = self._held, {}, False
+        self._is_due = False
+        if self._last:
+            last, self._last = self._last, []
+            for action in last:
+                action()
+        if not self._held:
+            return
+        held, self._held = self._held, {}
         delivery = self._sender.delivery
         touched: list[Lane] = []
         with delivery.lock:
@@ -107,6 +155,14 @@ class LoopSends:
                     touched += delivery.accumulator.close_if_idle(batch, lanes, lane)
             flights = delivery.collect(touched)
         delivery.launch(flights)
+        for flight in flights:
+            if flight.pending is not None:
+                self.hear(flight.pending.channel)
+
+    def hear(self, channel: Asked) -> None:
+        """What was asked in this turn is answered there."""
+        if isinstance(channel, Channel):
+            self._lines.hear(channel, asyncio.get_running_loop())
 
 
 def _wait(loop: asyncio.AbstractEventLoop, batch: Batch, watching: Watching) -> None:
@@ -121,8 +177,7 @@ def _wait(loop: asyncio.AbstractEventLoop, batch: Batch, watching: Watching) -> 
 
 def _come_home(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
     """In the thread that heard the answer."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(_resolve, batch)
+    call_home(loop, _resolve, batch)
 
 
 def _set_alarm(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:

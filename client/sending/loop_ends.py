@@ -1,115 +1,105 @@
 """Ends of an event loop's transactions.
 
-What its tasks end in one turn, or while a command is on its way, shares the next command, for which
-neither a task nor a future is made.
+What its tasks end while a command is on its way shares the next command.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Sequence
-from typing import Final
+import time
+from typing import TYPE_CHECKING, Final
 
 from cometmq.client.sending.attempts import typed
-from cometmq.client.sending.ends import ATTEMPT_S, Ending, Ends, words_of
-from cometmq.protocol.commands import TransactionEnd
+from cometmq.client.sending.ends import ATTEMPT_S, COMMAND_PARTS, Ends, pause_until, told, words_of
+from cometmq.client.sending.in_loop import call_home
+from cometmq.protocol.commands import EndTransactions
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
 from cometmq.protocol.wire.pending import Pending
+from cometmq.shm.kernel._kernel import TaskTransaction, are_over, end_columns
+
+if TYPE_CHECKING:
+    from cometmq.client.sending.loop_transaction import LoopTransactions
 
 _retries: Final[set[asyncio.Task[None]]] = set()  # the loop itself does not keep them
-
-
-class LoopEnding(Ending):
-    """An end that a task waits for. Where the task is cancelled the end is sent all the same.
-
-    Args:
-        is_over: called once nothing more is tried.
-    """
-
-    __slots__ = ("_ends", "_is_over", "done")
-
-    def __init__(
-        self,
-        broker: str,
-        topic: str,
-        end: TransactionEnd,
-        timeout_s: float,
-        ends: LoopEnds,
-        is_over: Callable[[], None],
-    ) -> None:
-        super().__init__(broker, topic, end, timeout_s)
-        self._ends = ends
-        self._is_over = is_over
-        self.done: asyncio.Future[None] = ends.loop.create_future()
-
-    def tell(self, word: CometError | None) -> None:
-        """What became of an attempt."""
-        wait_s = None if word is None else self.pause_s(word)
-        if wait_s is not None:
-            task = self._ends.loop.create_task(self._ends.try_again(self, wait_s))
-            _retries.add(task)
-            task.add_done_callback(_retries.discard)
-            return
-        self._is_over()
-        if self.done.done():  # cancelled
-            return
-        if word is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(self.told(word))
 
 
 class LoopEnds:
     """Of one producer. Used in its event loop alone."""
 
-    def __init__(self, ends: Ends, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._ends = ends
+    def __init__(self, ends: Ends, shared: LoopTransactions) -> None:
+        self.ends = ends
+        self.shared = shared
+        self._busy: set[str] = set()  # brokers that a command is on its way to
 
-    def send(self, ending: LoopEnding) -> None:
-        """It is told what became of it."""
-        ending.attempts += 1
-        if self._ends.put(ending):
-            self.loop.call_soon(self._send, ending.broker)
+    def forget(self) -> None:
+        """There is another loop: nobody hears what was asked in the last one."""
+        self._busy.clear()
 
-    async def try_again(self, ending: LoopEnding, wait_s: float) -> None:
-        await asyncio.sleep(wait_s)
-        await asyncio.to_thread(self._ends.find_anew, ending)
-        self.send(ending)
+    def send(self) -> None:
+        """What waits for brokers that nothing is on its way to."""
+        for broker in [*self.shared.ending]:
+            if broker not in self._busy:
+                self._send(broker)
 
     def _send(self, broker: str) -> None:
-        _Command(self, broker, self._ends.take(broker)).send(self._ends)
+        waiting = self.shared.ending
+        some = waiting.pop(broker)
+        count, columns = end_columns(some, COMMAND_PARTS)
+        if count < len(some):
+            waiting[broker] = some[count:]
+            some = some[:count]
+        self._busy.add(broker)
+        _Command(self, broker, some).send(EndTransactions(self.ends.group, *columns))
 
     def is_through(self, broker: str) -> None:
         """A command was answered, or given up."""
-        if self._ends.rest(broker):
+        self._busy.discard(broker)
+        if broker in self.shared.ending:
             self._send(broker)
+
+    def failed(self, transaction: TaskTransaction, error: CometError) -> None:
+        """An attempt has."""
+        wait_s = pause_until(transaction._deadline, transaction._attempts, error)
+        if wait_s is not None:
+            task = self.shared.loop.create_task(self._try_again(transaction, wait_s))
+            _retries.add(task)
+            task.add_done_callback(_retries.discard)
+            return
+        are_over([transaction])
+        own = told(error, transaction._id, transaction._ended)
+        self.shared.fail([transaction], own)
+
+    async def _try_again(self, transaction: TaskTransaction, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        topic = transaction._parts[0].topic
+        await asyncio.to_thread(self.ends.find_anew, transaction._broker, topic)
+        transaction._end_again()
 
 
 class _Command:
     """One that is on its way."""
 
-    def __init__(self, ends: LoopEnds, broker: str, batch: Sequence[Ending]) -> None:
+    def __init__(self, ends: LoopEnds, broker: str, transactions: list[TaskTransaction]) -> None:
         self._ends = ends
         self._broker = broker
-        self._batch = batch
+        self._transactions = transactions
+        self._loop = ends.shared.loop
         self._alarm: asyncio.TimerHandle | None = None
         self._is_over = False
 
-    def send(self, ends: Ends) -> None:
+    def send(self, command: EndTransactions) -> None:
         try:
-            pending, channel = ends.send(self._batch, self._come_home)
+            ends, topic = self._ends.ends, command.topics[0]
+            pending, channel = ends.send(self._broker, topic, command, self._come_home)
         except Exception as error:
-            self._tell_all(typed(error))
+            self._fail(typed(error))
             return
-        self._alarm = self._ends.loop.call_later(ATTEMPT_S, self._late, pending, channel)
+        self._alarm = self._loop.call_later(ATTEMPT_S, self._late, pending, channel)
 
     def _come_home(self, pending: Pending) -> None:
         """In the thread that hears the answer."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._ends.loop.call_soon_threadsafe(self._heard, pending)
+        call_home(self._loop, self._heard, pending)
 
     def _heard(self, pending: Pending) -> None:
         if self._is_over:
@@ -117,20 +107,26 @@ class _Command:
         assert self._alarm is not None, "it is set in the turn that sends"
         self._alarm.cancel()
         try:
-            words = words_of(pending, len(self._batch))
+            errors = words_of(pending, len(self._transactions))
         except CometError as error:
-            self._tell_all(error)
+            self._fail(error)
         else:
-            self._tell(words)
+            self._tell(errors)
 
     def _late(self, pending: Pending, channel: Channel) -> None:
-        self._tell_all(channel.give_up(pending, "EndTransactions", ATTEMPT_S))
+        self._fail(channel.give_up(pending, "EndTransactions", ATTEMPT_S))
 
-    def _tell_all(self, error: CometError) -> None:
-        self._tell([error] * len(self._batch))
+    def _fail(self, error: CometError) -> None:
+        self._tell(dict.fromkeys(range(len(self._transactions)), error))
 
-    def _tell(self, words: Sequence[CometError | None]) -> None:
+    def _tell(self, errors: dict[int, CometError]) -> None:
+        """What came of each: an error, or nothing."""
         self._is_over = True
-        for ending, word in zip(self._batch, words, strict=True):
-            ending.tell(word)
-        self._ends.is_through(self._broker)
+        self._ends.is_through(self._broker)  # it has the next while tasks go on
+        some = self._transactions
+        if errors:
+            some = [each for index, each in enumerate(some) if index not in errors]
+        are_over(some)
+        for index, error in errors.items():
+            self._ends.failed(self._transactions[index], error)
+        self._ends.shared.go_on(some)

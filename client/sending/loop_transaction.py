@@ -1,5 +1,5 @@
-"""Transactions for asyncio. Those that begin in one turn of the event loop with a body alone, as
-most do, share a batch, and so do their ends."""
+"""Transactions for asyncio. Those that begin together with a body alone, as most do, share a batch,
+and so do their ends."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from cometmq.client.sending.in_loop import LoopSends
-from cometmq.client.sending.loop_ends import LoopEnding, LoopEnds
+from cometmq.client.sending.loop_ends import LoopEnds
 from cometmq.client.sending.outgoing import Alike, Body, Outgoing, Target
 from cometmq.client.sending.pending import Checker, PendingTransaction
 from cometmq.client.sending.receipt import Batch, Receipt
 from cometmq.client.sending.transaction import OLDER, Parts, Transactions
 from cometmq.protocol.commands import TransactionPart
 from cometmq.protocol.errors import CometError, NotConfirmed, again
+from cometmq.shm.kernel._kernel import (
+    TaskTransaction,
+    TaskTransactions,
+    bodies_of,
+    have_begun,
+    let_go_on,
+)
 
 if TYPE_CHECKING:
     from cometmq.client.options import TransactionOptions
 
 log = logging.getLogger(__name__)
+
+# Of tasks that are told together half of all go on at a time, and no fewer than these. What they
+# send leaves at once, so that the broker is at work while the others go on.
+PORTION: Final = 32
 
 Start = Callable[[Target, Outgoing], Awaitable[asyncio.Future[Receipt]]]
 
@@ -45,7 +55,7 @@ class LoopChecker:
         return asyncio.run_coroutine_threadsafe(self._checker(pending), self._loop).result()
 
 
-class LoopTransactions:
+class LoopTransactions(TaskTransactions):
     """What the transactions of one AsyncProducer share.
 
     Args:
@@ -60,61 +70,57 @@ class LoopTransactions:
         start: Start,
         is_ready: Callable[[str], bool],
     ) -> None:
+        bytes_max = sends.alike_bytes_max if transactions.name else 0
+        super().__init__(transactions.open, TransactionPart, bytes_max, transactions.timeout_s)
         self.transactions = transactions
         self.start = start
+        self.is_ready = is_ready  # type: ignore[method-assign]
         self._sends = sends
-        self._is_ready = is_ready
-        self.ends: LoopEnds  # of the loop that was used last
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._body_max = sends.alike_bytes_max
-        self._beginning: dict[str, list[_Beginning]] = {}  # in this turn, by topic
+        self._ends = LoopEnds(transactions.ends, self)
 
     def use_loop(self) -> None:
         """Transactions begin in the loop that runs. Asked once a turn: it costs a system call."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop = loop
-            self.ends = LoopEnds(self.transactions.ends, loop)
+        if self.loop is not loop:
+            self.loop = loop
+            self._ends.forget()
 
-    def is_plain(self, topic: str, body: Body) -> bool:
-        """Whether it may begin together with others, if it has no options."""
-        return (
-            body.__class__ is bytes
-            and 0 < len(body) <= self._body_max
-            and topic.__class__ is str
-            and (topic in self._beginning or self._is_ready(topic))
-        )
+    def send_soon(self) -> None:
+        self.use_loop()
+        self._sends.at_the_end(self.loop, self._send)
 
-    def begin(self, transaction: AsyncTransaction, topic: str, body: bytes) -> asyncio.Future[None]:
-        """A plain one; at the end of this turn."""
-        beginning = self._beginning
-        if not beginning:
-            self.use_loop()
-            self._sends.at_the_end(self.ends.loop, self._begin_all)
-        future: asyncio.Future[None] = self.ends.loop.create_future()
-        some = beginning.get(topic)
-        if some is None:
-            beginning[topic] = [(future, transaction, body)]
-        else:
-            some.append((future, transaction, body))
-        return future
-
-    def _begin_all(self) -> None:
-        beginning, self._beginning = self._beginning, {}
+    def _send(self) -> None:
+        """Whatever begins and ends now."""
+        beginning = self.take_beginning()
+        self._ends.send()
         for topic, some in beginning.items():
             alike = Alike(
-                b"", None, None, None, 0, True, 0, 0, self.transactions.name,
-                [body for _, _, body in some],
-            )  # fmt: skip
+                b"", None, None, None, 0, True, 0, 0, self.transactions.name, bodies_of(some)
+            )
             try:
-                self._sends.send_alike(Target(topic, None, None), alike, partial(_Halves, some))
+                self._sends.send_alike(
+                    Target(topic, None, None), alike, partial(_Halves, self, some)
+                )
             except Exception as error:
-                for future, _, _ in some[alike.next :]:
-                    if not future.done():
-                        future.set_exception(_own(error))
+                self.fail(some[alike.next :], error)
 
+    def go_on(self, some: list[TaskTransaction]) -> None:
+        """Their tasks go on."""
+        portion = max(PORTION, self.waiting // 2)
+        for start in range(0, len(some), portion):
+            try:
+                let_go_on(some, start, start + portion)
+            except BaseException:  # which ends the loop; those that were told are passed over
+                self.loop.call_soon(self.go_on, some)
+                raise
+            if self.gathered >= portion:
+                self._sends.let_go()
 
-_Beginning = tuple["asyncio.Future[None]", "AsyncTransaction", bytes]
+    def fail(self, some: list[TaskTransaction], error: Exception) -> None:
+        """Of several tasks each has an error of its own."""
+        for index in range(len(some)):
+            own = again(error) if isinstance(error, CometError) else error
+            let_go_on(some, index, index + 1, own)
 
 
 class _Halves:
@@ -124,53 +130,44 @@ class _Halves:
         some: of which these are `count`, from `first` on.
     """
 
-    def __init__(self, some: list[_Beginning], index: int, first: int, count: int) -> None:
+    def __init__(
+        self, shared: LoopTransactions, some: list[TaskTransaction], index: int, first: int, count: int
+    ) -> None:
+        self._shared = shared
         self._some = some[first : first + count]
         self._index = index
 
     def stored(self, batch: Batch) -> None:
         place = batch.result
         assert place is not None
-        offsets = place.physical_offsets
-        if not offsets:
+        if len(place.physical_offsets) != batch.count:
             self.failed(NotConfirmed(OLDER))
             return
-        ids, broker, topic = batch.ids(), batch.broker, batch.topic
-        for index, (future, transaction, body) in enumerate(self._some, self._index):
-            if not future.done():  # else it was cancelled
-                part = TransactionPart(topic, place.queue_offset + index, offsets[index])
-                transaction._has_first(ids[index], broker, part, len(body))
-                future.set_result(None)
+        have_begun(
+            self._some, batch.ids(), self._index, batch.broker, batch.topic, place.queue_offset,
+            place.physical_offsets,
+        )  # fmt: skip
+        self._shared.go_on(self._some)
 
     def failed(self, error: CometError) -> None:
-        for future, _, _ in self._some:
-            if not future.done():
-                future.set_exception(again(error))
+        self._shared.fail(self._some, error)
 
 
-class AsyncTransaction(Parts):
+class AsyncTransaction(Parts, TaskTransaction):
     """`Transaction` for asyncio; see `AsyncProducer.transaction`."""
 
-    __slots__ = ("_plain", "_shared")
+    __slots__ = ()
 
-    def __init__(
-        self, shared: LoopTransactions, topic: str, body: Body, options: TransactionOptions
-    ) -> None:
-        super().__init__(shared.transactions)
-        self._shared = shared
-        self._plain: tuple[str, bytes] | None = None
-        if not options and shared.is_plain(topic, body):
-            self._plain = topic, body  # type: ignore[assignment]
-        else:
-            self._first = self._compose(topic, body, options)
+    _shared: LoopTransactions
 
-    async def __aenter__(self) -> Self:
-        plain, self._plain = self._plain, None
-        if plain is not None:
-            await self._shared.begin(self, *plain)
-            # Here, and not where the answer is heard: a task may be cancelled in between.
-            self._transactions.open.add(self._id)
-            return self
+    @property
+    def _transactions(self) -> Transactions:
+        return self._shared.transactions
+
+    def _begin_apart(self, topic: str, body: Body, options: TransactionOptions) -> None:
+        self._first = self._compose(topic, body, options)
+
+    async def _enter(self) -> Self:
         if self._first is None:
             raise RuntimeError("a transaction is entered once")
         (target, message), self._first = self._first, None
@@ -189,46 +186,23 @@ class AsyncTransaction(Parts):
 
     async def commit(self) -> None:
         """See `Transaction.commit`."""
-        await self._end(commit=True)
+        if self._check_end(commit=True):
+            await self._end_now(True)
 
     async def rollback(self) -> None:
         """See `Transaction.rollback`."""
-        await self._end(commit=False)
-
-    def _end(self, *, commit: bool) -> Awaitable[None]:
-        """A task that is cancelled no longer waits; its end is sent all the same."""
-        if not self._check_end(commit):
-            return _nothing()
-        ends = self._shared.ends
-        ending = LoopEnding(*self._end_said, self._transactions.timeout_s, ends, self._is_over)
-        ends.send(ending)
-        return ending.done
-
-    def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> Awaitable[None]:
-        if self._ended is not None:
-            return _nothing()
-        if error is None and not self._failed:
-            return self._end(commit=True)
-        return self._leave(error)
+        if self._check_end(commit=False):
+            await self._end_now(False)
 
     async def _leave(self, error: BaseException | None) -> None:
+        if self._ended is not None:
+            return
+        if error is None and not self._failed:
+            await self.commit()
+            return
         try:
-            await self._end(commit=False)
+            await self.rollback()
         except CometError as late:
             log.warning("%s", late)
         if error is None:
             raise self._incomplete()
-
-
-async def _nothing() -> None:
-    """There is nothing to wait for."""
-
-
-def _own(error: Exception) -> Exception:
-    """Of several tasks that are told the same."""
-    return again(error) if isinstance(error, CometError) else error

@@ -63,31 +63,16 @@ class Transactions:
 class Parts:
     """What both kinds of transaction know: the messages that are stored, and the end."""
 
-    __slots__ = (
-        "_broker",
-        "_bytes",
-        "_ended",
-        "_failed",
-        "_first",
-        "_id",
-        "_parts",
-        "_transactions",
-    )
+    __slots__ = ()
 
-    def __init__(self, transactions: Transactions) -> None:
-        if not transactions.name:
-            raise ArgumentIllegal(
-                "a producer with transactions has a name: Producer(..., name='billing'), by which "
-                "the broker knows whom to ask when an end is missing"
-            )
-        self._transactions = transactions
-        self._parts: list[TransactionPart] = []
-        self._bytes = 0
-        self._broker: str | None = None
-        self._id = ""
-        self._failed = False  # a message may be missing
-        self._ended: bool | None = None  # how, or how it was to be
-        self._first: tuple[Target, Outgoing] | None = None  # until it is entered
+    _transactions: Transactions
+    _parts: list[TransactionPart]
+    _bytes: int
+    _broker: str | None
+    _id: str
+    _failed: bool  # a message may be missing
+    _ended: bool | None  # how, or how it was to be
+    _first: tuple[Target, Outgoing] | None  # until it is entered
 
     @property
     def id(self) -> str:
@@ -98,6 +83,11 @@ class Parts:
     def _compose(
         self, topic: str, body: Body, options: TransactionOptions
     ) -> tuple[Target, Outgoing]:
+        if not self._transactions.name:
+            raise ArgumentIllegal(
+                "a producer with transactions has a name: Producer(..., name='billing'), by which "
+                "the broker knows whom to ask when an end is missing"
+            )
         properties = options.get("properties")
         if properties is not None and TRANSACTION_ID in properties:
             raise ArgumentIllegal(f"property {TRANSACTION_ID} is the transaction's own")
@@ -145,13 +135,10 @@ class Parts:
             self._parts.append(part)
             self._bytes += len(message.body)
             return
-        self._has_first(receipt.msg_id, receipt.broker, part, len(message.body))
-        self._transactions.open.add(self._id)
-
-    def _has_first(self, msg_id: str, broker: str, part: TransactionPart, size: int) -> None:
-        self._id, self._broker = msg_id, broker
+        self._id, self._broker = receipt.msg_id, receipt.broker
         self._parts.append(part)
-        self._bytes = size
+        self._bytes = len(message.body)
+        self._transactions.open.add(self._id)
 
     def _check_end(self, commit: bool) -> bool:
         """Whether it is yet to be ended so. Raises RuntimeError where that cannot be any more."""
@@ -168,22 +155,11 @@ class Parts:
         self._ended = commit
         return True
 
-    @property
-    def _end_said(self) -> tuple[str, str, TransactionEnd]:
-        """For whom it is, its broker and topic, and what it says."""
-        assert self._broker is not None
-        assert self._ended is not None
-        end = TransactionEnd(self._id, self._ended, self._parts)
-        return self._broker, self._parts[0].topic, end
-
     def _incomplete(self) -> TransactionIncomplete:
         return TransactionIncomplete(
             f"a message of transaction {self._id} failed: it can be rolled back only, and at the "
             "block's end it is rolled back"
         )
-
-    def _is_over(self) -> None:
-        self._transactions.open.discard(self._id)
 
 
 class Transaction(Parts):
@@ -192,12 +168,27 @@ class Transaction(Parts):
     Its `id` is to be written down by whoever has to tell later how it ended: a checker is shown it.
     """
 
-    __slots__ = ()
+    __slots__ = (
+        "_broker",
+        "_bytes",
+        "_ended",
+        "_failed",
+        "_first",
+        "_id",
+        "_parts",
+        "_transactions",
+    )
 
     def __init__(
         self, transactions: Transactions, topic: str, body: Body, options: TransactionOptions
     ) -> None:
-        super().__init__(transactions)
+        self._transactions = transactions
+        self._parts = []
+        self._bytes = 0
+        self._broker = None
+        self._id = ""
+        self._failed = False
+        self._ended = None
         self._first = self._compose(topic, body, options)
 
     def __enter__(self) -> Self:
@@ -235,10 +226,15 @@ class Transaction(Parts):
     def _end(self, *, commit: bool) -> None:
         if not self._check_end(commit):
             return
+        assert self._broker is not None
+        end = TransactionEnd(self._id, commit, self._parts)
+        transactions = self._transactions
         try:
-            self._transactions.ends.end(Ending(*self._end_said, self._transactions.timeout_s))
+            transactions.ends.end(
+                Ending(self._broker, self._parts[0].topic, end, transactions.timeout_s)
+            )
         finally:
-            self._is_over()
+            transactions.open.discard(self._id)
 
     def __exit__(
         self,

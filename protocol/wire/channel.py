@@ -43,6 +43,7 @@ HANDSHAKE_S: Final = 0.05  # how long a request waits at once for a connection t
 SLICE_S: Final = 0.05  # how long a caller sleeps in the socket before it looks up
 TELL_S: Final = 3.0  # how long what is told, and not asked, may wait for a connection
 CLOSE_S: Final = 5.0  # how long the pump may take to end
+LENT_MS: Final = 100  # what an event loop has not read by then the pump reads
 
 
 class Channel:
@@ -50,7 +51,8 @@ class Channel:
 
     Who receives, always under the lock: the pump, once there is one (or once `start_pump` wants
     it); else the thread that waits for an answer; or the thread in `wait_any`, if its owner asks
-    without a pump. Requests are settled after the lock is released.
+    without a pump. Beside the pump an event loop may read the line (`lend_line`). Requests are
+    settled after the lock is released.
 
     Args:
         endpoint: ZeroMQ address of the process, such as "tcp://127.0.0.1:9877".
@@ -71,6 +73,8 @@ class Channel:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._pump: Steady | None = None
         self._wants_pump = False
+        self._lent: Line | None = None  # an event loop reads it
+        self._is_idle = False  # the pump looks after nothing that was lent
         self._closed = False
         self._pid = os.getpid()
         self._shortcut = Shortcut(self.name, line_request, self._requests, self._ring)
@@ -101,6 +105,8 @@ class Channel:
         line = self._shortcut.line
         if line is not None:
             if by_line and self._send_by_line(line, pending, head, payload):
+                if self._is_idle:
+                    self._ring()
                 return pending
         else:
             asks_for_line = self._shortcut.to_ask()
@@ -192,6 +198,26 @@ class Channel:
                 pump = Steady(f"cometmq {self.name}", self._run_pump)
                 pump.start()
                 self._pump = pump
+
+    def lend_line(self) -> Line | None:
+        """The line, if there is one and a pump: the caller calls `read_line` when it can be read,
+        which spares a change of threads. The pump reads it only when nobody has for a while."""
+        line = self._shortcut.line
+        if line is not None and line is not self._lent and self._pump is not None:
+            self._lent = line
+            self._ring()
+        return self._lent
+
+    def read_line(self, line: Line) -> bool:
+        """Settle what has come by a line that was lent; False when it has ended."""
+        settled: list[Settled] = []
+        with self._lock:
+            ended = self._shortcut.receive_all(line, settled)
+        settle_all(settled)
+        if ended is None:
+            return True
+        self._shortcut.lose(ended)
+        return False
 
     def open_line(self, timeout_s: float) -> None:
         """Have a line from the start. Raises NotLocal, or what `ask` raises."""
@@ -309,7 +335,15 @@ class Channel:
         if waiting:  # sleep without the lock, so that others may send meanwhile
             retry_in_s = self.retry_in_s
             timeout_ms = -1 if retry_in_s is None else _poll_ms(retry_in_s)
+            lent = self._lent
+            if lent is not None and lent is self._shortcut.line:
+                waiting = tuple(fd for fd in waiting if fd != lent.fd)
+                self._is_idle = True  # first: a request that comes from now on rings
+                if self._requests:
+                    self._is_idle = False
+                    timeout_ms = min(timeout_ms, LENT_MS) if timeout_ms >= 0 else LENT_MS
             zmq.zmq_poll([(fd, POLLIN) for fd in waiting], timeout_ms)
+            self._is_idle = False
         if not self._closed:
             self._pump_once()
         return not self._closed

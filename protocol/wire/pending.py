@@ -96,6 +96,9 @@ class PendingRequests:
     def __init__(self) -> None:
         self._by_id: dict[int, Pending] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
+
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._by_id
 

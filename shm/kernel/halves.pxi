@@ -138,5 +138,57 @@ cdef class HalfEnds:
         return index
 
 
+cdef enum:
+    NUMBER_BYTES = 20  # of a queue offset and the comma behind it
+
+
+def op_text(list ended not None, bytes letters not None):
+    """The body of the op that says that these halves have ended, and its letters.
+
+    Args:
+        ended: queue offset and outcome of each.
+        letters: by outcome.
+    """
+    cdef Py_ssize_t index, at = 0, count = len(ended)
+    cdef bytes body = PyBytes_FromStringAndSize(NULL, NUMBER_BYTES * count)
+    cdef bytes text = PyBytes_FromStringAndSize(NULL, count)
+    cdef char *out = PyBytes_AS_STRING(body)
+    cdef char digits[NUMBER_BYTES]
+    cdef int64_t number
+    cdef int outcome, length
+    for index, (queue_offset, how) in enumerate(ended):
+        number, outcome, length = queue_offset, how, 0
+        if number < 0 or not 0 <= outcome < len(letters):
+            raise ValueError(f"half message {number} has ended as {outcome}")
+        PyBytes_AS_STRING(text)[index] = PyBytes_AS_STRING(letters)[outcome]
+        while number >= 10:
+            digits[length] = 48 + number % 10
+            number //= 10
+            length += 1
+        out[at] = 48 + <char>number
+        at += 1
+        while length:
+            length -= 1
+            out[at] = digits[length]
+            at += 1
+        out[at] = 44  # a comma
+        at += 1
+    return body[:at], text
+
+
+def note_ended(bytearray outcomes not None, int64_t base, int64_t span_max, ended):
+    """Note the outcomes of half messages, a byte each from number `base` on, as far as `span_max`."""
+    cdef int64_t index
+    cdef Py_ssize_t known
+    for number, outcome in ended:
+        index = number - base
+        if not 0 <= index < span_max:
+            continue
+        known = len(outcomes)
+        if index >= known:
+            outcomes.extend(bytes(index + 1 - known))
+        outcomes[index] = outcome
+
+
 cdef int32_t TRANSACTION_BITS = 0xC, TRANSACTION_COMMIT = 0x8  # of a record's flags
 cdef bytes HALF_TOPIC_NAME = _names.HALF_TOPIC.encode()

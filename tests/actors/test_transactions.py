@@ -19,6 +19,8 @@ from typing import Any
 import golden
 import pytest
 from family import RunningBroker, encode_batch
+from hypothesis import given
+from hypothesis import strategies as st
 from ordering import program
 from paths import SEARCH
 from transacting import SETTINGS, Decisions, Transacting, assert_agrees, until
@@ -135,6 +137,22 @@ def test_what_has_become_of_halves() -> None:
     assert (halves.low, ops.low, halves.pending(0, 14)) == (14, 6, 14)
     halves.take([(12, Outcome.COMMITTED), (1 << 60, Outcome.COMMITTED), (3, Outcome.COMMITTED)])
     assert (halves.find(12), halves.low) == (Outcome.COMMITTED, 14)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, (1 << 63) - 1), st.sampled_from([*Outcome][1:5])), max_size=9)
+)
+def test_an_op_has_its_numbers_one_by_one(ended: list[tuple[int, Outcome]]) -> None:
+    body, properties = op_of(ended)
+    assert body == "".join(f"{number}," for number, _ in ended).encode()
+    letters = "".join("crmg"[outcome - 1] for _, outcome in ended)
+    assert properties.endswith(b"\1%b\2" % letters.encode())
+
+
+def test_an_op_of_what_cannot_be_is_not_made() -> None:
+    for ended in [(-1, Outcome.COMMITTED)], [(1, 7)]:
+        with pytest.raises(ValueError, match="has ended as"):
+            op_of(ended)  # type: ignore[arg-type]
 
 
 def test_an_op_says_which_and_how() -> None:

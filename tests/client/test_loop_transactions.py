@@ -173,12 +173,12 @@ def test_a_task_that_is_cancelled_when_its_answer_is_there_leaves_nothing_open(
     tasks: list[asyncio.Task[str]] = []
     stored = loop_transaction._Halves.stored
 
-    def stored_and_cancelled(halves: loop_transaction._Halves, batch: Batch) -> None:
-        stored(halves, batch)
+    def cancelled_and_stored(halves: loop_transaction._Halves, batch: Batch) -> None:
         for task in tasks:
             task.cancel()
+        stored(halves, batch)
 
-    monkeypatch.setattr(loop_transaction._Halves, "stored", stored_and_cancelled)
+    monkeypatch.setattr(loop_transaction._Halves, "stored", cancelled_and_stored)
 
     async def work() -> None:
         async with producer_of(fake) as producer:
@@ -275,3 +275,95 @@ def test_another_loop_goes_on_with_the_producer(fake: Handle) -> None:
     asyncio.run(known(producer))
     asyncio.run(producer.close())
     assert len(fake.broker.ends) == 4
+
+
+# --- tasks that are told together -----------------------------------------------------------------
+
+
+def test_half_of_the_tasks_are_at_work_while_the_others_wait(fake: Handle) -> None:
+    """What they all begin in one turn comes back in two parts from then on."""
+
+    async def rounds(producer: AsyncProducer) -> None:
+        for _ in range(4):
+            await commit(producer, b"x")
+
+    async def work() -> None:
+        async with producer_of(fake) as producer:
+            await known(producer)
+            fake.wait_for(lambda _: len(ends(fake)) == 2)
+            fake.do(lambda broker: broker.commands.clear())
+            await asyncio.gather(*(rounds(producer) for _ in range(2 * TASKS)))
+
+    asyncio.run(work())
+    fake.wait_for(lambda _: len([*chain.from_iterable(ends(fake))]) == 8 * TASKS)
+    assert max(len(each) for each in ends(fake)) <= TASKS
+    assert len(ends(fake)) < TASKS  # nor do they come one by one
+
+
+def test_a_task_that_ends_the_loop_leaves_the_others_told(fake: Handle) -> None:
+    async def interrupt(producer: AsyncProducer) -> None:
+        async with producer.transaction("t", b"x"):
+            raise KeyboardInterrupt
+
+    async def begin(producer: AsyncProducer) -> object:
+        async with producer.transaction("t", b"x") as transaction:
+            return transaction.id
+
+    loop = asyncio.new_event_loop()
+    producer = producer_of(fake)
+    loop.run_until_complete(known(producer))
+    tasks = [
+        loop.create_task(interrupt(producer) if number == 1 else begin(producer))
+        for number in range(5)
+    ]
+    together = asyncio.gather(*tasks, return_exceptions=True)
+    # The end is asked for first: a rollback is awaited, and then the loop ends.
+    with suppress(KeyboardInterrupt):
+        loop.run_until_complete(together)
+    others = [task for number, task in enumerate(tasks) if number != 1]
+    found = loop.run_until_complete(asyncio.gather(*others))
+    assert len(set(found)) == 4
+    loop.run_until_complete(producer.close())
+    loop.close()
+
+
+def test_it_is_awaited_as_futures_are(fake: Handle) -> None:
+    async def work() -> None:
+        async with producer_of(fake) as producer:
+            await known(producer)
+            transaction = producer.transaction("t", b"x")
+            assert await asyncio.wait_for(transaction.__aenter__(), 60) is transaction
+            assert producer._producer._transactions.open == {transaction.id}
+            waiting = asyncio.ensure_future(transaction.__aexit__(None, None, None))
+            called: list[object] = []
+            waiting.add_done_callback(called.append)
+            waiting.add_done_callback(called.append)
+            waiting.add_done_callback(print)
+            assert waiting.remove_done_callback(print) == 1
+            with pytest.raises(asyncio.InvalidStateError):
+                waiting.result()
+            assert await waiting is None
+            await asyncio.sleep(0)
+            assert called == [waiting, waiting]
+            assert (waiting.done(), waiting.cancelled(), waiting.exception()) == (True, False, None)
+            assert not waiting.cancel()
+            waiting.add_done_callback(called.append)
+            await asyncio.sleep(0)
+            assert len(called) == 3
+
+    asyncio.run(work())
+
+
+def test_a_time_out_while_it_begins_leaves_nothing_open(fake: Handle) -> None:
+    async def work() -> None:
+        async with producer_of(fake) as producer:
+            await known(producer)
+            fake.broker.hold.clear()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), producer.transaction("t", b"x"):
+                    raise AssertionError("it is not begun")
+            fake.do(FakeBroker.release)
+            await commit(producer, b"behind it")
+            assert not producer._producer._transactions.open
+
+    asyncio.run(work())

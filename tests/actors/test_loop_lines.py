@@ -1,0 +1,129 @@
+"""Lines that an event loop reads: answers come in its own thread; where it is held up, or over, the
+channel's own thread hears them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from inside import channel_of, commitlog_of
+
+from cometmq import AsyncProducer, Broker
+from cometmq.client.sending import delivery
+from cometmq.protocol.errors import NotConfirmed
+from cometmq.protocol.wire.line import Line
+from cometmq.protocol.wire.pending import Pending
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker(tmp_path / "store", settings={"logLevel": "ERROR"}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def heard_in(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Threads in which answers of sends were heard."""
+    found: list[int] = []
+    answered = delivery.Delivery._answered
+
+    def noted(self: delivery.Delivery, flight: object, pending: Pending) -> None:
+        found.append(threading.get_ident())
+        answered(self, flight, pending)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(delivery.Delivery, "_answered", noted)
+    return found
+
+
+def line_of(producer: AsyncProducer) -> Line | None:
+    return channel_of(producer._producer)._shortcut.line
+
+
+async def read_by_loop(producer: AsyncProducer, heard_in: list[int]) -> None:
+    """Once its answers come in the thread of the loop."""
+    while not heard_in or heard_in[-1] != threading.get_ident():
+        await producer.send("T", b"x")
+
+
+def test_answers_come_in_the_thread_of_the_loop(broker: Broker, heard_in: list[int]) -> None:
+    async def work() -> None:
+        async with broker.async_producer(name="shop", transport="local") as producer:
+            await read_by_loop(producer, heard_in)
+            heard_in.clear()
+            for _ in range(20):
+                await producer.send("T", b"x")
+                async with producer.transaction("T", b"x"):
+                    pass
+            here = heard_in.count(threading.get_ident())
+            assert here > len(heard_in) / 2, heard_in  # on a busy machine the other may be sooner
+
+    asyncio.run(work())
+
+
+def test_a_loop_that_is_held_up_does_not_keep_answers_from_others(
+    broker: Broker, heard_in: list[int]
+) -> None:
+    async def work() -> None:
+        async with broker.async_producer(transport="local") as producer:
+            await read_by_loop(producer, heard_in)
+            waiting = await producer.send_async("T", b"held up")
+            await asyncio.sleep(0)  # it has left
+            heard_in.clear()
+            until = time.monotonic() + WAIT_S
+            while not heard_in and time.monotonic() < until:
+                time.sleep(0.01)  # noqa: ASYNC251 - that is what holds it up
+            assert heard_in
+            assert heard_in[0] != threading.get_ident()
+            assert (await waiting).queue_offset >= 0
+
+    asyncio.run(work())
+
+
+def test_what_a_loop_that_is_over_has_asked_is_heard(broker: Broker, heard_in: list[int]) -> None:
+    producer = broker.async_producer(transport="local")
+
+    async def leave() -> None:
+        await read_by_loop(producer, heard_in)
+        await producer.send_async("T", b"left")
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    producer._producer.flush()  # nobody waits for the loop
+    asyncio.run(read_by_loop(producer, heard_in))  # in another one
+    asyncio.run(producer.close())
+
+
+def test_a_writer_that_is_killed_costs_no_more_than_what_was_on_its_way(broker: Broker) -> None:
+    async def work() -> None:
+        async with broker.async_producer(
+            name="shop", transport="local", timeout_s=WAIT_S
+        ) as producer:
+            ids: list[str] = []
+
+            async def commit(count: int) -> None:
+                for _ in range(count):
+                    try:
+                        async with producer.transaction("T", b"x") as transaction:
+                            pass
+                    except NotConfirmed:
+                        continue
+                    ids.append(transaction.id)
+
+            await commit(5)
+            line = line_of(producer)
+            tasks = [asyncio.create_task(commit(20)) for _ in range(8)]
+            await asyncio.sleep(0)
+            commitlog_of(broker).send_signal(signal.SIGKILL)
+            await asyncio.gather(*tasks)
+            while line_of(producer) in (None, line):
+                await commit(1)
+            assert ids
+
+    asyncio.run(work())
