@@ -203,7 +203,8 @@ def test_books_are_pure() -> None:
     """They know declarations alone, and the rules that the kernel has for them, so that whoever
     drives them decides on time and I/O."""
     rules = {
-        f"cometmq.shm.kernel._kernel.{name}" for name in ("QUEUE_OFFSET_ABSENT", "QueueOwners")
+        f"cometmq.shm.kernel._kernel.{name}"
+        for name in ("QUEUE_OFFSET_ABSENT", "QueueOwners", "note_ended", "op_text")
     }
     for path in sources("actors/books"):
         assert imported(path) <= {"protocol", "actors", "shm"}

@@ -15,7 +15,7 @@ from cometmq.client.sending.outgoing import Alike, Outgoing, Target
 from cometmq.client.sending.receipt import Batch, Receipt, Watching
 from cometmq.client.sending.sender import Held, Sender
 from cometmq.protocol.errors import CometError, again
-from cometmq.protocol.wire.channel import Channel
+from cometmq.protocol.wire.channel import Channel, lend_line, read_line
 from cometmq.protocol.wire.line import Line
 from cometmq.protocol.wire.pending import Asked
 
@@ -53,7 +53,7 @@ class LoopLines:
     def hear(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
         """From now on, if it has a line by now."""
         heard = self._heard.get(channel)
-        line = channel.lend_line()
+        line = lend_line(channel)
         if line is None or (heard is not None and heard[0] is line and heard[1] is loop):
             return
         self._heard[channel] = line, loop
@@ -62,7 +62,7 @@ class LoopLines:
 
 
 def _read(loop: asyncio.AbstractEventLoop, channel: Channel, line: Line) -> None:
-    if not channel.read_line(line):
+    if not read_line(channel, line):
         loop.remove_reader(line.fd)
 
 

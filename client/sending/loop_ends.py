@@ -6,8 +6,7 @@ What its tasks end while a command is on its way shares the next command.
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from cometmq.client.sending.attempts import typed
 from cometmq.client.sending.ends import ATTEMPT_S, COMMAND_PARTS, Ends, pause_until, told, words_of
@@ -18,16 +17,23 @@ from cometmq.protocol.wire.channel import Channel
 from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.kernel._kernel import TaskTransaction, are_over, end_columns
 
-if TYPE_CHECKING:
-    from cometmq.client.sending.loop_transaction import LoopTransactions
-
 _retries: Final[set[asyncio.Task[None]]] = set()  # the loop itself does not keep them
+
+
+class Shared(Protocol):
+    """What the transactions of a producer share, as far as their ends need it."""
+
+    loop: asyncio.AbstractEventLoop
+    ending: dict[str, list[TaskTransaction]]
+
+    def go_on(self, some: list[TaskTransaction]) -> None: ...
+    def fail(self, some: list[TaskTransaction], error: Exception) -> None: ...
 
 
 class LoopEnds:
     """Of one producer. Used in its event loop alone."""
 
-    def __init__(self, ends: Ends, shared: LoopTransactions) -> None:
+    def __init__(self, ends: Ends, shared: Shared) -> None:
         self.ends = ends
         self.shared = shared
         self._busy: set[str] = set()  # brokers that a command is on its way to
@@ -67,7 +73,7 @@ class LoopEnds:
             task.add_done_callback(_retries.discard)
             return
         are_over([transaction])
-        own = told(error, transaction._id, transaction._ended)
+        own = told(error, transaction._id, bool(transaction._ended))
         self.shared.fail([transaction], own)
 
     async def _try_again(self, transaction: TaskTransaction, wait_s: float) -> None:

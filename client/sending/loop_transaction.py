@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from cometmq.client.sending.in_loop import LoopSends
 from cometmq.client.sending.loop_ends import LoopEnds
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from cometmq.client.options import TransactionOptions
 
 log = logging.getLogger(__name__)
-
-# Of tasks that are told together half of all go on at a time, and no fewer than these. What they
-# send leaves at once, so that the broker is at work while the others go on.
-PORTION: Final = 32
 
 Start = Callable[[Target, Outgoing], Awaitable[asyncio.Future[Receipt]]]
 
@@ -74,9 +70,12 @@ class LoopTransactions(TaskTransactions):
         super().__init__(transactions.open, TransactionPart, bytes_max, transactions.timeout_s)
         self.transactions = transactions
         self.start = start
-        self.is_ready = is_ready  # type: ignore[method-assign]
         self._sends = sends
+        self._is_ready = is_ready
         self._ends = LoopEnds(transactions.ends, self)
+
+    def is_ready(self, topic: str) -> bool:
+        return self._is_ready(topic)
 
     def use_loop(self) -> None:
         """Transactions begin in the loop that runs. Asked once a turn: it costs a system call."""
@@ -105,16 +104,15 @@ class LoopTransactions(TaskTransactions):
                 self.fail(some[alike.next :], error)
 
     def go_on(self, some: list[TaskTransaction]) -> None:
-        """Their tasks go on."""
-        portion = max(PORTION, self.waiting // 2)
-        for start in range(0, len(some), portion):
-            try:
-                let_go_on(some, start, start + portion)
-            except BaseException:  # which ends the loop; those that were told are passed over
-                self.loop.call_soon(self.go_on, some)
-                raise
-            if self.gathered >= portion:
-                self._sends.let_go()
+        """Their tasks go on. All of them before anything is sent: portions, with which the broker
+        would be at work meanwhile, cost more commands than that is worth."""
+        try:
+            let_go_on(some, 0, len(some))
+        except BaseException:  # which ends the loop; those that were told are passed over
+            self.loop.call_soon(self.go_on, some)
+            raise
+        if self.gathered and self.gathered >= self.waiting:  # nobody else will send in this turn
+            self._sends.let_go()
 
     def fail(self, some: list[TaskTransaction], error: Exception) -> None:
         """Of several tasks each has an error of its own."""
@@ -131,7 +129,12 @@ class _Halves:
     """
 
     def __init__(
-        self, shared: LoopTransactions, some: list[TaskTransaction], index: int, first: int, count: int
+        self,
+        shared: LoopTransactions,
+        some: list[TaskTransaction],
+        index: int,
+        first: int,
+        count: int,
     ) -> None:
         self._shared = shared
         self._some = some[first : first + count]

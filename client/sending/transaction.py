@@ -63,9 +63,9 @@ class Transactions:
 class Parts:
     """What both kinds of transaction know: the messages that are stored, and the end."""
 
-    __slots__ = ()
+    if not TYPE_CHECKING:  # mypy does not look for them in subclasses
+        __slots__ = ()
 
-    _transactions: Transactions
     _parts: list[TransactionPart]
     _bytes: int
     _broker: str | None
@@ -73,6 +73,11 @@ class Parts:
     _failed: bool  # a message may be missing
     _ended: bool | None  # how, or how it was to be
     _first: tuple[Target, Outgoing] | None  # until it is entered
+
+    @property
+    def _transactions(self) -> Transactions:
+        """Those of its producer."""
+        raise NotImplementedError
 
     @property
     def id(self) -> str:
@@ -176,13 +181,13 @@ class Transaction(Parts):
         "_first",
         "_id",
         "_parts",
-        "_transactions",
+        "_shared",
     )
 
     def __init__(
         self, transactions: Transactions, topic: str, body: Body, options: TransactionOptions
     ) -> None:
-        self._transactions = transactions
+        self._shared = transactions
         self._parts = []
         self._bytes = 0
         self._broker = None
@@ -190,6 +195,10 @@ class Transaction(Parts):
         self._failed = False
         self._ended = None
         self._first = self._compose(topic, body, options)
+
+    @property
+    def _transactions(self) -> Transactions:
+        return self._shared
 
     def __enter__(self) -> Self:
         if self._first is None:

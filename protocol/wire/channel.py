@@ -199,26 +199,6 @@ class Channel:
                 pump.start()
                 self._pump = pump
 
-    def lend_line(self) -> Line | None:
-        """The line, if there is one and a pump: the caller calls `read_line` when it can be read,
-        which spares a change of threads. The pump reads it only when nobody has for a while."""
-        line = self._shortcut.line
-        if line is not None and line is not self._lent and self._pump is not None:
-            self._lent = line
-            self._ring()
-        return self._lent
-
-    def read_line(self, line: Line) -> bool:
-        """Settle what has come by a line that was lent; False when it has ended."""
-        settled: list[Settled] = []
-        with self._lock:
-            ended = self._shortcut.receive_all(line, settled)
-        settle_all(settled)
-        if ended is None:
-            return True
-        self._shortcut.lose(ended)
-        return False
-
     def open_line(self, timeout_s: float) -> None:
         """Have a line from the start. Raises NotLocal, or what `ask` raises."""
         self._shortcut.to_ask()  # nobody else needs to
@@ -459,8 +439,29 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
         channel._pump_once()
 
 
+def lend_line(channel: Channel) -> Line | None:
+    """The channel's line, if it has one and a pump: the caller, which is an event loop, calls
+    `read_line` when it can be read. The pump does only when nobody has for a while."""
+    line = channel._shortcut.line
+    if line is not None and line is not channel._lent and channel._pump is not None:
+        channel._lent = line
+        channel._ring()
+    return channel._lent
+
+
+def read_line(channel: Channel, line: Line) -> bool:
+    """Settle what has come by a line that was lent; False when it has ended."""
+    settled: list[Settled] = []
+    with channel._lock:
+        ended = channel._shortcut.receive_all(line, settled)
+    settle_all(settled)
+    if ended is not None:
+        channel._shortcut.lose(ended)
+    return ended is None
+
+
 def _poll_ms(timeout_s: float) -> int:
     return max(1, int(timeout_s * 1000)) if timeout_s > 0 else 0
 
 
-__all__ = ["Channel", "Payload", "Pending", "wait_any"]
+__all__ = ["Channel", "Payload", "Pending", "lend_line", "read_line", "wait_any"]

@@ -457,7 +457,7 @@ class TimerWheel:
     def pass_over(self, position: int) -> None:
         """What that unit is about was stored anew."""
     def drop_before(self, start: int) -> None: ...
-    def are_over(self) -> list[int]:
+    def over(self) -> list[int]:
         """Segments of the timer log in which nothing waits."""
     def turn(self, now: int) -> bool:
         """Whether something is due."""
@@ -1435,9 +1435,7 @@ def end_columns(
     transactions: list[Any], parts_max: int
 ) -> tuple[
     int,
-    tuple[
-        list[str], list[bool], list[int], list[str], list[int], list[int], list[int]
-    ],
+    tuple[list[str], list[bool], list[int], list[str], list[int], list[int], list[int]],
 ]:
     """How many of these ends fit into a command, and its columns."""
 

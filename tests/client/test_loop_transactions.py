@@ -280,26 +280,6 @@ def test_another_loop_goes_on_with_the_producer(fake: Handle) -> None:
 # --- tasks that are told together -----------------------------------------------------------------
 
 
-def test_half_of_the_tasks_are_at_work_while_the_others_wait(fake: Handle) -> None:
-    """What they all begin in one turn comes back in two parts from then on."""
-
-    async def rounds(producer: AsyncProducer) -> None:
-        for _ in range(4):
-            await commit(producer, b"x")
-
-    async def work() -> None:
-        async with producer_of(fake) as producer:
-            await known(producer)
-            fake.wait_for(lambda _: len(ends(fake)) == 2)
-            fake.do(lambda broker: broker.commands.clear())
-            await asyncio.gather(*(rounds(producer) for _ in range(2 * TASKS)))
-
-    asyncio.run(work())
-    fake.wait_for(lambda _: len([*chain.from_iterable(ends(fake))]) == 8 * TASKS)
-    assert max(len(each) for each in ends(fake)) <= TASKS
-    assert len(ends(fake)) < TASKS  # nor do they come one by one
-
-
 def test_a_task_that_ends_the_loop_leaves_the_others_told(fake: Handle) -> None:
     async def interrupt(producer: AsyncProducer) -> None:
         async with producer.transaction("t", b"x"):
