@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from cometmq.conf.delay_levels import DEFAULT_LEVELS, parse_levels
+from cometmq.conf.engine import EngineSettings
 from cometmq.conf.group import GroupSettings, Peer
 from cometmq.conf.option import Option, as_text, option, options_of
 from cometmq.conf.replication import ReplicationSettings
@@ -840,6 +841,7 @@ GROUPS: Final = (
     CleaningSettings,
     ReplicationSettings,
     GroupSettings,
+    EngineSettings,
     LoggingSettings,
 )
 
@@ -857,6 +859,7 @@ class BrokerSettings(
     CleaningSettings,
     ReplicationSettings,
     GroupSettings,
+    EngineSettings,
     LoggingSettings,
 ):
     """All settings of a broker, checked when they are made and frozen afterwards.
@@ -1034,6 +1037,7 @@ class BrokerSettings(
         if not self.broker_name:
             yield "brokerName: must be given in a group, the same for all of its replicas"
         yield from self.group_problems(self.group_name)
+        yield from self.engine_problems()
 
     def _unreachable(self) -> Iterable[str]:
         if self.advertised_address in _ANY_ADDRESS:

@@ -69,7 +69,8 @@ class MemberActor(ServiceActor):
             sync_flush=settings.flush_disk_type is FlushDiskType.SYNC_FLUSH,
         )
         self._secret = load_secret(Path(settings.group_secret_file))
-        opener_of(settings.group_engine)  # one that can never be opened is not tried for ever
+        # One that can never be opened is not tried for ever.
+        opener_of(settings.group_engine, settings.engine_access)
         self._said = Said()
         self._flushed = WholeFlushed()
         self._troubles = Troubles()
@@ -156,7 +157,7 @@ class MemberActor(ServiceActor):
         return EngineCalls(
             self._group,
             settings.group_session_timeout_ms / 1000,
-            lambda: open_engine(settings.group_engine),
+            lambda: open_engine(settings.group_engine, access=settings.engine_access),
             self._news,
             call_soon=self.call_soon,
             after=self.after,

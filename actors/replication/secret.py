@@ -11,13 +11,13 @@ import hmac
 import os
 import re
 import secrets
-import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import zmq
 from zmq.utils import z85
 
+from cometmq.actors.replication.private_file import read_private
 from cometmq.protocol.errors import ConfigError
 from cometmq.shm.os.durable import PRIVATE, no_room_is_disk_full, sync_folder, write_beside
 
@@ -57,43 +57,13 @@ def make_secret(path: Path) -> None:
 
 def load_secret(path: Path) -> bytes:
     """What `make_secret` has drawn. Raises ConfigError with the file and what is wrong with it."""
-    try:
-        # Not to wait, where it is a pipe.
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
+    text = read_private("groupSecretFile", path, _DIGITS + 1)
+    if not _TEXT.fullmatch(text):
         raise ConfigError(
-            f"groupSecretFile = {path}: it cannot be read: {_reason(error)}"
-        ) from None
-    try:
-        fault = _fault_of(os.fstat(file))
-        text = b"" if fault else os.read(file, _DIGITS + 2)
-    except OSError as error:
-        fault, text = f"it cannot be read: {error.strerror}", b""
-    finally:
-        os.close(file)
-    if not fault and not _TEXT.fullmatch(text):
-        fault = f"it has something else than {_DIGITS} hexadecimal digits in one line"
-    if fault:
-        raise ConfigError(f"groupSecretFile = {path}: {fault}")
+            f"groupSecretFile = {path}: it has something else than {_DIGITS} hexadecimal digits in "
+            "one line"
+        )
     return bytes.fromhex(text.decode())
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return str(error.strerror if isinstance(error, OSError) else error)
-
-
-def _fault_of(found: os.stat_result) -> str:
-    """Why such a file keeps no secret; "" if it may."""
-    if not stat.S_ISREG(found.st_mode):
-        return "it is no regular file"
-    if found.st_uid not in (0, os.geteuid()):
-        return f"it belongs to user {found.st_uid}, not to root nor to user {os.geteuid()}"
-    if found.st_mode & 0o077:
-        mode = stat.S_IMODE(found.st_mode)
-        return f"its mode is {mode:04o}, so others may use it; `chmod 600` it, or draw a new one"
-    if not _DIGITS <= found.st_size <= _DIGITS + 1:
-        return f"it has {found.st_size} bytes, not {_DIGITS} hexadecimal digits in one line"
-    return ""
 
 
 def key_pair(secret: bytes, group: str, replica: str) -> KeyPair:

@@ -14,6 +14,7 @@ import click
 from cometmq.cli.options import LazyGroup, output_option
 from cometmq.cli.output import JSON, hint
 from cometmq.cluster.folder import ZOOKEEPER, ClusterFolder, pairs_to_settings
+from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import ArgumentIllegal
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def init(
     printed. For brokers on several machines see docs/replication.md.
     """
     path = Path(store)
+    settings = pairs_to_settings(pairs)
     given = {
         "--replicas": replicas, "--min-in-sync": min_in_sync, "--port": port, "--group": group,
         "--engine": engine, "--set": pairs or None,
@@ -110,7 +112,8 @@ def init(
         if engine is not None:
             from cometmq.cluster.running import check_new
 
-            check_new(engine, group or GROUP)
+            access = BrokerSettings.from_keys(settings).engine_access
+            check_new(engine, group or GROUP, access)
         folder = ClusterFolder.make(
             path,
             group=group or GROUP,
@@ -118,7 +121,7 @@ def init(
             min_in_sync=min_in_sync or MIN_IN_SYNC,
             port=port or 0,
             engine=engine,
-            settings=pairs_to_settings(pairs),
+            settings=settings,
         )
     run_all(folder, output)
 

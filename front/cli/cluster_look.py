@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import wraps
@@ -35,6 +35,13 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("-c", "--config", "file", metavar="FILE", help="The broker.conf of a replica.")
     @click.option("--engine", metavar="URL", help="What keeps the group's record; with --group.")
     @click.option("--group", metavar="NAME", help="The group's name; with --engine.")
+    @click.option(
+        "--set",
+        "pairs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="With --engine or -c: how it is spoken to, as groupEngineCaFile=FILE.",
+    )
     @wraps(command)
     def with_place(
         *args: Any,
@@ -42,15 +49,20 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
         file: str | None,
         engine: str | None,
         group: str | None,
+        pairs: tuple[str, ...],
         **kwargs: Any,
     ) -> Any:
-        return command(*args, place=place_of(store, file, engine, group), **kwargs)
+        return command(*args, place=place_of(store, file, engine, group, pairs), **kwargs)
 
     return with_place
 
 
 def place_of(
-    store: str | None, file: str | None, engine: str | None, group: str | None
+    store: str | None,
+    file: str | None,
+    engine: str | None,
+    group: str | None,
+    pairs: Sequence[str] = (),
 ) -> GroupPlace:
     named = sum((store is not None, file is not None, engine is not None or group is not None))
     if named != 1 or (engine is None) != (group is None):
@@ -59,10 +71,13 @@ def place_of(
             "(-c FILE), or a group (--engine URL --group NAME)"
         )
     if store is not None:
+        if pairs:
+            raise click.UsageError("--set: a cluster on this machine has its own settings")
         return GroupPlace.of_folder(ClusterFolder(Path(store)))
+    settings = load(file, pairs).settings
     if file is not None:
-        return GroupPlace.of_settings(load(file, ()).settings)
-    return GroupPlace(group=group or "", engine=engine or "")
+        return GroupPlace.of_settings(settings)
+    return GroupPlace(group=group or "", engine=engine or "", access=settings.engine_access)
 
 
 @contextmanager

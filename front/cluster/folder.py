@@ -24,6 +24,7 @@ import msgspec
 
 from cometmq.actors.replication.secret import make_secret
 from cometmq.conf import BrokerSettings, load_settings
+from cometmq.conf.engine import ENGINE_KEYS, EngineAccess
 from cometmq.conf.group import Id
 from cometmq.conf.settings import options_by_key
 from cometmq.protocol.errors import ArgumentIllegal, ConfigError, StoreError, StoreLocked
@@ -109,7 +110,7 @@ class ClusterFolder:
         """
         path = path.absolute()
         given = dict(settings or {})
-        _check_settings(given)
+        _check_settings(given, has_own_engine=engine in (None, ZOOKEEPER))
         count = 1 + replicas + (3 if engine == ZOOKEEPER else 0)
         ports = free_ports(count) if port == 0 else range(port, port + count)
         if ports[-1] > 65_535:
@@ -183,6 +184,11 @@ class ClusterFolder:
                 return each
         known = ", ".join(each.name for each in self.replicas)
         raise ArgumentIllegal(f"{self.path}: there is no replica {name!r:.140}, but {known}")
+
+    @property
+    def engine_access(self) -> EngineAccess:
+        """As `cluster init --set` was told; `cluster` itself speaks to the engine by it."""
+        return BrokerSettings.from_keys(self.file.settings).engine_access
 
     def store_of(self, name: str) -> Path:
         return self.path / name / STORE_DIR
@@ -288,10 +294,13 @@ def _engine(path: Path, engine: str | None, own: tuple[int, int, int] | None) ->
     return engine or f"sqlite:{path / ENGINE_DIR}"
 
 
-def _check_settings(settings: Mapping[str, str]) -> None:
+def _check_settings(settings: Mapping[str, str], *, has_own_engine: bool) -> None:
     known = options_by_key()
     problems = [f"--set {key}: there is no such setting" for key in settings if key not in known]
     problems += [f"--set {key}: the cluster says that" for key in OWN_KEYS if key in settings]
+    if has_own_engine:
+        of_others = [key for key in ENGINE_KEYS if key in settings]
+        problems += [f"--set {key}: of an engine elsewhere (--engine URL)" for key in of_others]
     if problems:
         raise ConfigError(*problems)
 

@@ -11,6 +11,7 @@ from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.cluster.folder import ClusterFolder
 from cometmq.conf import BrokerSettings
+from cometmq.conf.engine import NO_ACCESS, EngineAccess
 from cometmq.protocol.errors import ConfigError, NotReachable
 
 _SQLITE = "sqlite:"
@@ -20,6 +21,7 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
     """
     Args:
         engine: as the setting groupEngine has it.
+        access: how it is spoken to.
         name_server: host:port, several separated by ";"; empty: not known.
         stores: of replicas on this machine.
         folder: of a cluster on this machine; None: the group is elsewhere.
@@ -27,6 +29,7 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     engine: str
+    access: EngineAccess = NO_ACCESS
     name_server: str = ""
     stores: Mapping[str, Path] = {}
     folder: ClusterFolder | None = None
@@ -36,6 +39,7 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             group=folder.file.group,
             engine=folder.file.engine,
+            access=folder.engine_access,
             name_server=f"tcp://{folder.file.name_server}",
             stores={each.name: folder.store_of(each.name) for each in folder.replicas},
             folder=folder,
@@ -50,6 +54,7 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             group=settings.group_name,
             engine=settings.group_engine,
+            access=settings.engine_access,
             name_server=";".join(f"tcp://{each}" for each in settings.name_servers),
             stores={settings.d_leger_self_id: settings.store_path_root_dir.absolute()},
         )
@@ -59,4 +64,4 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
         folder = Path(self.engine.removeprefix(_SQLITE))
         if self.engine.startswith(_SQLITE) and not folder.exists():
             raise NotReachable(f"{self.engine}: no engine is there")
-        return open_engine(self.engine)
+        return open_engine(self.engine, access=self.access)

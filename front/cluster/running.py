@@ -38,6 +38,7 @@ from cometmq.cluster.changes import changes
 from cometmq.cluster.folder import ENGINE_DIR, HOST, ZOOKEEPER, ClusterFolder
 from cometmq.cluster.looking import GroupStatus, Looker
 from cometmq.cluster.place import GroupPlace
+from cometmq.conf.engine import NO_ACCESS, EngineAccess
 from cometmq.protocol.errors import ConfigError, StoreError
 
 LOOK_S: Final = 0.5  # what only the control files say is looked for that often
@@ -51,12 +52,12 @@ Say = Callable[[str], None]
 _decode: Final = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 
 
-def check_new(url: str, group: str) -> None:
+def check_new(url: str, group: str, access: EngineAccess = NO_ACCESS) -> None:
     """A new group of that name may be made with an engine; or raises ConfigError, EngineError."""
     if url == ZOOKEEPER:
         managed.check_installed()
         return
-    with closing(open_engine(url)) as engine:
+    with closing(open_engine(url, access=access)) as engine:
         if engine.get(group) is not None:
             raise ConfigError(
                 f"{engine.where} has a group {group} already: choose another name (--group), or "
@@ -77,7 +78,7 @@ def running_engine(folder: ClusterFolder) -> Iterator[Engine]:
             server = managed.ManagedServer(folder.path / ENGINE_DIR, 1, [peer])
             stack.enter_context(server)
             server.wait_until_ready(ENGINE_S)
-        yield stack.enter_context(open_engine(folder.file.engine))
+        yield stack.enter_context(GroupPlace.of_folder(folder).open())
 
 
 def ensure_formed(folder: ClusterFolder, engine: Engine) -> None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from cometmq.actors.replication.engines.access import PLAIN, Access, shut
 from cometmq.actors.replication.engines.engine import (
     RECORD_BYTES_MAX,
     TIMEOUT_S,
@@ -53,12 +54,16 @@ class EtcdEngine(Handle):
     """
 
     def __init__(
-        self, endpoints: Sequence[Address], prefix: str = PREFIX, timeout_s: float = TIMEOUT_S
+        self,
+        endpoints: Sequence[Address],
+        prefix: str = PREFIX,
+        access: Access = PLAIN,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         shown = ",".join(f"{host}:{port}" for host, port in endpoints)
         super().__init__(f"etcd://{shown}{prefix}", timeout_s)
         self._prefix = prefix
-        self._gateway = Gateway(self.where, endpoints)
+        self._gateway = Gateway(self.where, endpoints, access)
         self._stream: _Stream | None = None
 
     def record_key(self, group: str) -> str:
@@ -233,8 +238,7 @@ class _Stream:
         """From another endpoint."""
         with self._lock:
             if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+                shut(self._socket)
 
     def close(self) -> None:
         self._ending.set()
@@ -269,8 +273,11 @@ class _Stream:
         body = {"create_request": {"key": encoded(start), "range_end": encoded(_behind(start))}}
         timeout_s = self._engine.timeout_s
         for result in self._gateway.stream("/v3/watch", body, timeout_s, self._opened):
-            if result.get("canceled"):
-                return
+            if result.get("canceled"):  # as for a token that is forgotten: it comes with no answer
+                self._gateway.forget_token()
+                raise EngineFault(
+                    f"{self._engine.where}: the watch was ended: {result.get('cancel_reason')}"
+                )
             events = result.get("events", [])
             try:
                 keys = [decoded(each["kv"]["key"]) for each in events]

@@ -12,27 +12,31 @@ import http.client
 import json
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from cometmq.actors.replication.engines.access import Access, is_of_ours, is_refusal
 from cometmq.actors.replication.engines.errors import EngineFault, EngineUnreachable
+from cometmq.actors.replication.engines.login import Login, Lost, Rejected
 from cometmq.protocol.retry import pause_s, spread
 
 ANSWER_BYTES_MAX: Final = 4 << 20
 ATTEMPT_S: Final = 0.5  # for one endpoint, of a request that another one may be asked instead
 _IDLE_MAX: Final = 4  # connections kept
 
+# rpctypes of etcd: another token is needed.
+_WHO: Final = ("user name is empty", "invalid auth token", "revision of auth store is old")
+# And this one, with a client's certificate and without a token.
+_DENIED: Final = "permission denied"
+
 Address = tuple[str, int]
 
 
-class Lost(Exception):
-    """The request may have been carried out; its answer did not come."""
-
-
-class Rejected(EngineFault):
-    """The answer says that nothing was done, and will not be."""
+class Unauthenticated(Rejected):
+    """It does not know who asks: without a token, or by one that it has forgotten."""
 
 
 def encoded(content: bytes) -> str:
@@ -49,8 +53,10 @@ def decoded(text: object) -> bytes:
 class Gateway:
     """Several endpoints of one etcd."""
 
-    def __init__(self, where: str, endpoints: Sequence[Address]) -> None:
+    def __init__(self, where: str, endpoints: Sequence[Address], access: Access) -> None:
         self._where = where
+        self._access = access
+        self._login = Login(where, access, self._send)
         self._endpoints = tuple(endpoints)
         self._lock = threading.Lock()
         self._good = 0  # the endpoint that is asked first
@@ -97,10 +103,22 @@ class Gateway:
                 time.sleep(pause)  # nothing tells when a server is there again
 
     def _once(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
+        token = self._login.token(until)
+        try:
+            return self._send(path, body, until, token)
+        except Unauthenticated:
+            self._login.forget(token)
+            return self._send(path, body, until, self._login.token(until))
+
+    def forget_token(self) -> None:
+        """Another one is got for what is asked next."""
+        self._login.forget()
+
+    def _send(self, path: str, body: dict[str, Any], until: float, token: str) -> dict[str, Any]:
         number, connection = self._connect(until)
         try:
             _set_timeout(connection, until)
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            _request(connection, path, body, token)
             answer = connection.getresponse()
             content = answer.read(ANSWER_BYTES_MAX + 1)
             if answer.length and len(content) <= ANSWER_BYTES_MAX:
@@ -108,24 +126,37 @@ class Gateway:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             self._turn_from(number)
-            raise Lost(f"{self._where}: {self._name(number)} {path}: {_words(error)}") from error
+            kind = Rejected if is_of_ours(error) else Lost
+            said = self._access.words(error)
+            raise kind(f"{self._where}: {self._name(number)} {path}: {said}") from error
         if len(content) > ANSWER_BYTES_MAX or answer.will_close:
             connection.close()
         else:
             self._keep(number, connection)
-        return self._understood(number, path, answer.status, content)
+        return self._understood(number, path, answer.status, content, has_token=bool(token))
 
-    def _understood(self, number: int, path: str, status: int, content: bytes) -> dict[str, Any]:
+    def _understood(
+        self, number: int, path: str, status: int, content: bytes, *, has_token: bool
+    ) -> dict[str, Any]:
         where = f"{self._where}: {self._name(number)} {path}"
         try:
             # A stream of one answer is one line with it.
             found = json.loads(content)
         except ValueError:
             found = None
+        said = found.get("error") or found.get("message") if isinstance(found, dict) else None
         if status >= 500:  # no leader, a change of leader, no time: it may be done or not
             self._turn_from(number)
-            said = found.get("error") if isinstance(found, dict) else None
             raise Lost(f"{where}: {said or status!r:.200}")
+        if status != 200 and isinstance(said, str):
+            unknown = any(each in said for each in (_WHO if has_token else (*_WHO, _DENIED)))
+            kind = Unauthenticated if unknown else Rejected
+            raise kind(f"{where}: {said:.200} ({self._access.who()})")
+        if status != 200 and b"CommonName" in content:
+            raise Rejected(
+                f"{where}: where etcd has users, it takes no certificate with a common name (CN) "
+                f"by HTTP: issue one without (groupEngineCertFile = {self._access.asked.cert_file})"
+            )
         if status != 200:
             raise Rejected(f"{where}: status {status}: {content[:200]!r}: is this an etcd?")
         if not isinstance(found, dict):
@@ -141,17 +172,21 @@ class Gateway:
             return kept
         first = self._good
         why: list[str] = []
+        refused = 0
         for step in range(len(self._endpoints)):
             number = (first + step) % len(self._endpoints)
             connection = self._connection(number, until)
             try:
                 connection.connect()
             except OSError as error:
-                why.append(f"{self._name(number)}: {_words(error)}")
+                why.append(f"{self._name(number)}: {self._access.words(error)}")
+                refused += is_refusal(error)
                 connection.close()
                 continue
             self._good = number
             return number, connection
+        if refused == len(why):  # it does not pass by itself
+            raise Rejected(f"{self._where}: {'; '.join(why)}")
         raise EngineUnreachable(f"{self._where}: nobody answers ({'; '.join(why)})")
 
     def _connection(self, number: int, until: float) -> http.client.HTTPConnection:
@@ -159,7 +194,10 @@ class Gateway:
         left = until - time.monotonic()
         if len(self._endpoints) > 1:
             left = min(left, ATTEMPT_S)
-        return http.client.HTTPConnection(host, port, timeout=max(0.01, left))
+        left, context = max(0.01, left), self._access.context()
+        if context is not None:
+            return http.client.HTTPSConnection(host, port, timeout=left, context=context)
+        return http.client.HTTPConnection(host, port, timeout=left)
 
     def _kept(self) -> tuple[int, http.client.HTTPConnection] | None:
         """One that its server has not closed meanwhile: what is sent there would be in doubt."""
@@ -210,12 +248,14 @@ class Gateway:
 
         Raises EngineUnreachable, Lost.
         """  # fmt: skip
-        number, connection = self._connect(time.monotonic() + timeout_s)
+        until = time.monotonic() + timeout_s
+        token = self._login.token(until)
+        number, connection = self._connect(until)
         with contextlib.closing(connection):
             try:
                 assert connection.sock is not None
                 opened(connection.sock)
-                connection.request("POST", path, json.dumps(body))
+                _request(connection, path, body, token)
                 answer = connection.getresponse()
                 connection.sock.settimeout(None)
                 while line := answer.readline(ANSWER_BYTES_MAX):
@@ -234,5 +274,16 @@ def _set_timeout(connection: http.client.HTTPConnection, until: float) -> None:
         connection.sock.settimeout(max(0.01, until - time.monotonic()))
 
 
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _request(
+    connection: http.client.HTTPConnection, path: str, body: dict[str, Any], token: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    if token:
+        headers["Authorization"] = token
+    try:
+        connection.request("POST", path, json.dumps(body), headers)
+    except ConnectionError:
+        # With TLS 1.3 whoever refuses our certificate says so after the handshake, and hangs up.
+        if isinstance(connection.sock, ssl.SSLSocket):
+            connection.sock.recv(1)
+        raise

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from cometmq.actors.replication.engines import etcd, zookeeper
+from cometmq.actors.replication.engines.access import Access
 from cometmq.actors.replication.engines.engine import TIMEOUT_S, Engine
 from cometmq.actors.replication.engines.kazoos import kazoo
 from cometmq.actors.replication.engines.sqlite import SqliteEngine
+from cometmq.conf.engine import NO_ACCESS, EngineAccess
 from cometmq.protocol.errors import ConfigError
 
 URL_MAX: Final = 2048
@@ -29,16 +31,17 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-
 _FOLDER: Final = re.compile(r"sqlite:(/[^\x00-\x1f\x7f\ud800-\udfff]*)")
 
 
-def open_engine(url: str, timeout_s: float = TIMEOUT_S) -> Engine:
+def open_engine(url: str, timeout_s: float = TIMEOUT_S, access: EngineAccess = NO_ACCESS) -> Engine:
     """A handle on the engine that a setting names.
 
     Args:
         timeout_s: of a call.
+        access: how it is spoken to; SQLite is not.
 
-    Raises ConfigError; EngineMissing if a package is not installed; of SQLite also EngineFault and
-    EngineUnreachable.
+    Raises ConfigError, also for files of `access` that cannot be used; EngineMissing if a package
+    is not installed; of SQLite also EngineFault and EngineUnreachable.
     """
-    opener = opener_of(url)
+    opener = opener_of(url, access)
     if type(timeout_s) not in (int, float) or not 0 < timeout_s <= _TIMEOUT_S_MAX:
         raise ConfigError(
             f"engine: timeout_s = {timeout_s!r:.40}: up to {_TIMEOUT_S_MAX:g} seconds"
@@ -46,7 +49,7 @@ def open_engine(url: str, timeout_s: float = TIMEOUT_S) -> Engine:
     return opener(timeout_s)
 
 
-def opener_of(url: str) -> Callable[[float], Engine]:
+def opener_of(url: str, access: EngineAccess = NO_ACCESS) -> Callable[[float], Engine]:
     """What opens that engine, given the time for a call; nothing is opened yet.
 
     Raises ConfigError, and EngineMissing if a package is not installed: these do not pass by
@@ -57,6 +60,8 @@ def opener_of(url: str) -> Callable[[float], Engine]:
             f"engine = {url!r:.100}: a text of {URL_MAX} characters at most: {_FORMS}"
         )
     if found := _FOLDER.fullmatch(url):
+        if any(access):
+            raise ConfigError(f"engine = {url!r:.200}: is a file, and knows no TLS and no users")
         return partial(SqliteEngine, _folder(url, found[1]))
     if not (found := _URL.fullmatch(url)):
         raise ConfigError(f"engine = {url!r:.200}: must be {_FORMS}")
@@ -67,9 +72,9 @@ def opener_of(url: str) -> Callable[[float], Engine]:
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"engine = {url!r:.200}: a server is named twice")
     if scheme == "etcd":
-        return partial(etcd.EtcdEngine, addresses, below or etcd.PREFIX)
+        return partial(etcd.EtcdEngine, addresses, below or etcd.PREFIX, Access(access))
     kazoo("client")
-    return partial(zookeeper.ZooKeeperEngine, addresses, below or zookeeper.ROOT)
+    return partial(zookeeper.ZooKeeperEngine, addresses, below or zookeeper.ROOT, Access(access))
 
 
 def _address(url: str, text: str) -> tuple[str, int]:

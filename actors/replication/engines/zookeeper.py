@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from cometmq.actors.replication.engines.access import PLAIN, Access
 from cometmq.actors.replication.engines.engine import (
     RECORD_BYTES_MAX,
     TIMEOUT_S,
@@ -59,13 +60,18 @@ class ZooKeeperEngine(Handle):
     """
 
     def __init__(
-        self, hosts: Sequence[Address], root: str = ROOT, timeout_s: float = TIMEOUT_S
+        self,
+        hosts: Sequence[Address],
+        root: str = ROOT,
+        access: Access = PLAIN,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         shown = ",".join(f"{host}:{port}" for host, port in hosts)
         super().__init__(f"zookeeper://{shown}{root}", timeout_s)
         self.hosts = tuple(hosts)
+        self.access = access
         self._root = root
-        self._line = Line(self.where, self.hosts, HANDLE_SESSION_S, timeout_s / HANGS)
+        self._line = Line(self.where, self.hosts, HANDLE_SESSION_S, timeout_s / HANGS, access)
         errors = kazoo("exceptions")
         self._no_node: type[Exception] = errors.NoNodeError
         self._node_exists: type[Exception] = errors.NodeExistsError
@@ -150,7 +156,7 @@ class ZooKeeperEngine(Handle):
         return frozenset(map(int, names))
 
     def _lease(self, group: str, broker_id: int, ttl_s: float) -> _Ephemeral:
-        granted = granted_s(self.where, self.hosts, ttl_s, self.timeout_s)
+        granted = granted_s(self.where, self.hosts, ttl_s, self.timeout_s, self.access)
         lease = _Ephemeral(self, f"{self.sessions_path(group)}/{broker_id}", granted)
         try:
             lease.open()
@@ -196,7 +202,7 @@ class _Ephemeral:
         self._engine = engine
         self._path = path
         self._nonce = secrets.token_bytes(16)
-        self._line = Line(engine.where, engine.hosts, ttl_s, ttl_s / RENEWALS)
+        self._line = Line(engine.where, engine.hosts, ttl_s, ttl_s / RENEWALS, engine.access)
 
     def open(self) -> None:
         timeout_s = self._engine.timeout_s
