@@ -78,7 +78,8 @@ def running_engine(folder: ClusterFolder) -> Iterator[Engine]:
             server = managed.ManagedServer(folder.path / ENGINE_DIR, 1, [peer])
             stack.enter_context(server)
             server.wait_until_ready(ENGINE_S)
-        yield stack.enter_context(GroupPlace.of_folder(folder).open())
+        engine = open_engine(folder.file.engine, access=folder.engine_access)
+        yield stack.enter_context(engine)
 
 
 def ensure_formed(folder: ClusterFolder, engine: Engine) -> None:

@@ -29,6 +29,7 @@ from cometmq.conf import (
     show_settings,
     to_number,
 )
+from cometmq.conf.engine import ENGINE_KEYS
 from cometmq.conf.option import environment_variable, options_of, snake_case
 from cometmq.conf.rocketmq import NOT_USED
 from cometmq.conf.settings import GROUPS, nearest_key, options_by_key
@@ -139,6 +140,11 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "groupEngine": "",
     "groupSecretFile": "",
     "groupSessionTimeout": 2_000,
+    "groupEngineCaFile": "",
+    "groupEngineCertFile": "",
+    "groupEngineKeyFile": "",
+    "groupEngineUser": "",
+    "groupEnginePasswordFile": "",
     "logFormat": "text",
     "logLevel": "INFO",
     "logLevels": "",
@@ -482,6 +488,20 @@ def test_a_replica_follows_first_and_its_runs_have_roles_of_their_own() -> None:
         ({"minInSyncReplicas": 4}, "minInSyncReplicas: min_iss = 4, but there are 3 replicas"),
         ({"groupEngine": ""}, "groupEngine: must name what keeps the group's record"),
         ({"groupSecretFile": ""}, "groupSecretFile: must be a file with the secret"),
+        ({"groupEngineUser": "me"}, "groupEngineUser = me: needs groupEnginePasswordFile"),
+        ({"groupEnginePasswordFile": "/w"}, "groupEnginePasswordFile = /w: needs groupEngineUser"),
+        (
+            {"groupEngineKeyFile": "/k", "groupEngineCaFile": "/c"},
+            "groupEngineKeyFile = /k: needs groupEngineCertFile",
+        ),
+        (
+            {"groupEngineCertFile": "/c", "groupEngineKeyFile": "/k"},
+            "groupEngineCertFile = /c: needs groupEngineCaFile",
+        ),
+        (
+            {"groupEngineCertFile": "/c", "groupEngineCaFile": "/a"},
+            "groupEngineCertFile = /c: needs groupEngineKeyFile",
+        ),
         ({"dLegerPeers": "n0-a:1;n1-b:1"}, "dLegerPeers: 2 replicas: a group that fails over"),
         ({"dLegerPeers": "n0-a:1;n1-b:1;n1-c:1"}, "dLegerPeers: 2 replicas have the id n1"),
         ({"dLegerPeers": "n0-a:1;n1-b:1;n2-b:1"}, "dLegerPeers: 2 replicas have the address b:1"),
@@ -507,6 +527,15 @@ def test_all_that_is_wrong_with_a_replica_is_said_at_once() -> None:
         "haListenPort", "brokerName", "dLegerPeers", "minInSyncReplicas", "dLegerSelfId",
         "groupEngine", "groupSecretFile",
     ]  # fmt: skip
+
+
+def test_how_an_engine_is_spoken_to() -> None:
+    keys = {key: f"/{key}" for key in ENGINE_KEYS}
+    settings = BrokerSettings.from_keys(REPLICA | keys)
+    settings.check_for_writing()
+    assert tuple(settings.engine_access) == tuple(keys.values())
+    (said,) = problems_of(groupEngineUser="a:b")
+    assert said == "groupEngineUser = a:b: must not hold a colon"
 
 
 @pytest.mark.parametrize("count", [3, 15])

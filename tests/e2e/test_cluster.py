@@ -21,8 +21,10 @@ import pytest
 from cli_process import environment, output_of, run
 from family import SMALL, left_behind, of_session
 from forked import MARK, RUN
+from secured_servers import PASSWORD, SecuredEtcd
 
 from cometmq.client import Consumer, Producer
+from cometmq.conf.engine import ENGINE_KEYS
 from cometmq.conf.option import as_text
 from cometmq.protocol.errors import (
     CometError,
@@ -42,9 +44,14 @@ TOPIC = "orders"
 class RunningCluster:
     """`cometmq cluster init` in the foreground of a terminal of its own."""
 
-    def __init__(self, path: Path, mark: str) -> None:
+    def __init__(self, path: Path, mark: str, *more: str) -> None:
+        """
+        Args:
+            more: further options of `init`.
+        """
         self.path = path
         self.mark = mark
+        self._more = more
         self._log = path.with_suffix(".said")
         kept = {key: SMALL[key] for key in SMALL if key not in ("port", "bindAddress")}
         self._pairs = [part for key in kept for part in ("--set", f"{key}={as_text(kept[key])}")]
@@ -57,7 +64,7 @@ class RunningCluster:
     def _options(self) -> list[str]:
         if (self.path / "cluster.json").exists():
             return []
-        return ["--replicas", "3", "--port", "0", *self._pairs]
+        return ["--replicas", "3", "--port", "0", *self._pairs, *self._more]
 
     def _start(self, command: str, *more: str) -> subprocess.Popen[bytes]:
         arguments = [command, "--store", str(self.path), "-o", "json", *more]
@@ -81,6 +88,7 @@ class RunningCluster:
 
     def status(self) -> dict[str, Any]:
         done = run("cluster", "status", "--store", str(self.path), "-o", "json")
+        assert done.stdout, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         assert (done.returncode == 0) == found["serves"], done.stderr
         return found
@@ -336,4 +344,53 @@ def test_two_of_three_are_lost_and_one_comes_back_empty(tmp_path: Path, mark: st
     assert_kept(cluster.name_server, sending.acknowledged + more.acknowledged)
     assert ctrl_c(cluster.init) == 0, cluster.said
     assert ended(again) == 0
+    assert not cluster.left()
+
+
+def test_an_engine_that_wants_tls_and_a_password(tmp_path: Path, mark: str) -> None:
+    """Elections, a restart of the engine and the commands go by it, and the password is seen
+    nowhere."""
+    if shutil.which("etcd") is None:
+        pytest.skip("the engine etcd: etcd-server is not installed")
+    place = tmp_path / "etcd"
+    place.mkdir()
+    with contextlib.ExitStack() as stack:
+        etcd = SecuredEtcd(place, stack)
+        etcd.enable()
+        pairs = [
+            part
+            for key, value in zip(ENGINE_KEYS, etcd.access, strict=True)
+            for part in ("--set", f"{key}={value}")
+        ]
+        cluster = RunningCluster(tmp_path / "try", mark, "--engine", etcd.url, *pairs)
+        found = cluster.until_all_in_sync()
+        with Sending(cluster.name_server) as sending:
+            sending.wait_for(20)
+            etcd.restart()
+            sending.wait_for(20)
+            (to,) = [each["name"] for each in found["replicas"] if each["role"] == "follower"][:1]
+            conf = str(cluster.path / to / "broker.conf")
+            cluster.until_all_in_sync()
+            output_of("cluster", "failover", "-c", conf, "--to", to)
+            sending.wait_for(20)
+        named = ("--engine", etcd.url, "--group", "cluster")
+        assert (
+            json.loads(output_of("cluster", "status", *named, *pairs, "-o", "json"))["master"] == to
+        )
+        done = run("cluster", "status", *named, "--set", f"groupEngineCaFile={etcd.access.ca_file}")
+        assert done.returncode != 0
+        assert b"it refuses our certificate" in done.stderr
+        assert_kept(cluster.name_server, sending.acknowledged)
+        for process in cluster.left():
+            seen = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            seen += Path(f"/proc/{process.pid}/environ").read_bytes()
+            assert PASSWORD.encode() not in seen
+        assert ctrl_c(cluster.init) == 0, cluster.said
+        logs = [
+            path for path in cluster.path.rglob("*") if path.suffix in (".log", ".conf", ".json")
+        ]
+        assert len(logs) >= 10
+        for path in logs:
+            assert PASSWORD.encode() not in path.read_bytes(), path
+        assert PASSWORD not in cluster.said
     assert not cluster.left()

@@ -200,6 +200,7 @@ def said_by(*arguments: str) -> tuple[int, str]:
         ["status", "--group", "g"],
         ["watch", "--store", "x", "--group", "g", "--engine", "etcd://h:1"],
         ["failover", "--store", "x", "-c", "y"],
+        ["status", "--store", "x", "--set", "groupEngineUser=me"],
         ["init"],
         ["init", "--store", "x", "--replicas", "2"],
         ["init", "--store", "x", "--replicas", "16"],

@@ -78,6 +78,7 @@ def test_any_folder_name_comes_back(tmp_path: Path, name: str) -> None:
         ({"replicas": 16}, "16 replicas"),
         ({"settings": {"brokerName": "x"}}, "--set brokerName: the cluster says that"),
         ({"settings": {"noSuchKey": "x"}}, "--set noSuchKey: there is no such setting"),
+        ({"settings": {"groupEngineUser": "x"}}, "--set groupEngineUser: of an engine elsewhere"),
         ({"settings": {"haListenPort": "1"}}, "haListenPort = 1: a group has no other slaves"),
         ({"settings": {"flushDiskType": "SOMETIMES"}}, "flushDiskType = SOMETIMES"),
     ],

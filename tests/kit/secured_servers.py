@@ -10,6 +10,7 @@ import json
 import ssl
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class SecuredEtcd(SecuredWorld):
         stack.callback(self._close)
         self._context = ssl.create_default_context(cafile=str(self.authority.cert))
         self._context.load_cert_chain(self.access.cert_file, self.access.key_file)
-        self._wait_healthy()
+        self._until(lambda: self._post("/v3/kv/range", {"key": _b64(b"x")}))
         self.allow(USER, PASSWORD, "/cometmq/")
         self.ask("user/add", name="root", password="root")
         self.ask("role/add", name="root")
@@ -107,12 +108,13 @@ class SecuredEtcd(SecuredWorld):
         assert answer.status == 200, (path, content)
         return dict(content)
 
-    def _wait_healthy(self) -> None:
+    def _until(self, call: Callable[[], object]) -> None:
+        """It answers that."""
         until = time.monotonic() + READY_S
         while True:
             try:
-                self._post("/v3/kv/range", {"key": _b64(b"x")})
-            except OSError:
+                call()
+            except (OSError, AssertionError):
                 assert time.monotonic() < until, (self.place / "log").read_text()[-2_000:]
                 time.sleep(0.05)
             else:
@@ -137,8 +139,10 @@ class SecuredEtcd(SecuredWorld):
             )  # fmt: skip
 
     def restart(self, server: int = 0) -> None:
+        """Of one whose users are enabled."""
         self._close()
         self._process = self._start()
+        self._until(self.root)
 
     def _close(self) -> None:
         self._process.kill()

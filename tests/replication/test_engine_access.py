@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates import Authority, Pair
@@ -29,6 +30,7 @@ from cometmq.actors.replication.engines.engine import (
     now_s,
 )
 from cometmq.actors.replication.engines.errors import EngineFault, EngineUnreachable
+from cometmq.actors.replication.engines.login import Login
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
@@ -453,6 +455,28 @@ def test_files_are_read_again_once_they_are_others(
     assert found.password() == "another one"
     Path(access.password_file).unlink()
     assert found.password() == "another one"
+
+
+def test_a_busy_etcd_is_asked_for_one_token_at_a_time(access: EngineAccess) -> None:
+    """Also where nobody who needs it has the time for it."""
+    may_answer, asked = threading.Event(), []
+
+    def send(path: str, body: dict[str, Any], _until: float, token: str) -> dict[str, Any]:
+        asked.append((path, body, token))
+        assert may_answer.wait(60)
+        return {"token": f"token {len(asked)}"}
+
+    login = Login("here", Access(access), send)
+    for _ in range(3):
+        with pytest.raises(EngineUnreachable, match="no token in time"):
+            login.token(time.monotonic() + 0.01)
+    may_answer.set()
+    assert login.token(time.monotonic() + 60) == "token 1"
+    assert asked == [("/v3/auth/authenticate", {"name": "me", "password": "word"}, "")]
+    login.forget("another")
+    assert login.token(0) == "token 1"
+    login.forget("token 1")
+    assert login.token(time.monotonic() + 60) == "token 2"
 
 
 def test_a_file_engine_has_neither(access: EngineAccess, tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from cometmq.actors.replication.private_file import OF_GROUP, read_private
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
 from cometmq.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +43,12 @@ class Secret(str):
         return "'...'"
 
 
-Failed = Callable[[ssl.SSLError], None]
+Failed = Callable[[OSError], None]
 
 
 class _Line(ssl.SSLSocket):
-    """Whoever is refused only behind the handshake hears that as it reads."""
+    """With TLS 1.3 whoever refuses our certificate says so behind the handshake, and hangs up: it
+    is heard as something is read, which may not come to that where something is sent."""
 
     failed: Failed | None = None
 
@@ -54,6 +58,14 @@ class _Line(ssl.SSLSocket):
         except ssl.SSLError as error:
             if self.failed is not None:
                 self.failed(error)
+            raise
+
+    def send(self, data: ReadableBuffer, flags: int = 0) -> int:
+        try:
+            return super().send(data, flags)
+        except (ConnectionError, ssl.SSLEOFError):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self.recv(1)
             raise
 
 

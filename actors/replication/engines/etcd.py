@@ -32,12 +32,11 @@ from cometmq.actors.replication.engines.errors import EngineError, EngineFault, 
 from cometmq.actors.replication.engines.gateway import (
     Address,
     Gateway,
-    Lost,
-    Rejected,
     decoded,
     encoded,
 )
 from cometmq.actors.replication.engines.handle import Handle
+from cometmq.actors.replication.engines.login import Lost, Rejected
 from cometmq.protocol.retry import pause_s, spread
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ import http.client
 import json
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -280,10 +279,4 @@ def _request(
     headers = {"Content-Type": "application/json"}
     if token:
         headers["Authorization"] = token
-    try:
-        connection.request("POST", path, json.dumps(body), headers)
-    except ConnectionError:
-        # With TLS 1.3 whoever refuses our certificate says so after the handshake, and hangs up.
-        if isinstance(connection.sock, ssl.SSLSocket):
-            connection.sock.recv(1)
-        raise
+    connection.request("POST", path, json.dumps(body), headers)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
 
 from cometmq.actors.replication.engines.access import Access
 from cometmq.actors.replication.engines.errors import EngineFault, EngineUnreachable
@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 #: Path, body, until which time.monotonic(), under which token.
 Send = Callable[[str, dict[str, Any], float, str], dict[str, Any]]
+
+ASK_S: Final = 5.0
 
 # rpctypes of etcd; the first is said before anybody has made it ask for passwords.
 _NOT_ENABLED = "authentication is not enabled"
@@ -32,6 +34,10 @@ class Rejected(EngineFault):
 class Login:
     """The token of all requests; any number of threads ask for it.
 
+    A password costs its server a tenth of a second of a processor. So one thread at a time asks,
+    for longer than those wait who need the token: else a busy server would be asked again and
+    again, and never be done.
+
     Args:
         send: as the gateway does. Raises Lost, Rejected, EngineUnreachable.
     """
@@ -41,29 +47,38 @@ class Login:
         self._access = access
         self._send = send
         self._lock = threading.Lock()
-        self._token = None if access.user else ""
+        self._token: Future[str] | None = None  # None: to be asked for
 
     def token(self, until: float) -> str:
         """Empty: none is asked for. Raises EngineUnreachable, Rejected."""
-        with self._turn(until):
-            if self._token is None:
-                self._token = self._authenticate(until)
-            return self._token
+        if not self._access.user:
+            return ""
+        with self._lock:
+            token = self._token
+            if token is None:
+                token = self._token = Future()
+                threading.Thread(target=self._ask, args=(token,), daemon=True).start()
+        try:
+            return token.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            raise EngineUnreachable(f"{self._where}: it gives no token in time") from None
 
     def forget(self, token: str | None = None) -> None:
         """It is not taken any more, as after a restart of the server; None: whichever it is."""
         with self._lock:
-            if self._access.user and token in (None, self._token):
+            known = self._token
+            if known is not None and known.done() and token in (None, known.result()):
                 self._token = None
 
-    @contextlib.contextmanager
-    def _turn(self, until: float) -> Iterator[None]:
-        if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
-            raise EngineUnreachable(f"{self._where}: it gives no token in time")
+    def _ask(self, token: Future[str]) -> None:
         try:
-            yield
-        finally:
-            self._lock.release()
+            found = self._authenticate(time.monotonic() + ASK_S)
+        except Exception as error:
+            with self._lock:
+                self._token = None
+            token.set_exception(error)
+        else:
+            token.set_result(found)
 
     def _authenticate(self, until: float) -> str:
         body = {"name": self._access.user, "password": self._access.password()}
