@@ -163,6 +163,12 @@ class RetryPolicy:
     def timeout_of(self, lanes: TopicLanes) -> float:
         return self.timeout_most_s if lanes.has_replicas else self.timeout_s
 
+    def give_time(self, batch: Batch, lanes: TopicLanes) -> None:
+        """As much as its brokers are worth, as far as that is known: a master that is missed may
+        turn out to have replicas."""
+        batch.deadline = max(batch.deadline, batch.since + self.timeout_of(lanes))
+        batch.limit = batch.deadline + GRACE_S
+
     def allows(self, batch: Batch, error: CometError) -> bool:
         """Whether there may be another attempt after this error."""
         if batch.producer_group and batch.unconfirmed:

@@ -19,7 +19,6 @@ from cometmq.client.presence import Presences
 from cometmq.client.routes import Routes
 from cometmq.client.sending.accumulator import Accumulator, Batching
 from cometmq.client.sending.attempts import (
-    GRACE_S,
     Expired,
     Flight,
     Outcome,
@@ -133,7 +132,11 @@ class Delivery:
         if lanes is None:
             lanes = self.topics[topic] = TopicLanes(route, self.standing)
         elif lanes.route is not route:
+            had_replicas = lanes.has_replicas
             lanes.update(route)
+            if lanes.has_replicas and not had_replicas:
+                for batch in lanes.closed():
+                    self.policy.give_time(batch, lanes)
         return lanes
 
     def open_again(self, topic: str) -> None:
@@ -154,8 +157,7 @@ class Delivery:
     def _line_up(self, batch: Batch, lane: Lane) -> None:
         batch.broker, batch.queue_id = lane.broker, lane.queue_id
         batch.since = monotonic()
-        batch.deadline = batch.since + self.policy.timeout_of(self.topics[batch.topic])
-        batch.limit = batch.deadline + GRACE_S
+        self.policy.give_time(batch, self.topics[batch.topic])
         lane.waiting.append(batch)
         self.window.sent_off(batch)
         self._clock.watch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from cometmq.client.routes import MASTER
@@ -108,6 +109,9 @@ class TopicLanes:
         # By delay level: open, for whichever queue's turn it is when they leave.
         self.free: dict[int, Batch] = {}
         self._by_key: dict[tuple[str, int], Lane] = {}
+        # Whether there were ever slaves, one of which may become the master. A route may lack them:
+        # brokers that have just begun, or a name server that has.
+        self.has_replicas = False
         self.update(route)
         self._turn = random.randrange(len(self.lanes)) if self.lanes else 0
 
@@ -118,6 +122,7 @@ class TopicLanes:
         or the same, and until that is known whoever listens there says what is to be said.
         """
         self.route = route
+        self.has_replicas |= any(each.endpoints.broker_id != MASTER for each in route.brokers)
         without_master = self._without_master()
         lanes = [
             lane
@@ -148,14 +153,6 @@ class TopicLanes:
         return names - {ends.broker for ends in found if ends.broker_id == MASTER}
 
     @property
-    def has_replicas(self) -> bool:
-        """Whether there are slaves, one of which may become the master."""
-        route = self.route
-        return route is not None and any(
-            each.endpoints.broker_id != MASTER for each in route.brokers
-        )
-
-    @property
     def waits_for_master(self) -> bool:
         """Whether nothing can be sent before one is elected, or comes back."""
         return not self.lanes and bool(self._without_master())
@@ -171,6 +168,13 @@ class TopicLanes:
     def all(self) -> list[Lane]:
         """Also those that the route does not have any more: they may hold batches."""
         return list(self._by_key.values())
+
+    def closed(self) -> Iterator[Batch]:
+        """The batches that are sent, or wait for that."""
+        for lane in self.all():
+            yield from lane.waiting
+            if lane.sent is not None:
+                yield lane.sent
 
     # --- choosing ---
 

@@ -251,7 +251,7 @@ class Sender:
         """Try until it is stored, or raise why not."""
         delivery = self.delivery
         batch.since = time.monotonic()
-        batch.deadline = batch.since + delivery.policy.timeout_of(lanes)
+        delivery.policy.give_time(batch, lanes)
         while True:
             begin_attempt(lane, batch)
             batch.broker, batch.queue_id = lane.broker, lane.queue_id
@@ -270,6 +270,7 @@ class Sender:
                 left_s = batch.deadline - time.monotonic()
                 time.sleep(max(0.0, min(left_s, pause_s(batch.attempts))))
                 delivery.recovery.look_up({batch.topic: error})
+                delivery.policy.give_time(batch, lanes)
                 if lane.endpoint != endpoint:
                     self.routes.retire(endpoint)
                 if batch.may_go_elsewhere:
@@ -289,6 +290,7 @@ class Sender:
                 delivery.standing.heard(lane.broker, time.monotonic() - batch.since, None)
             self._go_elsewhere(lane, batch, pending)
             delivery.recovery.look_up({batch.topic: None})
+            delivery.policy.give_time(batch, delivery.topics[batch.topic])
             if lane.endpoint != endpoint:
                 self.routes.retire(endpoint)  # fails the pending
         answer, _ = pending.result()

@@ -15,6 +15,7 @@ import pytest
 from client_fakes import Handle, fake_broker, start_broker
 
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
+from cometmq.client.sending import attempts
 from cometmq.protocol.commands import GetRoute, JoinGroup, PopMessages
 from cometmq.protocol.errors import NotConfirmed, NotReachable
 
@@ -115,6 +116,29 @@ def test_a_run_of_tasks_without_queues(
         send(names, b"x")
         ended.result(WAIT_S)
     assert seen == [b"x"]
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_a_producer_whose_route_had_no_followers_yet(
+    names: Handle, old: Handle, elect: Callable[[], Handle], linger_ms: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Once it hears of them it waits for one of them, as if it had known them when it sent."""
+    monkeypatch.setattr(attempts, "SEND_S", 1.0)
+    with (
+        ThreadPoolExecutor() as pool,
+        Producer(names.address, linger_ms=linger_ms, timeout_s=None) as producer,
+        fake_broker(topics=["t"]) as follower,
+    ):
+        producer.send("t", b"before").wait()
+        old.stop()
+        follower.broker.name, follower.broker.broker_id = names.broker.name, 1
+        names.broker.peers.append(follower.broker)
+        began = time.monotonic()
+        sent = pool.submit(lambda: producer.send("t", b"late").wait())
+        names.wait_for(lambda _: sent.done() or time.monotonic() > began + 2)
+        elect()
+        sent.result(WAIT_S)
 
 
 def test_a_poll_says_so_when_nobody_answers_for_long(names: Handle, old: Handle) -> None:
