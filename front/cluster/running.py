@@ -33,14 +33,16 @@ from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.errors import EngineError
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.children import module_command
+from cometmq.client.routes import Routes
 from cometmq.cluster.administration import form
 from cometmq.cluster.changes import changes
 from cometmq.cluster.folder import ENGINE_DIR, HOST, ZOOKEEPER, ClusterFolder
 from cometmq.cluster.looking import GroupStatus, Looker
 from cometmq.cluster.place import GroupPlace
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
-from cometmq.protocol.errors import ConfigError, StoreError
+from cometmq.protocol.errors import ConfigError, NotConfirmed, NotReachable, StoreError
 
+ROUTE_S: Final = 1.0  # for the name server to answer
 LOOK_S: Final = 0.5  # what only the control files say is looked for that often
 END_S: Final = 60.0
 ENGINE_S: Final = 60.0
@@ -174,7 +176,8 @@ class ClusterRun:
 
     Args:
         say: takes a line for people.
-        on_served: is called once, when messages are taken for the first time.
+        on_served: is called once, when messages are taken for the first time and clients are told
+            by whom.
 
     To be used in the main thread. Raises ConfigError, StoreError, StoreLocked, EngineError.
     """
@@ -192,6 +195,7 @@ class ClusterRun:
         self._on_served = on_served
         self._children: list[Child] = []
         self._selector = selectors.DefaultSelector()
+        self._routes = Routes(f"tcp://{folder.file.name_server}")
         self._status: GroupStatus | None = None
         self._has_served = False
         self._others: list[int] = []  # pidfds of processes that are no children, and are ending
@@ -204,6 +208,7 @@ class ClusterRun:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._folder.lock())
             stack.callback(self._selector.close)
+            stack.callback(self._routes.close)
             stack.enter_context(self._noting_signals())
             stack.enter_context(self._name_server())
             looker = stack.enter_context(Looker(place, self._engine))
@@ -252,9 +257,16 @@ class ClusterRun:
             self._say(line)
         self._status = now
         self._tell_how_to_start(now)
-        if now.serves and not self._has_served:
+        if now.serves and not self._has_served and self._is_known():
             self._has_served = True
             self._on_served(now)
+
+    def _is_known(self) -> bool:
+        """Whether clients are told of a master: it says that itself to the name server."""
+        try:
+            return bool(self._routes.masters(ROUTE_S))
+        except (NotConfirmed, NotReachable):
+            return False
 
     def _tell_how_to_start(self, now: GroupStatus | None) -> None:
         """Of those that have ended; a replica that was removed has ended for good."""

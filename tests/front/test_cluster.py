@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 from pathlib import Path
@@ -32,12 +33,14 @@ from cometmq.cluster import administration
 from cometmq.cluster.administration import FailOver, add, change, longest, remove
 from cometmq.cluster.folder import ClusterFolder
 from cometmq.cluster.looking import Looker
-from cometmq.cluster.running import ensure_formed
+from cometmq.cluster.running import LOOK_S, ensure_formed
 from cometmq.errors import (
     CometError,
     ConfigError,
     NotReachable,
 )
+from cometmq.protocol.commands import BrokerEndpoints, RegisterBroker, TopicList
+from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import Service
 
 # --- changes of the record ------------------------------------------------------------------------
@@ -367,6 +370,32 @@ def test_a_broker_whose_engine_can_never_be_opened_does_not_start(
     assert done.returncode == 1
     assert f"engine = {url!r}: must be sqlite:/folder" in done.stderr.decode()
     assert b"ready" not in done.stdout
+
+
+def test_ready_is_said_once_the_name_server_knows_the_master(served: FakeMembers) -> None:
+    """Who sends before that is told that there is none."""
+    folder = served.folder
+    server = f"tcp://{folder.file.name_server}"
+    process = start("cluster", "run", "--store", str(folder.path), "-o", "json")
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = b""
+        while said.count(b" runs already") < 3:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        assert not select.select([process.stdout], [], [], 3 * LOOK_S)[0]
+        host, group = "tcp://127.0.0.1:1", folder.file.group
+        with Channel(server) as channel:
+            for broker_id in (1, 0):
+                assert not select.select([process.stdout], [], [], 0)[0]
+                ends = BrokerEndpoints(group, group, broker_id, host, [host], host)
+                channel.ask(RegisterBroker(ends, TopicList([], run=1, version=0), 1 - broker_id))
+        assert json.loads(process.stdout.readline())["master"] == "n0"
+    finally:
+        process.kill()  # at an orderly end it would end the replicas, which this process is
+        process.communicate()
 
 
 def test_replicas_that_do_not_start_are_told_and_ctrl_c_ends_it(made: ClusterFolder) -> None:
