@@ -37,6 +37,7 @@ from cometmq.protocol.errors import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 WAIT_S = 90
+NOT_REACHABLE = 3  # an exit code
 AWAY_S = 45  # of writing, at the most: a session of 2 s, and a machine that others use as well
 TOPIC = "orders"
 
@@ -88,7 +89,8 @@ class RunningCluster:
 
     def status(self) -> dict[str, Any]:
         done = run("cluster", "status", "--store", str(self.path), "-o", "json")
-        assert done.stdout, done.stderr
+        if done.returncode == NOT_REACHABLE:  # an engine on a busy machine
+            return {"serves": False, "replicas": [], "why": done.stderr.decode(), "master": None}
         found: dict[str, Any] = json.loads(done.stdout)
         assert (done.returncode == 0) == found["serves"], done.stderr
         return found
@@ -362,7 +364,8 @@ def test_an_engine_that_wants_tls_and_a_password(tmp_path: Path, mark: str) -> N
             for key, value in zip(ENGINE_KEYS, etcd.access, strict=True)
             for part in ("--set", f"{key}={value}")
         ]
-        cluster = RunningCluster(tmp_path / "try", mark, "--engine", etcd.url, *pairs)
+        patient = ("--set", "groupSessionTimeout=10s")
+        cluster = RunningCluster(tmp_path / "try", mark, "--engine", etcd.url, *pairs, *patient)
         found = cluster.until_all_in_sync()
         with Sending(cluster.name_server) as sending:
             sending.wait_for(20)
@@ -371,7 +374,8 @@ def test_an_engine_that_wants_tls_and_a_password(tmp_path: Path, mark: str) -> N
             (to,) = [each["name"] for each in found["replicas"] if each["role"] == "follower"][:1]
             conf = str(cluster.path / to / "broker.conf")
             cluster.until_all_in_sync()
-            output_of("cluster", "failover", "-c", conf, "--to", to)
+            done = run("cluster", "failover", "-c", conf, "--to", to)
+            assert f"{to} is the master of epoch".encode() in done.stderr, done.stderr
             sending.wait_for(20)
         named = ("--engine", etcd.url, "--group", "cluster")
         assert (
