@@ -370,8 +370,10 @@ class AsyncConsumer:
     async def run(self, handler: Handler, **options: Unpack[RunOptions]) -> None:
         """See `Consumer.run`. The handler is `async def`; `concurrency` counts tasks.
 
-        At the end, handlers that take longer than `end_timeout_s` are cancelled. A task that is
-        cancelled in here ends the run like `close` does.
+        `close` lets handlers finish; those that take longer than `end_timeout_s` are cancelled. If
+        the task that is in here is cancelled, all handlers are cancelled at once: what they finish
+        nevertheless is acknowledged, the rest is delivered again, to whoever polls next, and does
+        not count as an attempt. One that goes on in spite of that is left after `end_timeout_s`.
         """
         check("handler", handler, Callable)
         handling = Handling.of(options)

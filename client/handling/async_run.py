@@ -43,6 +43,7 @@ class AsyncRun:
         self._workers: list[asyncio.Task[None]] = []
         self._pump: asyncio.Task[object] | None = None
         self._ends = False
+        self._is_cancelled = False  # and so are the handlers
         self._ended = asyncio.Event()
         self._raised: BaseException | None = None
         self._closes = False  # whoever ends it could not wait
@@ -56,6 +57,9 @@ class AsyncRun:
             ]
             while not self._ends and not self._stream.closed:
                 await self._turn()
+        except asyncio.CancelledError:
+            self._is_cancelled = True
+            raise
         finally:
             try:
                 await self._finish()
@@ -81,7 +85,8 @@ class AsyncRun:
             await asyncio.sleep(0)
 
     async def _finish(self) -> None:
-        """Wait for what runs, and acknowledge it; what is not done is not acknowledged."""
+        """Wait for what runs, and acknowledge it; what is not done is not acknowledged. A run that
+        was cancelled has its handlers cancelled first."""
         self._ends = True
         deadline = self._loop.time() + self._handling.end_timeout_s
         while self._todo:
@@ -91,6 +96,9 @@ class AsyncRun:
         current = asyncio.current_task()
         others = [worker for worker in self._workers if worker is not current]
         try:
+            if self._is_cancelled:
+                for worker in others:
+                    worker.cancel()
             if others:
                 await asyncio.wait(others, timeout=self._handling.end_timeout_s)
             left_s = deadline - self._loop.time()
@@ -186,6 +194,7 @@ class AsyncRun:
                     returned = await handler(unit)
                 except asyncio.CancelledError as error:
                     if self._ends:
+                        seat.unit = None  # it has ended
                         raise
                     failure = error
                 except BaseException as error:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, Unpack
 from cometmq.client.arguments import check
 from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import CONCURRENCY_MAX
-from cometmq.client.handling.outcomes import check_handler, verdict_of
+from cometmq.client.handling.outcomes import Verdict, check_handler, verdict_of
 from cometmq.client.handling.work import describe
 from cometmq.client.options import PopOptions
 from cometmq.client.popping.broker import may_help, taken_of
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 AsyncHandler = Callable[[Message], Awaitable[object]]
 
 ACK_S: Final = 0.01  # that an acknowledgement waits for others
+GIVE_BACK_S: Final = 5.0  # for what cancelled handlers had
 
 
 class _Inner(PopConsumer):
@@ -98,10 +99,18 @@ class AsyncPopConsumer:
         """See `PopConsumer.extend`."""
         await asyncio.to_thread(self._consumer.extend, message, invisible_s)
 
-    async def run(self, handler: AsyncHandler, *, concurrency: int = 20) -> None:
-        """See `PopConsumer.run`: `handler` is awaited in so many tasks, until `close`."""
+    async def run(
+        self, handler: AsyncHandler, *, concurrency: int = 20, end_timeout_s: float = 30.0
+    ) -> None:
+        """See `PopConsumer.run`: `handler` is awaited in so many tasks, until `close`.
+
+        `close` lets handlers finish; those that take longer than `end_timeout_s` are cancelled. If
+        the task that is in here is cancelled, all handlers are cancelled at once. What a cancelled
+        one had is given back, and comes again at once, with one attempt more.
+        """
         check_handler(handler, is_async=True)
         check("concurrency", concurrency, int)
+        check("end_timeout_s", end_timeout_s, float)
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise ArgumentIllegal(f"concurrency={concurrency}: 1 to {CONCURRENCY_MAX}")
         if self._over is not None:
@@ -112,9 +121,16 @@ class AsyncPopConsumer:
         try:
             while not self._closed:
                 await turn(handler, concurrency)
+        except asyncio.CancelledError:
+            self._cancel()
+            raise
         finally:
             if self._tasks:
-                await asyncio.wait(self._tasks)
+                _, late = await asyncio.wait(self._tasks, timeout=end_timeout_s)
+                if late:
+                    log.warning("%d handlers do not end, and are cancelled", len(late))
+                    self._cancel()
+                    await asyncio.wait(late, timeout=GIVE_BACK_S)
             if self._acking is not None:
                 await self._acking
             await asyncio.to_thread(self._release)
@@ -123,6 +139,10 @@ class AsyncPopConsumer:
             over.set()
             if self._closed:
                 await asyncio.to_thread(self._consumer.close)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     async def _turn(self, handler: AsyncHandler, concurrency: int) -> None:
         """Pop as many as there are free tasks."""
@@ -184,6 +204,9 @@ class AsyncPopConsumer:
         """Whether it is done with."""
         try:
             await handler(message)
+        except asyncio.CancelledError:
+            await self._give_back(message, Verdict(after_ms=0))
+            raise
         except Exception as error:
             await self._failed(message, error)
             return False
@@ -202,8 +225,10 @@ class AsyncPopConsumer:
                 log.warning("some of %d are not acknowledged: %s", len(messages), error)
 
     async def _failed(self, message: Message, error: Exception) -> None:
-        verdict = verdict_of(error)
         self._failures.failed(message, error)
+        await self._give_back(message, verdict_of(error))
+
+    async def _give_back(self, message: Message, verdict: Verdict) -> None:
         try:
             await asyncio.to_thread(self._consumer._give_back, message, verdict)
         except CometError as refusal:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import itertools
 import logging
 import re
 import threading
@@ -544,29 +546,64 @@ def test_what_cannot_be_given_back(
 
 
 def test_a_task_that_is_cancelled(broker: Broker, topic: str) -> None:
-    """What is at work is finished first; nothing of the rest is acknowledged."""
+    """So are its handlers, at once. What is done all the same is acknowledged, and whoever comes
+    next gets the rest, without an attempt more."""
     fill(broker, topic, 10)
+    cancelled: list[bytes] = []
 
     async def work() -> None:
-        begun, told = asyncio.Semaphore(0), asyncio.Event()
+        begun = asyncio.Semaphore(0)
 
         async def handle(message: Message) -> None:
             begun.release()
-            await told.wait()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(message.body)
+                if message.body != b"0":
+                    raise
 
         consumer: AsyncConsumer = broker.async_consumer("cancelled", topic)
         async with consumer:
-            task = asyncio.create_task(consumer.run(handle, concurrency=4))
+            task = asyncio.create_task(consumer.run(handle, concurrency=4, end_timeout_s=1_000))
             for _ in range(4):
                 await begun.acquire()
             task.cancel()
-            await asyncio.sleep(0)
-            told.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
-    assert committed(broker, topic, "cancelled") == {0: 4}
+    assert sorted(cancelled) == [b"0", b"1", b"2", b"3"]
+    assert committed(broker, topic, "cancelled") == {0: 1}
+    with broker.consumer("cancelled", topic) as other:
+        found = [(each.body, each.reconsume_times) for each in itertools.islice(other, 9)]
+    assert found == [(b"%d" % number, 0) for number in range(1, 10)]
+
+
+def test_a_handler_that_does_not_heed_its_cancellation(broker: Broker, topic: str) -> None:
+    """It is left, after `end_timeout_s`."""
+    fill(broker, topic, 1)
+
+    async def work() -> None:
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def handle(_message: Message) -> None:
+            begun.set()
+            while not goes_on.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await goes_on.wait()
+
+        consumer: AsyncConsumer = broker.async_consumer("heedless", topic)
+        async with consumer:
+            task = asyncio.create_task(consumer.run(handle, end_timeout_s=0.1))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            goes_on.set()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert committed(broker, topic, "heedless") == {0: -1}
 
 
 @pytest.mark.slow

@@ -452,6 +452,40 @@ def test_asyncio(broker: Broker, topic: str) -> None:
     assert lag(broker, topic, topic) == 0
 
 
+def test_a_run_that_is_cancelled(broker: Broker, topic: str) -> None:
+    """So are its handlers, at once, and what they had in hand comes again at once."""
+    send(broker, topic, 6)
+    cancelled: list[bytes] = []
+
+    async def main() -> None:
+        begun = asyncio.Semaphore(0)
+
+        async def handle(message: Message) -> None:
+            begun.release()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(message.body)
+                if message.body != b"0":
+                    raise
+
+        async with broker.async_pop_consumer(topic, topic, invisible_s=600) as consumer:
+            task = asyncio.create_task(consumer.run(handle, concurrency=6, end_timeout_s=1_000))
+            for _ in range(6):
+                await begun.acquire()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    assert sorted(cancelled) == [b"%d" % number for number in range(6)]
+    with PopConsumer(broker.name_server, topic, topic) as other:
+        again = pop(other, 5, ack=True)
+    assert sorted(each.body for each in again) == [b"%d" % number for number in range(1, 6)]
+    assert {each.reconsume_times for each in again} == {1}
+    assert lag(broker, topic, topic) == 0
+
+
 # --- kills ---
 
 
