@@ -6,7 +6,7 @@ import click
 
 from cometmq.cli.cluster_look import opened, place_options
 from cometmq.cli.output import hint
-from cometmq.cluster.administration import SERVE_S, FailOver, add, remove
+from cometmq.cluster.administration import SERVE_S, FailOver, add, remove, wait_heard
 from cometmq.cluster.folder import BROKER_CONF, ClusterFolder
 from cometmq.cluster.looking import GroupStatus
 from cometmq.cluster.place import GroupPlace
@@ -83,6 +83,7 @@ def remove_replica(replica: str, place: GroupPlace) -> None:
     with opened(place) as (engine, looker):
         # A former attempt may have come as far as the record, and no further.
         if place.folder is None or not _is_left_over(place.folder, looker.look(), replica):
+            wait_heard(looker, replica)
             remove(engine, place.group, replica)
     if place.folder is not None:
         place.folder.remove(replica)

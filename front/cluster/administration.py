@@ -130,11 +130,18 @@ class FailOver:
         self.epoch = record.epoch
 
     def wait_served(self, timeout_s: float = SERVE_S) -> float:
-        """Until the new master serves; for how long nobody did, in seconds, or a little less.
+        """Until the new master serves, and the former one, where it can be seen, knows that it is
+        none; for how long nobody served, in seconds, or a little less.
 
         Raises NotReachable when the time is over, CometError where yet another one was elected.
         """
         deadline = self._began + timeout_s
+        away_s = self._until_served(deadline, timeout_s)
+        if self.was is not None:
+            wait_heard(self._looker, self.was, deadline - time.monotonic())
+        return away_s
+
+    def _until_served(self, deadline: float, timeout_s: float) -> float:
         while True:
             status = self._looker.look()
             if status.epoch > self.epoch:
@@ -150,6 +157,25 @@ class FailOver:
                     f"{timeout_s:g} s: {status.why}"
                 )
             time.sleep(_LOOK_S)
+
+
+def wait_heard(looker: Looker, replica: str, timeout_s: float = SERVE_S) -> None:
+    """Until that replica, if it runs on this machine, has heard of the present master. One that was
+    master before stores nothing any more, whatever it knows; but it may tell members that queues
+    are theirs. Raises NotReachable when the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        status = looker.look()
+        found = status.replica(replica)
+        if found is None or found.epoch is None or found.epoch >= status.epoch:
+            return
+        if time.monotonic() > deadline:
+            raise NotReachable(
+                f"{replica} has not heard yet that it is the master no more, of epoch "
+                f"{status.epoch}: can it reach the engine? Else end its broker"
+            )
+        time.sleep(_LOOK_S)
 
 
 def unfit(record: GroupRecord, replica: str, alive: frozenset[str]) -> str:

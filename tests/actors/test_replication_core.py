@@ -677,6 +677,24 @@ def test_all_that_count_have_to_hold_it() -> None:
     assert rig.replica.flushed(110) == [Confirmed(110)]
 
 
+def test_a_master_that_was_replaced_and_removed_has_confirmed_nothing_alone() -> None:
+    """By an operator, while its session holds and before it has heard of either: whoever takes its
+    place counts for it, and has promised another epoch."""
+    rig = Rig()
+    rig.lead()
+    rig.join("b", 100)
+    rig.join("c", 100)
+    rig.replica.appended(110)
+    rig.replica.flushed(110)
+    assert not of_kind(rig.replica.frame("c", Ack("g", 6, 1, 110, 0)), Confirmed)  # as b never will
+    assert not of_kind(rig.replica.tick(2.0), Confirmed)
+    others = {name: each for name, each in a_record().replicas.items() if name != "a"}
+    actions = rig.learn(11, a_record(epoch=7, master="b", iss=("b", "c"), replicas=others))
+    assert of_kind(actions, StepDown) or of_kind(actions, Stop)
+    assert not of_kind(rig.replica.frame("b", Ack("g", 6, 1, 110, 0)), Confirmed)
+    assert rig.replica.local.confirm == 100
+
+
 @pytest.mark.parametrize(
     ("ack", "facts"),
     [

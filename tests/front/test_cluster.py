@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,16 @@ from cometmq.actors.replication.engines.engine import (
 from cometmq.actors.replication.engines.errors import EngineUnreachable
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.cluster import administration
-from cometmq.cluster.administration import FailOver, add, change, longest, remove
+from cometmq.cluster.administration import (
+    FailOver,
+    add,
+    change,
+    longest,
+    remove,
+    wait_heard,
+)
 from cometmq.cluster.folder import ClusterFolder
-from cometmq.cluster.looking import Looker
+from cometmq.cluster.looking import GroupStatus, Looker
 from cometmq.cluster.running import LOOK_S, ensure_formed
 from cometmq.errors import (
     CometError,
@@ -139,6 +147,58 @@ def test_the_longest_log_goes_first(served: FakeMembers, looker: Looker) -> None
     assert (record.master, record.epoch, record.iss) == ("n2", 2, ("n0", "n1", "n2"))
     served.log("n2", 5_000, service=Service.OPEN)
     assert 0 < change_of.wait_served(30) < 30
+
+
+class Behind:
+    """Looks as another does; but a replica has heard of an epoch, and of the next one only later.
+
+    Args:
+        looks: how many times it has not.
+    """
+
+    def __init__(self, looker: Looker, replica: str, epoch: int, looks: int) -> None:
+        self._looker = looker
+        self._replica = replica
+        self._epoch = epoch
+        self.looks = looks
+
+    def look(self) -> GroupStatus:
+        found = self._looker.look()
+        self.looks -= 1
+        epoch = self._epoch + (self.looks < 0)
+        return replace(
+            found,
+            replicas=tuple(
+                replace(each, epoch=epoch) if each.name == self._replica else each
+                for each in found.replicas
+            ),
+        )
+
+
+def test_the_former_master_is_waited_for_until_it_knows(
+    served: FakeMembers, looker: Looker
+) -> None:
+    """Until then it tells members that queues are theirs."""
+    behind: Any = Behind(looker, "n0", 1, 1)  # the look before the change
+    change_of = FailOver(served.engine, behind, "n1")
+    served.log("n1", 5_000, service=Service.OPEN)
+    behind.looks = 3
+    change_of.wait_served(30)
+    assert behind.looks == -1
+    behind.looks = 1_000_000
+    with pytest.raises(NotReachable, match="n0 has not heard yet that it is the master no more"):
+        change_of.wait_served(0.05)
+
+
+def test_a_former_master_is_removed_once_it_knows(served: FakeMembers, looker: Looker) -> None:
+    behind: Any = Behind(looker, "n0", 1, 3)
+    served.elect("n1")
+    wait_heard(behind, "n0", 30)
+    assert behind.looks == -1
+    wait_heard(behind, "n9", 30)  # nobody of that name: whoever removes it is told
+    behind.looks = 1_000_000
+    with pytest.raises(NotReachable, match="n0 has not heard yet"):
+        wait_heard(behind, "n0", 0.05)
 
 
 def test_who_does_not_serve_is_not_waited_for_for_ever(served: FakeMembers, looker: Looker) -> None:
