@@ -205,7 +205,7 @@ class ShuttingDown(ServiceNotAvailable):
 
 
 class SubscriptionIllegal(Refused):
-    """A tag expression that cannot be read."""
+    """A tag expression that cannot be read; or more topics than a member may have, 5,000."""
 
     code = 23  # RocketMQ SUBSCRIPTION_PARSE_FAILED
 

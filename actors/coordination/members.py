@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 MEMBER_NAME_MAX: Final = 255
 MEMBERS_MAX: Final = 10_000  # of one group
 MEMBERS_OF_SENDER_MAX: Final = 1_000  # of one connection
+# Of one member. While its share is worked out nobody else is answered, and a command has room for
+# a hundred thousand names.
+SUBSCRIPTIONS_MAX: Final = 5_000
 LOOK_S: Final = 0.1  # after a member is new
 PAUSE_SHARE: Final = 0.375  # of it, between two looks: three times what it should be
 
@@ -368,6 +371,11 @@ def _checked_subscriptions(command: JoinGroup, filters_on: bool) -> dict[str, st
         raise BadRequest(f"member name {shown}: 1 to {MEMBER_NAME_MAX} printable characters")
     if not command.subscriptions:
         raise SubscriptionIllegal(f"member {command.member} subscribes to nothing")
+    if len(command.subscriptions) > SUBSCRIPTIONS_MAX:
+        raise SubscriptionIllegal(
+            f"member {command.member} subscribes to {len(command.subscriptions)} topics, at most "
+            f"{SUBSCRIPTIONS_MAX}: share them among several groups"
+        )
     subscriptions: dict[str, str] = {}
     for subscription in command.subscriptions:
         topic = subscription.topic

@@ -34,6 +34,7 @@ from cometmq.actors.books import group_pages
 from cometmq.actors.books.group_settings import settings_of
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.coordination.files import MemberTable
+from cometmq.actors.coordination.members import SUBSCRIPTIONS_MAX
 from cometmq.actors.coordination.namesrv import NameServerActor
 from cometmq.actors.runtime.access import FAMILY
 from cometmq.actors.runtime.inbox import Drained
@@ -713,7 +714,10 @@ def test_what_a_member_may_ask_for(line: RemoteRef) -> None:
     refused(SubscriptionIllegal, "g", "m")
     refused(SubscriptionIllegal, "g", "m", Subscription("t", "||"))
     refused(SubscriptionIllegal, "g", "m", Subscription("t", "a"), Subscription("t", "b"))
+    many = [Subscription(f"t{number}") for number in range(SUBSCRIPTIONS_MAX + 1)]
+    refused(SubscriptionIllegal, "g", "m", *many)
     assert line.ask(ListGroups()) == GroupList([])
+    line.ask(JoinGroup("g", "m", many[1:]))
 
 
 def test_without_automatic_creation_an_unknown_group_is_refused(tmp_path: Path) -> None:
