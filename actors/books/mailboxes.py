@@ -25,6 +25,10 @@ ANSWER_BYTES: Final = 4_194_304  # ... but for one that is larger alone
 SILENT_S: Final = 5.0  # without a word a requester is gone
 
 
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
 class Letter:
     """A reply.
 
@@ -46,8 +50,8 @@ class Letter:
         self.correlation_id = correlation_id
         self.properties = properties
         self.body = body
-        texts = sum(len(name) + len(value) for name, value in properties.items())
-        self.size = LETTER_BYTES + len(body) + texts
+        texts = sum(_bytes(name) + _bytes(value) for name, value in properties.items())
+        self.size = LETTER_BYTES + len(body) + texts + _bytes(correlation_id)
         self.asked: list[Any] = []
         self.is_received = False
         self.is_stored = True
@@ -79,13 +83,19 @@ class Mailbox:
         self.waits = False  # its AwaitReplies is held
         self.heard_at = 0.0  # when it last was
 
-    def due(self) -> list[Letter]:
-        """What is handed out now: the first ones."""
+    def due(self, count_max: int = 0, bytes_max: int = 0) -> list[Letter]:
+        """What is handed out now: the first ones, as many of as many bytes as an answer may have.
+
+        Args:
+            count_max, bytes_max: not more than that; 0: no such bound. Then the first one is handed
+                out however large it is; with `bytes_max` nothing is if it alone is larger.
+        """
         found: list[Letter] = []
         size = 0
-        for letter in islice(self.letters.values(), ANSWER_COUNT):
+        count = min(count_max if count_max > 0 else ANSWER_COUNT, ANSWER_COUNT)
+        for letter in islice(self.letters.values(), count):
             size += letter.size
-            if found and size > ANSWER_BYTES:
+            if size > (bytes_max if bytes_max > 0 else ANSWER_BYTES) and (found or bytes_max > 0):
                 break
             found.append(letter)
         return found

@@ -20,7 +20,6 @@ from cometmq.actors.coordination.moves import Moves
 from cometmq.actors.coordination.pops import Pops
 from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
-from cometmq.actors.coordination.replies import RepliesPart, ReplySettings
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored, Topics, TopicSettings, template_queues
 from cometmq.actors.coordination.transactions import Transactions
@@ -47,7 +46,7 @@ CONFIRM_TIMEOUT_S: Final = 2.5  # below the 3 s that a client waits, so that it 
 LOOKS: Final = 8  # for silent members, in a session's time
 
 
-class CoordinatorSettings(MemberSettings, TopicSettings, ReplySettings, Protocol):
+class CoordinatorSettings(MemberSettings, TopicSettings, Protocol):
     """What the coordinator needs of the broker's settings."""
 
     @property
@@ -98,7 +97,7 @@ class CoordinatorActor(ServiceActor):
     role: ClassVar[str] = "coordinator"
     part_types: ClassVar[tuple[type, ...]] = (
         Topics, Members, Groups, Progress, Moves, Views, Relay, Retries, Holds, Transactions,
-        RepliesPart, Pops,
+        Pops,
     )  # fmt: skip
 
     def __init__(
@@ -143,7 +142,6 @@ class CoordinatorActor(ServiceActor):
         self._transactions = Transactions(
             self, scheduler_endpoint, self._topics.make, self._progress.on_fetch_offsets
         )
-        self._replies = RepliesPart(self, settings, commitlog_endpoint, self._topics.make)
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         self._pops = Pops(self, self._books, self._members, self._retries, stored)
         if gate is not None:
@@ -177,7 +175,7 @@ class CoordinatorActor(ServiceActor):
         return (
             self._topics, self._members, self._groups, self._progress, self._moves, self._views,
             self._relay, self._retries, self._holds, self._transactions,
-            self._replies, self._pops,
+            self._pops,
         )  # fmt: skip
 
     @classmethod
@@ -226,7 +224,6 @@ class CoordinatorActor(ServiceActor):
         self._announcing.start()
         self._members.begin()
         self._holds.begin()
-        self._replies.begin()
         arrivals = self._arrivals
         self._pops.begin(None if arrivals is None else arrivals(self.inbox.listen_to_doorbell))
         self.every(self._settings.flush_consumer_offset_interval_ms / 1000, self._flush)
@@ -243,7 +240,6 @@ class CoordinatorActor(ServiceActor):
         self._relay.close()
         self._retries.close()
         self._transactions.close()
-        self._replies.close()
 
     def settle(self) -> None:
         self._finish_round()
@@ -253,7 +249,6 @@ class CoordinatorActor(ServiceActor):
         finally:
             self._announcing.end()
             self._members.end(error)
-            self._replies.end(error)
             self._pops.end(error)
         self._books.note_life()
 
@@ -262,7 +257,6 @@ class CoordinatorActor(ServiceActor):
             self._books.statistics()
             | self._members.statistics()
             | self._announcing.statistics()
-            | self._replies.statistics()
             | self._pops.statistics()
         )
 
@@ -281,7 +275,6 @@ class CoordinatorActor(ServiceActor):
         self._members.finish_round()
         self._members.filters.finish_round()
         self._progress.finish_round()
-        self._replies.finish_round()
         self._pops.finish_round()
         self._books.send()
         self._members.tell()

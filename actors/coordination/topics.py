@@ -44,6 +44,7 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.ledger import Change, OffsetsForgotten, TopicPut, TopicRemoved
 from cometmq.protocol.names import LONG_TOPIC_MAX
 from cometmq.protocol.perm import READ_WRITE
+from cometmq.protocol.replies import reply_topic
 from cometmq.shm.live.queue_table import QueueRange
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class TopicSettings(Protocol):
 
     @property
     def auto_create_topic_enable(self) -> bool: ...
+    @property
+    def broker_cluster_name(self) -> str: ...
     @property
     def default_topic_queue_nums(self) -> int: ...
 
@@ -165,6 +168,8 @@ class Topics:
         if topic.startswith(names.RETRY_PREFIX):
             config = self._members.config_of(topic.removeprefix(names.RETRY_PREFIX))
             self.make(topic, max(config.retry_queue_nums, 1))
+        elif topic == reply_topic(self._settings.broker_cluster_name):
+            self.make(topic, 1)
         elif topic not in self._topics:
             if topic == TEMPLATE_TOPIC or not self._settings.auto_create_topic_enable:
                 raise TopicNotExist(

@@ -77,6 +77,7 @@ class MastersCommands:
 
     on_send_messages = on_append_records = on_get_line = on_get_derived = _refuse
     on_end_transactions = _refuse
+    on_await_replies = on_send_reply = on_leave_replies = _refuse
     on_stage_messages = on_close_stage = on_commit_stages = on_drop_stages = _refuse
 
 

@@ -118,7 +118,7 @@ class Gate:
     def why_not_shared(self) -> CometError | None:
         if self.shares:
             return None
-        return self._why_not_heard() or ServiceNotAvailable(
+        return self.why_not_heard() or ServiceNotAvailable(
             f"this broker is not certain to be the master of group {self._group}: no member is "
             "told that queues are its own, until it is"
         )
@@ -140,9 +140,9 @@ class Gate:
     def _rule_of(self, kind: type[Command]) -> Callable[[], CometError | None]:
         if kind in GRANTS:
             return self.why_not_granted
-        return self.why_not_shared if kind is JoinGroup else self._why_not_heard
+        return self.why_not_shared if kind is JoinGroup else self.why_not_heard
 
-    def _why_not_heard(self) -> CometError | None:
-        """What cannot be stored just now is told by the ledger."""
+    def why_not_heard(self) -> CometError | None:
+        """Why there is no answer but that. What cannot be stored just now is told by what stores it."""
         error = self.why_not_stored()
         return error if isinstance(error, NotMaster) else None

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from typing import Final
+from typing import ClassVar, Final
 
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family, out_of_service
@@ -23,6 +23,7 @@ from cometmq.actors.writer.desk import STORED, Desk
 from cometmq.actors.writer.ends import Ends
 from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
 from cometmq.actors.writer.repeats import Repeats, is_repeat
+from cometmq.actors.writer.replies import REPLYING, RepliesPart
 from cometmq.actors.writer.segments import SegmentWait
 from cometmq.actors.writer.staging import Staging
 from cometmq.conf import FlushDiskType
@@ -69,7 +70,8 @@ class CommitLogActor(ServiceActor):
 
     Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`, `sync_wanted`,
     `marks_from`; `flushed` in a word of its own; the ends of queues and their stripes.
-    Wakes on: SendMessages, AppendRecords, OpenProducer, EndTransactions, PassHalves; `flushed`
+    Wakes on: SendMessages, AppendRecords, OpenProducer, EndTransactions, PassHalves; what is said
+    of replies; `flushed`
     while an answer waits for it, a timer for one that waits too long; `queues`, to tell how far new
     ones reach; `dispatched`, while what is there has to be looked for.
     Under SYNC_FLUSH it syncs a small group itself, so that nobody has to be woken between append
@@ -79,11 +81,14 @@ class CommitLogActor(ServiceActor):
     """
 
     role = "commitlog"
+    part_types: ClassVar[tuple[type, ...]] = (RepliesPart,)
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
+        self._settings = family.settings
+        self._gate = Gate.of(family)
+        self._replies = RepliesPart(self, self._settings, self._gate)
         super().__init__(bind=bind, limits=ConnectionLimits.of(family.settings))
         self._family = family
-        self._settings = family.settings
         control = family.control
         self._wrote = control.own(Counter.WROTE)
         self._phase = control.own(Counter.PHASE)
@@ -96,7 +101,6 @@ class CommitLogActor(ServiceActor):
         self._flush_timeout_s = family.settings.sync_flush_timeout_ms / 1000
         self._sync = family.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._cursors = Cursors(family.settings)
-        self._gate = Gate.of(family)
         self._admission = Admission(family.settings, self._gate)
         self._slave_timeout_s = family.settings.slave_timeout_ms / 1000
         self._slaves: Slaves | None = None
@@ -119,6 +123,9 @@ class CommitLogActor(ServiceActor):
             )
             policy = Cover.REPLICATED
         self._answers = Answers(confirming, policy=policy, slaves=self._slaves, after=self.after)
+
+    def parts(self) -> Sequence[object]:
+        return (self._replies,)
 
     # --- start ---
 
@@ -158,6 +165,7 @@ class CommitLogActor(ServiceActor):
         self.every(self._staging.sweep_interval_s, self._staging.sweep)
         self.every(BLOCKED_RETRY_S, self._try_to_finish_stages)
         self.every(SNAPSHOT_LOOK_S, self._keep_positions)
+        self._replies.begin()
         self._phase.reset(Phase.SERVING)  # lower after one that was told to stop
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         self.listen_for_lines(self._family.addresses[self.role])
@@ -190,7 +198,9 @@ class CommitLogActor(ServiceActor):
     # --- what is stored ---
 
     def on_requests(self, requests: list[Request]) -> None:
-        """All sends as one group; but what comes before another command is settled before it."""
+        """All sends as one group; but what comes before another command is settled before it.
+        Replies are handed out first, since somebody waits for nothing else, and stored with the
+        group."""
         group: list[Request] = []
         for request in requests:
             if isinstance(request.command, STORED):
@@ -200,11 +210,14 @@ class CommitLogActor(ServiceActor):
                     self.carry_out(request, self._desk.transactions.hold, request)
                 else:
                     group.append(request)
+            elif isinstance(request.command, REPLYING):
+                self.handle(request)
             else:
                 self._store_all(group)
                 group = []
                 self.handle(request)
-        self._store_all(group)
+        self._replies.hand_out()
+        self._store_all(group + self._replies.take_unstored())
 
     def _store_alone(self, _command: Command, request: Request) -> None:
         self._store_all([request])
@@ -213,10 +226,12 @@ class CommitLogActor(ServiceActor):
     on_end_transactions = on_pass_halves = _store_alone
 
     def _store_all(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
-        """Append whatever was sent, publish it once, answer, and then wake who waits for it.
+        """Append whatever was sent, publish it once, wake who reads it, answer, and then wake the
+        rest of the family.
 
-        In this order: the answer is on its way before a woken dispatcher takes the processor. And
-        the put lock's holder sleeps in the sync: what is sent meanwhile becomes the next group.
+        In this order: a reader is on its way before a sender that is answered takes the processor,
+        and both are before a dispatcher does. And the put lock's holder sleeps in the sync: what is
+        sent meanwhile becomes the next group.
         """
         try:
             self._store_group(group, found)
@@ -241,6 +256,7 @@ class CommitLogActor(ServiceActor):
             for_disk = bool(cover & Cover.FLUSHED)
             if (self._sync or for_disk) and self._desk.make_durable(here=self._sync and for_disk):
                 cover &= ~Cover.FLUSHED
+            self._desk.wake_readers()
         for request, each in zip(group, stored, strict=True):
             if each.cover & cover:
                 self._answers.expect(
@@ -336,8 +352,10 @@ class CommitLogActor(ServiceActor):
 
     def settle(self) -> None:
         """Take nothing more, and let disk and slaves confirm what is still unanswered."""
-        self._admission.close(ShuttingDown("the broker is shutting down"))
+        error = ShuttingDown("the broker is shutting down")
+        self._admission.close(error)
         self._desk.bar_if_refused()
+        self._replies.end(error)
         deadline = time.monotonic() + max(self._flush_timeout_s, self._slave_timeout_s)
         while self._answers and time.monotonic() < deadline and not self._family.gone.is_set():
             bit, end = self._answers.next_wait()
@@ -369,7 +387,7 @@ class CommitLogActor(ServiceActor):
             "derivers": len(self._desk.derived.book) - len(self._desk.producers),
             "named_producers": len(self._desk.producers),
             "pid": os.getpid(),
-        }
+        } | self._replies.statistics()
 
 
 def _is_oneway(command: Command) -> bool:

@@ -207,6 +207,10 @@ class Desk:
         """Whatever was appended may be seen."""
         self._log.publish()
 
+    def wake_readers(self) -> None:
+        """Whoever waits for messages of the queues that were published."""
+        self._log.wake_queues()
+
     def wake(self) -> None:
         """Whoever sleeps on what was published."""
         self._log.wake()

@@ -297,7 +297,8 @@ class Dispatcher:
         return strand is not None
 
     def leave(self, work: Work) -> None:
-        """A worker finds nothing more in it."""
+        """A worker finds nothing more in it. The pump acknowledges that soon in any case: it is
+        woken if it can take no more before."""
         if isinstance(work, Strand):
             with self._lock:
                 goes_on = len(work) > 0
@@ -308,7 +309,8 @@ class Dispatcher:
             if goes_on:
                 self._put(work)
                 return
-        self._wake()
+        if self.is_full or work.track.held or isinstance(work, Strand):
+            self._wake()
 
     def failed(self, work: Work | None, track: Track, unit: Unit, error: BaseException) -> bool:
         """The handler raised it. True: the work rests, and whoever ends that puts it again. It may

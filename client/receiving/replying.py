@@ -45,8 +45,8 @@ class Replier:
         return Source(self, endpoints)
 
     def channel(self, endpoints: BrokerEndpoints) -> Channel:
-        name = f"the coordinator of {endpoints.broker}"
-        return self._routes.channel(endpoints.coordinator, name, self._line_request)
+        name = f"broker {endpoints.broker}"
+        return self._routes.channel(endpoints.commitlog, name, self._line_request)
 
 
 class Source:

@@ -63,11 +63,8 @@ class Stream:
         with self._lock:
             if self.closed:
                 return None
-            self._puller.pump(0)
+            self._puller.pump(0 if self._next_chunk() else timeout_s)
             chunk = self._next_chunk()
-            if chunk is None and timeout_s > 0:
-                self._puller.pump(timeout_s)
-                chunk = self._next_chunk()
             if chunk is None:
                 return None
             begin = chunk.position

@@ -1,8 +1,8 @@
 """Requests: messages that somebody replies to, and the replies' way home.
 
-At each broker that requests go to, one command of the requester's is held by the coordinator;
+At each broker that requests go to, one command of the requester's is held by the commitlog process;
 replies answer it, and the next one says that they have come. Whoever asked is told in the thread
-that receives them.
+that receives them. Replies come the way that requests go: by a line, where there is one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,25 @@ from cometmq.client.routes import Routes
 from cometmq.client.sending.outgoing import Body, Outgoing, Target, compose
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.sender import Sender
-from cometmq.protocol.commands import AwaitReplies, Command, LeaveReplies, Replies
+from cometmq.protocol.commands import (
+    AwaitReplies,
+    BrokerEndpoints,
+    Command,
+    EnsureTopic,
+    LeaveReplies,
+    Replies,
+    TopicRoute,
+)
 from cometmq.protocol.errors import (
     ArgumentIllegal,
+    BadRequest,
     CometError,
     MessageIllegal,
     NotConfirmed,
     RequestTimeout,
     again,
 )
-from cometmq.protocol.frames import Frame
+from cometmq.protocol.frames import PACKET_FRAMES_MAX, Frame
 from cometmq.protocol.replies import (
     ARRIVE_TIME,
     CLUSTER,
@@ -60,6 +69,8 @@ ASK_S: Final = 3.0
 LEAVE_S: Final = 1.0
 SECRET_BYTES: Final = 24
 TIMEOUT_S_MAX: Final = 86_400.0
+LINE_COUNT: Final = PACKET_FRAMES_MAX - 1  # replies that fit into a packet, each with a body ...
+LINE_BYTES: Final = 49_152  # ... and all together, as mailboxes count them
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -98,14 +109,16 @@ class Asking(msgspec.Struct, gc=False):
 class _Post:
     """Where replies come from, at one broker."""
 
-    __slots__ = ("endpoint", "failures", "mailbox", "received", "topic")
+    __slots__ = ("by_line", "endpoint", "failures", "mailbox", "name", "received", "topic")
 
-    def __init__(self, endpoint: str, topic: str) -> None:
-        self.endpoint = endpoint
-        self.topic = topic
+    def __init__(self, broker: BrokerEndpoints) -> None:
+        self.endpoint = broker.commitlog
+        self.name = f"broker {broker.broker}"
+        self.topic = reply_topic(broker.cluster)
         self.mailbox = 0
         self.received = 0
         self.failures = 0
+        self.by_line = True  # the next ones; what is too large for a packet goes by the connection
 
 
 class Requests:
@@ -265,10 +278,12 @@ class Requests:
             with self._lock:
                 if self._closed:
                     raise NotConfirmed("the producer is closed")
-                if broker.coordinator in self._posts:
+                if broker.commitlog in self._posts:
                     continue
-            post = _Post(broker.coordinator, reply_topic(broker.cluster))
+            post = _Post(broker)
             try:
+                self._routes.ask(broker.coordinator, EnsureTopic(post.topic), TopicRoute, ASK_S)
+                self._routes.commitlog(post.endpoint, post.name)
                 answer = self._routes.ask(post.endpoint, self._poll_of(post, 0), Replies, ASK_S)
             except CometError as error:
                 refusal = error
@@ -283,18 +298,21 @@ class Requests:
         self._opened[topic] = route
 
     def _poll_of(self, post: _Post, wait_ms: int) -> Command:
+        count_max, bytes_max = (LINE_COUNT, LINE_BYTES) if post.by_line else (0, 0)
         return AwaitReplies(
-            post.topic, self._secret, self._process, post.mailbox, post.received, wait_ms
-        )
+            post.topic, self._secret, self._process, post.mailbox, post.received, wait_ms,
+            count_max, bytes_max,
+        )  # fmt: skip
 
     def _poll(self, post: _Post) -> None:
         if self._closed:
             return
         try:
-            channel = self._routes.channel(post.endpoint, "a coordinator")
+            channel = self._routes.commitlog(post.endpoint, post.name)
             channel.request(
-                self._poll_of(post, WAIT_MS), on_done=partial(self._heard, post), by_line=False
-            )
+                self._poll_of(post, WAIT_MS), on_done=partial(self._heard, post),
+                by_line=post.by_line,
+            )  # fmt: skip
         except CometError as error:
             self._again(post, error)
 
@@ -308,6 +326,7 @@ class Requests:
             self._again(post, error)
             return
         post.failures = 0
+        post.by_line = not answer.is_larger
         if answer.mailbox != post.mailbox:
             post.mailbox, post.received = answer.mailbox, 0
         news = self._take(post, answer, payload)
@@ -346,6 +365,7 @@ class Requests:
         if self._closed:
             return
         post.failures += 1
+        post.by_line = not isinstance(error, BadRequest)
         log.debug("no replies from %s: %s", post.endpoint, error)
         if post.failures > 1 and post.endpoint not in self._serving():
             with self._lock:
@@ -357,7 +377,7 @@ class Requests:
 
     def _serving(self) -> set[str]:
         routes = [self._routes.known(topic) for topic in list(self._opened)]
-        return {each.endpoints.coordinator for route in routes if route for each in route.brokers}
+        return {each.endpoints.commitlog for route in routes if route for each in route.brokers}
 
     # --- the end ---
 

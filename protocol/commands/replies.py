@@ -1,7 +1,7 @@
 """Requests and replies: how an answer comes to whoever has sent a request.
 
-A requester waits at the coordinators of all brokers that its requests go to. A reply goes to the
-one whose broker the request lies at.
+A requester waits at the commitlog processes of all brokers that its requests go to, which it sends
+to in any case. A reply goes to the one whose broker the request lies at.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Final
 
 from cometmq.protocol.commands.root import Answer, Command, Part, by_clients, publish, read
-from cometmq.protocol.integers import Int64
+from cometmq.protocol.integers import Int32, Int64
 
 REPLY_WAIT_MS_MAX: Final = 15_000
 
 
 class AwaitReplies(Command, frozen=True, tag=160):
-    """Requester to coordinator: what has been replied to me? -> Replies
+    """Requester to commitlog: what has been replied to me? -> Replies
 
     At once when there is something, or when `mailbox` is not the one that is kept for this
     requester; else after at most `wait_ms`. A requester that does not say it again within some
     seconds, or whose process has ended, is gone. Of several that wait under one secret the last one
-    waits on.
+    waits on. The topic is there: EnsureTopic makes it.
 
     Raises SystemBusy when there are too many requesters.
     """
@@ -34,12 +34,14 @@ class AwaitReplies(Command, frozen=True, tag=160):
     mailbox: Int64 = 0  # as last answered; 0: none was
     received: Int64 = 0  # the number of the last reply that has come out of that mailbox
     wait_ms: Int64 = 0
+    count_max: Int32 = 0  # of replies in the answer; 0: as many as it has room for
+    bytes_max: Int64 = 0  # of them, roughly: what goes by a line has to fit into a packet; 0: likewise
 
 
 class ReplyHead(Part, frozen=True):
     correlation_id: str
     properties: dict[str, str]
-    pushed_ms: Int64  # when the coordinator handed it out
+    pushed_ms: Int64  # when the broker handed it out
 
 
 class Replies(Answer, frozen=True, tag=161):
@@ -48,10 +50,11 @@ class Replies(Answer, frozen=True, tag=161):
     mailbox: Int64
     first: Int64  # the number of the first; the others follow without a gap
     replies: list[ReplyHead]
+    is_larger: bool = False  # the first one is larger than `bytes_max`: ask without
 
 
 class SendReply(Command, frozen=True, tag=162):
-    """Consumer to coordinator: the reply to a request. One payload frame: the body. -> Done
+    """Consumer to commitlog: the reply to a request. One payload frame: the body. -> Done
 
     Done says that the requester has it, and, with storeReplyMessageEnable, that it is stored in
     the topic as well. Raises RequesterGone; SystemBusy when too much waits for requesters.
@@ -67,7 +70,7 @@ class SendReply(Command, frozen=True, tag=162):
 
 
 class LeaveReplies(Command, frozen=True, tag=163):
-    """Requester to coordinator: I wait no longer. -> Done"""
+    """Requester to commitlog: I wait no longer. -> Done"""
 
     access = by_clients(read("topic"))
     new_in = "0.2.0"

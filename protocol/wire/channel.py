@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +44,7 @@ HANDSHAKE_S: Final = 0.05  # how long a request waits at once for a connection t
 SLICE_S: Final = 0.05  # how long a caller sleeps in the socket before it looks up
 TELL_S: Final = 3.0  # how long what is told, and not asked, may wait for a connection
 CLOSE_S: Final = 5.0  # how long the pump may take to end
-LENT_MS: Final = 100  # what an event loop has not read by then the pump reads
+LENT_S: Final = 0.1  # what an event loop has not read by then the pump reads
 
 
 class Channel:
@@ -311,44 +312,62 @@ class Channel:
 
     def _run_pump(self) -> bool:
         # The descriptors stay valid: only this thread replaces the sockets from now on.
+        line = self._shortcut.line
         waiting = self.descriptors()
-        if waiting:  # sleep without the lock, so that others may send meanwhile
-            retry_in_s = self.retry_in_s
-            timeout_ms = -1 if retry_in_s is None else _poll_ms(retry_in_s)
-            lent = self._lent
-            if lent is not None and lent is self._shortcut.line:
-                waiting = tuple(fd for fd in waiting if fd != lent.fd)
-                self._is_idle = True  # first: a request that comes from now on rings
-                if self._requests:
-                    self._is_idle = False
-                    timeout_ms = min(timeout_ms, LENT_MS) if timeout_ms >= 0 else LENT_MS
-            zmq.zmq_poll([(fd, POLLIN) for fd in waiting], timeout_ms)
-            self._is_idle = False
+        if waiting and line is not None and line is self._lent:
+            self._sleep_beside_loop([fd for fd in waiting if fd != line.fd])
+        elif waiting:
+            self._sleep(waiting, line)
         if not self._closed:
             self._pump_once()
         return not self._closed
 
-    def _pump_once(self) -> None:
-        """Settle whatever has been answered, without waiting."""
+    def _sleep(self, waiting: Iterable[int], line: Line | None) -> None:
+        """Until something has come; what comes by the line alone is settled here."""
+        poll = _polled(waiting)
+        readable = _wait_readable(poll, self.retry_in_s)
+        while line is not None and readable == [line.fd] and line is self._shortcut.line:
+            self._pump_once(line)
+            readable = _wait_readable(poll, self.retry_in_s)
+
+    def _sleep_beside_loop(self, waiting: Iterable[int]) -> None:
+        """Likewise where an event loop reads the line: it may be held up, or over."""
+        timeout_s = self.retry_in_s
+        self._is_idle = True  # first: a request that comes from now on rings
+        if self._requests:
+            self._is_idle = False
+            timeout_s = LENT_S if timeout_s is None else min(timeout_s, LENT_S)
+        _wait_readable(_polled(waiting), timeout_s)
+        self._is_idle = False
+
+    def _pump_once(self, line_alone: Line | None = None) -> None:
+        """Settle whatever has been answered, without waiting.
+
+        Args:
+            line_alone: nothing else has moved since everything was looked at.
+        """
         settled: list[Settled] = []
         ended = None
         with self._lock:
             if self._closed:
                 return
-            line = self._shortcut.line
-            polled: list[tuple[Any, int]] = [*self._dealer.poll_list, (self._wake, POLLIN)]
-            if line is not None:
-                polled.append((line.fd, POLLIN))
-            for source, _ in zmq.zmq_poll(polled, 0):
-                if line is not None and source == line.fd:
-                    ended = self._shortcut.receive_all(line, settled)
-                elif source == self._wake:
-                    os.eventfd_read(self._wake)
-            self._receive_all(settled)
-            self._reopen_if_lost(settled)
-            if self._outbox:
-                self._dealer.retry_if_due()
-                self._outbox.send_waiting()
+            if line_alone is not None:
+                ended = self._shortcut.receive_all(line_alone, settled)
+            else:
+                line = self._shortcut.line
+                polled: list[tuple[Any, int]] = [*self._dealer.poll_list, (self._wake, POLLIN)]
+                if line is not None:
+                    polled.append((line.fd, POLLIN))
+                for source, _ in zmq.zmq_poll(polled, 0):
+                    if line is not None and source == line.fd:
+                        ended = self._shortcut.receive_all(line, settled)
+                    elif source == self._wake:
+                        os.eventfd_read(self._wake)
+                self._receive_all(settled)
+                self._reopen_if_lost(settled)
+                if self._outbox:
+                    self._dealer.retry_if_due()
+                    self._outbox.send_waiting()
         settle_all(settled)
         if ended is not None:
             self._shortcut.lose(ended)
@@ -458,6 +477,18 @@ def read_line(channel: Channel, line: Line) -> bool:
     if ended is not None:
         channel._shortcut.lose(ended)
     return ended is None
+
+
+def _polled(descriptors: Iterable[int]) -> select.poll:
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return poll
+
+
+def _wait_readable(poll: select.poll, timeout_s: float | None) -> list[int]:
+    """Sleep until something can be read. Without the channel's lock: others may send meanwhile."""
+    return [fd for fd, _ in poll.poll(None if timeout_s is None else _poll_ms(timeout_s))]
 
 
 def _poll_ms(timeout_s: float) -> int:

@@ -108,15 +108,18 @@ cdef class Sleeper:
         cdef bint moved
         until_ns = now + <int64_t>(min(timeout_s, 1e6) * 1e9)
         spin_ns = min(until_ns, now + <int64_t>(spin_s * 1e9))
-        with nogil:
-            moved = self._moved()
-            while not moved and now < spin_ns:
-                for i in range(16):
-                    relax()
-                    if self._moved():
-                        moved = True
-                        break
-                now = monotonic_ns()
+        moved = self._moved()
+        # The interpreter's lock is let go once, to sleep: a thread that was just given something to
+        # do takes it, and to have it back in between would be to wait for that thread.
+        if not moved and now < spin_ns:
+            with nogil:
+                while not moved and now < spin_ns:
+                    for i in range(16):
+                        relax()
+                        if self._moved():
+                            moved = True
+                            break
+                    now = monotonic_ns()
         if moved or now >= until_ns:
             return moved
         while True:

@@ -159,8 +159,13 @@ cdef class LogAppender:
             self._told_count += 1
 
     def wake(self):
-        """Wake those who sleep on queues, and ring for everyone who sleeps on `wrote`; and on
-        `steps`, if it has come so far."""
+        """Wake those who sleep on queues, if `wake_queues` has not, and ring for everyone who sleeps
+        on `wrote`; and on `steps`, if it has come so far."""
+        self.wake_queues()
+        self._wake()
+
+    cpdef wake_queues(self):
+        """Wake those who sleep on queues alone: whoever reads what was published."""
         cdef Py_ssize_t told = self._told_count, index
         full_fence()
         for index in range(told):
@@ -170,7 +175,6 @@ cdef class LogAppender:
                 self._moved[index - told] = self._moved[index]
             self._moved_count -= told
             self._told_count = 0
-        self._wake()
 
     cdef inline int _note(self, QueueCursor queue) except -1:
         """It is about to be appended to: nothing may fail behind that."""

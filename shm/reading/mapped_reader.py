@@ -133,8 +133,10 @@ class MappedReader(StoreReader):
             return
         segment_end = start + self._segment_bytes
         end = min(segment_end, physical_offset + AHEAD_BYTES, self.positions.log_range()[1])
-        near = [stop for stop in self._asked if 0 <= stop - physical_offset <= AHEAD_BYTES]
-        begin = max(near, default=physical_offset)
+        # Where others' messages lie between, a reader at the log's end has come beyond what it asked.
+        near = [s for s in self._asked if -STEP_BYTES <= s - physical_offset <= AHEAD_BYTES]
+        begin = max(near, default=0)
+        begin = max(begin, physical_offset)
         if begin >= end or (near and end < segment_end and end - begin < STEP_BYTES):
             return  # a little at a time would be as slow as page by page
         memory.advise(mmap.MADV_WILLNEED, begin - start, end - begin)

@@ -36,7 +36,9 @@ def test_a_life_of_a_mailbox_has_a_number_of_its_own() -> None:
 
 
 def test_answers_have_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailboxes, "ANSWER_BYTES", 3 * (LETTER_BYTES + 10))
+    each = letter(0).size
+    assert each == LETTER_BYTES + 10 + len("id-0")
+    monkeypatch.setattr(mailboxes, "ANSWER_BYTES", 3 * each)
     boxes = Mailboxes()
     box = boxes.open("a", HERE)
     for number in range(5):
@@ -45,6 +47,19 @@ def test_answers_have_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     boxes.confirm(box, 5)
     large = boxes.put("a", letter(5, size=100_000))
     assert box.due() == [large]
+
+
+def test_whoever_asks_has_less_room() -> None:
+    """What goes by a line has to fit into a packet, in UTF-8: else it is asked for without a bound."""
+    boxes = Mailboxes()
+    box = boxes.open("a", HERE)
+    letters = [boxes.put("a", letter(number)) for number in range(5)]
+    each = letters[0].size
+    assert box.due(2) == letters[:2]
+    assert box.due(4, 3 * each) == letters[:3] == box.due(0, 4 * each - 1)
+    assert box.due(-1, -1) == letters
+    assert box.due(5, each - 1) == []
+    assert Letter("\u00fc", {"\u20ac": "a"}, b"").size == LETTER_BYTES + 2 + 3 + 1
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

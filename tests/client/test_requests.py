@@ -128,6 +128,20 @@ def test_many_are_in_flight(broker: Broker, topic: str) -> None:
     asyncio.run(main())
 
 
+def test_replies_of_every_size(broker: Broker, topic: str) -> None:
+    """Those that fit into a packet of a line, those that do not, and what its properties add."""
+
+    def handler(message: Message) -> None:
+        size = int(message.body)
+        message.reply(bytes(size), properties={"\u00e4" * 100: "\u20ac" * 3_000})
+
+    with handling(broker.name_server, topic, handler), broker.producer() as producer:
+        for size in (1, 30_000, 40_000, 49_000, 55_000, 65_000, 70_000, 4_194_304, 1):
+            reply = producer.request(topic, b"%d" % size, timeout_s=WAIT_S)
+            assert len(reply.body) == size
+            assert reply.properties["\u00e4" * 100] == "\u20ac" * 3_000
+
+
 def test_threads_share_a_producer(broker: Broker, topic: str) -> None:
     with (
         handling(broker.name_server, topic, lambda message: message.reply(message.body)),
@@ -203,7 +217,7 @@ def test_a_killed_requester_is_gone(broker: Broker, topic: str) -> None:
             message.reply(b"!", timeout_s=WAIT_S)
 
 
-def test_a_coordinator_is_killed(tmp_path: Path) -> None:
+def test_a_commitlog_process_is_killed(tmp_path: Path) -> None:
     """Between request and reply, and while replies are on their way: they come all the same."""
     with RunningBroker(tmp_path / "store", {"storeReplyMessageEnable": False}) as running:
         server = running.ready.name_server
@@ -215,7 +229,7 @@ def test_a_coordinator_is_killed(tmp_path: Path) -> None:
             for _ in range(2):
                 reply = pool.submit(producer.request, "topic", b"?", timeout_s=WAIT_S)
                 message = next_request(consumer)
-                running.kill("coordinator")
+                running.kill("commitlog")
                 message.reply(b"!", timeout_s=WAIT_S)
                 assert reply.result(WAIT_S).body == b"!"
         assert running.read_queue(REPLIES, 0) == []
@@ -231,7 +245,7 @@ def test_strangers_get_nothing(broker: Broker, topic: str) -> None:
         reply = pool.submit(producer.request, topic, b"?", timeout_s=WAIT_S)
         message = next_request(consumer)
         requester = message.properties[REPLY_TO_CLIENT]
-        endpoint = producer._sender.routes.masters()[0].coordinator
+        endpoint = producer._sender.routes.masters()[0].commitlog
         with Channel(endpoint) as channel:
 
             def ask(command: Any, payload: Any = ()) -> Any:

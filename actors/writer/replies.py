@@ -1,22 +1,23 @@
-"""Replies: the coordinator takes them from consumers, and hands them to the requesters that wait.
+"""Replies: the commitlog process takes them from consumers, and hands them to the requesters that
+wait.
 
 RocketMQ's broker pushes a reply to its requester's connection. Here a requester has a command held,
 which the next replies answer, many at once under load. A consumer hears that the requester has its
-reply, or why it has not. Stored they are beside that, in RocketMQ's topic.
+reply, or why it has not. Stored they are beside that, in RocketMQ's topic, together with whatever
+is sent in the same round: so no other process takes part.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Final, Protocol
 
 from cometmq.actors.books.mailboxes import Letter, Mailbox, Mailboxes
+from cometmq.actors.runtime.access import FAMILY
+from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.actors.runtime.service import Payload, Request, ServiceActor
+from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     REPLY_WAIT_MS_MAX,
     AwaitReplies,
@@ -33,6 +34,7 @@ from cometmq.protocol.errors import (
     CometError,
     MessageIllegal,
     MessageTooLarge,
+    NotConfirmed,
     RequesterGone,
     SystemBusy,
     from_code,
@@ -44,19 +46,14 @@ from cometmq.protocol.replies import (
     reply_topic,
     requester_of,
 )
-from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.shm.kernel._kernel import BatchFull
 from cometmq.shm.os.processes import NAME_MAX as PROCESS_NAME_MAX
 from cometmq.shm.os.processes import has_ended
 
-log = logging.getLogger(__name__)
-
 LOOK_S: Final = 0.5  # for requesters that are gone, and polls that have waited for long enough
 RETURN_S: Final = 5.0  # after a start: for requesters that waited at the process before
-STORE_S: Final = 10.0
-STORING_MAX: Final = 64  # writes that the commitlog process has not answered
 
-MakeTopic = Callable[[str, int], None]
+REPLYING: Final = AwaitReplies, SendReply, LeaveReplies  # no send depends on them
 
 
 class ReplySettings(Protocol):
@@ -74,36 +71,23 @@ class RepliesPart:
     """See the module.
 
     Args:
-        commitlog_endpoint: where replies are stored.
-        make_topic: takes a topic and its queues; makes it unless it is there.
+        gate: of a broker in a group; replies are its master's.
     """
 
-    def __init__(
-        self,
-        actor: ServiceActor,
-        settings: ReplySettings,
-        commitlog_endpoint: str,
-        make_topic: MakeTopic,
-    ) -> None:
+    def __init__(self, actor: ServiceActor, settings: ReplySettings, gate: Gate | None) -> None:
         self._actor = actor
         self._settings = settings
+        self._gate = gate
         self._topic = reply_topic(settings.broker_cluster_name)
-        self._make_topic = make_topic
         self._boxes = Mailboxes()
         self._polls: dict[str, tuple[Request, float]] = {}  # by requester: until when it is held
         self._fresh: set[str] = set()  # requesters for whom something has come in this round
-        self._unstored: list[Letter] = []  # of this round
-        self._numbers = itertools.count()
-        self._writes: dict[int, Timer] = {}  # that the commitlog process has not answered
+        self._unstored: list[tuple[Letter, bytes]] = []  # of this round, with their properties
         self._began = time.monotonic()
-        self._commitlog = Channel(commitlog_endpoint, "the commitlog process")
 
     def begin(self) -> None:
         self._began = time.monotonic()
         self._actor.every(LOOK_S, self._look)
-
-    def close(self) -> None:
-        self._commitlog.close()
 
     def end(self, error: CometError) -> None:
         """Whoever waits hears that there will be nothing."""
@@ -113,14 +97,13 @@ class RepliesPart:
     # --- requesters ---
 
     def on_await_replies(self, command: AwaitReplies, request: Request) -> None:
-        self._check_topic(command.topic)
+        self._admit(command.topic)
         least, most = SECRET_CHARACTERS
         if not least <= len(command.secret) <= most:
             raise ArgumentIllegal(
                 f"a secret of {len(command.secret)} characters: {least} to {most}"
             )
         requester = requester_of(command.secret)
-        self._make_topic(self._topic, 1)
         box = self._boxes.open(requester, request.sender)
         self._release(requester)  # an earlier one
         if len(command.process) <= PROCESS_NAME_MAX:
@@ -138,7 +121,7 @@ class RepliesPart:
             self._release(requester)
 
     def on_leave_replies(self, command: LeaveReplies, request: Request) -> Command:
-        self._check_topic(command.topic)
+        self._admit(command.topic)
         requester = requester_of(command.secret)
         self._close(requester, RequesterGone(f"requester {requester} has left"))
         return Done()
@@ -146,24 +129,22 @@ class RepliesPart:
     # --- repliers ---
 
     def on_send_reply(self, command: SendReply, request: Request) -> None:
-        self._check_topic(command.topic)
-        letter = self._letter_of(command, request)
-        stores = self._settings.store_reply_message_enable
-        if stores and len(self._writes) >= STORING_MAX:
-            raise SystemBusy(f"{STORING_MAX} writes of replies wait for the commitlog process")
+        self._admit(command.topic)
+        letter, properties = self._letter_of(command, request)
         try:
             kept = self._boxes.put(command.requester, letter)
         except RequesterGone:
             if time.monotonic() - self._began < RETURN_S:
-                raise SystemBusy("the coordinator has just begun; the requester may come") from None
+                raise SystemBusy("the broker has just begun; the requester may come") from None
             raise
         kept.asked.append(request)
         self._fresh.add(command.requester)
-        if kept is letter and stores:
+        if kept is letter and self._settings.store_reply_message_enable:
             letter.is_stored = False
-            self._unstored.append(letter)
+            self._unstored.append((letter, properties))
 
-    def _letter_of(self, command: SendReply, request: Request) -> Letter:
+    def _letter_of(self, command: SendReply, request: Request) -> tuple[Letter, bytes]:
+        """And its properties, as a record has them."""
         for name in (command.requester, command.correlation_id):
             if not 0 < len(name) <= NAME_MAX:
                 raise ArgumentIllegal(f"a name of {len(name)} characters: 1 to {NAME_MAX}")
@@ -173,21 +154,41 @@ class RepliesPart:
         if size > most:
             raise MessageTooLarge(f"a reply of {size} bytes, at most {most}")
         try:
-            encode_properties(command.properties)
+            properties = encode_properties(command.properties)
         except ValueError as error:
             raise MessageIllegal(str(error)) from None
-        return Letter(command.correlation_id, command.properties, bytes(request.payload[0].buffer))
+        body = bytes(request.payload[0].buffer)
+        return Letter(command.correlation_id, command.properties, body), properties
 
     # --- the end of a round ---
 
-    def finish_round(self) -> None:
-        """What has come in it is handed out together, and then stored together."""
+    def hand_out(self) -> None:
+        """What has come in this round."""
         fresh, self._fresh = self._fresh, set()
         for requester in fresh:
             self._release(requester)
+
+    def take_unstored(self) -> list[Request]:
+        """What is to be stored of this round, as commands of this very process."""
         unstored, self._unstored = self._unstored, []
+        found: list[Request] = []
         while unstored:
-            unstored = self._store(unstored)
+            count, records = self._records_of(unstored)
+            found.append(_Storing([letter for letter, _ in unstored[:count]], records))
+            unstored = unstored[count:]
+        return found
+
+    def _records_of(self, unstored: list[tuple[Letter, bytes]]) -> tuple[int, InnerRecords]:
+        """As many as fit into one command."""
+        records = InnerRecords(size_max=self._settings.max_message_size + 1_048_576)
+        queue = records.queue(self._topic, 0)
+        born = time.time_ns() // 1_000_000
+        for count, (letter, properties) in enumerate(unstored):
+            try:
+                records.encoder.add(queue, letter.body, properties, born_timestamp=born)
+            except BatchFull:
+                return count, records
+        return len(unstored), records
 
     def _release(self, requester: str) -> None:
         """Answer the poll that is held, with what there is."""
@@ -195,13 +196,15 @@ class RepliesPart:
         box = self._boxes.get(requester)
         if held is None or box is None:
             return
+        request, _ = held
         box.waits = False
         box.heard_at = time.monotonic()
-        letters = box.due()
+        letters = box.due(request.command.count_max, request.command.bytes_max)
         now_ms = time.time_ns() // 1_000_000
         heads = [ReplyHead(each.correlation_id, each.properties, now_ms) for each in letters]
-        answer = Replies(box.number, box.first, heads)
-        held[0].reply(answer, [each.body for each in letters])
+        is_larger = bool(box.letters) and not letters
+        answer = Replies(box.number, box.first, heads, is_larger)
+        request.reply(answer, [each.body for each in letters])
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -227,62 +230,46 @@ class RepliesPart:
         for letter in self._boxes.close(requester):
             _fail(letter, error)
 
-    # --- storing ---
-
-    def _store(self, letters: list[Letter]) -> list[Letter]:
-        """Have as many stored as fit into one command; the rest."""
-        records = InnerRecords(size_max=self._settings.max_message_size + 1_048_576)
-        queue = records.queue(self._topic, 0)
-        born = time.time_ns() // 1_000_000
-        for index, letter in enumerate(letters):
-            try:
-                records.encoder.add(
-                    queue, letter.body, encode_properties(letter.properties), born_timestamp=born
-                )
-            except BatchFull:
-                now, later = letters[:index], letters[index:]
-                break
-        else:
-            now, later = letters, []
-        number = next(self._numbers)
-        pending = self._commitlog.request(
-            *records.take(),
-            on_done=lambda done: self._actor.call_soon(partial(self._is_stored, number, now, done)),
-        )
-        give_up = partial(self._give_up, number, now, pending)
-        self._writes[number] = self._actor.after(STORE_S, give_up)
-        return later
-
-    def _is_stored(self, number: int, letters: list[Letter], done: Pending) -> None:
-        timer = self._writes.pop(number, None)
-        if timer is None:
-            return  # too late
-        timer.cancel()
-        error = done.error
-        answer = done.answer
-        if error is None and isinstance(answer, RecordsAppended) and not answer.is_kept:
-            error = from_code(answer.code, answer.text)
-        for letter in letters:
-            if error is None:
-                letter.is_stored = True
-                _conclude(letter)
-            else:
-                _fail(letter, error)
-
-    def _give_up(self, number: int, letters: list[Letter], pending: Pending) -> None:
-        if self._writes.pop(number, None) is not None:
-            error = self._commitlog.give_up(pending, "AppendRecords", STORE_S)
-            for letter in letters:
-                _fail(letter, error)
-
-    def _check_topic(self, topic: str) -> None:
+    def _admit(self, topic: str) -> None:
         if topic != self._topic:
             raise ArgumentIllegal(
                 f"replies go to {self._topic} in this cluster, not {topic[:255]!r}"
             )
+        error = self._gate.why_not_heard() if self._gate is not None else None
+        if error is not None:
+            raise error
 
     def statistics(self) -> dict[str, int | float | str]:
         return {"requesters": len(self._boxes), "reply_bytes": self._boxes.size}
+
+
+class _Storing(Request):
+    """Letters to be stored, as if an actor had asked for it: its answer is for them."""
+
+    __slots__ = ("_letters",)
+
+    def __init__(self, letters: list[Letter], records: InnerRecords) -> None:
+        command, payload = records.take()
+        parts = [frames.Part(memoryview(each)) for each in payload]
+        super().__init__(0, command, parts, FAMILY)
+        self._letters = letters
+
+    def reply(self, answer: Command, payload: Payload = ()) -> None:
+        """Once; who asks again after that is not heard."""
+        letters, self._letters = self._letters, []
+        try:
+            frames.raise_if_failed(answer)
+        except CometError as error:
+            failure: CometError | None = error
+        else:
+            assert isinstance(answer, RecordsAppended)
+            failure = None if answer.is_kept else from_code(answer.code, answer.text)
+        for letter in letters:
+            if failure is None:
+                letter.is_stored = True
+                _conclude(letter)
+            else:
+                _fail(letter, failure)
 
 
 def _gone(requester: str, why: str) -> RequesterGone:
