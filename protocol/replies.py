@@ -9,6 +9,7 @@ Source: RocketMQ RequestResponseFuture, MessageUtil, ReplyMessageProcessor.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -37,6 +38,7 @@ def reply_topic(cluster: str) -> str:
     return cluster + REPLY_TOPIC_SUFFIX
 
 
+@lru_cache(maxsize=1024)
 def requester_of(secret: str) -> str:
     """The name of whoever knows the secret, for REPLY_TO_CLIENT."""
     return "cometmq@" + sha256(secret.encode()).hexdigest()[:40]

@@ -67,7 +67,8 @@ class Source:
         timeout_s: float = TIMEOUT_S,
     ) -> Coroutine[Any, Any, None] | None:
         """See `Message.reply`."""
-        check("timeout_s", timeout_s, float)
+        if timeout_s.__class__ is not float or timeout_s != timeout_s:
+            check("timeout_s", timeout_s, float)
         command = self._command(message, body, properties)
         if self._replier.is_async:
             return self._reply_async(command, body, timeout_s)
@@ -87,25 +88,21 @@ class Source:
             raise ArgumentIllegal(f"a body is bytes-like, not {type(body).__name__}: encode it")
         if not len(body):
             raise MessageIllegal("a reply needs a body of at least one byte")
-        check("properties", properties, Mapping[str, str] | None)
-        own = dict(properties or {})
-        check_properties(own)
-        kept = sorted(KEPT_PROPERTIES.intersection(own))
-        if kept:
-            raise MessageIllegal(f"property {', '.join(kept)}: a reply sets it itself")
         correlation_id, requester = given[CORRELATION_ID], given[REPLY_TO_CLIENT]
-        own |= {
+        all_of_them = {
             MSG_TYPE: REPLY,
             CORRELATION_ID: correlation_id,
             REPLY_TO_CLIENT: requester,
             TTL: given.get(TTL, ""),
         }
-        try:
-            encode_properties(own)
-        except ValueError as error:
-            raise MessageIllegal(str(error)) from None
+        if properties is not None:
+            all_of_them = {**_checked(properties), **all_of_them}
+            try:
+                encode_properties(all_of_them)
+            except ValueError as error:
+                raise MessageIllegal(str(error)) from None
         topic = reply_topic(self._endpoints().cluster)
-        return SendReply(topic, requester, correlation_id, own)
+        return SendReply(topic, requester, correlation_id, all_of_them)
 
     def _reply(self, command: SendReply, body: Body, timeout_s: float) -> None:
         attempts = _Attempts(timeout_s)
@@ -128,6 +125,16 @@ class Source:
                 await asyncio.sleep(attempts.pause_after(error))
             else:
                 return
+
+
+def _checked(properties: Mapping[str, str]) -> Mapping[str, str]:
+    """What a user adds to a reply. Raises ArgumentIllegal, MessageIllegal."""
+    check("properties", properties, Mapping[str, str] | None)
+    check_properties(properties)
+    kept = sorted(KEPT_PROPERTIES.intersection(properties))
+    if kept:
+        raise MessageIllegal(f"property {', '.join(kept)}: a reply sets it itself")
+    return properties
 
 
 class _Attempts:
