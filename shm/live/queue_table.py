@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -46,6 +47,8 @@ SLOT: Final = Layout(
     },
     byte_order="<",
 )
+_RANGE: Final = struct.Struct("<QQ")  # what is asked for most, and for each single message
+assert (SLOT.at["max_queue_offset"], SLOT.at["min_queue_offset"]) == (0, 8)
 _TOPIC_AT: Final = SLOT.size
 assert _TOPIC_AT + _TOPIC_MAX <= SLOT_BYTES
 assert ENDS_AT % RESERVE_BYTES == 0
@@ -175,8 +178,8 @@ class QueueTable:
             slot = self._slots.get((topic, queue_id))
             if slot is None:
                 return None
-        fields = SLOT.unpack(self.memory, slot * SLOT_BYTES)
-        return QueueRange(fields["min_queue_offset"], fields["max_queue_offset"])
+        high, low = _RANGE.unpack_from(self.memory, slot * SLOT_BYTES)
+        return QueueRange(low, high)
 
     def ranges_of(self, topic: str) -> dict[int, QueueRange]:
         """The queues of a topic to which anything was ever dispatched."""
