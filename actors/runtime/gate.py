@@ -143,6 +143,6 @@ class Gate:
         return self.why_not_shared if kind is JoinGroup else self.why_not_heard
 
     def why_not_heard(self) -> CometError | None:
-        """Why there is no answer but that. What cannot be stored just now is told by what stores it."""
+        """Why it is another broker's. What cannot be stored just now is told when it is stored."""
         error = self.why_not_stored()
         return error if isinstance(error, NotMaster) else None

@@ -209,7 +209,7 @@ class Desk:
 
     def wake_readers(self) -> None:
         """Whoever waits for messages of the queues that were published."""
-        self._log.wake_queues()
+        self._log.appender.wake_queues()
 
     def wake(self) -> None:
         """Whoever sleeps on what was published."""

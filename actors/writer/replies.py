@@ -10,13 +10,13 @@ is sent in the same round: so no other process takes part.
 from __future__ import annotations
 
 import time
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from cometmq.actors.books.mailboxes import Letter, Mailbox, Mailboxes
 from cometmq.actors.runtime.access import FAMILY
 from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.runtime.service import Payload, Request, ServiceActor
+from cometmq.actors.runtime.service import Payload, Request, ServiceActor, Timer
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     REPLY_WAIT_MS_MAX,
@@ -34,7 +34,6 @@ from cometmq.protocol.errors import (
     CometError,
     MessageIllegal,
     MessageTooLarge,
-    NotConfirmed,
     RequesterGone,
     SystemBusy,
     from_code,
@@ -67,6 +66,14 @@ class ReplySettings(Protocol):
     def store_reply_message_enable(self) -> bool: ...
 
 
+class _Poll(NamedTuple):
+    """A requester's command that is held."""
+
+    request: Request
+    command: AwaitReplies
+    until: float  # time.monotonic()
+
+
 class RepliesPart:
     """See the module.
 
@@ -80,14 +87,15 @@ class RepliesPart:
         self._gate = gate
         self._topic = reply_topic(settings.broker_cluster_name)
         self._boxes = Mailboxes()
-        self._polls: dict[str, tuple[Request, float]] = {}  # by requester: until when it is held
+        self._polls: dict[str, _Poll] = {}  # by requester
         self._fresh: set[str] = set()  # requesters for whom something has come in this round
         self._unstored: list[tuple[Letter, bytes]] = []  # of this round, with their properties
         self._began = time.monotonic()
+        self._timer: Timer | None = None  # as long as there are requesters
 
     def begin(self) -> None:
+        """From now on requesters may come."""
         self._began = time.monotonic()
-        self._actor.every(LOOK_S, self._look)
 
     def end(self, error: CometError) -> None:
         """Whoever waits hears that there will be nothing."""
@@ -105,6 +113,7 @@ class RepliesPart:
             )
         requester = requester_of(command.secret)
         box = self._boxes.open(requester, request.sender)
+        self._look_later()
         self._release(requester)  # an earlier one
         if len(command.process) <= PROCESS_NAME_MAX:
             box.process = command.process
@@ -115,7 +124,7 @@ class RepliesPart:
                 letter.is_received = True
                 _conclude(letter)
         wait_s = min(command.wait_ms, REPLY_WAIT_MS_MAX) / 1000 if is_known else 0
-        self._polls[requester] = (request, now + wait_s)
+        self._polls[requester] = _Poll(request, command, now + wait_s)
         box.waits = True
         if box.letters or wait_s <= 0:
             self._release(requester)
@@ -196,20 +205,24 @@ class RepliesPart:
         box = self._boxes.get(requester)
         if held is None or box is None:
             return
-        request, _ = held
         box.waits = False
         box.heard_at = time.monotonic()
-        letters = box.due(request.command.count_max, request.command.bytes_max)
+        letters = box.due(held.command.count_max, held.command.bytes_max)
         now_ms = time.time_ns() // 1_000_000
         heads = [ReplyHead(each.correlation_id, each.properties, now_ms) for each in letters]
         is_larger = bool(box.letters) and not letters
         answer = Replies(box.number, box.first, heads, is_larger)
-        request.reply(answer, [each.body for each in letters])
+        held.request.reply(answer, [each.body for each in letters])
+
+    def _look_later(self) -> None:
+        if self._timer is None and self._boxes:
+            self._timer = self._actor.after(LOOK_S, self._look)
 
     def _look(self) -> None:
+        self._timer = None
         now = time.monotonic()
-        for requester, (_, until) in list(self._polls.items()):
-            if now >= until:
+        for requester, held in list(self._polls.items()):
+            if now >= held.until:
                 self._release(requester)
         known: dict[str, bool] = {}
         for requester, box in self._boxes.items():
@@ -217,6 +230,7 @@ class RepliesPart:
                 self._close(requester, _gone(requester, "its process has ended"))
         for requester in self._boxes.silent(now):
             self._close(requester, _gone(requester, "it has not been heard of for some seconds"))
+        self._look_later()
 
     def _has_ended(self, box: Mailbox, known: dict[str, bool]) -> bool:
         if box.process not in known:
@@ -226,7 +240,7 @@ class RepliesPart:
     def _close(self, requester: str, error: CometError) -> None:
         held = self._polls.pop(requester, None)
         if held is not None:
-            held[0].fail(error)
+            held.request.fail(error)
         for letter in self._boxes.close(requester):
             _fail(letter, error)
 

@@ -327,6 +327,8 @@ class Channel:
         poll = _polled(waiting)
         readable = _wait_readable(poll, self.retry_in_s)
         while line is not None and readable == [line.fd] and line is self._shortcut.line:
+            if self._outbox:
+                return  # it has to be looked after
             self._pump_once(line)
             readable = _wait_readable(poll, self.retry_in_s)
 

@@ -178,8 +178,8 @@ class LogAppender:
     def publish(self) -> None:
         """Whatever was laid down may be seen. Sleepers go on sleeping until `wake`."""
     def wake(self) -> None:
-        """Wake those who sleep on queues, if `wake_queues` has not, and ring for everyone who sleeps
-        on `wrote`; and on `steps`, if it has come so far."""
+        """Wake those who sleep on queues, if `wake_queues` has not, and ring for everyone who
+        sleeps on `wrote`; and on `steps`, if it has come so far."""
     def wake_queues(self) -> None:
         """Wake those who sleep on queues alone: whoever reads what was published."""
     def syncs(self, flushed: ReadCell, wanted: OwnedCell, count: OwnedCell, max_bytes: int) -> None:

@@ -333,10 +333,6 @@ class CommitLog:
         """Make what was published durable here and now; see LogAppender.sync."""
         return self.appender.sync()
 
-    def wake_queues(self) -> None:
-        """Ring for those who sleep on the queues that were published, and for nobody else."""
-        self.appender.wake_queues()
-
     def wake(self) -> None:
         """Ring for everyone who sleeps on what was published."""
         self.appender.wake()

@@ -133,7 +133,7 @@ class MappedReader(StoreReader):
             return
         segment_end = start + self._segment_bytes
         end = min(segment_end, physical_offset + AHEAD_BYTES, self.positions.log_range()[1])
-        # Where others' messages lie between, a reader at the log's end has come beyond what it asked.
+        # At the log's end, with others' messages between, it has come beyond what it asked for.
         near = [s for s in self._asked if -STEP_BYTES <= s - physical_offset <= AHEAD_BYTES]
         begin = max(near, default=0)
         begin = max(begin, physical_offset)

@@ -50,7 +50,7 @@ def test_answers_have_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_whoever_asks_has_less_room() -> None:
-    """What goes by a line has to fit into a packet, in UTF-8: else it is asked for without a bound."""
+    """What goes by a line has to fit into a packet, in UTF-8: else it is asked for otherwise."""
     boxes = Mailboxes()
     box = boxes.open("a", HERE)
     letters = [boxes.put("a", letter(number)) for number in range(5)]
