@@ -1,5 +1,5 @@
 """Requests and their replies, one in flight, beside plain sends in turns: how many of the one come
-for one of the other."""
+for one of the other, and the processor time of everybody who takes part."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 from benchmarks import Report
 
 from cometmq import Broker, Consumer, Message
+from cometmq.bench.crew import cpu_seconds
 
 BODY = b"x" * 100
 ROUNDS = 5
@@ -32,13 +34,21 @@ def answer_all(server: str) -> None:
         consumer.run(handle, concurrency=1)
 
 
-def p50_us(call: Callable[[], object], count: int) -> float:
+class Cost(NamedTuple):
+    """Of one call."""
+
+    p50_us: float
+    cpu_us: float  # of all processes
+
+
+def cost_of(call: Callable[[], object], count: int, cpu_s: Callable[[], float]) -> Cost:
     took = []
+    cpu = cpu_s()
     for _ in range(count):
         began = time.perf_counter()
         call()
         took.append(time.perf_counter() - began)
-    return statistics.median(took) * 1e6
+    return Cost(statistics.median(took) * 1e6, (cpu_s() - cpu) / count * 1e6)
 
 
 @pytest.mark.timeout(600)
@@ -52,14 +62,21 @@ def test_one_in_flight(broker: Broker, full: bool, report: Report) -> None:
         assert worker.stdout.readline() == "ready\n"
         producer.request("questions", BODY, timeout_s=60)
         sends, requests = [], []
+
+        def cpu_s() -> float:
+            return time.process_time() + cpu_seconds([broker.pid, worker.pid])
+
         for _ in range(rounds):
-            sends.append(p50_us(lambda: producer.send("plain", BODY), count))
-            requests.append(p50_us(lambda: producer.request("questions", BODY), count))
+            sends.append(cost_of(lambda: producer.send("plain", BODY), count, cpu_s))
+            requests.append(
+                cost_of(lambda: producer.request("questions", BODY, timeout_s=60), count, cpu_s)
+            )
         producer.send("questions", b"end")
     assert worker.returncode == 0
-    report("plain send", statistics.median(sends), "us p50")
-    report("request and reply", statistics.median(requests), "us p50")
-    ratios = [request / send for request, send in zip(requests, sends, strict=True)]
+    for what, costs in (("plain send", sends), ("request and reply", requests)):
+        report(what, statistics.median(each.p50_us for each in costs), "us p50")
+        report(f"{what}: all processes", statistics.median(each.cpu_us for each in costs), "us CPU")
+    ratios = [request.p50_us / send.p50_us for request, send in zip(requests, sends, strict=True)]
     report("a request, of a send", statistics.median(ratios), "times as long")
 
 

@@ -26,9 +26,11 @@ class Pool:
     def __init__(self, name: str, seats: list[Seat]) -> None:
         self._seats = seats
         self._name = name
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # guards the next two
         self._todo: deque[Work] = deque()
-        self._idle = 0
+        # A bell of each thread that waits: a lock that whoever rings it releases. A Condition does
+        # the same, in Python: it took as long as everything else between a message and its handler.
+        self._idle: list[threading.Lock] = []
         self._unit_s = QUICK_S  # how long a unit took lately
         self.is_over = False  # nobody begins anything more
         self._threads: list[threading.Thread] = []
@@ -46,18 +48,20 @@ class Pool:
 
     def put(self, work: Work) -> None:
         """Somebody will do it. From any thread."""
-        with self._changed:
+        with self._lock:
             if self.is_over:
                 return
             self._todo.append(work)
-            if self._idle:
-                self._changed.notify(1 if self._unit_s < QUICK_S else len(work))
+            bells = self._wake(1 if self._unit_s < QUICK_S else len(work))
+        for bell in bells:
+            bell.release()
 
     def hurry(self) -> None:
         """Work has waited for a moment: everybody is wanted."""
-        with self._changed:
-            if self._todo and self._idle:
-                self._changed.notify_all()
+        with self._lock:
+            bells = self._wake(len(self._idle)) if self._todo else []
+        for bell in bells:
+            bell.release()
 
     def has(self, thread: int) -> bool:
         """Whether it is one of the threads."""
@@ -65,12 +69,21 @@ class Pool:
 
     def end(self) -> None:
         """Nobody begins anything more."""
-        with self._changed:
+        with self._lock:
             self.is_over = True
             for work in self._todo:
                 work.clear()
             self._todo.clear()
-            self._changed.notify_all()
+            bells = self._wake(len(self._idle))
+        for bell in bells:
+            bell.release()
+
+    def _wake(self, count: int) -> list[threading.Lock]:
+        """So many bells to be rung, of those who fell idle last. Under the lock."""
+        first = max(0, len(self._idle) - count)
+        bells = self._idle[first:]
+        del self._idle[first:]
+        return bells
 
     def join(self, timeout_s: float) -> bool:
         """Wait for all threads but the calling one; False if one has not ended in time."""
@@ -82,28 +95,37 @@ class Pool:
 
     # --- the threads ---
 
-    def _next(self) -> Work | None:
-        with self._changed:
-            while not self.is_over:
-                while self._todo:
-                    work = self._todo[0]
-                    left = len(work)
-                    if left <= 1 or not isinstance(work, Parcel):
-                        self._todo.popleft()  # else others may take of it, too
-                    if left:
-                        return work
-                    if not isinstance(work, Parcel):
-                        return work  # whoever leaves it sees that
-                self._idle += 1
-                self._changed.wait()
-                self._idle -= 1
+    def _next(self, bell: threading.Lock) -> Work | None:
+        while True:
+            with self._lock:
+                if self.is_over:
+                    return None
+                work = self._take()
+                if work is not None:
+                    return work
+                self._idle.append(bell)
+            bell.acquire()
+
+    def _take(self) -> Work | None:
+        """Under the lock."""
+        while self._todo:
+            work = self._todo[0]
+            left = len(work)
+            if left <= 1 or not isinstance(work, Parcel):
+                self._todo.popleft()  # else others may take of it, too
+            if left:
+                return work
+            if not isinstance(work, Parcel):
+                return work  # whoever leaves it sees that
         return None
 
     def _serve(
         self, seat: Seat, handler: Handler, dispatcher: Dispatcher, on_fatal: Handler
     ) -> None:
         clock = time.monotonic
-        while (work := self._next()) is not None:
+        bell = threading.Lock()
+        bell.acquire()
+        while (work := self._next(bell)) is not None:
             began = clock()
             count = 1
             rests = False  # it is not this worker's any more

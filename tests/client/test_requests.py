@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import runpy
 import signal
@@ -233,6 +234,25 @@ def test_a_commitlog_process_is_killed(tmp_path: Path) -> None:
                 message.reply(b"!", timeout_s=WAIT_S)
                 assert reply.result(WAIT_S).body == b"!"
         assert running.read_queue(REPLIES, 0) == []
+
+
+def test_nobody_else_takes_part(tmp_path: Path) -> None:
+    """The commitlog process alone hands replies out and stores them: all others are stopped."""
+    with (
+        RunningBroker(tmp_path / "store") as running,
+        Producer(running.ready.name_server) as producer,
+        handling(running.ready.name_server, "topic", lambda message: message.reply(b"!")),
+    ):
+        producer.request("topic", b"first", timeout_s=WAIT_S)
+        pids = running.pids
+        others = [pids[role] for role in ("coordinator", "dispatcher", "reader-0")]
+        for pid in others:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            assert producer.request("topic", b"?", timeout_s=WAIT_S).body == b"!"
+        finally:
+            for pid in others:
+                os.kill(pid, signal.SIGCONT)
 
 
 def test_strangers_get_nothing(broker: Broker, topic: str) -> None:
