@@ -244,7 +244,7 @@ def test_nobody_else_takes_part(tmp_path: Path) -> None:
         handling(running.ready.name_server, "topic", lambda message: message.reply(b"!")),
     ):
         producer.request("topic", b"first", timeout_s=WAIT_S)
-        pids = running.pids
+        pids = running.pids()
         others = [pids[role] for role in ("coordinator", "dispatcher", "reader-0")]
         for pid in others:
             os.kill(pid, signal.SIGSTOP)
