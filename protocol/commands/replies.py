@@ -35,9 +35,7 @@ class AwaitReplies(Command, frozen=True, tag=160):
     received: Int64 = 0  # the number of the last reply that has come out of that mailbox
     wait_ms: Int64 = 0
     count_max: Int32 = 0  # of replies in the answer; 0: as many as it has room for
-    bytes_max: Int64 = (
-        0  # of them, roughly: what goes by a line has to fit into a packet; 0: likewise
-    )
+    bytes_max: Int64 = 0  # of them, as a line's packets are bounded; 0: likewise
 
 
 class ReplyHead(Part, frozen=True):
