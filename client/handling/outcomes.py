@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from datetime import timedelta
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple
 
 from cometmq.protocol.errors import ArgumentIllegal
@@ -22,6 +23,8 @@ class Retry(Exception):
 
     Raises ArgumentIllegal for what is no time.
     """
+
+    after_s: float | None = None  # also of one whose class does not call this one's __init__
 
     def __init__(self, after: timedelta | float | None = None) -> None:
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
@@ -58,21 +61,28 @@ LATE: Final = Verdict(delay_level=3)  # RocketMQ: what was not done within consu
 def verdict_of(error: BaseException) -> Verdict:
     if isinstance(error, Reject):
         return DEAD
-    if isinstance(error, Retry) and error.after_s is not None:
-        return Verdict(after_ms=round(error.after_s * 1000), after_s=error.after_s)
+    after_s = error.after_s if isinstance(error, Retry) else None
+    if isinstance(after_s, int | float) and 0 <= after_s <= AFTER_S_MAX:
+        return Verdict(after_ms=round(after_s * 1000), after_s=after_s)
     return Verdict()
 
 
 def failure_in(returned: Any) -> BaseException | None:
-    """What a handler returned that it should have raised; anything else says that it is done."""
-    if isinstance(returned, Retry | Reject):
-        return returned
-    if returned is Retry or returned is Reject:
-        made: BaseException = returned()
-        return made
-    if inspect.iscoroutine(returned):
+    """What a handler returned that it should have raised, or what has not even begun; anything else
+    says that it is done. Nothing of the object is asked: whoever does may hear an exception."""
+    kind = type(returned)
+    if issubclass(kind, Retry | Reject):
+        failure: BaseException = returned
+        return failure
+    if returned is Retry:
+        return Retry()
+    if returned is Reject:
+        return Reject()
+    if kind is CoroutineType:
         returned.close()
         return TypeError("the handler returned a coroutine, which nobody awaits: see AsyncConsumer")
+    if kind is GeneratorType or kind is AsyncGeneratorType:
+        return TypeError("the handler returned a generator, of which nobody has run a line")
     return None
 
 
@@ -82,5 +92,8 @@ def check_handler(handler: Callable[..., Any], *, is_async: bool) -> None:
     found = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
     if found and not is_async:
         raise ArgumentIllegal("the handler is `async def`: AsyncConsumer.run takes it")
+    kinds = inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(kind(each) for kind in kinds for each in (handler, call)):
+        raise ArgumentIllegal("the handler has a `yield`: to call it runs nothing of it")
     if not callable(handler):
         raise ArgumentIllegal(f"a handler can be called; {type(handler).__name__} cannot")

@@ -229,9 +229,13 @@ def test_no_time(after: Any) -> None:
 def test_what_is_refused_at_once(broker: Broker, topic: str) -> None:
     async def handle(message: Message) -> None: ...
 
+    def begun(message: Message) -> Iterator[None]:
+        yield
+
     with broker.consumer("refused", topic) as consumer:
         wrong: list[tuple[Any, dict[str, Any]]] = [
             (handle, {}),
+            (begun, {}),
             (3, {}),
             (print, {"concurrency": 0}),
             (print, {"batch": 0}),
@@ -245,6 +249,56 @@ def test_what_is_refused_at_once(broker: Broker, topic: str) -> None:
                 consumer.run(handler, **options)
     with pytest.raises(RuntimeError, match="closed"):
         consumer.run(print)
+
+
+class Unbound:
+    """As a proxy of a web framework is, outside of a request."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("nothing is there that this stands for")
+
+
+class Later(Retry):
+    def __init__(self, after_s: Any = None) -> None:
+        if after_s is not None:
+            self.after_s = after_s
+
+
+def wrong_time() -> None:
+    raise Later("soon")
+
+
+def no_time() -> None:
+    raise Later
+
+
+@pytest.mark.parametrize(
+    ("say", "times"),
+    [
+        (Unbound, 1),
+        (no_time, 2),
+        (wrong_time, 2),
+        (lambda: (each for each in "nobody runs this"), 2),
+    ],
+)
+def test_nonsense_ends_no_thread(
+    broker: Broker, topic: str, say: Callable[[], Any], times: int
+) -> None:
+    """Whatever a handler says: its message is done or comes again, and the thread goes on."""
+    fill(broker, topic, 3)
+    seen: Counter[bytes] = Counter()
+
+    def handle(message: Message) -> Any:
+        seen[message.body] += 1
+        return say() if seen[message.body] == 1 else None
+
+    with (
+        broker.consumer(topic, topic) as consumer,
+        running(consumer, handle, concurrency=1),
+    ):
+        until(lambda: seen == {b"0": times, b"1": times, b"2": times})
+        until(lambda: committed(broker, topic, topic) == {0: 3})
 
 
 def test_batches_fail_as_a_whole(broker: Broker, topic: str) -> None:
