@@ -452,6 +452,26 @@ def test_asyncio(broker: Broker, topic: str) -> None:
     assert lag(broker, topic, topic) == 0
 
 
+def test_a_handler_whose_own_task_was_cancelled_has_failed(broker: Broker, topic: str) -> None:
+    """The run goes on."""
+    send(broker, topic, 1)
+    attempts: list[int] = []
+
+    async def main() -> None:
+        async with broker.async_pop_consumer(topic, topic) as consumer:
+
+            async def handle(message: Message) -> None:
+                attempts.append(message.reconsume_times)
+                if len(attempts) == 1:
+                    raise asyncio.CancelledError
+                await consumer.close()
+
+            await consumer.run(handle)
+
+    asyncio.run(asyncio.wait_for(main(), 2 * WAIT_S))
+    assert attempts == [0, 1]
+
+
 def test_a_run_that_is_cancelled(broker: Broker, topic: str) -> None:
     """So are its handlers, at once, and what they had in hand comes again at once."""
     send(broker, topic, 6)

@@ -31,7 +31,13 @@ PEM_BYTES_MAX: Final = 65_536
 T = TypeVar("T")
 
 # What a server says of a certificate that it does not take, or misses.
-_OF_OURS: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT", "HANDSHAKE_FAILURE")
+_OF_OURS: Final = (
+    "CERTIFICATE",
+    "UNKNOWN_CA",
+    "ACCESS_DENIED",
+    "DECRYPT_ERROR",
+    "HANDSHAKE_FAILURE",
+)
 
 
 class Secret(str):
@@ -181,12 +187,10 @@ class _Kept(Generic[T]):
         with self._lock:
             stamp = self._look()
             if stamp != self._stamp:
-                self._stamp = (
-                    stamp  # of two files one may not be replaced yet: then it changes again
-                )
+                self._stamp = stamp
                 try:
                     self._value = self._make()
-                except ConfigError as error:
+                except ConfigError as error:  # of two files one may not be replaced yet
                     log.warning("what was read before stays in use: %s", error)
             return self._value
 
