@@ -178,7 +178,7 @@ class FollowerActor(ServiceActor):
             self.inbox,
             self._copy,
             in_sleep=self._in_group and not self._sync,
-            on_come=self._on_come,
+            on_come=self._take,
             on_lost=self._lose,
             call_soon=self.call_soon,
         )
@@ -285,10 +285,6 @@ class FollowerActor(ServiceActor):
     def on_readable(self, source: Any) -> None:
         self._intake.on_readable(source)
 
-    def _on_come(self, why: int | None) -> None:
-        self._line.heard_at = time.monotonic()
-        self._take(why)
-
     def _take(self, why: int | None = None) -> bool:
         """Lay down what has come, publish it, acknowledge it, and wake who waits for it. False if
         there was no room for all of it.
@@ -296,6 +292,8 @@ class FollowerActor(ServiceActor):
         Args:
             why: what is there is not laid down (see Intake).
         """
+        if self._state is not State.NO_ROOM:  # then nothing is listened to
+            self._line.heard_at = time.monotonic()
         before = self._log.physical_offset
         try:
             why = self._copy.take() if why is None else why

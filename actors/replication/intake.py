@@ -27,7 +27,7 @@ class Intake:
         copy: LogCopy,
         *,
         in_sleep: bool,
-        on_come: Callable[[int | None], None],
+        on_come: Callable[[int | None], object],
         on_lost: Callable[[str], None],
         call_soon: Callable[[Callable[[], object]], object],
     ) -> None:

@@ -27,7 +27,8 @@ class Sources:
         self._epoll = select.epoll()
         self._by_fd: dict[int, Any] = {}
         self._asked: list[zmq.Socket[bytes]] = []  # before each sleep
-        self._touched: set[zmq.Socket[bytes]] = set()  # of the others, those to be asked once
+        self._sure: set[zmq.Socket[bytes]] = set()
+        self._touched: set[zmq.Socket[bytes]] = set()  # of these, those to be asked once
         # Called with a descriptor and a time in s (below 0: for ever): returns when the descriptor
         # can be read, or the time is over. For who has something else to do while this sleeps.
         self.sleep: Callable[[int, float], None] | None = None
@@ -44,7 +45,8 @@ class Sources:
         if descriptor is source:
             return
         if sure:
-            self._touched.add(source)
+            self._sure.add(source)
+            self._touched.add(source)  # what has come before may have left no sign
         else:
             self._asked.append(source)
 
@@ -56,14 +58,16 @@ class Sources:
                 with suppress(OSError):  # it was closed, against the rule
                     self._epoll.unregister(descriptor)
         self._asked = [each for each in self._asked if each != source]
+        self._sure.discard(source)
         self._touched.discard(source)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(tuple(self._by_fd.values()))
 
     def touched(self, socket: zmq.Socket[bytes]) -> None:
-        """Something was sent by it, or it may not be empty."""
-        self._touched.add(socket)
+        """Something was sent by it, or it may not be empty. Nothing, once it was removed."""
+        if socket in self._sure:
+            self._touched.add(socket)
 
     def wait(self, timeout_s: float | None) -> list[Any]:
         """Those that can be read; sleeps until there is one, for so long at most (None: for ever).
@@ -77,8 +81,8 @@ class Sources:
             self.sleep(self._epoll.fileno(), -1 if timeout_s is None else timeout_s)
             timeout_s = 0
         for descriptor, _ in self._epoll.poll(timeout_s, AT_ONCE):
-            source = self._by_fd[descriptor]
-            if source not in found:
+            source = self._by_fd.get(descriptor)
+            if source is not None and source not in found:
                 found.append(source)
         return found
 

@@ -163,10 +163,12 @@ cdef class LogCopy:
         cdef int what
         if got <= 0:
             return C_CLOSED if got == 0 else C_MORE
-        what = self.take()
-        if log.segment_start + log._at > before:
-            log.publish()
-            log.wake()
+        try:
+            what = self.take()
+        finally:  # also in front of what cannot be taken: this end is told to the other side
+            if log.segment_start + log._at > before:
+                log.publish()
+                log.wake()
         return what
 
     cdef void _make_space(self) noexcept:
