@@ -87,15 +87,16 @@ class Mailbox:
         """What is handed out now: the first ones, as many of as many bytes as an answer may have.
 
         Args:
-            count_max, bytes_max: not more than that; 0: no such bound. Then the first one is handed
-                out however large it is; with `bytes_max` nothing is if it alone is larger.
+            count_max, bytes_max: not more than that, if above 0. Without `bytes_max` the first one
+                is handed out however large it is.
         """
         found: list[Letter] = []
         size = 0
-        count = min(count_max if count_max > 0 else ANSWER_COUNT, ANSWER_COUNT)
+        count = min(count_max, ANSWER_COUNT) if count_max > 0 else ANSWER_COUNT
+        most = min(bytes_max, ANSWER_BYTES) if bytes_max > 0 else ANSWER_BYTES
         for letter in islice(self.letters.values(), count):
             size += letter.size
-            if size > (bytes_max if bytes_max > 0 else ANSWER_BYTES) and (found or bytes_max > 0):
+            if size > most and (found or bytes_max > 0):
                 break
             found.append(letter)
         return found

@@ -84,6 +84,8 @@ class Caller:
 class LineRequest(Request):
     __slots__ = ("_caller",)
 
+    by_line = True
+
     def __init__(
         self, caller: Caller, request_id: int, command: Command, payload: Frames
     ) -> None:  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from cometmq.actors.runtime.access import CommitRun, Doorman, Principal
 from cometmq.actors.runtime.guard import explained
@@ -26,6 +26,8 @@ class Request:
     """
 
     __slots__ = ("command", "payload", "principal", "request_id")
+
+    by_line: ClassVar[bool] = False  # its answer has to fit into a packet
 
     def __init__(
         self, request_id: int, command: Command, payload: Frames, principal: Principal

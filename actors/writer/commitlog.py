@@ -70,10 +70,10 @@ class CommitLogActor(ServiceActor):
 
     Writes, alone: commitlog/ content, `wrote` and the counters beside it, `phase`, `sync_wanted`,
     `marks_from`; `flushed` in a word of its own; the ends of queues and their stripes.
-    Wakes on: SendMessages, AppendRecords, OpenProducer, EndTransactions, PassHalves; what is said
-    of replies; `flushed`
-    while an answer waits for it, a timer for one that waits too long; `queues`, to tell how far new
-    ones reach; `dispatched`, while what is there has to be looked for.
+    Wakes on: SendMessages, AppendRecords, OpenProducer, EndTransactions, PassHalves; SendReply and
+    AwaitReplies, and a timer while there are requesters; `flushed` while an answer waits for it, a
+    timer for one that waits too long; `queues`, to tell how far new ones reach; `dispatched`, while
+    what is there has to be looked for.
     Under SYNC_FLUSH it syncs a small group itself, so that nobody has to be woken between append
     and answer; what is more, or comes while the flush process is at work, is that one's.
     Dies of: a broken invariant. What was acknowledged lies below `wrote`, which outlives the

@@ -52,6 +52,10 @@ from cometmq.shm.os.processes import has_ended
 LOOK_S: Final = 0.5  # for requesters that are gone, and polls that have waited for long enough
 RETURN_S: Final = 5.0  # after a start: for requesters that waited at the process before
 
+# Replies, each with a frame of its own, that go by a line at once, and their bytes as mailboxes
+# count them, which know nothing of MessagePack.
+PACKET: Final = frames.PACKET_FRAMES_MAX - 1, frames.PACKET_MAX * 3 // 4
+
 REPLYING: Final = AwaitReplies, SendReply, LeaveReplies  # no send depends on them
 
 
@@ -70,7 +74,6 @@ class _Poll(NamedTuple):
     """A requester's command that is held."""
 
     request: Request
-    command: AwaitReplies
     until: float  # time.monotonic()
 
 
@@ -124,7 +127,7 @@ class RepliesPart:
                 letter.is_received = True
                 _conclude(letter)
         wait_s = min(command.wait_ms, REPLY_WAIT_MS_MAX) / 1000 if is_known else 0
-        self._polls[requester] = _Poll(request, command, now + wait_s)
+        self._polls[requester] = _Poll(request, now + wait_s)
         box.waits = True
         if box.letters or wait_s <= 0:
             self._release(requester)
@@ -207,7 +210,7 @@ class RepliesPart:
             return
         box.waits = False
         box.heard_at = time.monotonic()
-        letters = box.due(held.command.count_max, held.command.bytes_max)
+        letters = box.due(*PACKET) if held.request.by_line else box.due()
         now_ms = time.time_ns() // 1_000_000
         heads = [ReplyHead(each.correlation_id, each.properties, now_ms) for each in letters]
         is_larger = bool(box.letters) and not letters

@@ -28,8 +28,8 @@ class Pool:
         self._name = name
         self._lock = threading.Lock()  # guards the next two
         self._todo: deque[Work] = deque()
-        # A bell of each thread that waits: a lock that whoever rings it releases. A Condition does
-        # the same, in Python: it took as long as everything else between a message and its handler.
+        # A bell of each thread that waits: a lock, which whoever rings it releases. A Condition has
+        # such ones too, and a good deal of Python around them, between a message and its handler.
         self._idle: list[threading.Lock] = []
         self._unit_s = QUICK_S  # how long a unit took lately
         self.is_over = False  # nobody begins anything more

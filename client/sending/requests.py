@@ -42,7 +42,7 @@ from cometmq.protocol.errors import (
     RequestTimeout,
     again,
 )
-from cometmq.protocol.frames import PACKET_FRAMES_MAX, Frame
+from cometmq.protocol.frames import Frame
 from cometmq.protocol.replies import (
     ARRIVE_TIME,
     CLUSTER,
@@ -69,8 +69,6 @@ LEAVE_S: Final = 1.0
 SECRET_BYTES: Final = 24
 ID_BYTES: Final = 16  # of the system's random numbers: nobody guesses a correlation id
 TIMEOUT_S_MAX: Final = 86_400.0
-LINE_COUNT: Final = PACKET_FRAMES_MAX - 1  # replies that fit into a packet, each with a body ...
-LINE_BYTES: Final = 49_152  # ... and all together, as mailboxes count them
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -139,7 +137,7 @@ class _Post:
         self.mailbox = 0
         self.received = 0
         self.failures = 0
-        self.by_line = True  # the next ones; what is too large for a packet goes by the connection
+        self.by_line = True  # where there is one; what is too large for it is asked for otherwise
 
 
 class Requests:
@@ -314,11 +312,9 @@ class Requests:
         self._opened[topic] = route
 
     def _poll_of(self, post: _Post, wait_ms: int) -> Command:
-        count_max, bytes_max = (LINE_COUNT, LINE_BYTES) if post.by_line else (0, 0)
         return AwaitReplies(
-            post.topic, self._secret, self._process, post.mailbox, post.received, wait_ms,
-            count_max, bytes_max,
-        )  # fmt: skip
+            post.topic, self._secret, self._process, post.mailbox, post.received, wait_ms
+        )
 
     def _poll(self, post: _Post) -> None:
         if self._closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from cometmq.protocol.commands.root import Answer, Command, Part, by_clients, publish, read
-from cometmq.protocol.integers import Int32, Int64
+from cometmq.protocol.integers import Int64
 
 REPLY_WAIT_MS_MAX: Final = 15_000
 
@@ -34,8 +34,6 @@ class AwaitReplies(Command, frozen=True, tag=160):
     mailbox: Int64 = 0  # as last answered; 0: none was
     received: Int64 = 0  # the number of the last reply that has come out of that mailbox
     wait_ms: Int64 = 0
-    count_max: Int32 = 0  # of replies in the answer; 0: as many as it has room for
-    bytes_max: Int64 = 0  # of them, as a line's packets are bounded; 0: likewise
 
 
 class ReplyHead(Part, frozen=True):
@@ -50,7 +48,7 @@ class Replies(Answer, frozen=True, tag=161):
     mailbox: Int64
     first: Int64  # the number of the first; the others follow without a gap
     replies: list[ReplyHead]
-    is_larger: bool = False  # the first one is larger than `bytes_max`: ask without
+    is_larger: bool = False  # the first is too large for the line: ask by the connection
 
 
 class SendReply(Command, frozen=True, tag=162):

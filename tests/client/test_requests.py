@@ -129,14 +129,18 @@ def test_many_are_in_flight(broker: Broker, topic: str) -> None:
     asyncio.run(main())
 
 
-def test_replies_of_every_size(broker: Broker, topic: str) -> None:
+@pytest.mark.parametrize("transport", ["auto", "zmq"])
+def test_replies_of_every_size(broker: Broker, topic: str, transport: str) -> None:
     """Those that fit into a packet of a line, those that do not, and what its properties add."""
 
     def handler(message: Message) -> None:
         size = int(message.body)
         message.reply(bytes(size), properties={"\u00e4" * 100: "\u20ac" * 3_000})
 
-    with handling(broker.name_server, topic, handler), broker.producer() as producer:
+    with (
+        handling(broker.name_server, topic, handler),
+        broker.producer(transport=transport) as producer,
+    ):
         for size in (1, 30_000, 40_000, 49_000, 55_000, 65_000, 70_000, 4_194_304, 1):
             reply = producer.request(topic, b"%d" % size, timeout_s=WAIT_S)
             assert len(reply.body) == size
