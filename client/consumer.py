@@ -427,7 +427,8 @@ class Consumer:
 
         Another thread that polls returns with what it has; a loop ends. So does `run`, which
         finishes what is at work: that is waited for, unless it is a handler that calls this, or a
-        signal's in the thread of `run`: then the rest is done when `run` ends.
+        signal's in the thread of `run`: then the rest is done when `run` ends. A signal's handler
+        in the thread that polls does not wait either: a thread does it, once `poll` has returned.
         """
         self._unclosed.is_closed()
         running = self._running

@@ -57,6 +57,7 @@ RESERVED_PROPERTIES: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY", "WAIT"})
 
 _STAGING: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")  # they become names of files
 _LEGAL: Final = re.compile(rf"[{re.escape(NAME_CHARACTERS)}]+\Z")
+_LEGAL_STORED: Final = re.compile(rf"[{re.escape(STORED_TOPIC_CHARACTERS)}]+\Z")
 
 
 _TIMED: Final = "the arguments deliver_at and deliver_after have a message wait"
@@ -101,21 +102,31 @@ def check_tag(tag: str) -> None:
         )
 
 
-def _check(kind: str, name: str, length_max: int) -> None:
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Where messages of this topic are kept that come again to a group without queues. As
+    RocketMQ's brokers name it (KeyBuilder.buildPopRetryTopicV2): no other group's can be called so.
+    """
+    name = f"{RETRY_PREFIX}{group}{POP_RETRY_SIGNS[-1]}{topic}"
+    return name if len(name) <= LONG_TOPIC_MAX else RETRY_PREFIX + group
+
+
+def _check(kind: str, name: str, length_max: int, legal: re.Pattern[str] = _LEGAL) -> None:
     if not isinstance(name, str):
         raise NameIllegal(f"a {kind} name is one text, not {type(name).__name__}: {name!r:.80}")
     if not name:
         raise NameIllegal(f"the {kind} name is empty")
     if len(name) > length_max:
         raise NameIllegal(f"{kind} name of {len(name)} characters, at most {length_max}")
-    if not _LEGAL.match(name):
+    if not legal.match(name):
         raise NameIllegal(f"{kind} name {name[:140]!r}: only %|a-zA-Z0-9_- are allowed")
 
 
 def check_topic(topic: str) -> None:
     """Raise NameIllegal unless the name may be a topic's."""
     long = isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-    _check("topic", topic, LONG_TOPIC_MAX if long else TOPIC_MAX)
+    popped = long and topic.startswith(RETRY_PREFIX)
+    legal = _LEGAL_STORED if popped else _LEGAL
+    _check("topic", topic, LONG_TOPIC_MAX if long else TOPIC_MAX, legal)
 
 
 def check_writable_topic(topic: str) -> None:

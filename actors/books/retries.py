@@ -11,7 +11,7 @@ import msgspec
 
 from cometmq.actors.books.delays import level_for
 from cometmq.protocol.commands import GivenBack, StoreRetries
-from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.protocol.names import DLQ_PREFIX, POP_RETRY_SIGNS, RETRY_PREFIX, pop_retry_topic
 from cometmq.protocol.uptime import NAME as UPTIME_NAME
 from cometmq.protocol.uptime import Uptime
 
@@ -30,6 +30,19 @@ class Retry(msgspec.Struct, frozen=True):
     is_dead: bool = False
 
 
+def retry_topic(group: str, entry: GivenBack, *, popped: bool) -> str:
+    """Where a message comes again. What was popped has a retry topic for each topic, and stays in
+    the one in which it is: a consumer of a group without queues reads one topic, and must not
+    be given another one's."""
+    if not popped:
+        return RETRY_PREFIX + group
+    if entry.topic == RETRY_PREFIX + group or entry.topic.startswith(
+        tuple(f"{RETRY_PREFIX}{group}{sign}" for sign in POP_RETRY_SIGNS)
+    ):
+        return entry.topic
+    return pop_retry_topic(group, entry.topic)
+
+
 def retry_of(
     command: StoreRetries, entry: GivenBack, reconsume_times: int, levels_ms: tuple[int, ...]
 ) -> Retry:
@@ -41,7 +54,7 @@ def retry_of(
     """
     if entry.delay_level < 0 or reconsume_times >= command.max_reconsume_times:
         return Retry(DLQ_PREFIX + command.group, 0, True)
-    topic = RETRY_PREFIX + command.group
+    topic = retry_topic(command.group, entry, popped=command.at_once or entry.handle != 0)
     if command.at_once:
         return Retry(topic, 0)
     if entry.after_ms >= 0:
@@ -81,3 +94,11 @@ def retry_properties(
         pairs[b"REAL_QID"] = b"%d" % queue_id
     copy = b"".join(b"%b\1%b\2" % pair for pair in pairs.items())
     return copy + now.as_property() if retry.level else copy
+
+
+def bare_properties(properties: bytes, topic: str, bytes_max: int) -> bytes:
+    """The properties of a copy that has no room for more: as they were, and where it was sent to
+    if that fits. It cannot wait, as nothing would say for what."""
+    place = b"RETRY_TOPIC\1%b\2" % topic.encode()
+    known = b"\2RETRY_TOPIC\1" in b"\2" + properties
+    return properties if known or len(place + properties) > bytes_max else place + properties

@@ -57,12 +57,15 @@ class Groups:
         if not self._is_known(name):
             raise GroupNotExist(f"group {name} is unknown to this broker")
         check_unused(self._members, name, by_force=command.force)
-        retry_topic = f"{names.RETRY_PREFIX}{name}"
+        retries = f"{names.RETRY_PREFIX}{name}"
+        of_pops = names.pop_retry_topic(name, "")
+        topics = self._books.topics.configs
+        retry_topics = [each for each in topics if each == retries or each.startswith(of_pops)]
         self._members.evict(name)
         self._books.change(GroupRemoved(name))
         log.info("group %s is deleted", name)
-        if retry_topic in self._books.topics and not command.keep_retry_topic:
-            self._topics.delete(request, retry_topic)
+        if retry_topics and not command.keep_retry_topic:
+            self._topics.delete(request, *retry_topics)
         else:
             self._books.then(request.conclude)
 

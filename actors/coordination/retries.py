@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from cometmq.actors.books.retries import retry_topic
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.runtime.service import Request, ServiceActor
@@ -26,7 +27,7 @@ from cometmq.protocol.errors import (
     ServiceNotAvailable,
     SystemBusy,
 )
-from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX, check_topic
+from cometmq.protocol.names import DLQ_PREFIX, check_topic
 from cometmq.protocol.wire.channel import Channel, Pending
 
 WAITING_MAX: Final = 256  # commands that the scheduler has not answered
@@ -248,7 +249,13 @@ class Retries:
             raise ServiceNotAvailable("no scheduler belongs to this coordinator")
         config = self._members.config_of(command.group)
         if config.retry_queue_nums > 0:
-            self._make_topic(RETRY_PREFIX + command.group, config.retry_queue_nums)
+            for topic in sorted(
+                {
+                    retry_topic(command.group, each, popped=at_once or each.handle != 0)
+                    for each in command.messages
+                }
+            ):
+                self._make_topic(topic, config.retry_queue_nums)
         self._make_topic(DLQ_PREFIX + command.group, 1)
         wanted = _with_config(command, config, at_once, handed_out)
         return self._scheduler.request(wanted, on_done=on_done)

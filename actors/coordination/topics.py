@@ -151,14 +151,15 @@ class Topics:
                     each.request, each.topics, each.answer, is_change=True
                 )
 
-    def delete(self, request: Request, topic: str) -> None:
-        """Forget a topic; answer Done when every process knows that."""
-        # First the offsets: a topic of the same name must never find them.
-        if self._offsets.groups_of(topic):
-            self._books.change(OffsetsForgotten(topic))
-        self._change(TopicRemoved(topic))
-        log.info("topic %s is deleted", topic)
-        self._want_known(request, [topic], Done)
+    def delete(self, request: Request, *topics: str) -> None:
+        """Forget topics; answer Done when every process knows that."""
+        for topic in topics:
+            # First the offsets: a topic of the same name must never find them.
+            if self._offsets.groups_of(topic):
+                self._books.change(OffsetsForgotten(topic))
+            self._change(TopicRemoved(topic))
+            log.info("topic %s is deleted", topic)
+        self._want_known(request, list(topics), Done)
 
     # --- commands ---
 

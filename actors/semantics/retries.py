@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from cometmq.actors.books.retries import retry_of, retry_properties
+from cometmq.actors.books.retries import bare_properties, retry_of, retry_properties
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Request
@@ -33,6 +33,7 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import DELAY_TOPIC, POP_RETRY_SIGNS, RETRY_PREFIX
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import BatchFull, Message, RecordTooLarge, decode
+from cometmq.shm.kernel.layout import PROPERTIES_MAX_BYTES
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.store_reader import StoreReader
 
@@ -134,14 +135,13 @@ class Retries:
         if not retry.is_dead and command.retry_queues <= 0:
             return  # such a group drops what it could not consume
         queue_id = 0 if retry.is_dead else random.randrange(command.retry_queues)
+        topic, raw = _sent_to(message.topic, command.group), message.raw_properties
         properties = retry_properties(
-            message.raw_properties,
-            retry,
-            queue_id,
-            _sent_to(message.topic, command.group),
-            message.offset_msg_id,
-            stored_now(),
+            raw, retry, queue_id, topic, message.offset_msg_id, stored_now()
         )
+        if len(properties) > PROPERTIES_MAX_BYTES:
+            retry = msgspec.structs.replace(retry, level=0)
+            properties = bare_properties(raw, topic, PROPERTIES_MAX_BYTES)
         at_once = retry.topic, queue_id
         queue = (DELAY_TOPIC, retry.level - 1) if retry.level else at_once
         batch.records.encoder.add_stored(

@@ -37,6 +37,7 @@ from cometmq.protocol.errors import ArgumentIllegal, CometError, NotConfirmed, N
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.protocol.retry import pause_s
+from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import (
     Message,
@@ -47,7 +48,7 @@ from cometmq.shm.kernel._kernel import (
     source_of,
 )
 from cometmq.shm.os.processes import boot_id
-from cometmq.shm.reading.selection import Selection
+from cometmq.shm.reading.selection import selection_of
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,6 @@ class Wanted(NamedTuple):
     topic: str
     tags: str
     sql: str
-    selection: Selection
     invisible_ms: int
     from_latest: bool
     consumer: str
@@ -187,18 +187,24 @@ class PopBroker:
         popped = taken.popped
         at, end = popped.queue_offset, popped.queue_offset + popped.count
         found: list[Message] = []
-        tags, chosen, _ = self._wanted.selection
+        wanted = self._wanted
+        again = popped.topic.startswith(RETRY_PREFIX)
+        tags, sql = (ALL_TAGS, "") if again else (wanted.tags, wanted.sql)  # it was chosen before
+        chosen = selection_of(tags, sql)
         deadline = min(taken.until, time.monotonic() + self._timeout_s)
+        suspend_ms = 0  # a reader would wait for one that is chosen, which may never come
         while at < end:
-            answer, payload = self._pull(popped, at, deadline)
+            answer, payload = self._pull(popped, at, tags, sql, suspend_ms, deadline)
             if answer.status == PullStatus.FOUND and payload:
-                messages = decode(payload[0].buffer, tags, filter=chosen)
+                messages = decode(payload[0].buffer, chosen.tags, filter=chosen.filter)
                 found += [each for each in messages if each.queue_offset < end]
             if answer.next_queue_offset > at:
-                at = answer.next_queue_offset
+                at, suspend_ms = answer.next_queue_offset, 0
             elif time.monotonic() > deadline:
                 raise NotConfirmed(f"its reader does not show offset {at}")
-        if popped.topic.startswith(RETRY_PREFIX):
+            else:
+                suspend_ms = SUSPEND_MS
+        if again:
             restore_topics(found)
         set_source(found, taken)
         for message in found if popped.counts else ():
@@ -206,12 +212,13 @@ class PopBroker:
         self._pass_over(taken, found)
         return found
 
-    def _pull(self, popped: Popped, at: int, deadline: float) -> tuple[PullResult, Sequence[Frame]]:
+    def _pull(
+        self, popped: Popped, at: int, tags: str, sql: str, suspend_ms: int, deadline: float
+    ) -> tuple[PullResult, Sequence[Frame]]:
         """From a reader; again, while that may help."""
-        wanted = self._wanted
         command = PullMessages(
             popped.topic, popped.queue_id, at, popped.queue_offset + popped.count - at, PULL_BYTES,
-            SUSPEND_MS, wanted.tags, sql=wanted.sql,
+            suspend_ms, tags, sql=sql,
         )  # fmt: skip
         failures = 0
         while True:
@@ -219,7 +226,7 @@ class PopBroker:
             endpoint = readers[popped.queue_id % len(readers)]
             try:
                 channel = self._routes.channel(endpoint, f"the reader at {endpoint}")
-                answer, payload = self._ask_once(channel, command, ASK_S + SUSPEND_MS / 1000)
+                answer, payload = self._ask_once(channel, command, ASK_S + suspend_ms / 1000)
             except CometError as error:
                 failures += 1
                 _pause(error, failures, deadline)

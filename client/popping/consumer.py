@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -14,8 +15,8 @@ from typing import Final, Self
 
 from cometmq.client.arguments import check, checked
 from cometmq.client.forked import Forked
-from cometmq.client.handling.options import CONCURRENCY_MAX, Handler
-from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict, check_handler
+from cometmq.client.handling.options import Handler, Handling, Middleware
+from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict
 from cometmq.client.handling.work import describe
 from cometmq.client.popping.broker import (
     PopBroker,
@@ -110,14 +111,15 @@ class PopConsumer:
         check_group(group)
         check_topic(topic)
         check_expression(tags)
+        selection_of(tags, sql)
         first = named(start)
         if first is None:
             raise ArgumentIllegal(f"start={start!r}: 'earliest' or 'latest'")
         if max_reconsume_times is not None and not 0 <= max_reconsume_times <= 0x7FFFFFFF:
             raise ArgumentIllegal(f"max_reconsume_times={max_reconsume_times}: 0 or more")
         self._wanted = Wanted(
-            group, topic, tags, sql, selection_of(tags, sql), _milliseconds(invisible_s),
-            first == named("latest"), token_hex(8), self._is_async, orderly,
+            group, topic, tags, sql, _milliseconds(invisible_s), first == named("latest"),
+            token_hex(8), self._is_async, orderly,
         )  # fmt: skip
         self._times_max = -1 if max_reconsume_times is None else max_reconsume_times
         self._timeout_s = timeout_s
@@ -126,6 +128,7 @@ class PopConsumer:
         self._turn = 0
         self._trouble: tuple[float, CometError] | None = None  # since when nobody answers, and why
         self._closed = False
+        self._asking = _Asking()
         self._process = os.getpid()
         self._running: PopRun | None = None
         try:
@@ -160,13 +163,14 @@ class PopConsumer:
         if not 0 < max_messages <= POP_COUNT_MAX:
             raise ArgumentIllegal(f"max_messages={max_messages}: 1 to {POP_COUNT_MAX}")
         deadline = time.monotonic() + timeout_s
-        while not self._closed:
-            found = self._poll_in_turn(max_messages, deadline)
-            if found:
-                return found
-            if time.monotonic() >= deadline:
-                self._check_heard()
-                break
+        with self._asking:
+            while not self._closed:
+                found = self._poll_in_turn(max_messages, deadline)
+                if found:
+                    return found
+                if time.monotonic() >= deadline:
+                    self._check_heard()
+                    break
         return []
 
     def _poll_in_turn(self, count: int, deadline: float) -> list[Message]:
@@ -258,8 +262,15 @@ class PopConsumer:
     def _acknowledge(self, done: Mapping[PopBroker, Mapping[Taken, Sequence[int]]]) -> None:
         self._check_open()
         codes: set[int] = set()
-        for broker, taken in done.items():
-            codes.update(broker.ack(taken.items()))
+        missed: CometError | None = None
+        with self._asking:
+            for broker, taken in done.items():
+                try:
+                    codes.update(broker.ack(taken.items()))
+                except CometError as error:  # the other brokers have no part in that
+                    missed = missed or error
+        if missed is not None:
+            raise missed
         _raise_first(codes, f"group {self.group}")
 
     def nack(self, message: Message, after: timedelta | float | None = None) -> None:
@@ -291,14 +302,18 @@ class PopConsumer:
             message.stored_topic, message.queue_id, message.queue_offset, message.physical_offset,
             verdict.delay_level, verdict.after_ms, taken.popped.handle,
         )  # fmt: skip
-        _raise_first(taken.broker.give_back([given], self._times_max), describe(message))
+        with self._asking:
+            codes = taken.broker.give_back([given], self._times_max)
+        _raise_first(codes, describe(message))
 
     def extend(self, message: Message, invisible_s: float) -> None:
         """Have it for so long from now on; and what was popped beside it, its neighbours in the
         queue. Raises what `ack` raises."""
         self._check_open()
         taken = taken_of(message)
-        _raise_first(taken.broker.extend(taken, _milliseconds(invisible_s)), describe(message))
+        with self._asking:
+            codes = taken.broker.extend(taken, _milliseconds(invisible_s))
+        _raise_first(codes, describe(message))
 
     def _release(self, message: Message) -> None:
         """In order: it was not begun, nor what was taken behind it."""
@@ -307,29 +322,44 @@ class PopConsumer:
 
     # --- handlers ---
 
-    def run(self, handler: Handler, *, concurrency: int = 20, end_timeout_s: float = 30.0) -> None:
+    def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 20,
+        middleware: Iterable[Middleware] = (),
+        end_timeout_s: float = 30.0,
+    ) -> None:
         """Call `handler` with each message, in so many threads, until `close` or Ctrl-C.
 
         What it returns for is acknowledged, many at a time. An exception is a failed delivery:
         the message comes again, later each time; `Retry(after=...)` and `Reject()` say more. What
-        takes longer than `invisible_s` comes again meanwhile.
+        takes longer than `invisible_s` comes again meanwhile. SystemExit and KeyboardInterrupt in
+        a handler are failed deliveries as well; then the run ends, and raises them.
 
         In order, each queue's messages go to one thread at a time. What fails comes again first,
         after 1 s or as `Retry(after=...)` says, and until then nothing of its queue.
 
         Args:
+            middleware: each takes a handler and gives back another that calls it. The first is the
+                outermost.
             end_timeout_s: how long the end waits for what runs.
 
         While the broker is away it waits. Raises ArgumentIllegal, and what brokers refuse `poll`.
         """
-        check_handler(handler, is_async=False)
-        if not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise ArgumentIllegal(f"concurrency={concurrency}: 1 to {CONCURRENCY_MAX}")
+        handling = Handling.of(
+            {
+                "concurrency": concurrency,
+                "middleware": middleware,
+                "end_timeout_s": end_timeout_s,
+            }
+        )
+        wrapped = handling.wrapped(handler, is_async=False)
         self._check_open()
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
         kind = OrderedRun if self._wanted.orderly else PopRun
-        run = self._running = kind(_Popping(self), handler, concurrency, end_timeout_s)
+        run = self._running = kind(Inside(self), wrapped, concurrency, end_timeout_s)
         try:
             run.work()
         finally:
@@ -343,7 +373,8 @@ class PopConsumer:
         """What runs is finished. What is not acknowledged comes again when its time is over.
 
         That is waited for, unless it is a handler that calls this, or a signal's in the thread of
-        `run`: then the rest is done when `run` ends.
+        `run`: then the rest is done when `run` ends. A signal's handler in a thread that polls or
+        acknowledges does not wait either: a thread does it, once that has returned.
         """
         if self._closed:
             return
@@ -352,10 +383,18 @@ class PopConsumer:
         self._closed = True
         self._unclosed.is_closed()
         run = self._running
+        if run is None and self._asking.is_here:
+            threading.Thread(target=self._close_later, name="cometmq close").start()
+            return
         if run is None or not run.is_here:  # else it holds what `_stop_waiting` wants, perhaps
             self._stop_waiting()
         if run is not None and not run.end():
             return
+        self._routes.close()
+
+    def _close_later(self) -> None:
+        self._stop_waiting()
+        self._asking.wait(self._timeout_s)
         self._routes.close()
 
     def _stop_waiting(self) -> None:
@@ -375,7 +414,30 @@ class PopConsumer:
         self.close()
 
 
-class _Popping:
+class _Asking:
+    """Who asks brokers now. A signal's handler may look, whatever it has interrupted."""
+
+    def __init__(self) -> None:
+        self._threads: list[int] = []
+
+    @property
+    def is_here(self) -> bool:
+        return threading.get_ident() in self._threads
+
+    def wait(self, timeout_s: float) -> None:
+        """Until nobody does."""
+        deadline = time.monotonic() + timeout_s
+        while self._threads and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def __enter__(self) -> None:
+        self._threads.append(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.remove(threading.get_ident())
+
+
+class Inside:
     """The inside, for a run."""
 
     def __init__(self, consumer: PopConsumer) -> None:
@@ -384,6 +446,7 @@ class _Popping:
         self.ack = consumer.ack
         self.give_back = consumer._give_back
         self.release = consumer._release
+        self.stop_waiting = consumer._stop_waiting
 
     @property
     def is_closed(self) -> bool:

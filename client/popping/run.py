@@ -38,6 +38,7 @@ class Popping(Protocol):
     def ack(self, *messages: Message) -> None: ...
     def give_back(self, message: Message, verdict: Verdict) -> None: ...
     def release(self, message: Message) -> None: ...
+    def stop_waiting(self) -> None: ...
 
 
 class PopRun:
@@ -171,10 +172,10 @@ class PopRun:
             return [self._todo.popleft() for _ in range(count)]
 
     def _handle(self, message: Message) -> bool:
-        """Whether it is done with. Raises what is no Exception."""
+        """Whether it is done with. Raises what is no Exception, once it is given back."""
         try:
             failure = failure_in(self._handler(message))
-        except Exception as error:
+        except BaseException as error:
             failure = error
         if failure is None:
             return True
@@ -184,6 +185,8 @@ class PopRun:
             self._consumer.give_back(message, verdict)
         except CometError as error:
             log.warning("%s is not given back, and comes by itself: %s", describe(message), error)
+        if not isinstance(failure, Exception):
+            raise failure
         return False
 
     def _acknowledge(self) -> None:

@@ -12,6 +12,24 @@ from cometmq.protocol.errors import CometError, again
 from cometmq.shm.kernel._kernel import Message
 
 
+class _Polling:
+    """One thread polls at a time; it is known which one."""
+
+    __slots__ = ("_lock", "thread")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.thread = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.thread = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self.thread = 0
+        self._lock.release()
+
+
 class Stream:
     """One thread at a time polls; the others wait for it.
 
@@ -22,7 +40,7 @@ class Stream:
     def __init__(self, puller: Puller) -> None:
         self.closed = False
         self._puller = puller
-        self._lock = threading.Lock()  # one thread polls
+        self._polling = _Polling()
         self._pump_due = True  # a chunk has gone out: see what has come
         self._failure: CometError | None = None
 
@@ -42,7 +60,7 @@ class Stream:
     def poll(self, max_count: int, timeout_s: float | None) -> list[Message]:
         """See `Consumer.poll`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._lock:
+        with self._polling:
             while not self.closed:
                 if self._pump_due or not self._puller.ready:
                     self._pump_due = False
@@ -60,7 +78,7 @@ class Stream:
 
     def take(self, max_count: int, timeout_s: float) -> tuple[Queue, list[Message]] | None:
         """The next messages, of one queue; None if none came in time, or somebody rang before."""
-        with self._lock:
+        with self._polling:
             if self.closed:
                 return None
             self._puller.pump(0 if self._next_chunk() else timeout_s)
@@ -83,7 +101,7 @@ class Stream:
     def each(self, timeout_s: float) -> Iterator[Message]:
         """Messages one by one, until none came for so long; 0: never waits."""
         while True:
-            with self._lock:
+            with self._polling:
                 if self.closed:
                     return
                 self._puller.pump(0 if self._next_chunk() else timeout_s)
@@ -125,11 +143,16 @@ class Stream:
 
     def descriptors(self) -> tuple[list[int], float]:
         """What to watch until `poll` has something to do (empty: it has), and at most how long."""
-        with self._lock:
+        with self._polling:
             if self.closed:
                 return [], 0.0
             self._puller.begin()
             return self._puller.descriptors(), self._puller.due_s()
+
+    @property
+    def is_polled_here(self) -> bool:
+        """By this very thread: a signal's handler has come in between."""
+        return self._polling.thread == threading.get_ident()
 
     def end(self) -> None:
         """Have whoever polls return with what there is."""
@@ -138,5 +161,5 @@ class Stream:
 
     def close(self) -> None:
         """After `end`: let go of what was pulled, and of the channels to readers."""
-        with self._lock:
+        with self._polling:
             self._puller.close()

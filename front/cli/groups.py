@@ -88,8 +88,11 @@ def describe(name: str, name_server: str, output: str) -> None:
         del summary["differences"]
         print_record(summary | {"subscriptions": subscriptions}, output)
     for each in found.differences:
-        wants = f"subscribes to {each.tags}" if each.tags else "does not subscribe"
-        warn(f"member {each.member} {wants} of {each.topic}; most do to {each.usual_tags}")
+        if each.tags:
+            wants = f"subscribes to {each.tags} of {each.topic}; most do to {each.usual_tags}"
+        else:
+            wants = f"does not subscribe to {each.topic}; most do, to {each.usual_tags}"
+        warn(f"member {each.member} {wants}")
     columns = ("broker", "topic", "queue_id", "queue_offset", "max_queue_offset", "lag", "member")
     print_rows(queues, output, columns=columns)
 

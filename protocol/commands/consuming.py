@@ -34,9 +34,10 @@ class GivenBack(Part, frozen=True):
 class GiveBackMessages(Command, frozen=True, tag=100):
     """Client to coordinator: have them delivered again later. -> MessagesGivenBack
 
-    A copy of each is stored, with one attempt more, for %RETRY%group; or, once there were
-    `max_reconsume_times` of them, in %DLQ%group. So it may be acknowledged where it was. Both
-    topics are made when they are needed first. A group without retry queues has it dropped.
+    A copy of each is stored, with one attempt more, for %RETRY%group, or of what was popped
+    for %RETRY%group+topic; or, once there were `max_reconsume_times` of them, in %DLQ%group. So it
+    may be acknowledged where it was. These topics are made when they are needed first. A group
+    without retry queues has it dropped.
     """
 
     access = by_clients(read("group", On.GROUP), read("messages.topic"), later=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cometmq.protocol.errors import StoreError
-from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.protocol.names import DLQ_PREFIX, POP_RETRY_SIGNS, RETRY_PREFIX
 from cometmq.spark.jobs.running import Progress, Watch
 from cometmq.spark.sessions import messages
 
@@ -24,6 +24,7 @@ COLUMNS: Final = (
     "unique_key", "body", "properties", "reconsume_times",
 )  # fmt: skip
 POISON: Final = 3
+POPPED: Final = re.escape(POP_RETRY_SIGNS[-1]) + ".*"  # in the name of a retry topic: see there
 
 
 class Failures(msgspec.Struct, frozen=True):
@@ -122,7 +123,7 @@ def letters(
 
     prefixes = (DLQ_PREFIX, RETRY_PREFIX) if retries else (DLQ_PREFIX,)
     names = "|".join(map(re.escape, groups)) or ".*"
-    pattern = f"({'|'.join(map(re.escape, prefixes))})({names})"
+    pattern = f"({'|'.join(map(re.escape, prefixes))})({names})({POPPED})?"
     frame = messages(
         spark,
         columns=COLUMNS,
@@ -133,7 +134,7 @@ def letters(
     is_dead = f.col("topic").startswith(DLQ_PREFIX)
     prefix = f.when(is_dead, len(DLQ_PREFIX)).otherwise(len(RETRY_PREFIX))
     return frame.select(
-        f.substr("topic", prefix + 1).alias("group"),
+        f.regexp_replace(f.substr("topic", prefix + 1), f"{POPPED}$", "").alias("group"),
         f.when(is_dead, "dead").otherwise("retry").alias("kind"),
         f.coalesce(f.col("properties")["RETRY_TOPIC"], f.col("topic")).alias("origin_topic"),
         f.col("properties")["ORIGIN_MESSAGE_ID"].alias("origin_msg_id"),

@@ -15,7 +15,7 @@ from family import RunningBroker, encode_batch
 from shared_data import data_path
 
 from cometmq.actors.books.delays import destination, level_for
-from cometmq.actors.books.retries import Retry, retry_of, retry_properties
+from cometmq.actors.books.retries import Retry, bare_properties, retry_of, retry_properties
 from cometmq.client import Consumer, Producer
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (
@@ -123,7 +123,14 @@ def test_what_becomes_of_what_is_given_back() -> None:
     assert retry_of(plain, chosen, 0, LEVELS_MS) == Retry("%RETRY%g", 6)
     assert retry_of(plain, GivenBack("t", 0, 0, 0, -1), 0, LEVELS_MS) == Retry("%DLQ%g", 0, True)
     now = StoreRetries("g", [], 3, 1, at_once=True)
-    assert retry_of(now, entry, 2, LEVELS_MS) == Retry("%RETRY%g", 0)
+    assert retry_of(now, entry, 2, LEVELS_MS) == Retry("%RETRY%g+t", 0)
+    for topic, kept in {
+        "t": "%RETRY%g+t", "%RETRY%g+t": "%RETRY%g+t", "%RETRY%g_t": "%RETRY%g_t",
+        "%RETRY%g": "%RETRY%g", "%RETRY%gg": "%RETRY%g+%RETRY%gg", "%DLQ%g": "%RETRY%g+%DLQ%g",
+        "t" * 127: "%RETRY%g+" + "t" * 127, "%RETRY%" + "x" * 248: "%RETRY%g",
+    }.items():  # fmt: skip
+        popped = GivenBack(topic, 0, 0, 0, handle=7)
+        assert retry_of(plain, popped, 0, LEVELS_MS) == Retry(kept, 3)
     assert retry_of(now, entry, 3, LEVELS_MS) == Retry("%DLQ%g", 0, True)
     later = GivenBack("t", 0, 0, 0, after_ms=1500)
     assert retry_of(plain, later, 0, LEVELS_MS) == Retry("%RETRY%g", 2)
@@ -146,6 +153,13 @@ def test_a_copy_keeps_what_the_first_one_had() -> None:
         b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
         b"DELAY": b"0", b"REAL_TOPIC": b"%RETRY%g", b"REAL_QID": b"1",
     }  # fmt: skip
+
+
+def test_a_copy_without_room() -> None:
+    assert bare_properties(b"a\1b\2", "t", 99) == b"RETRY_TOPIC\1t\2a\1b\2"
+    for raw in (b"RETRY_TOPIC\1u\2a\1b\2", b"a\1b\2RETRY_TOPIC\1u\2"):
+        assert bare_properties(raw, "t", 99) == raw
+    assert bare_properties(b"a\1b\2", "t", 17) == b"a\1b\2"
 
 
 @pytest.mark.parametrize("levels", ["", "1", "1x", "-1s", "1s  ²s", "9999999999s", "s"])
@@ -280,16 +294,14 @@ def test_what_cannot_be_given_back(broker: RunningBroker) -> None:
 
 
 def test_one_that_cannot_be_stored_again_hinders_no_other(tmp_path: Path) -> None:
-    """A copy has more properties than its message: there may be no room for these."""
-    settings = {"messageDelayLevel": LEVELS}
+    """It was sent when larger ones might be."""
+    bodies = [b"0", b"1" * 100_000, b"2"]
+    with RunningBroker(tmp_path / "store") as broker, Producer(name_server(broker)) as producer:
+        producer.send_many("full", bodies, queue_id=0)
     with (
-        RunningBroker(tmp_path / "store", settings) as broker,
-        Producer(name_server(broker)) as producer,
+        RunningBroker(tmp_path / "store", {"maxMessageSize": "65536"}) as broker,
         Consumer(name_server(broker), "full", "full") as consumer,
     ):
-        for number in range(3):
-            filled = {"a": "x" * 32_650} if number == 1 else {}
-            producer.send("full", b"%d" % number, queue_id=0, properties=filled)
         messages = take(consumer, 3)
         codes = give_back(broker, "full", *[back(each, delay_level=-1) for each in messages])
         assert codes == [0, MessageTooLarge.code, 0]

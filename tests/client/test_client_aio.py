@@ -39,7 +39,8 @@ def in_loop(work: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("twin", "original"), [(AsyncProducer, Producer), (AsyncConsumer, Consumer)]
+    ("twin", "original"),
+    [(AsyncProducer, Producer), (AsyncConsumer, Consumer), (AsyncPopConsumer, PopConsumer)],
 )
 def test_the_twins_have_the_same_names(twin: type, original: type) -> None:
     names = {name for name in vars(original) if not name.startswith("_")}

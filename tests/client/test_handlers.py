@@ -322,6 +322,36 @@ def test_batches_fail_as_a_whole(broker: Broker, topic: str) -> None:
     assert committed(broker, topic, "batches") == {0: 50}
 
 
+@pytest.mark.parametrize("room", [100, 0])
+@pytest.mark.parametrize("pops", [False, True])
+def test_properties_without_room_for_more(
+    broker: Broker, topic: str, room: int, pops: bool
+) -> None:
+    """No copy could be made of it: it was handled for ever, or, popped, never again."""
+    with Admin(broker.name_server) as admin, broker.producer() as producer:
+        admin.create_topic(topic, queues=1)
+        admin.create_group(topic, {"retryMaxTimes": 2})
+        sent = {"a": "v" * (32_767 - len(f"UNIQ_KEY\1{'0' * 32}\2a\1\2") - room)}
+        producer.send(topic, b"1", properties=sent)
+        producer.send(topic, b"2")
+    seen: list[tuple[bytes, int, int]] = []
+
+    def handle(message: Message) -> None:
+        length = len(message.properties.get("a", ""))
+        seen.append((message.body, message.reconsume_times, length))
+        raise ValueError("nobody can do this")
+
+    consumer = broker.pop_consumer(topic, topic) if pops else broker.consumer(topic, topic)
+    with Admin(broker.name_server) as admin, consumer, running(consumer, handle):
+        until(lambda: len(admin.dead_letters(topic)) == 2)
+        big, small = sorted(admin.dead_letters(topic), key=lambda each: each.message.body)
+    length = len(sent["a"])
+    assert [each for each in seen if each[0] == b"1"] == [(b"1", n, length) for n in range(3)]
+    assert (big.attempts, small.attempts) == (3, 3)
+    assert big.message.properties["a"] == sent["a"]
+    assert big.topic == (topic if room else f"%DLQ%{topic}")
+
+
 def test_one_key_after_the_other(broker: Broker, topic: str) -> None:
     """Keys in parallel: the handler of one key waits for that of another."""
     with broker.producer(linger_ms=5) as producer:

@@ -17,6 +17,7 @@ import pytest
 import still
 from family import RunningBroker
 
+import cometmq.client.popping.broker as popping_broker
 from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.actors.launch.addresses import address_of
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
@@ -36,6 +37,12 @@ from cometmq.protocol.wire.channel import Channel
 
 WAIT_S = 60
 QUEUES = 2
+GROWING = {
+    "groupRetryPolicy": {
+        "type": "EXPONENTIAL",
+        "exponentialRetryPolicy": {"initial": 1, "multiplier": 2, "max": 1_000},
+    }
+}
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +164,26 @@ def test_tags_and_sql(broker: Broker, topic: str) -> None:
     assert lag(broker, "by-tag", topic) == 0
     with broker.pop_consumer("by-sql", topic, sql="TAGS = 'b'") as consumer:
         assert {message.tags for message in pop(consumer, 6, ack=True)} == {"b"}
+
+
+def test_what_is_not_chosen_holds_nobody_up(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader was asked to wait for a message that is chosen, with each stretch that has none:
+    so what was popped beside them came again before anybody had it."""
+    monkeypatch.setattr(popping_broker, "SUSPEND_MS", 20_000)  # as readers wait at most
+    with broker.producer() as producer:
+        for queue_id in range(QUEUES):
+            producer.send(topic, b"chosen", tags="a", queue_id=queue_id)
+            producer.send(topic, b"last", tags="b", queue_id=queue_id)
+    with broker.pop_consumer(topic, topic, "a", invisible_s=15) as consumer:
+        pop(consumer, 2, ack=True)
+        with broker.producer() as producer:
+            producer.send(topic, b"last", tags="b")
+            producer.send(topic, b"chosen", tags="a")
+        (message,) = pop(consumer, 1, ack=True)
+        assert message.reconsume_times == 0
+        until(lambda: not consumer.poll(timeout_s=0) and lag(broker, topic, topic) == 0)
 
 
 def test_a_group_begins_at_the_end(broker: Broker, topic: str) -> None:
@@ -504,6 +531,129 @@ def test_a_run_that_is_cancelled(broker: Broker, topic: str) -> None:
     assert sorted(each.body for each in again) == [b"%d" % number for number in range(1, 6)]
     assert {each.reconsume_times for each in again} == {1}
     assert lag(broker, topic, topic) == 0
+
+
+def test_threads_of_the_event_loop_may_all_be_busy(broker: Broker, topic: str) -> None:
+    """With other consumers that wait, for example: with 20 in a loop of two processors, what was
+    done came again 17 times, as nobody got to say so."""
+    bodies = send(broker, topic, 5)
+    busy = threading.Event()
+
+    async def main() -> list[bytes]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        seen: list[bytes] = []
+        async with broker.async_pop_consumer(topic, topic) as consumer:
+
+            async def handle(message: Message) -> None:
+                seen.append(message.body)
+                if len(seen) == len(bodies):
+                    await consumer.close()
+
+            loop.run_in_executor(None, busy.wait, WAIT_S)
+            await consumer.run(handle)
+        busy.set()
+        return seen
+
+    try:
+        seen = asyncio.run(asyncio.wait_for(main(), WAIT_S / 2))
+    finally:
+        busy.set()
+    assert sorted(seen) == bodies
+    assert lag(broker, topic, topic) == 0
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_that_wants_to_end(
+    broker: Broker, topic: str, error: BaseException, is_async: bool
+) -> None:
+    """The delivery has failed, the run ends and raises it, and what is left comes again."""
+    send(broker, topic, 3)
+    seen: list[bytes] = []
+    is_first = True
+
+    def handle(message: Message) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            raise error
+        seen.append(message.body)
+
+    async def main() -> None:
+        async def task(message: Message) -> None:
+            handle(message)
+
+        async with broker.async_pop_consumer(topic, topic, invisible_s=2) as consumer:
+            await consumer.run(task, concurrency=2)
+
+    with Admin(broker.name_server) as admin:
+        admin.create_group(topic, GROWING)
+    if is_async:
+        with pytest.raises(type(error)):
+            asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    else:
+        with (
+            broker.pop_consumer(topic, topic, invisible_s=2) as ending,
+            pytest.raises(type(error)),
+        ):
+            ending.run(handle, concurrency=1)
+    with broker.pop_consumer(topic, topic) as consumer:
+        messages = pop(consumer, 3 - len(seen), ack=True)
+    assert sorted([*seen, *(each.body for each in messages)]) == [b"0", b"1", b"2"]
+    assert max(each.reconsume_times for each in messages) == 1
+
+
+def test_a_task_that_does_not_end(broker: Broker, topic: str) -> None:
+    """It is cancelled once the end has waited long enough, and its message comes again."""
+    send(broker, topic, 2)
+
+    async def main() -> None:
+        async with broker.async_pop_consumer(topic, topic, invisible_s=2) as consumer:
+
+            async def handle(message: Message) -> None:
+                if message.body == b"0":
+                    await asyncio.Event().wait()
+                asyncio.get_running_loop().call_later(0, closing.set)
+
+            async def close() -> None:
+                await closing.wait()
+                await consumer.close()
+
+            closing = asyncio.Event()
+            closer = asyncio.create_task(close())
+            await consumer.run(handle, concurrency=5, end_timeout_s=0.1)
+            await closer
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    with broker.pop_consumer(topic, topic) as consumer:
+        assert [each.body for each in pop(consumer, 1, ack=True)] == [b"0"]
+
+
+def test_a_task_may_return_what_it_should_have_raised(broker: Broker, topic: str) -> None:
+    send(broker, topic, 1)
+    wrapped: list[bytes] = []
+
+    def noted(handler: Callable[[Message], object]) -> Callable[[Message], object]:
+        def call(message: Message) -> object:
+            wrapped.append(message.body)
+            return handler(message)
+
+        return call
+
+    async def main() -> None:
+        async with broker.async_pop_consumer(topic, topic) as consumer:
+
+            async def handle(_message: Message) -> Reject:
+                await consumer.close()
+                return Reject("nobody can do this")
+
+            await consumer.run(handle, middleware=[noted])
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    with Admin(broker.name_server) as admin:
+        assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"0"]
+    assert wrapped == [b"0"]
 
 
 # --- kills ---

@@ -35,7 +35,7 @@ from fault.checker import Kind, Verdict
 from fault.consuming_clients import CONCURRENCY, TIMES_MAX
 from fault.history import Op, read_part, value_of
 
-from cometmq.protocol.names import DLQ_PREFIX, HIDDEN_TOPICS, RETRY_PREFIX
+from cometmq.protocol.names import DLQ_PREFIX, HIDDEN_TOPICS, RETRY_PREFIX, pop_retry_topic
 
 NEVER: Final = 2**62
 BACK_S: Final = 1.0
@@ -157,7 +157,9 @@ def _check_finished(verdict: Verdict, facts: _Facts, group: Group, done: set[str
 def _check_copies(verdict: Verdict, facts: _Facts, group: Group) -> None:
     """Each was made of one with one attempt less; a dead letter has had all of them."""
     seen: dict[str, set[int]] = defaultdict(set)
-    names = (group.topic, RETRY_PREFIX + group.name, DLQ_PREFIX + group.name)
+    retries = RETRY_PREFIX + group.name, pop_retry_topic(group.name, group.topic)
+    dead = DLQ_PREFIX + group.name
+    names = (group.topic, *retries, dead)
     for copy in facts.copies:
         if copy.topic not in names:
             continue
@@ -171,7 +173,7 @@ def _check_copies(verdict: Verdict, facts: _Facts, group: Group) -> None:
                 verdict.add(Kind.DEAD_EARLY, f"{copy} of {group.name}")
         elif copy.attempt < 1 or copy.attempt - 1 not in seen[copy.value]:
             verdict.add(Kind.ATTEMPTS_FELL, f"{copy}, before it {sorted(seen[copy.value])}")
-        elif copy.topic == names[2] and copy.attempt <= TIMES_MAX and not group.orderly:
+        elif copy.topic == dead and copy.attempt <= TIMES_MAX and not group.orderly:
             verdict.add(Kind.DEAD_EARLY, f"{copy} of {group.name}")
         seen[copy.value].add(copy.attempt)
 
@@ -414,7 +416,10 @@ class _Pops:
         op = pop.op
         copies = [
             copy
-            for name in (RETRY_PREFIX + self._group.name, DLQ_PREFIX + self._group.name)
+            for name in (
+                pop_retry_topic(self._group.name, self._group.topic),
+                DLQ_PREFIX + self._group.name,
+            )
             for copy in self._facts.by_value.get((name, op.value), ())
             if copy.attempt == op.attempt + 1
         ]

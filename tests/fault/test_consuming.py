@@ -21,13 +21,14 @@ from fault.consuming_clients import (
     POPPERS,
     STEPPERS,
     STEPS,
+    TASKS,
     fails_for_ever,
 )
 from fault.consuming_work import MEMBERS, ConsumingWork
 from fault.history import Op, read_histories
 from transacting import until
 
-from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX, pop_retry_topic
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -150,7 +151,8 @@ def test_a_dead_letter_had_attempts_left(good: Good) -> None:
 @pytest.mark.parametrize("group", [HANDLERS, POPPERS])
 def test_a_copy_counts_anew(group: str, good: Good) -> None:
     """As if the count had been lost: it says what the one before it said."""
-    retry = [each for each in good.copies if each.topic == RETRY_PREFIX + group]
+    topics = RETRY_PREFIX + group, pop_retry_topic(group, TASKS)
+    retry = [each for each in good.copies if each.topic in topics]
     second = next(each for each in retry if each.attempt == 2)
     planted = good.with_copies(lambda copy: copy._replace(attempt=0) if copy is second else copy)
     only(Kind.ATTEMPTS_FELL, planted)
@@ -306,7 +308,7 @@ def silent_pop(good: Good) -> tuple[Op, Copy]:
         copies = [
             copy for copy in good.copies
             if copy.value == op.value and copy.attempt == op.attempt + 1
-            and copy.topic in (RETRY_PREFIX + POPPERS, DLQ_PREFIX + POPPERS)
+            and copy.topic in (pop_retry_topic(POPPERS, TASKS), DLQ_PREFIX + POPPERS)
         ]  # fmt: skip
         if len(copies) == 1:
             return op, copies[0]

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from log_scan import scan_log
 from pyspark.sql import SparkSession
 
+from cometmq import Broker
 from cometmq.cli.spark.letters import dlq
 from cometmq.protocol.errors import StoreError
 from cometmq.shm.reading.store_reader import StoreReader
@@ -70,6 +71,19 @@ def test_one_group_exported(spark: SparkSession, store: Path, tmp_path: Path) ->
     with pytest.raises(StoreError, match="is not empty: name a new directory"):
         dead_letters(spark, export=folder, store=str(store))
     assert letters(spark, ["Retry"], store=str(store)).count() == 0  # a name is a whole one
+
+
+def test_retries_of_what_was_popped(spark: SparkSession, tmp_path: Path) -> None:
+    with Broker(tmp_path / "store", profile="test") as broker, broker.producer() as producer:
+        producer.send("invoices", b"1")
+        with broker.pop_consumer("billing", "invoices") as consumer:
+            (message,) = consumer.poll(timeout_s=60)
+            consumer.nack(message, after=0)
+            consumer.ack(*consumer.poll(timeout_s=60))
+    for groups in (["billing"], []):
+        rows = letters(spark, groups, retries=True, store=str(tmp_path / "store")).collect()
+        assert [row[:3] for row in rows] == [("billing", "retry", "invoices")]
+    assert letters(spark, ["bill"], retries=True, store=str(tmp_path / "store")).count() == 0
 
 
 def test_the_plan_needs_no_java() -> None:
