@@ -1,12 +1,43 @@
-"""Ctrl-C, kept away from work that it would tear apart."""
+"""Ctrl-C: the end without a word where nothing can be torn apart, and kept away from work that can.
+
+While modules are imported it must not be an exception: nobody is there to catch it yet, it may come
+out as another one (RuntimeError, of a class that is being made), or be printed and forgotten, in a
+callback.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Final
+
+EXIT_INTERRUPTED: Final = 130  # as a shell has it for SIGINT
+
+
+def end_on_ctrl_c() -> bool:
+    """From now on Ctrl-C ends this process at once. False: somebody else decides what it does (it
+    is ignored, as of a command in the background), or this is not the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return False
+    signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    return True
+
+
+@contextlib.contextmanager
+def ending_on_ctrl_c() -> Iterator[None]:
+    """Ctrl-C within ends this process at once: for imports, which leave nothing behind."""
+    is_set = end_on_ctrl_c()
+    try:
+        yield
+    finally:
+        if is_set:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class CtrlC:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from cometmq.cli.interrupts import ending_on_ctrl_c
 from cometmq.cli.output import JSON, TABLE
 
 DEFAULT_NAME_SERVER: Final = "tcp://127.0.0.1:9876"
@@ -40,7 +41,8 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         module, name, _ = entry
-        found: click.Command = getattr(import_module(module), name)
+        with ending_on_ctrl_c():
+            found: click.Command = getattr(import_module(module), name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.__main__ import run
+from cometmq.cli.command_line import run
 from cometmq.conf import BrokerSettings, ConfigError, load_settings
 from cometmq.conf.rocketmq import NOT_USED, PROMISES
 from cometmq.conf.settings import mistyped_key, options_by_key

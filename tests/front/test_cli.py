@@ -16,10 +16,10 @@ from cli_process import environment, run
 
 import cometmq
 import cometmq.errors
-from cometmq.__main__ import cli
-from cometmq.__main__ import run as run_here
 from cometmq.cli import formatting, positions
 from cometmq.cli.broker import load, with_store_of_port
+from cometmq.cli.command_line import cli
+from cometmq.cli.command_line import run as run_here
 from cometmq.cli.demo_text import collect
 from cometmq.cli.formatting import compile_format
 from cometmq.cli.options import LazyGroup
@@ -66,7 +66,7 @@ def test_every_error_is_public() -> None:
     assert set(cometmq.errors.__all__) == expected
 
 
-@pytest.mark.parametrize("code", ["import cometmq", "import cometmq.__main__"])
+@pytest.mark.parametrize("code", ["import cometmq", "import cometmq.cli.command_line"])
 def test_importing_brings_in_nothing_slow(code: str) -> None:
     slow = "{'zmq', 'rich', 'psutil', 'pykka', 'msgspec', 'cometmq.client'}"
     check = f"{code}\nimport sys\nprint(sorted({slow} & set(sys.modules)))"
