@@ -22,6 +22,7 @@ from cometmq.conf.profiles import PROFILES
 from cometmq.nursery import MainProcess, fork, nursery
 from cometmq.protocol.errors import ArgumentIllegal, CometError, ShuttingDown, from_code
 from cometmq.protocol.tags import ALL_TAGS
+from cometmq.protocol.wire.descriptors import need
 from cometmq.shm.tools.start_checks import sizes_there
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from cometmq.protocol.wire.remote import RemoteRef
     from cometmq.shm.kernel._kernel import Appender
 
+EMBEDDING: Final = 16  # descriptors: its pipes and its log, while it starts
+HOSTING: Final = 64  # what the writer's process has open, with the first of its clients
 _decode_answer: Final = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 
 
@@ -70,7 +73,7 @@ class Broker:
 
     Raises ConfigError for a setting that cannot be used, such as an address that this machine does
     not have or a port that is taken, StoreLocked, StoreNotOurs and others of `cometmq.errors` when
-    it cannot start, and ArgumentIllegal for what can be no argument.
+    it cannot start, TooFewDescriptors, and ArgumentIllegal for what can be no argument.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Broker:
                 raise ArgumentIllegal(f"settings: {key} is the argument `{argument}`")
         self.settings = BrokerSettings.from_keys(given)
         self.settings.check_for_writing()
+        need(HOSTING if writer == "here" else EMBEDDING, "a broker of this process's own")
         self._closed = False
         self._owner = os.getpid()
         self._guest: Guest | None = None

@@ -43,6 +43,7 @@ CometError
 ├── NotReachable               nobody answers at that address
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
 ├── NotLocal                   transport="local", and the broker has no line for this process
+├── TooFewDescriptors          this process may not open as many as it needs (ulimit -n)
 ├── BodyIllegal                a compressed body that cannot be unfolded
 │   └── CodecMissing           it needs an extra that is not installed
 ├── ConfigError                a setting that cannot be used, or a file of settings
@@ -377,6 +378,17 @@ class NotLocal(CometError):
     """
 
     code = 9031
+
+
+class TooFewDescriptors(CometError):
+    """This process may not have as many descriptors open as it needs; the text says how many there
+    are, how many more are needed, and for what.
+
+    Not raised by a broker for the connections of its clients: those that it has no descriptor for
+    are refused, and it goes on.
+    """
+
+    code = 9034
 
 
 class BodyIllegal(CometError, ValueError):

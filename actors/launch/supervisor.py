@@ -20,11 +20,13 @@ from cometmq.actors.launch.binding import check_ports
 from cometmq.actors.launch.broker import BrokerActor
 from cometmq.actors.launch.process import load_roles, prepare, run_child
 from cometmq.actors.launch.zygote import Zygote, say_stacks_on_signal
+from cometmq.actors.runtime.family import settings_of
 from cometmq.actors.runtime.logs import set_up_logging
 from cometmq.actors.runtime.roles import doorbell_count
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import Finish
 from cometmq.protocol.errors import ConfigError, StoreError
+from cometmq.protocol.wire.descriptors import need_in_all
 from cometmq.shm.derived.queue_check import StoreFiles
 from cometmq.shm.os.files import COMMITLOG_DIR, LOCK_FILE, check_store_folder, make_store_folders
 from cometmq.shm.os.locks import lock_for_family
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# What a coordinator has open, which has the most, but for doorbells, and the beginnings of what
+# clients take: the connections of a producer and a consumer.
+DESCRIPTORS: Final = 88
 FAMILY_TIMEOUT_S: Final = 10  # for the children of a supervisor that was killed
 
 
@@ -65,6 +70,7 @@ def run_broker(
             f"{settings.store_path_root_dir / COMMITLOG_DIR}, other places are not supported yet"
         )
     raise_descriptor_limit()
+    need_in_all(DESCRIPTORS + doorbell_count(settings), "a process of this broker")
     set_up_logging("broker", settings)
     family_lock = _take_store(settings)
     doorbells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(doorbell_count(settings))]
@@ -100,6 +106,8 @@ def _load_children(settings: BrokerSettings) -> None:
     long as none of them looks for garbage in it."""
     gc.disable()
     load_roles(settings)
+    settings_of(settings.as_keys())  # as the zygote will have them
+    logging.getLogger("pykka").isEnabledFor(logging.DEBUG)  # each actor asks; the answer is kept
     # Imports have filled it with names that nobody looks up again. Each that made way for another
     # one later would be a page less to share.
     sys._clear_type_cache()

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cometmq.actors.launch.broker import BrokerActor
 
 _DEFAULTS = BrokerSettings()
+NAMESRV_DESCRIPTORS: Final = 40  # ZeroMQ's, those that it keeps for bad times, the first clients'
 
 
 def load(file: str | None, pairs: Iterable[str]) -> Loaded:
@@ -151,8 +152,10 @@ def namesrv(bind: str, port: int, output: str) -> None:
     from cometmq.actors.runtime.connections import ConnectionLimits
     from cometmq.actors.runtime.logs import set_up_logging
     from cometmq.protocol.commands import Finish
+    from cometmq.protocol.wire.descriptors import need
     from cometmq.shm.os.libc import name_thread
 
+    need(NAMESRV_DESCRIPTORS, "a name server")
     settings = load(None, ()).settings
     set_up_logging("namesrv", settings)
     name_thread("cmq-namesrv")

@@ -32,6 +32,7 @@ from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import CometError, NotConfirmed, NotLocal, NotReachable
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.wire.dealer import POLLIN, Dealer, Payload
+from cometmq.protocol.wire.descriptors import need_for_channel
 from cometmq.protocol.wire.line import Line
 from cometmq.protocol.wire.outbox import Outbox, Unsent
 from cometmq.protocol.wire.pending import Pending, PendingRequests, Settled, settle_all
@@ -60,7 +61,7 @@ class Channel:
         name: what error texts call the other side.
         line_request: the command that asks for a line; None: there is to be none.
 
-    Raises NotReachable for an address that ZeroMQ does not know what to do with.
+    Raises NotReachable for an address that ZeroMQ does not know what to do with, TooFewDescriptors.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Channel:
         self._lock = threading.Lock()  # guards the sockets
         self._ids = itertools.count(1)
         self._requests = PendingRequests()
+        need_for_channel(self.name)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._pump: Steady | None = None
         self._wants_pump = False
