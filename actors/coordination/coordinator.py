@@ -210,11 +210,9 @@ class CoordinatorActor(ServiceActor):
             tell_filters=partial(_tell_filters, family.store, family.control.own(Counter.FILTERS)),
         )
 
-    def _find_handlers(self) -> dict[type[Command], Handler]:
-        found = super()._find_handlers()
-        if self._gate is None:
-            return found
-        return {kind: self._gate.guarded(kind, handler) for kind, handler in found.items()}
+    def find_handler(self, kind: type[Command]) -> Handler:
+        found = super().find_handler(kind)
+        return found if self._gate is None else self._gate.guarded(kind, found)
 
     def on_start(self) -> None:
         """pykka's hook, in the actor's thread, before the first message."""

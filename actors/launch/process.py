@@ -17,7 +17,7 @@ import zmq
 from cometmq.actors.launch.zygote import Broken, Ready, write_report
 from cometmq.actors.runtime.family import EXIT_UNSETTLED, Family
 from cometmq.actors.runtime.inbox import LINGER_MS
-from cometmq.actors.runtime.logs import handler_to_share, set_up_logging
+from cometmq.actors.runtime.logs import ProcessLog, log_of, set_up_logging
 from cometmq.actors.runtime.roles import ROLES, role_of
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.conf import BrokerSettings
@@ -40,15 +40,11 @@ def load_roles(settings: BrokerSettings) -> None:
 
 
 class Setup(NamedTuple):
-    """Of a child that can start.
-
-    Args:
-        handler: of its log; None: it makes one itself.
-    """
+    """Of a child that can start."""
 
     family: Family
     actor: type[ServiceActor]
-    handler: logging.Handler | None
+    log: ProcessLog
 
 
 class Child(NamedTuple):
@@ -69,8 +65,7 @@ def prepare(messages: Sequence[dict[str, Any]]) -> list[Child]:
             family = Family.from_message(message, mapped)
             mapped = family.control
             actor = role_of(role).load(family.settings)
-            handler = handler_to_share(role, family.settings)
-            children.append(Child(role, Setup(family, actor, handler)))
+            children.append(Child(role, Setup(family, actor, log_of(role, family.settings))))
         except Exception as error:
             children.append(Child(role, error))
     return children
@@ -83,7 +78,7 @@ def run_child(child: Child, reports: int, lifeline: int) -> int:
         return _report_broken(reports, role, setup)
     family = setup.family
     try:
-        set_up_logging(role, family.settings, setup.handler)
+        set_up_logging(role, family.settings, setup.log)
         name_thread(f"cmq-{role}")
         bind = [(family.addresses[role], True)]
         if family.bind:
@@ -96,8 +91,8 @@ def run_child(child: Child, reports: int, lifeline: int) -> int:
 
 def actor_of(reference: pykka.ActorRef[Any]) -> ServiceActor:
     """The actor itself, which its own thread keeps alive."""
-    actor = reference._actor_weakref()
-    assert isinstance(actor, ServiceActor)
+    actor: ServiceActor | None = reference._actor_weakref()
+    assert actor is not None
     return actor
 
 

@@ -38,8 +38,8 @@ class SlaveCoordinatorActor(CoordinatorActor):
     """
 
     def __init__(self, *arguments: Any, family: Family, **named: Any) -> None:
-        self._family = family  # before: which handlers there are depends on it
         super().__init__(*arguments, **named)
+        self._family = family
         self._ledger: CopiedLedger
 
     @classmethod
@@ -47,10 +47,9 @@ class SlaveCoordinatorActor(CoordinatorActor):
         arguments = cls.arguments_of(family, bind) | {"queue_ends": None, "gate": None}
         return cls.start(family=family, **arguments)
 
-    def _find_handlers(self) -> dict[type[Command], Handler]:
-        found = super()._find_handlers()
+    def find_handler(self, kind: type[Command]) -> Handler:
         answered = QUESTIONS_TO_FOLLOWERS if self._family.settings.is_in_group else QUESTIONS
-        return {kind: found[kind] if kind in answered else self._refuse for kind in found}
+        return super().find_handler(kind) if kind in answered else self._refuse
 
     def _refuse(self, _command: Command, _request: Any) -> NoReturn:
         raise not_master(self._family.settings)

@@ -30,6 +30,7 @@ from cometmq.protocol import frames
 BACKLOG: Final = 512
 LINGER_MS: Final = 1_000  # for the last answers, on a busy machine as well
 MAILBOX_COUNT: Final = 1_000  # commands waiting in a socket before it stops reading
+_NOBODY_IS_ADMITTED: Final = Doorman("an inbox", ())
 
 
 class Drained:
@@ -73,7 +74,7 @@ class SocketInbox:
     def __init__(self) -> None:
         self._local: deque[Envelope[Any]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.doorman = Doorman("an inbox", ())  # the actor sets its own
+        self.doorman = _NOBODY_IS_ADMITTED  # the actor sets its own
         self._routers: dict[zmq.Socket[bytes], Router] = {}
         self.lines: LineListener | None = None
         self._lines_fd = -1
@@ -96,14 +97,14 @@ class SocketInbox:
         """
         limits = limits or ConnectionLimits()
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        socket.linger = LINGER_MS  # answers given just before the end still leave
-        socket.backlog = BACKLOG
-        socket.maxmsgsize = frames.FRAME_MAX
-        socket.rcvhwm = MAILBOX_COUNT
-        socket.sndhwm = MAILBOX_COUNT
+        socket.set(zmq.LINGER, LINGER_MS)  # answers given just before the end still leave
+        socket.set(zmq.BACKLOG, BACKLOG)
+        socket.set(zmq.MAXMSGSIZE, frames.FRAME_MAX)
+        socket.set(zmq.RCVHWM, MAILBOX_COUNT)
+        socket.set(zmq.SNDHWM, MAILBOX_COUNT)
         if internal:
             socket.set(zmq.IPC_FILTER_UID, os.getuid())
-        socket.handshake_ivl = limits.handshake_ms
+        socket.set(zmq.HANDSHAKE_IVL, limits.handshake_ms)
         door = None
         if not internal and endpoint.startswith("tcp://"):
             door = Connections(socket, limits)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from cometmq.conf import BrokerSettings, LogFormat
 from cometmq.protocol.errors import ConfigError
 
 _PACKAGE: Final = "cometmq"
+_logger: Final = logging.getLogger(_PACKAGE)
 BURST: Final = 20  # lines of one kind in a period
 PERIOD_S: Final = 30.0
 TEXT_MAX: Final = 500  # characters of an example
@@ -159,26 +160,37 @@ def _handler_for(role: str, settings: BrokerSettings) -> logging.Handler:
     return handler
 
 
-def handler_to_share(role: str, settings: BrokerSettings) -> logging.Handler | None:
-    """For a process that is still to be forked; None: it has to open the file itself, which it
-    locks in its own right."""
-    return None if settings.log_file and _make_handler is None else _handler_for(role, settings)
+class ProcessLog(NamedTuple):
+    """What a process that is still to be forked logs, and where.
+
+    Args:
+        handler: None: it has to open the file itself, which it locks in its own right.
+        level: one of logging's numbers.
+    """
+
+    handler: logging.Handler | None
+    level: int
 
 
-def set_up_logging(
-    role: str, settings: BrokerSettings, handler: logging.Handler | None = None
-) -> None:
+def log_of(role: str, settings: BrokerSettings) -> ProcessLog:
+    """To be worked out before the fork: what that looks at is shared then."""
+    opens_itself = settings.log_file and _make_handler is None
+    level = settings.log_level_of(role.partition("-")[0]).value
+    handler = None if opens_itself else _handler_for(role, settings)
+    return ProcessLog(handler, logging.getLevelNamesMapping()[level])
+
+
+def set_up_logging(role: str, settings: BrokerSettings, made: ProcessLog | None = None) -> None:
     """Send this process's log of the package to standard error or `logFile`, in the format of the
     settings; or to where `send_log_to` has said.
 
     Args:
-        handler: what `handler_to_share` gave before the fork.
+        made: what `log_of` gave before the fork.
 
     Raises ConfigError for a file that cannot be written.
     """
-    logger = logging.getLogger(_PACKAGE)
-    logger.handlers[:] = [handler or _handler_for(role, settings)]
-    level = settings.log_level_of(role.partition("-")[0]).value
-    if logging.getLevelName(logger.level) != level:  # a fork has it; setting it visits all loggers
-        logger.setLevel(level)
-    logger.propagate = False
+    made = made or log_of(role, settings)
+    _logger.handlers[:] = [made.handler or _handler_for(role, settings)]
+    if _logger.level != made.level:  # a fork has it; setting it visits all loggers
+        _logger.setLevel(made.level)
+    _logger.propagate = False

@@ -56,6 +56,12 @@ def handled_by(owner: type) -> dict[type[Command], str]:
     return {kind: name for kind, name in _HANDLER_NAMES.items() if hasattr(owner, name)}
 
 
+@functools.cache
+def doorman_of(role: str, *owners: type) -> Doorman:
+    """Of an actor of that role that is made of those. It has no state."""
+    return Doorman(role, {kind for owner in owners for kind in handled_by(owner)})
+
+
 class ServiceActor(LoopActor):
     """A command `XyzAbc` is handled by `on_xyz_abc(command, request)`.
 
@@ -75,8 +81,7 @@ class ServiceActor(LoopActor):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for owner in (cls, *cls.part_types):  # here, so that what is found is shared by all forks
-            handled_by(owner)
+        doorman_of(cls.role, cls, *cls.part_types)  # here, so that all forks share it
 
     def __init__(
         self,
@@ -85,8 +90,9 @@ class ServiceActor(LoopActor):
         limits: ConnectionLimits | None = None,
     ) -> None:
         super().__init__()
-        self._handlers = self._find_handlers()
-        self.inbox.doorman = Doorman(self.role, self._handlers)
+        self._owners = (self, *self.parts())
+        self._handlers: dict[type[Command], Handler] = {}  # of the commands that have come
+        self.inbox.doorman = doorman_of(self.role, *map(type, self._owners))
         self.settled = False  # it has come to its end in order
         self.addresses = tuple(
             self.inbox.bind(endpoint, internal=internal, limits=limits)
@@ -126,7 +132,7 @@ class ServiceActor(LoopActor):
     def handle(self, request: Request) -> None:
         """Carry out one request and answer it."""
         command = request.command
-        self.carry_out(request, self._handlers[type(command)], command, request)
+        self.carry_out(request, self._handler_of(type(command)), command, request)
 
     def carry_out(
         self, request: Request, action: Callable[..., Command | None], *arguments: Any
@@ -150,16 +156,24 @@ class ServiceActor(LoopActor):
         if command.access.later:
             raise UnknownCommand(f"{type(command).__name__} is taken through a socket only")
         self.inbox.doorman.admit(command, FAMILY)
-        return self._handlers[type(command)](command, None)
+        return self._handler_of(type(command))(command, None)
 
-    def _find_handlers(self) -> dict[type[Command], Handler]:
-        """By command, all that this actor takes."""
-        found: dict[type[Command], Handler] = {}
-        for owner in (self, *self.parts()):
-            kind_of_owner: type = type(owner)
-            for kind, name in handled_by(kind_of_owner).items():
-                found[kind] = getattr(owner, name)
+    def _handler_of(self, kind: type[Command]) -> Handler:
+        """It is looked for when its first command comes: to look at all of them would make a fork's
+        own of the pages that they lie in."""
+        found = self._handlers.get(kind)
+        if found is None:
+            found = self._handlers[kind] = self.find_handler(kind)
         return found
+
+    def find_handler(self, kind: type[Command]) -> Handler:
+        """Of a command that the doorman lets in."""
+        for owner in reversed(self._owners):
+            name = handled_by(type(owner)).get(kind)
+            if name is not None:
+                found: Handler = getattr(owner, name)
+                return found
+        raise UnknownCommand(f"{self.role} does not take {kind.__name__}")
 
     # --- lines ---
 

@@ -45,11 +45,11 @@ class Dealer:
 
     def _open(self) -> None:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        socket.linger = 0
-        socket.sndhwm = 0  # what waits is bounded by whoever asks, not by dropping
-        socket.rcvhwm = 0
-        socket.maxmsgsize = frames.FRAME_MAX
-        socket.reconnect_ivl = NEVER_MS
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.SNDHWM, 0)  # what waits is bounded by whoever asks, not by dropping
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.MAXMSGSIZE, frames.FRAME_MAX)
+        socket.set(zmq.RECONNECT_IVL, NEVER_MS)
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(
             CONNECTED | DISCONNECTED | FAILED
         )
@@ -63,7 +63,7 @@ class Dealer:
         except zmq.ZMQError as error:
             self.close()
             raise NotReachable(f"{self.endpoint!r} is no address to connect to: {error}") from None
-        self.descriptors = (socket.fileno(), self._monitor.fileno())
+        self.descriptors = (_descriptor(socket), _descriptor(self._monitor))
         self.poll_list: tuple[tuple[Any, int], ...] = ((socket, POLLIN), (self._monitor, POLLIN))
 
     def close(self) -> None:
@@ -149,7 +149,8 @@ class Dealer:
         """The frames of the next message; None after the time, which is at least 1 ms."""
         timeout_ms = max(1, int(timeout_s * 1000))
         if timeout_ms != self._timeout_ms:
-            self.socket.rcvtimeo = self._timeout_ms = timeout_ms
+            self.socket.set(zmq.RCVTIMEO, timeout_ms)
+            self._timeout_ms = timeout_ms
         try:
             return self.socket.recv_multipart(copy=False)
         except zmq.Again:
@@ -164,6 +165,10 @@ class Dealer:
     @property
     def is_readable(self) -> bool:
         return readable(self.socket)
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))
 
 
 def readable(socket: zmq.Socket[bytes]) -> bool:

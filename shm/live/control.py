@@ -89,6 +89,7 @@ class Counter(IntEnum):
     FILTER_MAPS = 33
 
 
+_NAMES: Final = [counter.name.lower() for counter in Counter]
 STRIPES_FROM: Final = 64  # their cells are numbered behind those of the counters
 _CELLS: Final = STRIPES_FROM + STRIPES
 TWO_WRITERS: Final = frozenset({Counter.FLUSHED, Counter.FLUSH_ERRNO})
@@ -323,9 +324,7 @@ class ControlFile:
 
     def _bounded(self, counter: Counter, cell: OwnedCell) -> OwnedCell:
         bounds = BOUNDS.get(counter, ())
-        cell.bounded(
-            counter.name.lower(), tuple((each.name.lower(), self.read(each)) for each in bounds)
-        )
+        cell.bounded(_NAMES[counter], tuple((_NAMES[each], self.read(each)) for each in bounds))
         return cell
 
     def _owned(self, number: int, words: int = 1, *, second: bool = False) -> OwnedCell:
@@ -354,7 +353,7 @@ class ControlFile:
         return [self._owned(number) for number in range(STRIPES_FROM, _CELLS)]
 
     def values(self) -> dict[str, int]:
-        return {counter.name.lower(): self.read(counter).value for counter in Counter}
+        return {_NAMES[counter]: self.read(counter).value for counter in Counter}
 
 
 def _words(counter: Counter) -> int:

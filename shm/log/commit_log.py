@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.utf_16_be  # noqa: F401  the kernel counts a topic by it: once for all forks
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

@@ -142,6 +142,14 @@ class OpenStage:
         self._file.close()
 
 
+def _inside(folder: Path) -> list[Path]:
+    """Not by `glob`, which compiles an expression, in each process anew."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def _make_folder(folder: Path) -> None:
     """A sink's. Nobody but the owner looks at what is staged, whatever a service's umask is."""
     for each in (folder.parent, folder):
@@ -313,8 +321,12 @@ class StageFiles:
 
     def decided(self) -> list[str]:
         """Sinks of which an older release has decided something."""
-        sinks = sorted(path.parent.name for path in self.folder.glob(f"*/{RECORD}"))
-        return [sink for sink in sinks if self.is_decided(sink)]
+        sinks = sorted(folder.name for folder in _inside(self.folder))
+        return [
+            sink
+            for sink in sinks
+            if (self.folder / sink / RECORD).exists() and self.is_decided(sink)
+        ]
 
     def is_decided(self, sink: str) -> bool:
         """Whether its record has a decision; not, where it is damaged, which is logged."""
@@ -344,7 +356,7 @@ class StageFiles:
             kept: sinks with stages that have to stay.
         """
         removed, now = 0, time.time()
-        for folder in self.folder.glob("*"):
+        for folder in _inside(self.folder):
             if folder.name in kept:
                 continue
             for path in self._stages(folder.name):
@@ -367,8 +379,7 @@ class StageFiles:
         return bool(self._stages(sink))
 
     def _stages(self, sink: str) -> list[Path]:
-        found = self.folder.glob(f"{sink}/*.*")
-        return [path for path in found if path.suffix in (OPEN, CLOSED)]
+        return [path for path in _inside(self.folder / sink) if path.suffix in (OPEN, CLOSED)]
 
     def _remove(self, path: Path) -> None:
         """A stage, by either of its names; one that a thread is syncing once that has ended."""

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from family import RunningBroker
+from paths import SEARCH
 
-from cometmq import Broker
+from cometmq import Broker, Consumer, Producer
 from cometmq.actors.launch.process import Setup, prepare
 from cometmq.actors.launch.process_table import ProcessTable
 from cometmq.actors.launch.runs import create_control
@@ -65,11 +67,11 @@ def test_what_children_have_in_common_is_made_once_before_their_forks(tmp_path: 
     assert others.read(Counter.FLUSHES).value == 7
     with pytest.raises(AssertionError):
         others.own(Counter.FLUSHES)
-    assert flush.setup.handler is not cleaner.setup.handler
+    assert flush.setup.log.handler is not cleaner.setup.log.handler
     logged = settings.as_keys() | {"logFile": str(tmp_path / "log")}
     (child,) = prepare([in_common | own[0] | {"settings": logged}])
     assert isinstance(child.setup, Setup)
-    assert child.setup.handler is None  # a file has a lock for each process that opened it
+    assert child.setup.log.handler is None  # a file has a lock for each process that opened it
 
 
 def test_a_process_with_nothing_to_do_shares_most_of_its_memory(tmp_path: Path) -> None:
@@ -79,6 +81,25 @@ def test_a_process_with_nothing_to_do_shares_most_of_its_memory(tmp_path: Path) 
         flush = next(each for each in zygote.children() if "flush" in each.name())
         own, whole = (memory_kib(flush.pid, name) for name in ("Private_Dirty", "Anonymous"))
     assert own < whole / 5, f"{own} of {whole} KiB"
+
+
+def test_a_process_imports_nothing_of_its_own(tmp_path: Path) -> None:
+    """What is imported after the fork is there once for each process, and in the way of its start:
+    it belongs into a module's head. From the start on, over messages, to the end."""
+    imports = tmp_path / "imports"
+    environ = {"IMPORTS": str(imports), "PYTHONPATH": SEARCH}
+    with RunningBroker(
+        tmp_path / "store", environ=environ, module="importing_broker", program=True
+    ) as broker:
+        with Producer(broker.ready.name_server) as producer:
+            producer.send("t", b"now")
+            producer.send("t", b"later", deliver_after=0.1)
+        with Consumer(broker.ready.name_server, "g", "t", start="earliest") as consumer:
+            came = 0
+            while came < 2:
+                came += len(consumer.poll(2, 30))
+    found = imports.read_text().split("\n")[:-1] if imports.exists() else []
+    assert not found, found
 
 
 def memory_kib(pid: int, name: str) -> int:
