@@ -227,7 +227,7 @@ class Ledger:
 
     def _connect(self) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        socket.linger = 0
+        socket.set(zmq.LINGER, 0)
         socket.connect(self._endpoint)
         self._actor.inbox.listen_to(socket)
         return socket
