@@ -92,7 +92,8 @@ class ServiceActor(LoopActor):
         super().__init__()
         self._owners = (self, *self.parts())
         self._handlers: dict[type[Command], Handler] = {}  # of the commands that have come
-        self.inbox.doorman = doorman_of(self.role, *map(type, self._owners))
+        kinds: list[type] = [type(owner) for owner in self._owners]
+        self.inbox.doorman = doorman_of(self.role, *kinds)
         self.settled = False  # it has come to its end in order
         self.addresses = tuple(
             self.inbox.bind(endpoint, internal=internal, limits=limits)
@@ -169,7 +170,8 @@ class ServiceActor(LoopActor):
     def find_handler(self, kind: type[Command]) -> Handler:
         """Of a command that the doorman lets in."""
         for owner in reversed(self._owners):
-            name = handled_by(type(owner)).get(kind)
+            kind_of_owner: type = type(owner)
+            name = handled_by(kind_of_owner).get(kind)
             if name is not None:
                 found: Handler = getattr(owner, name)
                 return found
