@@ -15,7 +15,7 @@ from cometmq.client.sending.outgoing import Alike, Outgoing, Target
 from cometmq.client.sending.receipt import Batch, Receipt, Watching
 from cometmq.client.sending.sender import Held, Sender
 from cometmq.protocol.errors import CometError, again
-from cometmq.protocol.wire.channel import Channel, lend_line, read_line
+from cometmq.protocol.wire.channel import Channel, lend_line, line_to_lend, read_line
 from cometmq.protocol.wire.line import Line
 from cometmq.protocol.wire.pending import Asked
 
@@ -52,13 +52,15 @@ class LoopLines:
 
     def hear(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
         """From now on, if it has a line by now."""
-        heard = self._heard.get(channel)
-        line = lend_line(channel)
-        if line is None or (heard is not None and heard[0] is line and heard[1] is loop):
+        line = line_to_lend(channel)
+        if line is None or self._heard.get(channel) == (line, loop):
             return
         self._heard[channel] = line, loop
-        with contextlib.suppress(NotImplementedError):  # it watches no descriptors
+        try:
             loop.add_reader(line.fd, _read, loop, channel, line)
+        except NotImplementedError:
+            return  # it watches no descriptors
+        lend_line(channel, line)
 
 
 def _read(loop: asyncio.AbstractEventLoop, channel: Channel, line: Line) -> None:

@@ -462,14 +462,16 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
         channel._pump_once()
 
 
-def lend_line(channel: Channel) -> Line | None:
-    """The channel's line, if it has one and a pump: the caller, which is an event loop, calls
-    `read_line` when it can be read. The pump does only when nobody has for a while."""
-    line = channel._shortcut.line
-    if line is not None and line is not channel._lent and channel._pump is not None:
-        channel._lent = line
-        channel._ring()
-    return channel._lent
+def line_to_lend(channel: Channel) -> Line | None:
+    """The channel's line, if it has one and a pump."""
+    return None if channel._pump is None else channel._shortcut.line
+
+
+def lend_line(channel: Channel, line: Line) -> None:
+    """The caller, which is an event loop, calls `read_line` when it can be read, from now on. The
+    pump reads it only when nobody has for a while."""
+    channel._lent = line
+    channel._ring()
 
 
 def read_line(channel: Channel, line: Line) -> bool:
@@ -499,4 +501,4 @@ def _poll_ms(timeout_s: float) -> int:
     return max(1, int(timeout_s * 1000)) if timeout_s > 0 else 0
 
 
-__all__ = ["Channel", "Payload", "Pending", "lend_line", "read_line", "wait_any"]
+__all__ = ["Channel", "Payload", "Pending", "lend_line", "line_to_lend", "read_line", "wait_any"]

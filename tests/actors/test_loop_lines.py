@@ -86,6 +86,24 @@ def test_a_loop_that_is_held_up_does_not_keep_answers_from_others(
     asyncio.run(work())
 
 
+def test_a_loop_that_watches_no_descriptors_gets_its_answers_from_the_channel(
+    broker: Broker, heard_in: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with broker.async_producer(transport="local") as producer:
+
+            def cannot(*_: object) -> None:
+                raise NotImplementedError
+
+            monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", cannot)
+            for _ in range(10):
+                await producer.send("T", b"x")
+            assert threading.get_ident() not in heard_in
+            assert channel_of(producer._producer)._lent is None  # or each would take 0.1 s
+
+    asyncio.run(work())
+
+
 def test_what_a_loop_that_is_over_has_asked_is_heard(broker: Broker, heard_in: list[int]) -> None:
     producer = broker.async_producer(transport="local")
 
