@@ -317,32 +317,24 @@ class Channel:
         line = self._shortcut.line
         waiting = self.descriptors()
         if waiting and line is not None and line is self._lent:
-            self._sleep_beside_loop([fd for fd in waiting if fd != line.fd])
+            timeout_s = self.retry_in_s
+            self._is_idle = True  # first: a request that comes from now on rings
+            if self._requests:  # the loop may be held up, or over
+                self._is_idle = False
+                timeout_s = LENT_S if timeout_s is None else min(timeout_s, LENT_S)
+            _wait_readable(_polled(fd for fd in waiting if fd != line.fd), timeout_s)
+            self._is_idle = False
         elif waiting:
-            self._sleep(waiting, line)
+            poll = _polled(waiting)
+            readable = _wait_readable(poll, self.retry_in_s)
+            while line is not None and readable == [line.fd] and line is self._shortcut.line:
+                if self._outbox:
+                    break  # it has to be looked after
+                self._pump_once(line)
+                readable = _wait_readable(poll, self.retry_in_s)
         if not self._closed:
             self._pump_once()
         return not self._closed
-
-    def _sleep(self, waiting: Iterable[int], line: Line | None) -> None:
-        """Until something has come; what comes by the line alone is settled here."""
-        poll = _polled(waiting)
-        readable = _wait_readable(poll, self.retry_in_s)
-        while line is not None and readable == [line.fd] and line is self._shortcut.line:
-            if self._outbox:
-                return  # it has to be looked after
-            self._pump_once(line)
-            readable = _wait_readable(poll, self.retry_in_s)
-
-    def _sleep_beside_loop(self, waiting: Iterable[int]) -> None:
-        """Likewise where an event loop reads the line: it may be held up, or over."""
-        timeout_s = self.retry_in_s
-        self._is_idle = True  # first: a request that comes from now on rings
-        if self._requests:
-            self._is_idle = False
-            timeout_s = LENT_S if timeout_s is None else min(timeout_s, LENT_S)
-        _wait_readable(_polled(waiting), timeout_s)
-        self._is_idle = False
 
     def _pump_once(self, line_alone: Line | None = None) -> None:
         """Settle whatever has been answered, without waiting.
