@@ -211,7 +211,8 @@ class StageFiles:
         self.folder = store / STAGES_DIR
         self._open: dict[Path, OpenStage] = {}
         self._records: dict[str, SinkRecord] = {}
-        self.size = sum(each.stat().st_size for each in self._stages("*"))  # bytes
+        stages = (each for sink in _inside(self.folder) for each in self._stages(sink.name))
+        self.size = sum(each.stat().st_size for each in stages)  # bytes
 
     def _path(self, sink: str, epoch: int, stage: str, suffix: str) -> Path:
         return self.folder / sink / f"{epoch}.{stage}{suffix}"

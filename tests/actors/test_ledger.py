@@ -271,7 +271,7 @@ def _times(store: Path) -> list[int]:
 def _is_marked_up_to(store: Path, position: int) -> bool:
     """Every file, those that did not change as well: nothing of the ledger is needed."""
     marked = read_mark(store).files.values()
-    return [each.position for file in marked for each in file.contents] == [position] * 7
+    return [each.position for file in marked for each in file.contents] == [position] * 8
 
 
 def wait_until(done: Any, timeout_s: float = 60) -> None:

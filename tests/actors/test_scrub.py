@@ -84,7 +84,8 @@ def test_a_whole_log_is_read_once_and_slowly(tmp_path: Path) -> None:
         each.end - each.begin for each in built.units if each.timestamp and each.end <= end
     )
     assert rig.scrub.read_bytes >= covered
-    assert rig.waited_s >= (rig.scrub.read_bytes - SEGMENT) / RATE  # but for the last step
+    # But for the last step, which may look at a large record twice.
+    assert rig.waited_s >= (rig.scrub.read_bytes - 2 * SEGMENT) / RATE
     assert 3_500 < rig.pause_s <= 3_600
 
 

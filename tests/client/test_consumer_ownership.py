@@ -122,7 +122,7 @@ def test_a_first_offset_of_what_is_not_ours_any_more(broker: Handle) -> None:
     """Another member had the queue between the share and the commit of where to begin."""
 
     def overtake(fake: FakeBroker) -> None:
-        answer = fake._handlers[FetchOffsets]
+        answer = fake.find_handler(FetchOffsets)
 
         def later(command: FetchOffsets, request: object) -> object:
             found = answer(command, request)  # type: ignore[arg-type]
