@@ -167,7 +167,7 @@ def _check_copies(verdict: Verdict, facts: _Facts, group: Group) -> None:
         if copy.topic == group.topic:
             seen[copy.value].add(0)
         elif group.pops and group.orderly:  # it is counted where it is
-            if copy.topic != names[2]:
+            if copy.topic != dead:
                 verdict.add(Kind.OUT_OF_ORDER, f"{copy} of {group.name}")
             elif copy.attempt <= TIMES_MAX:
                 verdict.add(Kind.DEAD_EARLY, f"{copy} of {group.name}")
