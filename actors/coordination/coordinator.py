@@ -147,6 +147,7 @@ class CoordinatorActor(ServiceActor):
         if gate is not None:
             self._pops.may_grant = lambda: gate.grants
             self._members.may_share = lambda: gate.shares
+            self._members.others_s = gate.session_s
         self._arrivals = arrivals
         super().__init__(bind=bind, limits=limits)
         self._go_on = partial(

@@ -88,6 +88,8 @@ class Members:
         self._configs = books.groups.configs
         self._session_timeout_s = settings.consumer_session_timeout_ms / 1000
         self.may_share: Callable[[], bool] = lambda: True  # now; else no member is answered
+        # In a group: for so long another master may go on telling members that queues are theirs.
+        self.others_s = 0.0
         self._looked_at = time.monotonic()  # for silent members
         # Above the versions and epochs of any earlier life, also if the file of members is lost.
         self._first_group_version = now_ms()
@@ -263,7 +265,8 @@ class Members:
         stopped the members' signs of life as well: each has the session's time again. And while
         more is waiting in the sockets than could be taken, theirs may be among it: silence counts
         up to the last moment at which nothing was left there. A master that is in doubt answers
-        none of them, and does not count.
+        none of them, and does not count; nor does it while one before it, whom an operator has
+        replaced, may not have heard of that.
         """
         self._remove_ended()
         self._senders.prune(self.groups)
@@ -274,7 +277,7 @@ class Members:
             log.warning(text + " of %g s again", now - before, self._session_timeout_s)
         if now - before > self._session_timeout_s * PAUSE_SHARE or not self.may_share():
             for group in self.groups.values():
-                group.attend_again(now)
+                group.attend_again(now + self.others_s)
         for name, group in self.groups.items():
             for member in group.expire(self._actor.inbox.heard_all_at):
                 text = "group %s: member %s was silent for %g s; its queues go to others"
@@ -309,10 +312,11 @@ class Members:
         self._first_group_version = max(self._first_group_version, book.highest)
         # The last sign of life is noted so often.
         interval_s = self._settings.flush_consumer_offset_interval_ms / 1000
-        since_s = self._books.silent_s - interval_s
+        silent_s = max(0.0, self._books.silent_s - interval_s)
         now = time.monotonic()
+        seen = now + self.others_s if self.others_s else now - silent_s
         for name, record in book.records():
-            group = self._new_group(name, record, now - max(0.0, since_s))
+            group = self._new_group(name, record, seen)
             group.expire(now)
             self.groups[name] = group
             self._stirred.add(name)

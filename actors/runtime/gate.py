@@ -60,9 +60,18 @@ class Gate:
             while is not certain any more when it wakes, whoever of its processes wakes first.
         group: its name, for people.
         min_iss: how many replicas must have a message.
+        session_s: for how long a master is certain of itself without having heard of the engine.
     """
 
-    def __init__(self, service: ReadCell, sure_until: ReadCell, group: str, min_iss: int) -> None:
+    def __init__(
+        self,
+        service: ReadCell,
+        sure_until: ReadCell,
+        group: str,
+        min_iss: int,
+        session_s: float,
+    ) -> None:
+        self.session_s = session_s
         self._service = service
         self._sure_until = sure_until
         self._group = group
@@ -76,7 +85,8 @@ class Gate:
             return None
         service = family.control.read(Counter.SERVICE)
         sure_until = family.control.read(Counter.SURE_UNTIL)
-        return cls(service, sure_until, settings.group_name, settings.min_iss)
+        session_s = settings.group_session_timeout_ms / 1000
+        return cls(service, sure_until, settings.group_name, settings.min_iss, session_s)
 
     @property
     def grants(self) -> bool:

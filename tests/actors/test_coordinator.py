@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pykka
@@ -37,6 +38,7 @@ from cometmq.actors.coordination.files import MemberTable
 from cometmq.actors.coordination.members import SUBSCRIPTIONS_MAX
 from cometmq.actors.coordination.namesrv import NameServerActor
 from cometmq.actors.runtime.access import FAMILY
+from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.inbox import Drained
 from cometmq.actors.runtime.request import Payload, Request
 from cometmq.protocol import frames
@@ -93,8 +95,10 @@ from cometmq.protocol.errors import (
     TopicNotExist,
     UnknownCommand,
 )
+from cometmq.protocol.integers import INT64_MAX
 from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.protocol.wire.remote import RemoteRef
+from cometmq.shm.live.control import Service
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.tables import ConsumerOffsetTable, TopicTable
 
@@ -763,6 +767,27 @@ def test_members_that_were_away_for_long_are_forgotten(tmp_path: Path) -> None:
     os.utime(tmp_path / "config" / "consumerMembers.json", (1, 1))
     with coordinator(tmp_path) as line:
         assert queue_ids(join(line, "b")) == list(range(8))
+
+
+@pytest.mark.parametrize("others_s", [0.2, 600.0])
+def test_a_master_waits_for_members_of_one_before_it(tmp_path: Path, others_s: float) -> None:
+    """Whom an operator has replaced: it may go on telling them that queues are theirs."""
+    for_ever: Any = SimpleNamespace(value=INT64_MAX)
+    is_open: Any = SimpleNamespace(value=Service.OPEN)
+    gate = Gate(is_open, for_ever, "group", 2, others_s)
+    settings = Settings(consumer_session_timeout_ms=300)
+    with coordinator(tmp_path, settings, gate=gate) as line:
+        line.ask(EnsureTopic("t"))
+        join(line, "a")
+        assert line.ask(Finish()) == Done()
+    os.utime(tmp_path / "config" / "consumerMembers.json", (1, 1))
+    with coordinator(tmp_path, settings, gate=gate) as line:
+        began = time.monotonic()
+        share = join(line, "b")
+        assert queue_ids(share) == []
+        while others_s < 1 and queue_ids(share) != list(range(8)):
+            share = join(line, "b", owned=share.queues, version=share.version, wait_ms=100)
+        assert others_s > 1 or time.monotonic() - began >= others_s
 
 
 def test_a_damaged_list_of_members_is_no_obstacle(tmp_path: Path) -> None:

@@ -479,7 +479,7 @@ def test_what_is_for_a_time_ends_with_the_session(
     for until_ms in (now_ms + 600_000, now_ms):
         said: Any = SimpleNamespace(value=service)
         sure_until: Any = SimpleNamespace(value=until_ms)
-        gate = Gate(said, sure_until, "group", 2)
+        gate = Gate(said, sure_until, "group", 2, 2.0)
         held = until_ms > now_ms
         assert (gate.grants, gate.shares) == (grants and held, shares and held)
         assert (gate.why_not_granted() is None) == gate.grants

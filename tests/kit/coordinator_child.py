@@ -15,6 +15,7 @@ from typing import Any
 import pykka
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
+from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import (
     AppendRecords,
@@ -168,6 +169,7 @@ def coordinator(
     refuse: bool = False,
     name_servers: Sequence[str] = (),
     confirm_timeout_s: float = 5,
+    gate: Gate | None = None,
 ) -> Iterator[RemoteRef]:
     """A coordinator with a commitlog process beside it, told where it listens."""
     with ExitStack() as stack:
@@ -181,6 +183,7 @@ def coordinator(
             name_server_endpoints=name_servers,
             confirm_timeout_s=confirm_timeout_s,
             bind=INSIDE,
+            gate=gate,
         )
         line = stack.enter_context(running(actor))
         line.ask(EndpointsChanged(endpoints_at(address_of(actor))))
