@@ -76,7 +76,7 @@ class Consumer:
         broadcast: True: it reads all queues of what it subscribes to, whoever else does. Its
             progress is in a file of its own, as RocketMQ's is, below ~/.rocketmq_offsets or the
             folder that is said here, written every 5 s and on `close`. Whoever has the same
-            `member` and group there, one at a time, goes on with it.
+            `member` and group there, one at a time, goes on with it. `run` has no retries then.
         transport: "auto": the store of a broker on this machine is mapped and read where it lies,
             if this process may; what cannot be mapped is asked for through ZeroMQ. "mapped" raises
             NotMapped instead, and also takes the store of another user, who could end this process
@@ -320,6 +320,12 @@ class Consumer:
         then the run ends, and raises them. It ends like this: no message more is begun, those at
         work may finish, for `end_timeout_s` at most. A second Ctrl-C does not wait.
 
+        With `broadcast` nothing comes again, and there are no dead letters: as in RocketMQ, a
+        message whose handler fails is logged and dropped, whatever it raises, `Retry` and `Reject`
+        too, and so is one that takes longer than `consume_timeout_s`. Only with `orderly` it is
+        tried again in place, as it is without `broadcast`, and what would go to the dead letters is
+        dropped.
+
         Args:
             handler: is called in several threads at a time.
             concurrency: how many threads.
@@ -333,8 +339,8 @@ class Consumer:
                 `max_reconsume_times` have sent it to the dead letters.
             middleware: each takes a handler and gives back another that calls it. The first is the
                 outermost.
-            consume_timeout_s: a message that is at work for longer is given back to the broker, and
-                its handler's end counts no longer. Not with `orderly`.
+            consume_timeout_s: a message that is at work for longer is a failed delivery, and its
+                handler's end counts no longer. Not with `orderly`.
             suspend_s: how long a queue waits after a failure; with `orderly`.
             span: how far a queue may be ahead of its first message that is not done.
             stuck_s: a handler that takes so long is named in the log with its message; again when
@@ -342,6 +348,7 @@ class Consumer:
             end_timeout_s: for what is at work at the end.
 
         Raises:
+            ArgumentIllegal: it has no group, or queues that are assigned: nobody keeps retries.
             RuntimeError: it runs already, or the consumer is closed.
             SubscriptionIllegal, NoPermission, ...: as `poll`.
         """

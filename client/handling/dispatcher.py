@@ -22,7 +22,7 @@ from typing import Final
 from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handling
 from cometmq.client.handling.outcomes import DEAD, LATE, verdict_of
-from cometmq.client.handling.returns import Failure, Returns
+from cometmq.client.handling.returns import Drops, Failure, Returns
 from cometmq.client.handling.work import (
     Parcel,
     Seat,
@@ -74,9 +74,13 @@ class Dispatcher:
         self._seats = seats
         self._put = put
         self._wake = wake
-        assert isinstance(receiver.member, Member)  # see Consumer.run
-        self._failures = FailureLog(log)
-        self.returns = Returns(receiver.member, receiver.max_reconsume_times, self._settled)
+        self.returns: Returns | Drops
+        if isinstance(receiver.member, Member):
+            self.returns = Returns(receiver.member, receiver.max_reconsume_times, self._settled)
+        else:
+            self.returns = Drops(self._settled)  # broadcasting, see Consumer.run
+        self._drops = isinstance(self.returns, Drops)
+        self._failures = FailureLog(log, drops=self._drops)
         self._tracks: dict[Queue, Track] = {}
         self._busy: set[Track] = set()  # of which something is in hand
         self._lock = threading.Lock()  # guards who has a strand, and which there are
@@ -276,8 +280,9 @@ class Dispatcher:
             if is_late and seat.expired is not unit:
                 seat.expired = unit
                 log.warning(
-                    "%s is given back: not done within consume_timeout_s=%g",
+                    "%s is %s: not done within consume_timeout_s=%g",
                     describe(unit),
+                    "dropped" if self._drops else "given back",
                     handling.consume_timeout_s,
                 )
                 self.returns.put(Failure(track, messages_of(unit), LATE))
@@ -316,15 +321,17 @@ class Dispatcher:
         """The handler raised it. True: the work rests, and whoever ends that puts it again. It may
         be another worker's already when this returns, and is to be touched no more."""
         messages = messages_of(unit)
-        self._failures.failed(unit, error)
         verdict = verdict_of(error)
         if not (self._handling.orderly and isinstance(work, Strand)):
+            self._failures.failed(unit, error, is_last=self._drops)
             self.returns.put(Failure(track, messages, verdict))
             return False
-        work.resting = True
         most = self._max_reconsume_times
         attempts = max(message.reconsume_times for message in messages)
-        if verdict == DEAD or (most is not None and attempts >= most):
+        is_last = verdict == DEAD or (most is not None and attempts >= most)
+        self._failures.failed(unit, error, is_last=is_last)
+        work.resting = True
+        if is_last:
             self.returns.put(Failure(track, messages, DEAD, work))
             return True
         after_s = self._handling.suspend_s if verdict.after_s is None else verdict.after_s

@@ -40,17 +40,23 @@ class FailureLog:
 
     Args:
         log: where failures are told.
+        drops: there are no dead letters, see `Drops`.
     """
 
-    def __init__(self, log: logging.Logger) -> None:
+    def __init__(self, log: logging.Logger, *, drops: bool = False) -> None:
         self._log = log
+        self._fate = "is dropped" if drops else "goes to the dead letters"
         self._lock = threading.Lock()
         self._kinds: dict[_Kind, _Seen] = {}
 
-    def failed(self, unit: Unit, error: BaseException) -> None:
-        """The handler of this message, or batch, has raised that error, or returned it."""
+    def failed(self, unit: Unit, error: BaseException, *, is_last: bool = False) -> None:
+        """The handler of this message, or batch, has raised that error, or returned it.
+
+        Args:
+            is_last: it does not come again, whatever the handler wants.
+        """
         log = self._log
-        if isinstance(error, Retry):
+        if isinstance(error, Retry) and not is_last:
             if log.isEnabledFor(logging.INFO):
                 log.info("%s: %s", describe(unit), error)
             return
@@ -58,10 +64,11 @@ class FailureLog:
         if untold is None:
             return
         more = f" ({untold} more like it since the last one)" if untold else ""
-        if isinstance(error, Reject):
-            log.warning("%s goes to the dead letters: %s%s", describe(unit), error, more)
+        if isinstance(error, Retry | Reject):
+            log.warning("%s %s: %s%s", describe(unit), self._fate, error, more)
         else:
-            log.error("the handler failed on %s%s", describe(unit), more, exc_info=error)
+            what = f"{describe(unit)}, which {self._fate}" if is_last else describe(unit)
+            log.error("the handler failed on %s%s", what, more, exc_info=error)
 
     def end(self) -> None:
         """Tell of what was not told of."""

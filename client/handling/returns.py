@@ -1,7 +1,8 @@
 """Giving back: what was not consumed goes to the broker, which delivers it again later.
 
 A thread of its own asks, so that nobody who hands messages out waits for a broker. Until the broker
-has said that it keeps the copy, a message is not acknowledged.
+has said that it keeps the copy, a message is not acknowledged. In broadcasting nothing is given
+back: what one member cannot do is nobody else's.
 """
 
 from __future__ import annotations
@@ -37,6 +38,26 @@ class Failure(NamedTuple):
 
 
 Settled = Callable[[Failure, list[Message], list[Message]], None]
+
+
+class Drops:
+    """In place of `Returns`, in broadcasting: a failed delivery is done with, at once.
+
+    RocketMQ ConsumeMessageConcurrentlyService.processConsumeResult: "BROADCASTING, the message
+    consume failed, drop it".
+    """
+
+    def __init__(self, settled: Settled) -> None:
+        self._settled = settled
+
+    def put(self, failure: Failure) -> None:
+        self._settled(failure, failure.messages, [])
+
+    def wait(self, _timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
 
 
 class Returns:

@@ -18,7 +18,7 @@ from typing import Final
 
 from cometmq.client.presence import AWAY, Presence
 from cometmq.client.questions import Position, offsets_at, ranges, resolve
-from cometmq.client.receiving.kept import Kept, KeptByUser
+from cometmq.client.receiving.kept import Kept, KeptByUser, KeptInFile
 from cometmq.client.receiving.mapped import check_mapped
 from cometmq.client.receiving.owned import OwnedQueues, QueueId
 from cometmq.client.receiving.replicas import Replicas, follow
@@ -130,11 +130,12 @@ class Unshared:
             self._seen = {place for place in self._seen if place[1] != topic}
 
     def subscribe_retries(self) -> None:
-        """There are none. Raises ArgumentIllegal."""
-        raise ArgumentIllegal(
-            "run() is for members of a group, which have retries and dead letters: poll what is "
-            "assigned, broadcast or without a group"
-        )
+        """There are none. Raises ArgumentIllegal but for broadcasting, where none are expected."""
+        if not isinstance(self._kept, KeptInFile):
+            raise ArgumentIllegal(
+                "run() is for members of a group, which have retries and dead letters, and for "
+                "broadcasting, which drops what fails: poll what is assigned or without a group"
+            )
 
     def _route(self, topic: str) -> TopicRoute:
         route = self._routes.topic(topic)

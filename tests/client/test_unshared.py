@@ -212,8 +212,6 @@ def test_wrong_arguments(broker: Broker, topic: str) -> None:
         pytest.raises(ArgumentIllegal, match="either subscribes"),
     ):
         consumer.assign([(name, topic, 0)])
-    with broker.consumer(None, topic) as consumer, pytest.raises(ArgumentIllegal, match="poll"):
-        consumer.run(print)
     for options in ({"broadcast": True}, {"broadcast": True, "member": "a/b"}):
         with pytest.raises(ArgumentIllegal):
             Consumer(broker.name_server, None if len(options) == 1 else "g", **options)  # type: ignore[arg-type]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from cometmq.client import Consumer
+from cometmq.client import Consumer, Message
+from cometmq.client.receiving.kept import parse_offsets
 from cometmq.shm.kernel._kernel import Bell, OwnedCell, ReadCell, Sleeper, WakeWords
 
 
@@ -50,3 +52,35 @@ def broadcast_until_killed(name_server: str, topic: str, folder: str, line: Conn
             consumer.ack(consumer.poll(10, 60))
             consumer.commit()
             line.send(consumer.position(first))
+
+
+def handle_until_killed(name_server: str, topic: str, folder: str, line: Connection) -> None:
+    """Handle all but one message of two queues, which is at work for ever; report its offset, once
+    the member's file has all else that it may have."""
+    at_work, count = 5, 100
+    done: list[Message] = []
+
+    def handle(message: Message) -> None:
+        if (message.queue_id, message.queue_offset) == (0, at_work):
+            threading.Event().wait()
+        done.append(message)
+
+    with Consumer(name_server, "g", topic, broadcast=folder, member="m") as consumer:
+
+        def look() -> None:
+            tick = threading.Event()
+            path = Path(folder) / "m" / "g" / "offsets.json"
+            expected = {0: at_work, 1: count}
+            while len(done) < 2 * count - 1 or offsets_in(path) != expected:
+                tick.wait(0.01)
+                consumer.commit()
+            line.send(at_work)
+
+        threading.Thread(target=look, daemon=True).start()
+        consumer.run(handle)
+
+
+def offsets_in(path: Path) -> dict[int, int]:
+    """By queue, of a file of one topic."""
+    found = parse_offsets(path.read_bytes(), path) if path.exists() else {}
+    return {name.queue_id: offset for name, offset in found.items()}
