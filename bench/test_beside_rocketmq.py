@@ -1,8 +1,9 @@
-"""Beside a broker of RocketMQ with its own Java client, in turns: commits, retries, handlers, pops.
+"""Beside a broker of RocketMQ with its own Java client, in turns: commits, retries, handlers, pops;
+handlers beside NATS and Redis, too.
 
 Canonical load: ASYNC_FLUSH on both sides, topics of 8 queues, backlogs of 128-byte bodies that are
 there before the clock starts, one client process, 20 handlers at a time, each given one message.
-Both brokers run all the time. RocketMQ's client is in each turn a new JVM, which first does the
+All brokers run all the time. RocketMQ's client is in each turn a new JVM, which first does the
 same with fewer messages while no clock runs; its settings are in `cometmq.bench.peers.rocketmq`.
 What counts is the ratio of the medians. CPU time is that of the client and of all server processes;
 on a machine with other work it says more than rates, where many threads have a larger share of the
@@ -16,7 +17,11 @@ processors than few.
   that second. The retry topic of RocketMQ's group is there before: to the first member of a new
   group it is known only after up to 20 s.
 - Handlers that do nothing, from the first one's call to the last one's. RocketMQ's are a listener
-  of DefaultMQPushConsumer with 20 threads.
+  of DefaultMQPushConsumer with 20 threads. redis-py reads by XREADGROUP, up to 500 of each stream,
+  and acknowledges what has come together by XACK, in one pipeline. nats-py fetches 500 from a pull
+  consumer, or has a callback of a push consumer; it acknowledges each message, and waits for no
+  answer. Those two call the handler in the thread that reads, which costs less than 20 threads or
+  tasks would; what they are set to is in `cometmq.bench.peers`.
 - Pops: the same in a group without queues, where each message is acknowledged by itself. RocketMQ
   has a push consumer of a group whose mode at the broker is POP: an acknowledgement is a request
   of its own, whose answer the client does not wait for.
@@ -29,7 +34,8 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,7 +46,6 @@ from loads import BODY, DELAY_S, by_pops, by_tasks, by_threads, commit_all, fail
 
 from cometmq import Broker
 from cometmq.bench.crew import Crew, cpu_seconds
-from cometmq.bench.peers.rocketmq import RocketMQ
 from cometmq.bench.systems import Durability, System
 from cometmq.bench.worker import Job
 
@@ -72,14 +77,30 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 class Theirs:
-    """A broker of RocketMQ, and what its own client does there."""
+    """A broker of another maker, and what a client of its own does there."""
 
     def __init__(self, system: System, folder: Path) -> None:
         self._system, self._folder = system, folder
         self._backlogs: set[str] = set()
 
+    def handle(self, count: int, **options: Any) -> Turn:
+        """Handlers of a client in Python, in a new group.
+
+        Args:
+            options: of the client.
+        """
+        topic, servers = self._topic("handlers", count), self._system.processes()
+        before = cpu_seconds(servers)
+        done = self._work(
+            self._system.clients[0], role="handle", topics=[topic], queues=QUEUES,
+            group=next(_groups), expect=count, options={"ack": True, **options},
+        )  # fmt: skip
+        assert done["messages"] == count
+        cpu_s = done["cpu_s"] + cpu_seconds(servers) - before
+        return Turn(count / done["seconds"], cpu_s / count * 1e6)
+
     def turn(self, mode: str, count: int, warm_up: int, fixed_s: float = 0.0) -> Turn:
-        """In a new group.
+        """RocketMQ's, in a new group.
 
         Args:
             mode: of RocketSemantics.
@@ -108,8 +129,8 @@ class Theirs:
             self._system.create(topic, QUEUES)
             if mode != "transactions" and count:
                 sent = self._work(
-                    "java", role="produce", mode="batch", topics=[topic], queues=QUEUES,
-                    messages=count, options={"spread": True},
+                    self._system.clients[0], role="produce", mode="batch", topics=[topic],
+                    queues=QUEUES, messages=count, options={"spread": True},
                 )  # fmt: skip
                 assert (sent["acked"], sent["failed"]) == (count, 0)
         return topic
@@ -125,16 +146,34 @@ class Theirs:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory, full: bool) -> Iterator[Theirs]:
-    peers.require("rocketmq")
-    system, folder = RocketMQ(), tmp_path_factory.mktemp("theirs")
     with pytest.MonkeyPatch.context() as patch:
         if not full:  # JVMs that are not here to be fast
             patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
-        try:
-            system.start(folder / "broker", Durability.PAGE_CACHE)
-            yield Theirs(system, folder)
-        finally:
-            system.end()
+        with serving("rocketmq", tmp_path_factory) as theirs:
+            yield theirs
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
+    with serving("nats", tmp_path_factory) as theirs:
+        yield theirs
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
+    with serving("redis", tmp_path_factory) as theirs:
+        yield theirs
+
+
+@contextmanager
+def serving(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
+    system: Any = peers.require(name)
+    folder = tmp_path_factory.mktemp(name)
+    try:
+        system.start(folder / "broker", Durability.PAGE_CACHE)
+        yield Theirs(system, folder)
+    finally:
+        system.end()
 
 
 def backlog(broker: Broker, topic: str, count: int) -> None:
@@ -163,11 +202,21 @@ def medians(full: bool, *sides: Callable[[], Turn]) -> list[Turn]:
 
 
 def tell(report: Report, what: str, own: Turn, rival: Turn) -> None:
-    report(f"{what}: ours", own.rate / 1e3, "k/s")
-    report(f"{what}: RocketMQ", rival.rate / 1e3, "k/s")
-    report(f"{what}: ratio", own.rate / rival.rate, "times")
-    report(f"{what}: ours", own.cpu_us, "us of CPU")
-    report(f"{what}: RocketMQ", rival.cpu_us, "us of CPU")
+    tell_all(report, what, {"ours": own}, {"RocketMQ": rival})
+
+
+def tell_all(
+    report: Report, what: str, own: Mapping[str, Turn], rivals: Mapping[str, Turn]
+) -> None:
+    """By who it is."""
+    every = {**own, **rivals}
+    for name, turn in every.items():
+        report(f"{what}: {name}", turn.rate / 1e3, "k/s")
+    for name, turn in own.items():
+        for rival in rivals:
+            report(f"{what}: {name} / {rival}", turn.rate / rivals[rival].rate, "times")
+    for name, turn in every.items():
+        report(f"{what}: {name}", turn.cpu_us, "us of CPU")
 
 
 def test_transactions(broker: Broker, theirs: Theirs, full: bool, report: Report) -> None:
@@ -213,27 +262,40 @@ def test_retries(broker: Broker, theirs: Theirs, full: bool, report: Report) -> 
 @pytest.fixture(scope="module")
 def handled(broker: Broker, full: bool) -> int:
     """How many messages are in the topic of this name."""
-    count = 1_000_000 if full else 10_000
+    count = 400_000 if full else 10_000
     backlog(broker, "handled", count)
     return count
 
 
-def test_handlers(broker: Broker, theirs: Theirs, handled: int, full: bool, report: Report) -> None:
+def test_handlers(
+    broker: Broker,
+    theirs: Theirs,
+    nats: Theirs,
+    redis: Theirs,
+    handled: int,
+    full: bool,
+    report: Report,
+) -> None:
+    """As many messages on all sides, but for RocketMQ in the small form."""
+
     def threads() -> float:
         return by_threads(broker, next(_groups), "handled", handled)
 
     def tasks() -> float:
         return by_tasks(broker, next(_groups), "handled", handled)
 
-    count, warm_up = (400_000, 50_000) if full else (FEW, 0)
-    of_threads, of_tasks, rival = medians(
+    count, warm_up = (handled, 50_000) if full else (FEW, 0)
+    of_threads, of_tasks, *others = medians(
         full,
         ours(broker, handled, threads),
         ours(broker, handled, tasks),
         lambda: theirs.turn("handlers", count, warm_up),
+        lambda: nats.handle(handled),
+        lambda: nats.handle(handled, pushed=True),
+        lambda: redis.handle(handled),
     )
-    tell(report, "handlers in 20 threads", of_threads, rival)
-    tell(report, "handlers in 20 tasks", of_tasks, rival)
+    rivals = dict(zip(("RocketMQ", "NATS", "NATS, pushed", "Redis"), others, strict=True))
+    tell_all(report, "handlers", {"20 threads": of_threads, "20 tasks": of_tasks}, rivals)
     if full:
         assert of_threads.rate >= 400_000
         assert of_tasks.rate >= 250_000

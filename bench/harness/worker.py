@@ -58,7 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 256
     producer: int = 0
     seed: int = 1
-    # consume
+    # consume, handle
     group: str = ""
     expect: int = 0
     timeout_s: float = 60.0  # without any message
@@ -122,8 +122,10 @@ def serve(sender: Callable[[Job], Sender], receiver: Callable[[Job], Receiver]) 
             result = _produce(job, sender(job))
         elif job.role == "consume":
             result = _consume(job, receiver(job))
+        elif job.role == "handle":
+            result = _handle(job, receiver(job))
         else:
-            raise ValueError(f"role {job.role!r}: produce or consume")
+            raise ValueError(f"role {job.role!r}: produce, consume or handle")
     except Exception as error:
         import traceback
 
@@ -365,6 +367,39 @@ def _consume(job: Job, receiver: Receiver) -> dict[str, Any]:
         "client": receiver.client,
         "hlog": _log(job, "end_to_end", reading.latencies or None, seconds),
     }
+
+
+def _handle(job: Job, receiver: Receiver) -> dict[str, Any]:
+    """Call a function that does nothing for each message, one after the other, and acknowledge
+    those that came together; from the first call to the last one's. Nothing is verified."""
+    orders, progress = _Orders(), _Progress()
+    count = cpu = began = ended = 0
+
+    def handle(_message: Any) -> None:
+        pass
+
+    orders.ready()
+    last = clock_ns()
+    while count < job.expect and not orders.stop.is_set():
+        messages = receiver.poll(POLL_S)
+        now = clock_ns()
+        progress.tell(count, now)
+        if not messages:
+            if now - last > job.timeout_s * 1e9:
+                break
+            continue
+        last = now
+        if not count:
+            began, cpu = now, time.process_time_ns()
+        for message in messages:
+            handle(message)
+        count += len(messages)
+        ended = clock_ns()
+        receiver.acknowledge(messages)
+    cpu_s = (time.process_time_ns() - cpu) / 1e9
+    receiver.close()
+    seconds = (ended - began) / 1e9
+    return {"messages": count, "seconds": seconds, "cpu_s": cpu_s, "client": receiver.client}
 
 
 def _all_there(reading: Reading, job: Job) -> bool:

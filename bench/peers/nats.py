@@ -10,7 +10,8 @@ default) without a window; a batch is so many publish_async() of one subject and
 The open loop runs in the event loop itself, paced by a timerfd, since its own timers are a
 millisecond coarse. Reads by an ordered consumer, which is pushed and needs no acknowledgement;
 with the options `shared` or `ack` by a durable pull consumer: fetch(500), and an acknowledgement
-each.
+each. With `pushed` as well by a durable push consumer with a callback, which nats-py does two to
+three times as many messages with; 20,000 may be unacknowledged.
 
 There is no C client among Debian's packages or on PyPI, so nats-py is also the best there is here.
 """

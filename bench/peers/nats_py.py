@@ -19,6 +19,7 @@ from cometmq.bench.worker import Job, serve
 ANSWER_S: Final = 60.0
 PENDING: Final = 4000  # nats-py's own default
 READ_COUNT: Final = 500
+UNACKNOWLEDGED_MAX: Final = 20_000  # of a push consumer
 FETCH_S: Final = 0.05  # the least time that a fetch waits
 _MONOTONIC: Final = 1
 _ABSOLUTE: Final = 1
@@ -188,7 +189,8 @@ class NatsReceiver:
         self._client = _Client(job, PENDING)
         self.client = self._client.client
         self._job, self._run = job, self._client.run
-        self._pulled = bool(job.options.get("shared") or job.options.get("ack"))
+        self._acknowledges = bool(job.options.get("shared") or job.options.get("ack"))
+        self._pulled = self._acknowledges and not job.options.get("pushed")
         self._subscriptions: list[Any] = []
         self._got: list[Any] = []
         self._some = asyncio.Event()
@@ -205,10 +207,14 @@ class NatsReceiver:
             )
 
     async def _push(self) -> None:
+        how: dict[str, Any] = {"ordered_consumer": True}
+        if self._acknowledges:
+            config = load("nats.js.api").ConsumerConfig(max_ack_pending=UNACKNOWLEDGED_MAX)
+            how = {"durable": self._job.group, "manual_ack": True, "config": config}
         for topic in self._job.topics:
             self._subscriptions.append(
                 await self._client.jetstream.subscribe(
-                    f"{topic}.*", stream=topic, cb=self._take, ordered_consumer=True
+                    f"{topic}.*", stream=topic, cb=self._take, **how
                 )
             )
 
@@ -248,7 +254,7 @@ class NatsReceiver:
         return [(each.subject, each.data) for each in messages]
 
     def acknowledge(self, messages: Sequence[Any]) -> None:
-        if self._pulled:
+        if self._acknowledges:
             self._run(self._acknowledge(messages))
 
     async def _acknowledge(self, messages: Sequence[Any]) -> None:

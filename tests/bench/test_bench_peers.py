@@ -191,6 +191,33 @@ def test_two_members_share_a_group(running: System, tmp_path: Path) -> None:
     assert sum(each["bad_crc"] for each in results) == 0
 
 
+@pytest.mark.parametrize(
+    ("running", "options"),
+    [("redis", {}), ("nats", {}), ("nats", {"pushed": True})],
+    indirect=["running"],
+)
+def test_a_handler_is_called_for_each(
+    running: System, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """And each is acknowledged: another member of the group finds nothing."""
+    client, given = running.clients[0], {"topics": [new_topic(running, queues=4)], "queues": 4}
+    group, results = f"handlers{len(options)}", []
+    with Crew(tmp_path) as crew:
+        produce(crew, running, client, messages=MANY, **given)
+        for expect, timeout_s in ((MANY, ANSWER_S), (1, 1.0)):
+            job = Job(
+                role="handle", endpoint=running.endpoint(), group=group, expect=expect,
+                options={"ack": True, **options}, timeout_s=timeout_s, **given,
+            )  # fmt: skip
+            worker = crew.start(running.command(client), job)
+            worker.wait_ready()
+            worker.go()
+            results.append(worker.result(ANSWER_S))
+    assert [each["messages"] for each in results] == [MANY, 0]
+    assert results[0]["seconds"] > 0
+    assert results[0]["client"]
+
+
 @pytest.mark.parametrize("running", ["redis", "nats", jvm("kafka")], indirect=True)
 def test_what_is_not_of_this_run_is_noticed(running: System, tmp_path: Path) -> None:
     client, topic = running.clients[0], new_topic(running)
