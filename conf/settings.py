@@ -23,6 +23,7 @@ from cometmq.conf.option import Option, as_text, option, options_of
 from cometmq.conf.replication import ReplicationSettings
 from cometmq.conf.rocketmq import NOT_USED, PROMISES
 from cometmq.protocol.errors import ConfigError
+from cometmq.protocol.frames import FRAME_MAX
 
 # RocketMQ MessageExtEncoder: what a record may hold beyond its body.
 RECORD_OVERHEAD_MAX_BYTES: Final = 65_536
@@ -272,7 +273,9 @@ class StoreSettings:
         4_194_304,
         key="maxMessageSize",
         at_least=1,
-        help="The largest body a message may have.",
+        help="The largest body a message may have that a client sends, at most 16 MiB with all "
+        "that is said with it. It may be lowered: what is stored already stays, is replicated, and "
+        "is delivered, after its delay and to be tried again as well.",
     )
     message_index_enable: bool = option(
         True,
@@ -322,8 +325,14 @@ class StoreSettings:
 
     @property
     def record_bytes_max(self) -> int:
-        """The largest record the store takes."""
+        """The largest record that a client can have stored."""
         return self.max_message_size + RECORD_OVERHEAD_MAX_BYTES
+
+    @property
+    def stored_record_bytes_max(self) -> int:
+        """The largest record that may lie in the log, here or at a master: maxMessageSize may have
+        been, or be there, whatever lets a message through RocketMQ's largest frame."""
+        return max(self.max_message_size, FRAME_MAX) + RECORD_OVERHEAD_MAX_BYTES
 
     @property
     def segment_remark(self) -> str:

@@ -170,7 +170,9 @@ class FollowerActor(ServiceActor):
         self._ends.add(self._cursors)  # the one before us may not have told of all
         self._cursors.on_new = self._ends.add
         self._copy = LogCopy(
-            self._log.appender, settings.record_bytes_max, partial(_cursor_of, self._cursors)
+            self._log.appender,
+            settings.stored_record_bytes_max,
+            partial(_cursor_of, self._cursors),
         )
         # In a group `wrote` tells the rest, and nothing is to be done for each frame but for the
         # disk.

@@ -66,7 +66,7 @@ class HaActor(ServiceActor):
             family.store,
             settings.mapped_file_size_commit_log_bytes,
             piece_bytes=settings.ha_transfer_batch_size,
-            record_bytes=settings.record_bytes_max,
+            record_bytes=settings.stored_record_bytes_max,
         )
         self._slaves: dict[int, Slave] = {}  # by descriptor, in the order in which they came
         self._limit = 0  # where the log ended when it was looked at last

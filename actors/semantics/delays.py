@@ -17,11 +17,11 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.uptime import now_up
 from cometmq.protocol.commands import Cover, Position
-from cometmq.protocol.errors import CometError
+from cometmq.protocol.errors import CometError, MessageTooLarge
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import uptime_of
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchFull, Message, decode
+from cometmq.shm.kernel._kernel import BatchFull, Message, RecordTooLarge, decode
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class DelayLevel:
         self._delay_ms = delay_ms(level, family.settings.delay_levels_ms)
         self._there = (0, 0)  # what lies before that queue offset, was stored by that uptime
         self._bytes_max = min(BYTES_MAX, family.settings.mapped_file_size_commit_log_bytes // 4)
+        self._count_max = COUNT_MAX  # messages of the next write
         self._store = store
         self._deriver = Deriver(commitlog, f"delays.{level}", timeout_s=WRITE_TIMEOUT_S)
         # Queue offsets. RocketMQ may have come further than the log knows of: delayOffset.json.
@@ -77,7 +78,7 @@ class DelayLevel:
         when something more is stored. Raises what appending raises."""
         offset = self._position()
         result = self._store.get_message(
-            DELAY_TOPIC, self.queue_id, offset, COUNT_MAX, max_bytes=self._bytes_max
+            DELAY_TOPIC, self.queue_id, offset, self._count_max, max_bytes=self._bytes_max
         )
         if result.payload is None:
             if result.next_queue_offset > offset:  # it has expired, or is damaged
@@ -98,9 +99,24 @@ class DelayLevel:
             except BatchFull:
                 after = message.queue_offset
                 break
-        if after > offset:
+        if after == offset:
+            return wait_s
+        try:
             self._write(records, after)
+        except MessageTooLarge as error:  # one of them is, and hinders all
+            self._halve(after, error)
+            return 0.0
+        self._count_max = min(COUNT_MAX, 2 * self._count_max)
         return wait_s
+
+    def _halve(self, after: int, error: MessageTooLarge) -> None:
+        """The log takes none of these: go on with fewer, and pass over one that it never takes."""
+        if self._count_max > 1:
+            self._count_max //= 2
+            return
+        log.error("message %d of %s, queue %d, is never delivered: %s",
+                  after - 1, DELAY_TOPIC, self.queue_id, error)  # fmt: skip
+        self._write(InnerRecords(), after)
 
     def _wait_ms(self, message: Message, properties: Mapping[str, str], now: Now) -> int:
         """How much longer it waits. What a clock stamped that is ahead of this one, in another
@@ -117,11 +133,10 @@ class DelayLevel:
     def _add(self, records: InnerRecords, message: Message, properties: Mapping[str, str]) -> None:
         try:
             topic, queue_id = destination(properties)
-        except CometError as error:
+            records.encoder.add_stored(records.queue(topic, queue_id), message.record)
+        except (CometError, RecordTooLarge) as error:
             log.error("message %d of %s, queue %d, is never delivered: %s",
                       message.queue_offset, DELAY_TOPIC, self.queue_id, error)  # fmt: skip
-            return
-        records.encoder.add_stored(records.queue(topic, queue_id), message.record)
 
     def _pass_over(self, begin: int, end: int) -> None:
         log.warning("messages %d to %d of %s, queue %d, are gone: they are not delivered",

@@ -30,13 +30,14 @@ from cometmq.actors.runtime.uptime import now_up
 from cometmq.actors.semantics.delays import BYTES_MAX, WRITE_TIMEOUT_S, now_ms
 from cometmq.actors.semantics.timer_clock import TimerClock
 from cometmq.protocol.commands import Cover, Position
-from cometmq.protocol.errors import CometError, MessageNotFound
+from cometmq.protocol.errors import CometError, MessageNotFound, MessageTooLarge
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.derived.timer_files import TimerCheck, TimerFiles, read_check, write_check
 from cometmq.shm.kernel._kernel import (
     TIMERS_DONE,
     TIMERS_EARLY,
+    TIMERS_LARGE,
     TIMERS_NEW_QUEUE,
     TIMERS_NO_ROOM,
     TIMERS_OCCUPIED,
@@ -95,6 +96,7 @@ class Timers:
         self._clock = TimerClock(TimersState(), store, self._bytes_max)
         self._deriver = Deriver(commitlog, "timers", timeout_s=WRITE_TIMEOUT_S)
         self._number = 0  # of the last write
+        self._count_max = DELIVERED_MAX  # messages of the next one
         self._unsure: Callable[[], None] | None = None  # what is to be done if that was stored
         self._files: TimerFiles | None = None
         self._wheel: TimerWheel | None = None
@@ -252,7 +254,7 @@ class Timers:
             return 0.0
         began, is_alone = time.monotonic(), self._wrote.value == self._own_end
         records = InnerRecords(size_max=2 * self._bytes_max)
-        count_max = DELIVERED_MAX if is_alone else BESIDE_MAX
+        count_max = min(self._count_max, DELIVERED_MAX if is_alone else BESIDE_MAX)
         after, rolls = self._fill(wheel, records, now, count_max)
         if after == wheel.next:  # by the clock that nobody sets it is some ms until then
             return max(wheel.left, 1) / 1000
@@ -261,7 +263,12 @@ class Timers:
             return 0.0
         state = self._clock.state(wheel, wheel.place_of(after), self.seen)
         count = records.encoder.count - rolls
-        self._write(records, state, partial(self._delivered_to, after, count))
+        try:
+            self._write(records, state, partial(self._delivered_to, after, count))
+        except MessageTooLarge as error:  # one of them is, and hinders all
+            self._halve(wheel, after, state, error)
+            return 0.0
+        self._count_max = min(DELIVERED_MAX, 2 * self._count_max)
         if rolls:
             self._due_by = None  # they are read before anything that is due later
         self._own_end = self._wrote.value
@@ -272,6 +279,17 @@ class Timers:
         assert self._wheel is not None
         self._wheel.advance(number)
         self.delivered += count
+
+    def _halve(
+        self, wheel: TimerWheel, after: int, state: TimersState, error: MessageTooLarge
+    ) -> None:
+        """The log takes none of these: go on with fewer, and pass over one that it never takes."""
+        if self._count_max > 1:
+            self._count_max //= 2
+            return
+        log.error("the timer at physical offset %d is never delivered: %s",
+                  wheel.place_of(after)[1], error)  # fmt: skip
+        self._write(InnerRecords(), state, partial(self._delivered_to, after, 0))
 
     def _fill(
         self, wheel: TimerWheel, records: InnerRecords, now: int, count_max: int
@@ -298,6 +316,10 @@ class Timers:
                 elif reason == TIMERS_EARLY:
                     self._clock.retime(records, self._store.record_at(detail))
                     rolls += 1
+                    at += 1
+                elif reason == TIMERS_LARGE:
+                    log.error("the timer at physical offset %d is never delivered: it is too "
+                              "large", detail)  # fmt: skip
                     at += 1
                 elif detail == mapped or not self._map(detail):
                     log.warning("the timer at physical offset %d is gone: not delivered", detail)

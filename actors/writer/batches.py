@@ -241,6 +241,7 @@ class Batches:
             )
         more = f"{_real(section)}TRAN_MSG\1true\2PGROUP\1{section.producer_group}\2".encode()
         more += stored_now().as_property()
+        born_host = host_bytes(command.born_host)
         encoder = InnerEncoder(size_max=len(batch) * 2 + HALF_BYTES_MAX * max(section.count, 0))
         try:
             _, count = encoder.add_batch(
@@ -248,7 +249,7 @@ class Batches:
                 batch,
                 sys_flag=section.sys_flag,
                 born_timestamp=command.born_timestamp_ms,
-                born_host=host_bytes(command.born_host),
+                born_host=born_host,
                 more=more,
                 half=True,
             )
@@ -256,6 +257,9 @@ class Batches:
                 raise BatchIllegal(f"{count} elements, {section.count} announced")
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
+        place = self.place_of(section)
+        queue = self._cursors.of(place.topic, place.queue_id)
+        self._log.check_batch(queue, batch, count, born_host)
         payload = encoder.take()
         # Nothing may wait there that does not fit into a segment under the name of its topic.
         if len(payload) + WAITING_ROOM_BYTES > self._log.segment_bytes:
@@ -263,7 +267,7 @@ class Batches:
                 f"a batch of {len(payload)} bytes that waits: its segment has "
                 f"{self._log.segment_bytes}"
             )
-        places = self._append_records([self.place_of(section)], payload, count)
+        places = self._append_records([place], payload, count)
         numbers = memoryview(places).cast("q")
         each = numbers[1::2].tolist()
         return SectionResult(0, numbers[0], numbers[1], physical_offsets=each)

@@ -354,6 +354,7 @@ TIMERS_UNMAPPED: Final[int]
 TIMERS_NEW_QUEUE: Final[int]
 TIMERS_ROLL: Final[int]
 TIMERS_EARLY: Final[int]
+TIMERS_LARGE: Final[int]
 TIMERS_SKEW_MS: Final[int]
 
 def element_due_ms(batch: Buffer, index: int, now: int) -> int:

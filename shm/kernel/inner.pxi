@@ -381,7 +381,7 @@ cdef class InnerBatch:
             queue, record.body_length, record.properties_length, separator,
             record.born_host_length,
         ) + record.store_host_length - log._host_bytes
-        log._check_sizes(record.body_length, record.properties_length + (
+        log._check_stored(record.properties_length + (
             CRC_PROPERTY_BYTES + separator if log._crc_property else 0), size)
         return size
 

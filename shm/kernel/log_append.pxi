@@ -424,12 +424,18 @@ cdef class LogAppender:
 
     cdef int _check_sizes(self, int64_t body_bytes, int64_t properties_bytes,
                           int64_t size) except -1:
+        """What clients send."""
         if body_bytes > self._max_message_bytes:
             raise RecordTooLarge("body", body_bytes, self._max_message_bytes)
+        if properties_bytes <= PROPERTIES_MAX_BYTES and size > self._max_message_bytes + 65536:
+            raise RecordTooLarge("record", size, self._max_message_bytes + 65536)
+        return self._check_stored(properties_bytes, size)
+
+    cdef int _check_stored(self, int64_t properties_bytes, int64_t size) except -1:
+        """What the broker stores itself: a copy of what lies in the log was accepted once, maybe
+        when larger ones were."""
         if properties_bytes > PROPERTIES_MAX_BYTES:
             raise RecordTooLarge("properties", properties_bytes, PROPERTIES_MAX_BYTES)
-        if size > self._max_message_bytes + 65536:
-            raise RecordTooLarge("record", size, self._max_message_bytes + 65536)
         if size + BLANK_BYTES > self._segment_bytes:
             raise RecordTooLarge("record", size, self._segment_bytes - BLANK_BYTES)
         return 0

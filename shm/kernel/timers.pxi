@@ -10,6 +10,7 @@ TIMERS_UNMAPPED = 3  # a segment of the log has to be mapped
 TIMERS_NEW_QUEUE = 4  # a queue has no number yet
 TIMERS_ROLL = 5  # it waits longer than the wheel lets it
 TIMERS_EARLY = 6  # the wall clock was set forward: its delay is not over
+TIMERS_LARGE = 7  # no copy of it can be stored
 TIMERS_SKEW_MS = 50  # by so much a wall clock may differ from where it is thought to be
 
 cdef enum:
@@ -20,6 +21,7 @@ cdef enum:
     TM_NEW_QUEUE = 4
     TM_ROLL = 5
     TM_EARLY = 6
+    TM_LARGE = 7
     TM_SKEW_MS = 50
     TIMER_BLANK_BYTES = 16  # i32 size, i64 0, u32 magic: behind the last unit of a segment
 
@@ -560,6 +562,8 @@ cdef class TimerWheel:
                     encoder._add_delivered(number, &record)
                 except BatchFull:
                     break
+                except RecordTooLarge:
+                    return TM_LARGE, at, self._due[at].physical_offset
             at += 1
         return TM_DONE, at, None
 

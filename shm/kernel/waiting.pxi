@@ -115,6 +115,8 @@ cdef class WaitingBatch:
             self._queue, record.body_length, properties_bytes, False, len(self._born_host))
         log._check_sizes(record.body_length, properties_bytes + (
             CRC_PROPERTY_BYTES if log._crc_property else 0), size)
+        if size + _WAITING_ROOM > ELEMENT_MAX:  # or it could never be copied from there
+            raise RecordTooLarge("record", size, ELEMENT_MAX - _WAITING_ROOM)
         self.size += size
         return 0
 

@@ -22,6 +22,7 @@ import msgspec
 
 from cometmq.protocol.derived import DERIVED_TOPIC, Mark, read_mark
 from cometmq.protocol.errors import StoreDamaged
+from cometmq.protocol.frames import FRAME_MAX
 from cometmq.protocol.progress import Progress
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, RecordDamaged
@@ -299,10 +300,10 @@ def zero_behind(
     """Zero what a dead writer left unfinished; segments that are ready stay. Bytes not zero.
 
     It wrote one record behind the other, so that what it wrote ends where more zeros than a record
-    can hold begin.
+    can hold begin, be it a copy of one that could not be sent any more.
     """
     folder = store / COMMITLOG_DIR
-    zeros_max = 2 * (max_message_bytes + RECORD_OVERHEAD_BYTES)
+    zeros_max = 2 * (max(max_message_bytes, FRAME_MAX) + RECORD_OVERHEAD_BYTES)
     dirty = 0
     for start in list_segments(folder, segment_bytes):
         end = start + segment_bytes
@@ -347,18 +348,21 @@ def find_end_of_last_run(store: Path, segment_bytes: int, last: LastRun) -> LogE
 def _record_before(
     folder: Path, starts: list[int], segment_bytes: int, physical_offset: int, look_back: int
 ) -> int:
-    """Where a whole record begins, at most so many bytes before that offset; -1 for nowhere."""
+    """Where a whole record begins so many bytes before that offset, or further; -1 for nowhere."""
     if starts and physical_offset <= starts[0]:
         return starts[0]
     start = (physical_offset - 1) // segment_bytes * segment_bytes
     if start not in starts:
         return -1
-    begin = max(start, physical_offset - look_back)
+    end, found = physical_offset, -1
     path = folder / segment_name(start)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with map_segment(path, segment_bytes, writable=False) as memory:
-            return find_whole(memory, descriptor, start, begin, physical_offset, 0)
+            while found < 0 and end > start:
+                begin, stop = max(start, end - look_back), end
+                end, found = begin, find_whole(memory, descriptor, start, begin, stop, 0)
+            return found
     finally:
         os.close(descriptor)
 

@@ -293,21 +293,6 @@ def test_what_cannot_be_given_back(broker: RunningBroker) -> None:
         give_back(broker, "no group", wrong)
 
 
-def test_one_that_cannot_be_stored_again_hinders_no_other(tmp_path: Path) -> None:
-    """It was sent when larger ones might be."""
-    bodies = [b"0", b"1" * 100_000, b"2"]
-    with RunningBroker(tmp_path / "store") as broker, Producer(name_server(broker)) as producer:
-        producer.send_many("full", bodies, queue_id=0)
-    with (
-        RunningBroker(tmp_path / "store", {"maxMessageSize": "65536"}) as broker,
-        Consumer(name_server(broker), "full", "full") as consumer,
-    ):
-        messages = take(consumer, 3)
-        codes = give_back(broker, "full", *[back(each, delay_level=-1) for each in messages])
-        assert codes == [0, MessageTooLarge.code, 0]
-        assert [each.body for each in broker.read_queue("%DLQ%full", 0, 2)] == [b"0", b"2"]
-
-
 def test_a_record_too_large_for_the_log_hinders_no_other(tmp_path: Path) -> None:
     """Such a copy fits into no segment, and the log refuses all that come with it."""
     segment = 16_384

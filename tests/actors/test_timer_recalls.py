@@ -88,6 +88,7 @@ class World:
             _frontier=state.frontier, seen=0, delivered=0, _wheel=self.wheel,
             _own_end=0, _wrote=SimpleNamespace(value=0), _dispatched=lambda: 0,
             _drop_over=lambda _wheel: None, _write=self.write, _read=self.read, _unsure=None,
+            _count_max=timers.DELIVERED_MAX,
         )  # fmt: skip
         known = [each.physical_offset for each in self.waiting]
         self.scheduler.seen = sum(each <= self.wheel.last_place for each in known)

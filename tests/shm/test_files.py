@@ -219,6 +219,16 @@ def test_unfinished_bytes_of_a_dead_writer_are_zeroed(tmp_path: Path) -> None:
         assert path.read_bytes() == before[path.name][:kept] + bytes(SEGMENT - kept)
 
 
+def test_an_unfinished_copy_is_zeroed_that_is_larger_than_what_may_be_sent(tmp_path: Path) -> None:
+    """What was stored is copied, whatever maxMessageSize says by now."""
+    segment = 2 << 20
+    (tmp_path / "commitlog").mkdir()
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    path.write_bytes(b"x" * 100 + bytes(segment - 200) + b"y" * 100)
+    assert recovery.zero_behind(tmp_path, segment, 50, 4096) == segment - 50
+    assert path.read_bytes() == b"x" * 50 + bytes(segment - 50)
+
+
 @pytest.mark.parametrize("keep", [0, 1, 99, 100, 101, 250, 999, 1000])
 def test_a_queue_is_cut_to_the_log(tmp_path: Path, keep: int) -> None:
     records = write_store(tmp_path, 1000)

@@ -11,9 +11,11 @@ import pytest
 from family import Load, RunningBroker, Sent
 
 from cometmq.protocol.errors import StoreLocked
-from cometmq.shm.kernel._kernel import OwnedCell
+from cometmq.shm.kernel._kernel import OwnedCell, QueueCursor
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
+from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.log.last_run import LastRun, life_of
+from cometmq.shm.log.recovery import find_end_of_last_run
 from cometmq.shm.os.files import ABORT_FILE
 from cometmq.shm.os.locks import lock_for_family
 
@@ -46,6 +48,24 @@ def test_a_start_goes_on_where_the_killed_run_was(tmp_path: Path) -> None:
         broker.assert_stored(sent)
         sent += broker.send("t", 0, [b"more"])
         broker.assert_stored(sent)
+
+
+@pytest.mark.parametrize("flushed", [1, 2, 3])
+def test_behind_a_record_that_could_not_be_sent_any_more(flushed: int, tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    log = CommitLog(
+        tmp_path, segment_bytes=SEGMENT, physical_offset=0, store_host=bytes(8),
+        max_message_bytes=SEGMENT,
+    )  # fmt: skip
+    ends = [0]
+    for size in (10, 700_000, 10):
+        log.append(QueueCursor("t", 0, 0), b"x" * size)
+        ends.append(log.physical_offset)
+    log.close()
+    last = LastRun(ends[-1], 0, ends[flushed], 0, 0, max_message_bytes=4096)
+    found = find_end_of_last_run(tmp_path, SEGMENT, last)
+    assert found is not None
+    assert found.physical_offset == ends[-1]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import reference
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.shm.kernel._kernel import (
     BatchIllegal,
+    InnerEncoder,
     LogAppender,
     QueueCursor,
     RecordTooLarge,
@@ -163,6 +164,24 @@ def test_what_cannot_wait_is_refused_whole(properties: bytes, says: str) -> None
     with pytest.raises(BatchIllegal, match=f"element 1: .*{says}"):
         log.waiting(good + element(properties), 2)
     assert log.is_untouched()
+
+
+def test_what_could_never_be_copied_does_not_wait() -> None:
+    """An inner record has a frame of 16 MiB, whatever maxMessageSize says."""
+    log = Log(1 << 26)
+    log.appender = LogAppender(HOST, 1 << 25)
+    log.appender.attach(log.memory, 0, 0)
+    encoder, properties = InnerEncoder(), b"TIMER_DELAY_MS\0011\2"
+    for size in range((1 << 24) - 1_000, 1 << 24, 50):
+        body = bytes(size)
+        try:
+            log.waiting(element(properties, body))
+        except RecordTooLarge:
+            break
+        encoder.add(0, body, properties + MORE, born_host=bytes(20), store_host=bytes(20))
+        encoder.take()
+    else:
+        pytest.fail("all of them wait")
 
 
 def test_what_is_no_batch_is_refused() -> None:
