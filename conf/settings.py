@@ -23,10 +23,11 @@ from cometmq.conf.option import Option, as_text, option, options_of
 from cometmq.conf.replication import ReplicationSettings
 from cometmq.conf.rocketmq import NOT_USED, PROMISES
 from cometmq.protocol.errors import ConfigError
-from cometmq.protocol.frames import FRAME_MAX
 
 # RocketMQ MessageExtEncoder: what a record may hold beyond its body.
 RECORD_OVERHEAD_MAX_BYTES: Final = 65_536
+# RocketMQ's largest frame, and ours: nothing larger is sent, whatever maxMessageSize says.
+FRAME_MAX: Final = 16_777_216
 # RocketMQ CommitLog, END_FILE_MIN_BLANK_LENGTH: the blank that closes a segment.
 SEGMENT_END_BYTES: Final = 8
 # RocketMQ IndexFile: a header, a slot, an entry. The sum of all is a Java int.

@@ -96,6 +96,7 @@ class MemberActor(ServiceActor):
             bind=_bind_address(settings),
             on_frame=self._take_frame,
             said=self._said,
+            content_bytes_max=settings.stored_record_bytes_max,
         )
         self._peers.replace(dict(settings.group_peers))
         self._books = BooksLine(

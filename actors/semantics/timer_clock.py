@@ -21,6 +21,7 @@ from cometmq.shm.kernel._kernel import (
     TIMERS_UNMAPPED,
     BatchFull,
     Message,
+    RecordTooLarge,
     TimerWheel,
     due_ms_by,
     due_ms_of,
@@ -175,8 +176,8 @@ class TimerClock:
                 message = self._store.record_at(place)
                 if not is_recalled(message.properties, recalled):
                     self.retime(records, message)
-            except MessageNotFound:
-                log.warning("the timer at physical offset %d is gone: not delivered", place)
+            except (MessageNotFound, RecordTooLarge) as error:
+                log.error("the timer at physical offset %d is not stored anew: %s", place, error)
                 continue
             except BatchFull:
                 position = unit

@@ -254,8 +254,8 @@ class Timers:
             return 0.0
         began, is_alone = time.monotonic(), self._wrote.value == self._own_end
         records = InnerRecords(size_max=2 * self._bytes_max)
-        count_max = min(self._count_max, DELIVERED_MAX if is_alone else BESIDE_MAX)
-        after, rolls = self._fill(wheel, records, now, count_max)
+        most = min(self._count_max, DELIVERED_MAX if is_alone else BESIDE_MAX)
+        after, rolls = self._fill(wheel, records, now, most)
         if after == wheel.next:  # by the clock that nobody sets it is some ms until then
             return max(wheel.left, 1) / 1000
         if not records.encoder.count:
@@ -266,13 +266,16 @@ class Timers:
         try:
             self._write(records, state, partial(self._delivered_to, after, count))
         except MessageTooLarge as error:  # one of them is, and hinders all
-            self._halve(wheel, after, state, error)
+            if self._count_max == 1:
+                place = wheel.place_of(after)[1]
+                self._write(InnerRecords(), state, partial(self._delivered_to, after, 0))
+                _say_never(place, error)
+            self._count_max = max(1, self._count_max // 2)
             return 0.0
         self._count_max = min(DELIVERED_MAX, 2 * self._count_max)
         if rolls:
             self._due_by = None  # they are read before anything that is due later
-        self._own_end = self._wrote.value
-        self.rests = not is_alone
+        self._own_end, self.rests = self._wrote.value, not is_alone
         return 0.0 if is_alone else BESIDE_SHARE * (time.monotonic() - began)
 
     def _delivered_to(self, number: int, count: int) -> None:
@@ -280,29 +283,17 @@ class Timers:
         self._wheel.advance(number)
         self.delivered += count
 
-    def _halve(
-        self, wheel: TimerWheel, after: int, state: TimersState, error: MessageTooLarge
-    ) -> None:
-        """The log takes none of these: go on with fewer, and pass over one that it never takes."""
-        if self._count_max > 1:
-            self._count_max //= 2
-            return
-        log.error("the timer at physical offset %d is never delivered: %s",
-                  wheel.place_of(after)[1], error)  # fmt: skip
-        self._write(InnerRecords(), state, partial(self._delivered_to, after, 0))
-
     def _fill(
-        self, wheel: TimerWheel, records: InnerRecords, now: int, count_max: int
+        self, wheel: TimerWheel, records: InnerRecords, now: int, most: int
     ) -> tuple[int, int]:
         """Add copies of what is due; the number after them, and how many wait on."""
         queues: dict[bytes, int] = {}
-        up = now_up().ms
-        at, rolls, mapped = wheel.next, 0, -1
+        up, at, rolls, mapped = now_up().ms, wheel.next, 0, -1
         while True:
             try:
                 reason, at, detail = wheel.fill(
                     records.encoder, self._store.log, queues, self._recalls.keys, now, up,
-                    count_max, at,
+                    most, at,
                 )  # fmt: skip
                 if reason == TIMERS_DONE:
                     return at, rolls
@@ -317,17 +308,16 @@ class Timers:
                     self._clock.retime(records, self._store.record_at(detail))
                     rolls += 1
                     at += 1
-                elif reason == TIMERS_LARGE:
-                    log.error("the timer at physical offset %d is never delivered: it is too "
-                              "large", detail)  # fmt: skip
-                    at += 1
-                elif detail == mapped or not self._map(detail):
-                    log.warning("the timer at physical offset %d is gone: not delivered", detail)
+                elif reason == TIMERS_LARGE or detail == mapped or not self._map(detail):
+                    _say_never(detail, "too large" if reason == TIMERS_LARGE else "it is gone")
                     at += 1
                 else:
                     mapped = detail
             except BatchFull:
                 return at, rolls
+            except RecordTooLarge as error:  # for waiting on
+                _say_never(detail, error)
+                at += 1
 
     def _map(self, place: int) -> bool:
         """Have the segment of a record mapped; False if it is gone."""
@@ -409,7 +399,7 @@ class Timers:
                 if queue is not None:
                     records.encoder.add_stored(records.queue(*queue), message.record)
             except (MessageNotFound, RecordTooLarge) as error:
-                log.error("the timer at physical offset %d is not delivered: %s", place, error)
+                _say_never(place, error)
         if wait_ms > 0:
             return wait_ms / 1000
         state = self._clock.state(wheel, (wheel.at_due, wheel.at_place), self.seen)
@@ -505,3 +495,7 @@ class Timers:
         if self._files is not None:
             self._files.close()
             self._files = None
+
+
+def _say_never(place: int, why: object) -> None:
+    log.error("the timer at physical offset %d is never delivered: %s", place, why)

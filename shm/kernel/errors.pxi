@@ -12,6 +12,10 @@ class BatchIllegal(ValueError):
 class RecordTooLarge(ValueError):
     """A message over the limits; args: (what, its size, the limit)."""
 
+    def __str__(self):
+        what, size, limit = self.args
+        return f"{what} of {size} bytes, at most {limit}"
+
 
 class RecordDamaged(Exception):
     """A record whose bytes contradict themselves; args: (reason, position in the buffer)."""

@@ -401,6 +401,5 @@ class CommitLog:
 def refusal(error: Exception) -> MessageIllegal:
     """What a producer is told of a message that the kernel would not take."""
     if isinstance(error, RecordTooLarge):
-        what, size, limit = error.args
-        return MessageTooLarge(f"{what} of {size} bytes, at most {limit}")
+        return MessageTooLarge(str(error))
     return MessageIllegal(str(error))

@@ -6,9 +6,14 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cometmq.actors.books.delays import Now
+from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.semantics.delays import DelayLevel
+from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import NAME, Uptime
+from cometmq.shm.kernel._kernel import LogAppender, QueueCursor, decode
 
 DELAY_MS = 5_000
 SEED = 20_261_125
@@ -72,3 +77,19 @@ def test_what_is_stored_tomorrow_waits_its_delay_from_now_on() -> None:
     assert [wait_ms(0, 55_000), wait_ms(1, 55_000)] == [0, 0]
     level.end = 4  # more of them, seen later
     assert [wait_ms(2, 56_000), wait_ms(3, 57_000), wait_ms(3, 61_000)] == [DELAY_MS, 4_000, 0]
+
+
+def test_one_that_no_record_of_ours_can_hold_hinders_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """RocketMQ can be told to take frames of more than 16 MiB."""
+    memory = memoryview(bytearray(1 << 25))
+    log, queue = LogAppender(bytes(8), 1 << 25), QueueCursor(DELAY_TOPIC, 1)
+    log.attach(memory, 0, 0)
+    for body in (b"before", bytes(1 << 24), b"behind"):
+        log.append(queue, body, b"REAL_TOPIC\1t\2REAL_QID\0010\2")
+    level, records = Level().level, InnerRecords()
+    for message in decode(memory[: log.physical_offset]):
+        level._add(records, message, message.properties)
+    assert records.encoder.count == 2
+    assert f"message 1 of {DELAY_TOPIC}, queue 1, is never delivered: record of" in caplog.text

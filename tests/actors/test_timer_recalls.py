@@ -305,6 +305,23 @@ def test_who_else_sends_comes_in_between(world: World, others: bool) -> None:
     assert len(world.came) == BESIDE_MAX + 1
 
 
+def test_one_that_no_record_of_ours_can_hold_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocketMQ can be told to take frames of more than 16 MiB."""
+    monkeypatch.setitem(globals(), "SEGMENT", 1 << 25)
+    (tmp_path / "config").mkdir()
+    world = World(tmp_path, monkeypatch)
+    world.send("before", DELAY_MS)
+    more = f"{world._timed(world.now + DELAY_MS)}REAL_TOPIC\1t\2REAL_QID\0010\2".encode()
+    place = world._log.append(world._cursors[TIMER_TOPIC], bytes(1 << 24), more)
+    world.waiting.append(world.record_at(place))
+    world.send("behind", DELAY_MS)
+    world.wait(2 * DELAY_MS)
+    assert world.came.keys() == {b"before", b"behind"}
+    assert f"the timer at physical offset {place} is never delivered: too large" in caplog.text
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens(world: World, seed: int) -> None:
     """Steps in both directions, kills, sends and recalls, as they come."""

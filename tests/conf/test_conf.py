@@ -32,8 +32,15 @@ from cometmq.conf import (
 from cometmq.conf.engine import ENGINE_KEYS
 from cometmq.conf.option import environment_variable, options_of, snake_case
 from cometmq.conf.rocketmq import NOT_USED
-from cometmq.conf.settings import GROUPS, nearest_key, options_by_key
+from cometmq.conf.settings import (
+    FRAME_MAX,
+    GROUPS,
+    RECORD_OVERHEAD_MAX_BYTES,
+    nearest_key,
+    options_by_key,
+)
 from cometmq.conf.sources import read_properties
+from cometmq.protocol import frames
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -423,6 +430,14 @@ def test_small_segments_can_be_written(segment_bytes: int) -> None:
         f"belongs to it, so that one of {segment_bytes - 8} bytes is too large, whatever "
         "maxMessageSize (4194304) says"
     )
+
+
+def test_what_is_stored_may_be_larger_than_what_is_sent() -> None:
+    """By a frame at most, or as far as is set."""
+    assert FRAME_MAX == frames.FRAME_MAX
+    for size, most in ((1, 1 << 24), (1 << 24, 1 << 24), (1 << 25, 1 << 25)):
+        settings = BrokerSettings(max_message_size=size)
+        assert settings.stored_record_bytes_max == most + RECORD_OVERHEAD_MAX_BYTES
 
 
 def test_segments_that_hold_every_record_need_no_remark() -> None:
