@@ -381,12 +381,9 @@ class Timers:
                     continue
                 due = due_ms_of(message.record)
                 by_clock = self._clock.due_ms(message)
-                if by_clock > max(due, now) + TIMERS_SKEW_MS:
-                    self._clock.retime(records, message)
-                    rolls += 1
-                    continue
-                if due > wheel.at_due:
-                    self._roll(records, message)
+                was_stepped = by_clock > max(due, now) + TIMERS_SKEW_MS
+                if was_stepped or due > wheel.at_due:
+                    (self._clock.retime if was_stepped else self._roll)(records, message)
                     rolls += 1
                     continue
                 if recalled_key(message.properties):
