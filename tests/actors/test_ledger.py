@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from family import SMALL, RunningBroker
+from still import stopped
 
 from cometmq.protocol.commands import (
     CommitOffsets,
@@ -232,17 +231,6 @@ def test_nobody_is_told_of_what_is_not_in_the_log_yet(tmp_path: Path) -> None:
         assert isinstance(asked.answer, GroupOffsets)
         assert [each.queue_offset for each in asked.answer.offsets] == [7]
         assert committed(broker, 1) == [9]
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    process = psutil.Process(pid)
-    process.suspend()
-    wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
-    try:
-        yield
-    finally:
-        process.resume()
 
 
 def test_a_snapshot_is_written_while_the_broker_runs(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from family import RunningBroker
 from shared_data import data_path
+from still import stop
 from transacting import until
 
 from cometmq.actors.books.timers import TimersState
@@ -101,7 +102,7 @@ def send_in_all_ways(
 def scheduler_held(broker: RunningBroker) -> Iterator[None]:
     """Until all that was sent is dispatched: it sees that together, however long sending takes."""
     scheduler = psutil.Process(broker.pids()["scheduler"])
-    scheduler.suspend()
+    stop(scheduler.pid)
     try:
         yield
         wrote = broker.counter(Progress.WROTE)

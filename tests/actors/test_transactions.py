@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ordering import program
 from paths import SEARCH
+from still import stop
 from transacting import SETTINGS, Decisions, Transacting, assert_agrees, until
 
 from cometmq.actors.books.delays import Now
@@ -403,7 +404,7 @@ def test_an_end_waits_until_it_is_known_what_is_pending(slow_broker: RunningBrok
         commit = begin(producer, b"held")
     broker.kill("commitlog")
     coordinator = broker.pids()["coordinator"]
-    os.kill(coordinator, signal.SIGSTOP)
+    stop(coordinator)
     try:
         ends = EndTransactions.of("shop", [commit])
         pending = [broker.commitlog.request(ends) for _ in range(2)]

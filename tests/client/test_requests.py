@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from still import stop
 
 from cometmq import Broker, errors
 from cometmq.client import AsyncConsumer, AsyncProducer, Consumer, Message, Producer
@@ -252,7 +253,7 @@ def test_nobody_else_takes_part(tmp_path: Path) -> None:
         pids = running.pids()
         others = [pids[role] for role in ("coordinator", "dispatcher")]
         for pid in others:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
         try:
             again = producer.request("topic", b"again", timeout_s=WAIT_S, queue_id=0)
         finally:

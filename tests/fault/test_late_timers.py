@@ -16,6 +16,7 @@ import pytest
 from family import RunningBroker
 from fault.points import POINTS, Points
 from fault.test_clock import S_NS, WallClock
+from still import stop
 from transacting import until
 
 from cometmq import Producer
@@ -92,7 +93,7 @@ class Sending:
         """The scheduler sees so many records when all of them are dispatched."""
         scheduler = psutil.Process(self.broker.pids()["scheduler"])
         begin = len(self.broker.read_queue(TIMER_TOPIC, 0))
-        scheduler.suspend()
+        stop(scheduler.pid)
         yield
         page = self.broker.read_queue(TIMER_TOPIC, 0, begin + count)[begin:]
         self.places = [each.physical_offset for each in page]
@@ -176,7 +177,7 @@ def test_what_is_overdue_is_delivered_once(
                 sending.send_page(kinds, overdue, to_recall)
                 points.arm(POINTS[point], nth)
                 if dies != "scheduler":  # nobody is to begin in its place
-                    psutil.Process(broker.pid).suspend()
+                    stop(broker.pid)
             assert points.wait_hit(HIT_S) == pid
             if dies == "scheduler":
                 broker.wait_serves("scheduler", not_pid=pid)
