@@ -72,6 +72,7 @@ class FlushActor(DiskActor):
         self._begun = 0  # physical offset: the system has been told to write what lies below
         self._segments: dict[int, SegmentFile] = {}  # by their start
         self._checkpoint = Checkpoint(family.store)
+        self._checkpoint_fits = True  # on the disk, when it was last written
         self._queues = QueueFlusher(family)
         self._index = IndexFlusher(family.store, family.index_shape)
         self._index_files_full = control.read(Counter.INDEX_FILES_FULL)
@@ -230,17 +231,31 @@ class FlushActor(DiskActor):
         try:
             timestamp = self._index.flush_full()
             if timestamp:
-                self._checkpoint.store(index_msg_timestamp=timestamp)
+                self._keep_checkpoint(index_msg_timestamp=timestamp)
         except OSError as error:
             out_of_service("index files or checkpoint could not be flushed", error, self._errno)
         self._index_files_flushed = full
 
     def _store_checkpoint(self, logics: int) -> None:
-        self._checkpoint.store(
+        self._keep_checkpoint(
             physic_msg_timestamp=self._physic_timestamp,
             logics_msg_timestamp=logics,
             confirm_physical_offset=0,
         )
+
+    def _keep_checkpoint(self, **words: int) -> None:
+        """Where the disk has no room for it the one before holds: a start after a bad end looks at
+        more. Raises what else there is."""
+        try:
+            self._checkpoint.store(**words)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if self._checkpoint_fits:
+                log.warning("%s is not written: %s", self._checkpoint.path, error.strerror)
+            self._checkpoint_fits = False
+        else:
+            self._checkpoint_fits = True
 
     def settle(self) -> None:
         """All of it, whatever the intervals say."""

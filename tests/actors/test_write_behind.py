@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import struct
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from family import RunningBroker
 from cometmq.actors.keepers import flush
 from cometmq.actors.keepers.flush import FlushActor
 from cometmq.shm.live.control import ControlFile, Counter
+from cometmq.shm.os.files import Checkpoint
 
 FIEMAP = 0xC020660B
 UNWRITTEN = 0x800
@@ -95,3 +97,32 @@ def test_where_the_system_cannot_begin_to_write_flushes_do_it_all(
     actor._write_behind()
     assert not actor._writes_behind
     assert "pages are written at flushes only: Operation not supported" in caplog.text
+
+
+def test_a_checkpoint_that_finds_no_room_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one makes the file: on a full disk that took a replica out of service."""
+    actor = object.__new__(FlushActor)
+    actor._checkpoint, actor._checkpoint_fits = Checkpoint(tmp_path), True
+    pwrite = os.pwrite
+
+    def refused(*_arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refused)
+    for _ in range(2):
+        actor._keep_checkpoint(physic_msg_timestamp=7)
+    assert caplog.text.count("checkpoint is not written: No space left on device") == 1
+    assert Checkpoint(tmp_path).words["physic_msg_timestamp"] == 0
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    actor._keep_checkpoint(logics_msg_timestamp=8)
+    words = Checkpoint(tmp_path).words
+    assert (words["physic_msg_timestamp"], words["logics_msg_timestamp"]) == (7, 8)
+
+    def broken(*_arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        actor._keep_checkpoint(logics_msg_timestamp=9)
