@@ -493,7 +493,8 @@ def test_what_was_answered_is_no_garbage(broker: Handle) -> None:
             del future, futures
             producer.flush()
             assert gone() is None
-            assert gc.collect() < 1_000
+            # A future that waited for the collector would be some 5 objects of a message.
+            assert gc.collect() < 2_000
         finally:
             gc.unfreeze()
             gc.enable()
