@@ -428,7 +428,7 @@ class _Asking:
         """Until nobody does."""
         deadline = time.monotonic() + timeout_s
         while self._threads and time.monotonic() < deadline:
-            time.sleep(0.005)
+            time.sleep(0.005)  # a signal's handler looks as well, so there is no lock to wait on
 
     def __enter__(self) -> None:
         self._threads.append(threading.get_ident())
