@@ -430,7 +430,7 @@ class SendSettings:
         help="Sends that came while a put took longer than this are told that the broker is busy.",
     )
     hot_window_bytes: int = option(
-        67_108_864,
+        50_331_648,
         key="hotWindowBytes",
         at_least=0,
         at_most=2**40,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-LEAST_BYTES: Final = 64 * 1_048_576
+LEAST_BYTES: Final = 48 * 1_048_576
 SMALLEST_BYTES: Final = 16 * 1_048_576
 PERIOD_S: Final = 1.0
 HORIZON_S: Final = 2
@@ -16,7 +16,7 @@ STEPS: Final = 8  # it is taken in so many
 
 class Demand:
     """What the writer takes in two seconds, by the fastest second of late, and never below a least
-    that is as much as the hot window wants, from 16 to 64 MiB.
+    that is as much as the hot window wants, from 16 to 48 MiB.
 
     It is halved for each 10 s without such a second. How many of them have passed is found out at
     the next look.

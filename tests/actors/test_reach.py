@@ -270,15 +270,15 @@ def test_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory_mib = [65536]
     monkeypatch.setattr(allocator, "memory_limit_bytes", lambda: None)
     monkeypatch.setattr(allocator, "memory_of", lambda _what: memory_mib[0] * MIB)
-    assert bounds_of(tmp_path) == (64, 2048)
-    assert bounds_of(tmp_path, hotWindowMaxBytes=100 * MIB) == (64, 100)
-    assert bounds_of(tmp_path, hotWindowMaxBytes=0) == (64, 64)
+    assert bounds_of(tmp_path) == (48, 2048)
+    assert bounds_of(tmp_path, hotWindowMaxBytes=100 * MIB) == (48, 100)
+    assert bounds_of(tmp_path, hotWindowMaxBytes=0) == (48, 48)
     assert bounds_of(tmp_path, hotWindowBytes=0, hotWindowMaxBytes=0) == (0, 0)
-    assert bounds_of(tmp_path, mappedFileSizeCommitLog=256 * MIB) == (64, 512)
+    assert bounds_of(tmp_path, mappedFileSizeCommitLog=256 * MIB) == (48, 512)
     memory_mib[0] = 4096
-    assert bounds_of(tmp_path) == (64, 512)
+    assert bounds_of(tmp_path) == (48, 512)
     memory_mib[0] = 0
-    assert bounds_of(tmp_path) == (64, 64)
+    assert bounds_of(tmp_path) == (48, 48)
 
 
 def test_its_bounds_in_a_control_group(
@@ -288,11 +288,11 @@ def test_its_bounds_in_a_control_group(
     monkeypatch.setattr(allocator, "memory_limit_bytes", lambda: limit_mib[0] * MIB)
     monkeypatch.setattr(allocator, "memory_of", lambda _what: 65536 * MIB)
     limit_mib[0] = 8192
-    assert bounds_of(tmp_path) == (64, 2048)
+    assert bounds_of(tmp_path) == (48, 2048)
     assert caplog.messages == []
     limit_mib[0] = 1024
-    assert bounds_of(tmp_path) == (64, 256)
+    assert bounds_of(tmp_path) == (48, 256)
     assert "the hot window grows to 268435456 bytes instead of 2147483648" in caplog.messages[0]
     limit_mib[0] = 128
     assert bounds_of(tmp_path) == (32, 32)
-    assert "the hot window is 33554432 bytes instead of 67108864" in caplog.messages[-1]
+    assert "the hot window is 33554432 bytes instead of 50331648" in caplog.messages[-1]

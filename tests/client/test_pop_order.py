@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
+from inside import wait_dispatched
 
 from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.client import Message, PopConsumer
@@ -55,6 +56,7 @@ def send(broker: Broker, topic: str, count: int, queue_id: int = 0) -> list[byte
     bodies = [b"%d/%d" % (queue_id, number) for number in range(count)]
     with broker.producer() as producer:
         producer.send_many(topic, bodies, queue_id=queue_id)
+    wait_dispatched(broker)
     return bodies
 
 
@@ -148,6 +150,7 @@ def test_tags_leave_no_hole(broker: Broker, topic: str) -> None:
     with broker.producer() as producer:
         for number in range(9):
             producer.send(topic, b"%d" % number, tags="abc"[number % 3], queue_id=1)
+    wait_dispatched(broker)
     with broker.pop_consumer(topic, topic, "b", orderly=True, invisible_s=0.3) as consumer:
         found = take(consumer)
         assert bodies_of(found) == [b"1", b"4", b"7"]

@@ -121,7 +121,7 @@ OWN_DEFAULTS: dict[str, str | int | bool] = {
     "maxInFlightSendBytes": 256 * 2**20,
     "waitTimeMillsInSendQueue": 1_000,
     "cutLogAtDamage": False,
-    "hotWindowBytes": 64 * 2**20,
+    "hotWindowBytes": 48 * 2**20,
     "hotWindowMaxBytes": 2 * 2**30,
     "mlockEnable": True,
     "readerCount": 1,

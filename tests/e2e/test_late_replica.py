@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from family import RunningBroker, Sent, pull
+from inside import wait_dispatched
 from old_segments import FAST, MIB, log_begins, make_old, until, write_segments
 from ports import free_ports
 from scripted_master import Log, ScriptedMaster, log_of, slave_settings
@@ -276,6 +277,7 @@ def test_copies_while_the_coordinator_writes_its_files(tmp_path: Path) -> None:
         finally:
             ended.set()
             thread.join()
+        wait_dispatched(broker)  # an unclean store is read as far as its queues go
         broker.kill_all()
     shutil.copytree(store, laid)
     expected = committed_offsets(store)

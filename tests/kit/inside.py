@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import psutil
 from family import RunningBroker
@@ -10,7 +11,7 @@ from family import RunningBroker
 from cometmq import Broker, Consumer, Message, Producer
 from cometmq.client.receiving.buffer import Queue
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.live.control import Counter
+from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 
 
 def channel_of(producer: Producer) -> Channel:
@@ -61,14 +62,17 @@ def wait_indexed(broker: RunningBroker) -> None:
     _wait(broker, Counter.INDEXED)
 
 
-def wait_dispatched(broker: RunningBroker) -> None:
+def wait_dispatched(broker: RunningBroker | Broker) -> None:
     """Until every queue has its files, and what is written by now is in them."""
     _wait(broker, Counter.DISPATCHED)
 
 
-def _wait(broker: RunningBroker, counter: Counter) -> None:
+def _wait(broker: RunningBroker | Broker, counter: Counter) -> None:
     deadline = time.monotonic() + 60
-    with broker.control() as control:
-        while control.read(counter).value < control.read(Counter.WROTE).value:
-            assert time.monotonic() < deadline, f"{counter.name} stays behind:\n{broker.log}"
-            time.sleep(0.005)
+    is_embedded = isinstance(broker, Broker)
+    store = Path(broker.settings.store_path_root_dir) if is_embedded else broker.store
+    log = "" if is_embedded else broker.log
+    control = ControlFile.open(store / CONTROL_FILE, writable=False)
+    while control.read(counter).value < control.read(Counter.WROTE).value:
+        assert time.monotonic() < deadline, f"{counter.name} stays behind:\n{log}"
+        time.sleep(0.005)
