@@ -197,13 +197,18 @@ class SocketInbox:
     def _look(self) -> None:
         """At what has come; sleeps while there is nothing to be done."""
         requests: list[Request] = []
+        of_clients: list[Request] = []
         self._left_some = clients_wait = bool(self._rest)
         for source in self._sources.wait(self._sleep_s()):
-            if clients_wait and self._is_of_clients(source):
-                if source != self._lines_fd:
-                    self._sources.touched(source)
-            else:
+            if not self._is_of_clients(source):
                 self._take(source, requests)
+            elif not clients_wait:
+                self._take(source, of_clients)
+            elif source != self._lines_fd:
+                self._sources.touched(source)
+        requests += (
+            of_clients  # behind the family, which would wait with them if they are held back
+        )
         if not self._left_some:
             self.heard_all_at = time.monotonic()
         if self._rest:
