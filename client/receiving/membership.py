@@ -43,6 +43,7 @@ ASK_S: Final = 3.0
 CLOSE_S: Final = 15.0  # for the last commit and the farewell, and what was under way before
 SESSION_MS: Final = 30_000  # until the coordinator has said what it is
 LATE_S: Final = 5.0  # a heartbeat that is answered so late is given up
+CONNECT_S: Final = 1.0  # likewise one that waits for a connection; who is not there by then is away
 REFRESH_S: Final = 30.0
 LOOK_S: Final = 1.0  # the same while the broker does not answer: it may be another one by now
 
@@ -90,6 +91,42 @@ class _News:
         self._overtaken = 0
 
 
+class _UnderWay:
+    """The JoinGroup that is not answered yet."""
+
+    __slots__ = ("_until", "pending", "sent_at")
+
+    def __init__(self) -> None:
+        self.pending: Pending | None = None
+        self.sent_at = 0.0  # time.monotonic()
+        self._until = 0.0
+
+    def begin(self, wait_ms: int) -> None:
+        """One is sent now, which may be answered after that time; an earlier one is not heard."""
+        if self.pending is not None:
+            self.pending.channel.forget(self.pending)
+        self.pending = None
+        self.sent_at = time.monotonic()
+        self._until = self.sent_at + wait_ms / 1000 + LATE_S
+
+    @property
+    def given_up_at(self) -> float:
+        """When it is tried again: time.monotonic()."""
+        if self.pending is None:
+            return self.sent_at  # it could not be sent
+        if not self.pending.handed_over:
+            # It never fails where nobody listens any more: it waits for a connection.
+            return self.sent_at + CONNECT_S
+        return self._until
+
+    def why_late(self) -> str:
+        """Why it is given up; "": it is not."""
+        pending = self.pending
+        if pending is None or pending.done or time.monotonic() <= self.given_up_at:
+            return ""
+        return "it does not answer" if pending.handed_over else "there is no connection"
+
+
 class Membership:
     """One thread, one channel to the coordinator of one broker.
 
@@ -131,9 +168,7 @@ class Membership:
         self._version = -1
         self.lease = Lease()  # of all that is owned here
         self._session_ms = SESSION_MS
-        self._join: Pending | None = None
-        self._join_sent_at = 0.0  # time.monotonic()
-        self._join_until = 0.0
+        self._join = _UnderWay()
         self._doubts = False  # the coordinator says that something is not ours: hear it all
         self._news = _News()
         self._lost_contact = False
@@ -279,16 +314,14 @@ class Membership:
         if doubts:
             self._version = -1
         with self._wake:
-            is_late = self._join is not None and time.monotonic() > self._join_until
-            if is_late:
-                self.presence.missed("it does not answer")
+            before, why_late = self._join.pending, self._join.why_late()
+            if why_late:
+                self.presence.missed(why_late)
                 self._lost_contact = True
-            if self._news.is_due(self._join, self._join_sent_at) or self._join is None or is_late:
-                self._news.tell(self._join)
-                self._join = None  # an earlier one may still be answered, and is not heard then
+            if self._news.is_due(before, self._join.sent_at) or before is None or why_late:
+                self._news.tell(before)
                 command = self._join_command()
-                self._join_sent_at = time.monotonic()
-                self._join_until = time.monotonic() + command.wait_ms / 1000 + LATE_S
+                self._join.begin(command.wait_ms)
             else:
                 command = None
         if command is not None:
@@ -296,17 +329,18 @@ class Membership:
         with self._wake:
             while not (
                 self._closed
-                or self._news.is_due(self._join, self._join_sent_at)
+                or self._news.is_due(self._join.pending, self._join.sent_at)
                 or self._lost_contact
             ):
-                if self._join is not None and self._join.done:
-                    join, self._join = self._join, None
+                join = self._join.pending
+                if join is not None and join.done:
+                    self._join.pending = None
                     self._news.answered()
                     return join
                 self.presence.check()
                 wake_at = min(wake_at, self.presence.due)
-                tell_at = self._news.due_at(self._join_sent_at)
-                left_s = min(wake_at, tell_at, self._join_until) - time.monotonic()
+                tell_at = self._news.due_at(self._join.sent_at)
+                left_s = min(wake_at, tell_at, self._join.given_up_at) - time.monotonic()
                 if left_s <= 0:
                     break
                 self._wake.wait(left_s)
@@ -328,7 +362,9 @@ class Membership:
 
     def _send_join(self, command: JoinGroup) -> None:
         try:
-            self._join = self._channel.request(command, on_done=self._on_done, by_line=False)
+            self._join.pending = self._channel.request(
+                command, on_done=self._on_done, by_line=False
+            )
         except CometError as error:  # closed because the broker moved
             log.debug("join: %s", error)
             self._pause()
@@ -377,7 +413,7 @@ class Membership:
         """Become the owner of what the share names, and of nothing else."""
         self._session_ms = share.session_timeout_ms
         self.replicas.near, self.replicas.far = share.reads_from, share.reads_far_from
-        lease_until = self._join_sent_at + self._session_ms / 1000
+        lease_until = self._join.sent_at + self._session_ms / 1000
         epochs = share.epochs or [0] * len(share.queues)  # none: an older coordinator's
         wanted = dict(zip(share.queues, epochs, strict=True))
         # What has been somebody else's meanwhile: nobody would take our commits of it.

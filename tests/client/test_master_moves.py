@@ -15,7 +15,8 @@ import pytest
 from client_fakes import Handle, fake_broker, start_broker
 
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
-from cometmq.client.sending import attempts
+from cometmq.client.receiving.membership import Membership
+from cometmq.client.sending.attempts import SEND_S
 from cometmq.protocol.commands import GetRoute, JoinGroup, PopMessages
 from cometmq.protocol.errors import NotConfirmed, NotReachable
 
@@ -66,6 +67,30 @@ def test_a_member_without_queues(names: Handle, old: Handle, elect: Callable[[],
     with Consumer(names.address, "g", "t"):
         old.wait_for(lambda fake: fake.joins)
         lose(old, names)
+        elect().wait_for(lambda fake: any(isinstance(each, JoinGroup) for each in fake.commands))
+
+
+def test_a_member_that_asks_nothing_when_its_master_goes(
+    names: Handle, old: Handle, elect: Callable[[], Handle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No question of it fails, and the next one finds no connection."""
+    old.broker.share = []
+    send_join, asked, lost = Membership._send_join, 0, threading.Event()
+
+    def lose_before(self: Membership, command: JoinGroup) -> None:
+        nonlocal asked
+        if command.wait_ms and not lost.is_set():
+            asked = len(names.asked(GetRoute))
+            old.stop()
+            while self._channel._dealer.is_connected:
+                time.sleep(0.005)
+            lost.set()
+        send_join(self, command)
+
+    monkeypatch.setattr(Membership, "_send_join", lose_before)
+    with Consumer(names.address, "g", "t"):
+        assert lost.wait(WAIT_S)
+        names.wait_for(lambda _: len(names.asked(GetRoute)) > asked)
         elect().wait_for(lambda fake: any(isinstance(each, JoinGroup) for each in fake.commands))
 
 
@@ -120,11 +145,9 @@ def test_a_run_of_tasks_without_queues(
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
 def test_a_producer_whose_route_had_no_followers_yet(
-    names: Handle, old: Handle, elect: Callable[[], Handle], linger_ms: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    names: Handle, old: Handle, elect: Callable[[], Handle], linger_ms: int
+) -> None:
     """Once it hears of them it waits for one of them, as if it had known them when it sent."""
-    monkeypatch.setattr(attempts, "SEND_S", 1.0)
     with (
         ThreadPoolExecutor() as pool,
         Producer(names.address, linger_ms=linger_ms, timeout_s=None) as producer,
@@ -136,7 +159,7 @@ def test_a_producer_whose_route_had_no_followers_yet(
         names.broker.peers.append(follower.broker)
         began = time.monotonic()
         sent = pool.submit(lambda: producer.send("t", b"late").wait())
-        names.wait_for(lambda _: sent.done() or time.monotonic() > began + 2)
+        names.wait_for(lambda _: sent.done() or time.monotonic() > began + SEND_S + 0.5)
         elect()
         sent.result(WAIT_S)
 
