@@ -456,8 +456,10 @@ class Membership:
 
     def _leave(self) -> None:
         self._commit_quietly()
+        command = LeaveGroup(self._owner.group, self._owner.name)
         try:
-            self._channel.ask(LeaveGroup(self._owner.group, self._owner.name), timeout_s=1.0)
+            # The way that a JoinGroup goes: overtaken, that one would bring the member back.
+            self._channel.ask(command, timeout_s=1.0, by_line=False)
         except CometError as error:
             log.debug("leaving group %s: %s", self._owner.group, error)
 

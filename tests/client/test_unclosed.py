@@ -7,13 +7,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from family import SMALL, RunningBroker
 
 from cometmq import Admin, Consumer, Producer
+from cometmq.client.receiving.membership import Membership
+from cometmq.protocol.commands import JoinGroup
 
 WAIT_S = 30
 SESSION_S = 60  # longer than any test waits
@@ -32,6 +34,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 def members(broker: RunningBroker, group: str) -> list[str]:
     with Admin(broker.ready.name_server) as admin:
         return next((list(each.members) for each in admin.groups() if each.group == group), [])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def until_alone(broker: RunningBroker, group: str, *wanted: str) -> None:
@@ -80,6 +89,28 @@ def test_one_that_was_closed_says_nothing(
         del opened
         gc.collect()
     assert not [each for each in recwarn if issubclass(each.category, ResourceWarning)]
+
+
+def test_one_that_leaves_while_it_asks_has_left(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has asked last does not come to the coordinator behind its farewell, by another way:
+    it would be a member again, whose queues nobody gets before its session is over."""
+    send_join = Membership._send_join
+
+    def leave_at_once(self: Membership, command: JoinGroup) -> None:
+        if command.wait_ms:
+            until(lambda: self._channel._shortcut.line is not None)
+            self._closed = True
+        send_join(self, command)
+
+    monkeypatch.setattr(Membership, "_send_join", leave_at_once)
+    for number in range(20):
+        group = f"leaves-{number}"
+        with Consumer(broker.ready.name_server, group, "t") as consumer:
+            (place,) = consumer._member._places.values()
+            until(lambda place=place: place._has_left)
+        assert members(broker, group) == []
 
 
 # Before the end whatever Python this is becomes as strict as 3.12.0, which starts no thread there.
