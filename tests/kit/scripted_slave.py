@@ -61,8 +61,8 @@ class ScriptedSlave:
     def report(self, offset: int | None = None) -> None:
         """Say where its log ends, or something else."""
         offset = self.end if offset is None else offset
+        self.acknowledged = offset  # first: the master may act on it before this thread goes on
         self.socket.sendall(struct.pack(">q", offset))
-        self.acknowledged = offset
 
     def read_frame(self) -> tuple[int, int]:
         """Apply one. Raises Disconnected, TimeoutError."""

@@ -24,6 +24,7 @@ from cometmq.actors.keepers import hot_window
 from cometmq.actors.keepers.allocator import CGROUP, memory_limit_bytes
 from cometmq.actors.keepers.hot_window import HotWindow
 from cometmq.actors.keepers.reach import Reach
+from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.segments import SegmentMaker
@@ -346,7 +347,8 @@ def test_a_memory_limit_of_the_control_group(tmp_path: Path) -> None:
         text = in_child(limited)
     finally:
         group.rmdir()
-    assert text.startswith(f"{128 << 20} the hot window is {32 << 20} bytes instead of 67108864")
+    wanted = BrokerSettings().hot_window_bytes
+    assert text.startswith(f"{128 << 20} the hot window is {32 << 20} bytes instead of {wanted}")
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
