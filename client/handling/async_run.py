@@ -202,7 +202,7 @@ class AsyncRun:
                 else:
                     failure = None if returned is None else failure_in(returned)
                 seat.unit = None
-                if seat.expired is unit:
+                if seat.expired is unit and seat.is_late():
                     pass
                 elif failure is None:
                     track.finished.append(unit)

@@ -277,8 +277,7 @@ class Dispatcher:
                 seat.told_of, seat.told_s = unit, age_s
                 log.warning("the handler has had %s for %.1f s", describe(unit), age_s)
             is_late = age_s >= handling.consume_timeout_s and not handling.orderly
-            if is_late and seat.expired is not unit:
-                seat.expired = unit
+            if is_late and seat.expire(unit):
                 log.warning(
                     "%s is %s: not done within consume_timeout_s=%g",
                     describe(unit),

@@ -140,7 +140,8 @@ class Pool:
                 seat.unit = unit
                 if now > queue.lease.until or queue.progress is not track.progress:
                     seat.unit = None
-                    rests = dispatcher.keep_back(work, track, unit)
+                    if not (seat.expired is unit and seat.is_late()):
+                        rests = dispatcher.keep_back(work, track, unit)
                     if rests:
                         break
                     continue
@@ -149,13 +150,9 @@ class Pool:
                 except BaseException as error:
                     failure: BaseException | None = error
                 else:
-                    if returned is None and seat.expired is not unit:
-                        track.finished.append(unit)
-                        seat.unit = None
-                        continue
-                    failure = failure_in(returned)
+                    failure = None if returned is None else failure_in(returned)
                 seat.unit = None
-                if seat.expired is unit:
+                if seat.expired is unit and seat.is_late():
                     continue
                 if failure is None:
                     track.finished.append(unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Hashable, Iterator
 from operator import length_hint
@@ -123,14 +124,37 @@ Work = Parcel | Strand
 
 class Seat:
     """Where one worker is: what it has in hand, and since when. Written by the worker alone, but
-    for `expired` and what was told, which are the pump's."""
+    for `expired` and what was told, which are the pump's.
 
-    __slots__ = ("expired", "since", "told_of", "told_s", "track", "unit")
+    Either the worker settles a unit or the pump, which gives back what takes too long. The worker
+    leaves it first, and then looks at `expired`; the pump does so the other way about: so one of
+    the two sees the other, and what they do then is decided under the lock.
+    """
+
+    __slots__ = ("_is_late", "_lock", "expired", "since", "told_of", "told_s", "track", "unit")
 
     def __init__(self) -> None:
         self.unit: Unit = None
         self.track: Track | None = None
         self.since = 0.0  # time.monotonic()
-        self.expired: Unit = None  # it took too long, and was given back: its end counts no longer
+        self.expired: Unit = None  # it took too long: its worker asks `is_late` when it has left it
         self.told_of: Unit = None  # the log has said that it takes long
         self.told_s = 0.0  # how long it had taken then
+        self._lock = threading.Lock()
+        self._is_late = False
+
+    def expire(self, unit: Unit) -> bool:
+        """The pump settles it, once; False: its worker does, which has left it already."""
+        with self._lock:
+            if self.expired is unit:
+                return False
+            self.expired = unit
+            self._is_late = self.unit is unit
+            return self._is_late
+
+    def is_late(self) -> bool:
+        """What has expired, and was left, is not the worker's to settle."""
+        with self._lock:
+            is_late, self._is_late = self._is_late, False
+            self.expired = None  # the same may be handed out here again
+        return is_late

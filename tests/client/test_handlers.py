@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +23,8 @@ from ports import free_ports
 from shared_data import data_path
 
 import cometmq.client.handling.dispatcher as dispatching
+import cometmq.client.handling.returns as returning
+import cometmq.client.handling.work as working
 from cometmq import Broker, Reject, Retry
 from cometmq.client import Admin, AsyncConsumer, Consumer, Message
 from cometmq.client.handling.failures import BURST
@@ -549,6 +551,125 @@ def test_a_handler_that_does_not_return(
     assert f"the handler has had {topic}/0 offset 1 keys k (attempt 1) for" in caplog.text
     assert "is given back: not done within" in caplog.text
     assert "too late" not in caplog.text
+
+
+class Late(logging.Filter):
+    """Between the look at a handler and what comes of it: the handler returns."""
+
+    def __init__(self, returns: threading.Event, has_ended: Callable[[], object]) -> None:
+        super().__init__()
+        self._returns, self._has_ended = returns, has_ended
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.getMessage().startswith("the handler has had") and not self._returns.is_set():
+            self._returns.set()
+            until(self._has_ended)
+        return True
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_handler_that_returns_as_its_time_is_over(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """What has ended is not given back as well: the pump had looked before, and did so after."""
+    fill(broker, topic, 2)
+    returns = threading.Event()
+    came: list[tuple[int, int]] = []
+    given_back: list[int] = []
+    put = returning.Returns.put
+
+    def noted(self: Any, failure: Any) -> None:
+        given_back.extend(each.queue_offset for each in failure.messages)
+        put(self, failure)
+
+    def handle(message: Message) -> None:
+        came.append((message.queue_offset, message.reconsume_times))
+        if message.queue_offset == 0 and not message.reconsume_times:
+            returns.wait(WAIT_S)
+            if fails:
+                raise ValueError("at the last moment")
+
+    monkeypatch.setattr(returning.Returns, "put", noted)
+    # One thread: that it has begun with the second message says that it has ended the first.
+    teller = Late(returns, lambda: (1, 0) in came)
+    dispatching.log.addFilter(teller)
+    try:
+        with (
+            broker.consumer(topic, topic) as consumer,
+            running(consumer, handle, concurrency=1, stuck_s=0.2, consume_timeout_s=0.2),
+        ):
+            until(lambda: committed(broker, topic, topic) == {0: 2} or consumer.commit())
+            until(lambda: len(came) == 2 + fails)
+    finally:
+        dispatching.log.removeFilter(teller)
+    assert given_back == [0] * fails
+    assert sorted(came) == [(0, 0), *[(0, 1)] * fails, (1, 0)]
+
+
+def test_a_handler_whose_time_is_over_as_it_has_returned(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pump looks between its return and the note of that."""
+    fill(broker, topic, 1)
+    came: list[int] = []
+    run: list[Any] = []
+
+    class Finished(deque[Any]):
+        def append(self, unit: Any) -> None:
+            if threading.current_thread().name.startswith("cometmq handler"):
+                run[0]._watch(time.monotonic() + 3_600)
+            super().append(unit)
+
+    class Track(working.Track):
+        def __init__(self, queue: Any) -> None:
+            super().__init__(queue)
+            self.finished = Finished()
+
+    made = dispatching.Dispatcher.__init__
+
+    def noted(self: Any, *arguments: Any) -> None:
+        made(self, *arguments)
+        run.append(self)
+
+    monkeypatch.setattr(dispatching, "Track", Track)
+    monkeypatch.setattr(dispatching.Dispatcher, "__init__", noted)
+    with broker.consumer(topic, topic) as consumer:
+        with running(consumer, lambda message: came.append(message.reconsume_times)):
+            until(lambda: committed(broker, topic, topic) == {0: 1} or consumer.commit())
+            until(lambda: run[0].in_hand <= 0)
+        assert run[0].in_hand == 0
+    assert came == [0]
+
+
+def test_what_was_late_and_could_not_be_given_back(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again here, by the same thread perhaps, whose second end counts."""
+    ask = Channel.ask
+
+    def away(self: Channel, command: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(command, GiveBackMessages):
+            told.set()
+            raise errors.NotConfirmed("the broker is away")
+        return ask(self, command, *arguments, **options)
+
+    monkeypatch.setattr(Channel, "ask", away)
+    monkeypatch.setattr(dispatching, "AGAIN_S", 0.01)
+    fill(broker, topic, 1)
+    told = threading.Event()
+    times: list[int] = []
+
+    def handle(message: Message) -> None:
+        times.append(message.reconsume_times)
+        if len(times) == 1:
+            told.wait(WAIT_S)
+
+    with (
+        broker.consumer(topic, topic) as consumer,
+        running(consumer, handle, concurrency=1, consume_timeout_s=0.2),
+    ):
+        until(lambda: committed(broker, topic, topic) == {0: 1} or consumer.commit())
+    assert times == [0, 1]
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
