@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final, NamedTuple, TypedDict, get_type_hints
 
 from cometmq.client.arguments import check
-from cometmq.client.handling.outcomes import check_handler
+from cometmq.client.handling.outcomes import check_awaited, check_handler
 from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.shm.kernel._kernel import Message
 
@@ -74,6 +74,8 @@ class Handling(NamedTuple):
     def wrapped(self, handler: Handler, *, is_async: bool) -> Handler:
         """The handler in its middleware, of which the first is the outermost."""
         check_handler(handler, is_async=is_async)
+        if is_async:
+            check_awaited(handler)
         for each in reversed(list(self.middleware)):
             handler = each(handler)
             check_handler(handler, is_async=is_async)

@@ -89,11 +89,25 @@ def failure_in(returned: Any) -> BaseException | None:
 def check_handler(handler: Callable[..., Any], *, is_async: bool) -> None:
     """Raise ArgumentIllegal unless it is a function of the kind that is asked for."""
     call = vars(type(handler)).get("__call__")  # an object's own may be `async def`
-    found = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
-    if found and not is_async:
-        raise ArgumentIllegal("the handler is `async def`: AsyncConsumer.run takes it")
+    if not is_async and any(map(inspect.iscoroutinefunction, (handler, call))):
+        raise ArgumentIllegal(
+            "the handler is `async def`: run() of AsyncConsumer and AsyncPopConsumer takes it"
+        )
     kinds = inspect.isgeneratorfunction, inspect.isasyncgenfunction
     if any(kind(each) for kind in kinds for each in (handler, call)):
         raise ArgumentIllegal("the handler has a `yield`: to call it runs nothing of it")
     if not callable(handler):
         raise ArgumentIllegal(f"a handler can be called; {type(handler).__name__} cannot")
+
+
+def check_awaited(handler: Callable[..., Any]) -> None:
+    """Raise ArgumentIllegal unless it is `async def`, or is said to stand for what is: an object's
+    `__call__`, a partial, what functools.wraps has put around it."""
+    inner = inspect.unwrap(handler)
+    call = vars(type(inner)).get("__call__")
+    if not any(map(inspect.iscoroutinefunction, (handler, inner, call))):
+        raise ArgumentIllegal(
+            "the handler is not `async def`, and would hold up the event loop: run() of Consumer "
+            "and PopConsumer takes it. What returns an awaitable is awaited by one that is: "
+            "`async def handle(message): await call(message)`"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import itertools
 import logging
@@ -11,9 +12,10 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ import cometmq.client.handling.dispatcher as dispatching
 import cometmq.client.handling.returns as returning
 import cometmq.client.handling.work as working
 from cometmq import Broker, Reject, Retry
-from cometmq.client import Admin, AsyncConsumer, Consumer, Message
+from cometmq.client import Admin, AsyncConsumer, AsyncPopConsumer, Consumer, Message
 from cometmq.client.handling.failures import BURST
 from cometmq.client.handling.options import Handling
+from cometmq.client.handling.outcomes import check_awaited
 from cometmq.client.receiving.buffer import OVER
 from cometmq.protocol import errors
 from cometmq.protocol.commands import GiveBackMessages
@@ -251,6 +254,65 @@ def test_what_is_refused_at_once(broker: Broker, topic: str) -> None:
                 consumer.run(handler, **options)
     with pytest.raises(RuntimeError, match="closed"):
         consumer.run(print)
+
+
+class Called:
+    async def __call__(self, message: Message) -> None: ...
+
+
+async def awaited(message: Message) -> None: ...
+
+
+def plain(message: Message) -> None: ...
+
+
+def times(_count: int, message: Message) -> None: ...
+
+
+@functools.wraps(awaited)
+def counted(message: Message) -> Awaitable[None]:
+    return awaited(message)
+
+
+@pytest.mark.parametrize("pops", [False, True])
+def test_the_wrong_kind_of_handler_is_refused_at_once(
+    broker: Broker, topic: str, pops: bool
+) -> None:
+    """A plain function was called once for each message in a loop of tasks, which awaited None; and
+    all its messages became dead letters."""
+    fill(broker, topic, 1)
+    seen: list[bytes] = []
+
+    async def main() -> None:
+        consumer: AsyncConsumer | AsyncPopConsumer = (
+            broker.async_pop_consumer(topic, topic) if pops else broker.async_consumer(topic, topic)
+        )
+        async with consumer:
+            for handler in (plain, seen.append, print, lambda message: None, partial(times, 1)):
+                with pytest.raises(errors.ArgumentIllegal, match="not `async def`"):
+                    await consumer.run(handler)
+
+            def ends(handler: Callable[[Message], Awaitable[None]]) -> Callable[[Message], Any]:
+                def call(message: Message) -> Awaitable[None]:
+                    seen.append(message.body)
+                    closing.append(asyncio.create_task(consumer.close()))
+                    return handler(message)
+
+                return call
+
+            closing: list[asyncio.Task[None]] = []
+            for handler in (counted, Called(), partial(awaited)):
+                check_awaited(handler)
+            await consumer.run(counted, middleware=[ends])
+            await closing[0]
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    assert seen == [b"0"]
+    sync = broker.pop_consumer(topic, topic) if pops else broker.consumer(topic, topic)
+    with sync as consumer:
+        for handler in (awaited, Called(), partial(awaited)):
+            with pytest.raises(errors.ArgumentIllegal, match="AsyncPopConsumer takes it"):
+                consumer.run(handler)
 
 
 class Unbound:
