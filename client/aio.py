@@ -84,7 +84,7 @@ class AsyncProducer:
         tags: str | None = None,
         keys: Keys = None,
         properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
+        ordering_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
@@ -94,7 +94,7 @@ class AsyncProducer:
     ) -> Receipt:
         """See `Producer.send`. The receipt is confirmed."""
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            topic, body, tags, keys, properties, ordering_key, queue_id, flag, wait, delay_level,
             deliver_at, deliver_after,
         )  # fmt: skip
         return await (await self._start(target, message))
@@ -107,7 +107,7 @@ class AsyncProducer:
         tags: str | None = None,
         keys: Keys = None,
         properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
+        ordering_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
@@ -120,7 +120,7 @@ class AsyncProducer:
         Waits only for room (`max_in_flight_bytes`) and for the route of a new topic.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            topic, body, tags, keys, properties, ordering_key, queue_id, flag, wait, delay_level,
             deliver_at, deliver_after,
         )  # fmt: skip
         return await self._start(target, message)

@@ -43,7 +43,7 @@ class OnewayOptions(TypedDict, total=False):
     tags: str | None
     keys: Keys
     properties: Mapping[str, str] | None
-    sharding_key: str | None
+    ordering_key: str | None
     queue_id: int | None
     flag: int
     delay_level: int
@@ -57,7 +57,7 @@ class TransactionOptions(TypedDict, total=False):
     tags: str | None
     keys: Keys
     properties: Mapping[str, str] | None
-    sharding_key: str | None
+    ordering_key: str | None
     queue_id: int | None
     flag: int
 

@@ -25,8 +25,9 @@ WRITE_COLUMNS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "body": (("binary", "string"), "not empty; needed"),
     "topic": (("string",), "needed, unless the option `topic` says it for all rows"),
     "queue_id": (("int",), "that queue; where it is null the next two lines hold"),
-    "sharding_key": (("string",), "rows of one key go to one queue, by RocketMQ's hash; "
+    "ordering_key": (("string",), "rows of one key go to one queue, by RocketMQ's hash; "
      "where it is null too, batches go to the queues in turn"),
+    "sharding_key": (("string",), "the same, as it was called at first; one of the two"),
     "keys": (("string",), "words to find the message by, separated by spaces"),
     "tags": (("string",), "the one tag that consumers may select by"),
     "properties": (("map<string,string>",), "TAGS, KEYS, UNIQ_KEY and WAIT are refused; "
@@ -50,6 +51,8 @@ def check_columns(schema: StructType, *, has_topic: bool) -> None:
         kind = each.dataType.simpleString()
         if kind not in found[0]:
             raise SchemaError(f"column {each.name} is {' or '.join(found[0])}, not {kind}: cast it")
+    if {"ordering_key", "sharding_key"} <= set(names):
+        raise SchemaError("columns ordering_key and sharding_key are two names of one thing")
     if len(set(names)) != len(names):
         raise SchemaError(f"a column is named twice: {', '.join(names)}")
     if "body" not in names:
@@ -106,7 +109,7 @@ class Encoding:
                 codes,
                 routes,
                 _numbers(columns.get("queue_id"), NO_QUEUE),
-                _text(columns.get("sharding_key")),
+                _text(columns.get("ordering_key", columns.get("sharding_key"))),
                 _needed_text(columns["body"]),
                 _text(columns.get("keys")),
                 _text(columns.get("tags")),

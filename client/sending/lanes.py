@@ -212,13 +212,13 @@ class TopicLanes:
             return None
         return self.next()
 
-    def for_key(self, sharding_key: str) -> Lane:
+    def for_key(self, ordering_key: str) -> Lane:
         """RocketMQ SelectMessageQueueByHash: |hashCode % queues| over the queues of all brokers."""
         lanes = self.writable()
         try:
-            return lanes[abs(_kernel.java_hash(sharding_key)) % len(lanes)]
+            return lanes[abs(_kernel.java_hash(ordering_key)) % len(lanes)]
         except UnicodeError as error:
-            raise MessageIllegal(f"sharding_key is no text: {error}") from None
+            raise MessageIllegal(f"ordering_key is no text: {error}") from None
 
     def for_queue(self, queue_id: int) -> Lane:
         """That queue of the first broker, by name, that has it."""

@@ -28,7 +28,7 @@ class Target(msgspec.Struct, gc=False):
     """Where a message is meant to go."""
 
     topic: str
-    sharding_key: str | None
+    ordering_key: str | None
     queue_id: int | None
     broker: str | None = None  # that alone
 
@@ -86,7 +86,7 @@ def compose(
     tags: str | None,
     keys: Keys,
     properties: Mapping[str, str] | None,
-    sharding_key: str | None,
+    ordering_key: str | None,
     queue_id: int | None,
     flag: int,
     wait: bool,
@@ -111,8 +111,8 @@ def compose(
         check("properties", properties, Mapping[str, str] | None)
         check_properties(properties)
         properties = properties if isinstance(properties, dict) else dict(properties)
-    if sharding_key is not None and sharding_key.__class__ is not str:
-        check("sharding_key", sharding_key, str | None)
+    if ordering_key is not None and ordering_key.__class__ is not str:
+        check("ordering_key", ordering_key, str | None)
     if queue_id is not None and queue_id.__class__ is not int:
         check("queue_id", queue_id, int | None)
     if flag.__class__ is not int or not -0x80000000 <= flag <= 0x7FFFFFFF:
@@ -130,7 +130,7 @@ def compose(
         properties = {**(properties or {}), name: value}
         delay_level = TIMED
     return (
-        Target(topic, sharding_key, queue_id),
+        Target(topic, ordering_key, queue_id),
         Outgoing(body, tags, keys, properties, flag, wait, delay_level),
     )
 

@@ -43,7 +43,7 @@ class Producer:
     returns at once, messages gather into batches, and a receipt waits for its batch's answer when
     it is looked at: some hundred thousand messages a second instead of some thousand.
 
-    **Order.** Messages that one thread sends to one queue (same `sharding_key`, same `queue_id`)
+    **Order.** Messages that one thread sends to one queue (same `ordering_key`, same `queue_id`)
     are stored in the order of the calls: a queue gets one batch at a time, and a batch that must be
     sent again is not overtaken. Without key or queue, messages are spread over the queues, in
     turn, and have no order among each other. Those for later have none among the others.
@@ -197,7 +197,7 @@ class Producer:
         tags: str | None = None,
         keys: Keys = None,
         properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
+        ordering_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
@@ -213,7 +213,7 @@ class Producer:
             tags: the one tag that consumers may select by.
             keys: one or several words to find the message by later.
             properties: text by name.
-            sharding_key: messages of one key go to one queue, by RocketMQ's hash of the key.
+            ordering_key: messages of one key go to one queue, by RocketMQ's hash of the key.
             queue_id: that queue; of several brokers the first by name that has it.
             flag: a number of 32 bits, carried through.
             delay_level: how long it waits before it can be consumed, by the broker's
@@ -231,7 +231,7 @@ class Producer:
             See the class. With `linger_ms` only what can be told without the broker.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            topic, body, tags, keys, properties, ordering_key, queue_id, flag, wait, delay_level,
             deliver_at, deliver_after,
         )  # fmt: skip
         if not self._sender.lingers:
@@ -246,7 +246,7 @@ class Producer:
         tags: str | None = None,
         keys: Keys = None,
         properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
+        ordering_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
@@ -266,7 +266,7 @@ class Producer:
             messages are stored; which ones they are is not told.
         """
         target, message = compose(
-            topic, b"", tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            topic, b"", tags, keys, properties, ordering_key, queue_id, flag, wait, delay_level,
             deliver_at, deliver_after,
         )  # fmt: skip
         return self._sender.send_all(target, message, bodies)
@@ -279,7 +279,7 @@ class Producer:
         tags: str | None = None,
         keys: Keys = None,
         properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
+        ordering_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
@@ -302,7 +302,7 @@ class Producer:
             batch.on_settled.append(lambda _: future.settle(receipt))
 
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, wait, delay_level,
+            topic, body, tags, keys, properties, ordering_key, queue_id, flag, wait, delay_level,
             deliver_at, deliver_after,
         )  # fmt: skip
         self._sender.gather(target, message, watch)
@@ -316,7 +316,7 @@ class Producer:
         tags: str | None = None,
         keys: Keys = None,
         properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
+        ordering_key: str | None = None,
         queue_id: int | None = None,
         flag: int = 0,
         delay_level: int = 0,
@@ -329,7 +329,7 @@ class Producer:
         may overtake messages that linger. Raises only what can be told without the broker.
         """
         target, message = compose(
-            topic, body, tags, keys, properties, sharding_key, queue_id, flag, False, delay_level,
+            topic, body, tags, keys, properties, ordering_key, queue_id, flag, False, delay_level,
             deliver_at, deliver_after,
         )  # fmt: skip
         self._sender.send_oneway(target, message)

@@ -172,7 +172,7 @@ class Requests:
             options.get("tags"),
             options.get("keys"),
             options.get("properties"),
-            options.get("sharding_key"),
+            options.get("ordering_key"),
             options.get("queue_id"),
             options.get("flag", 0),
             True,

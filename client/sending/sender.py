@@ -453,11 +453,11 @@ def _lane_for(lanes: TopicLanes, target: Target, key: str | None = None) -> Lane
     Args:
         key: by which it is stored once: all messages of a key go to one broker.
     """
-    if key is not None and target.queue_id is None and target.sharding_key is None:
+    if key is not None and target.queue_id is None and target.ordering_key is None:
         target.broker = lanes.broker_for(key)
     lane = None
-    if target.sharding_key is not None:
-        lane = lanes.for_key(target.sharding_key)
+    if target.ordering_key is not None:
+        lane = lanes.for_key(target.ordering_key)
     elif target.queue_id is not None:
         lane = lanes.for_queue(target.queue_id)
     if target.broker is None:

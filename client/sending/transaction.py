@@ -102,7 +102,7 @@ class Parts:
             options.get("tags"),
             options.get("keys"),
             properties,
-            options.get("sharding_key"),
+            options.get("ordering_key"),
             options.get("queue_id"),
             options.get("flag", 0),
             True,

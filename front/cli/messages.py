@@ -44,7 +44,13 @@ def msg() -> None:
 @click.option("--tags-from", metavar="FROM", help="Each message's tag, out of its line.")
 @click.option("--keys", metavar="WORDS", help="The keys of all messages, apart by blanks.")
 @click.option("--keys-from", metavar="FROM", help="Each message's keys, out of its line.")
-@click.option("-k", "--key-sharding", metavar="FROM", help="Equal values keep their order.")
+@click.option("--ordering-key", metavar="KEY", help="All into the queue of that key, in order.")
+@click.option(
+    "-k",
+    "--ordering-key-from",
+    metavar="FROM",
+    help="Each message's ordering key, out of its line: those of one key keep their order.",
+)
 @click.option("-p", "--property", "properties", multiple=True, metavar="NAME=VALUE")
 @click.option("--queue", type=click.IntRange(0), help="All into that queue, in their order.")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
@@ -76,10 +82,11 @@ def send(topic: str, files: tuple[str, ...], output: str, **options: object) -> 
     """
     from cometmq.cli.sending import LineSource, Sender, SendOptions
 
-    if (options["tags"] and options["tags_from"]) or (options["keys"] and options["keys_from"]):
-        raise click.UsageError("a value for all and one out of each line: choose one of them")
-    if options["queue"] is not None and options["key_sharding"]:
-        raise click.UsageError("--queue and --key-sharding both say which queue: choose one")
+    for name in ("tags", "keys", "ordering_key"):
+        if options[name] and options[f"{name}_from"]:
+            raise click.UsageError("a value for all and one out of each line: choose one of them")
+    if options["queue"] is not None and (options["ordering_key"] or options["ordering_key_from"]):
+        raise click.UsageError("--queue and an ordering key both say which queue: choose one")
     settings = SendOptions.from_command_line(topic, options)
     Sender(settings, output).run(LineSource(files or ("-",)))
 

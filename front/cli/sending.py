@@ -46,7 +46,8 @@ class SendOptions:
     properties: dict[str, str] | None
     tags_from: Extract | None
     keys_from: Extract | None
-    sharding_from: Extract | None
+    ordering_key: str | None
+    ordering_key_from: Extract | None
     receipts: bool
 
     @classmethod
@@ -63,13 +64,14 @@ class SendOptions:
             properties=dict(_pair(text) for text in given["properties"]) or None,
             tags_from=extractor(given["tags_from"]),
             keys_from=extractor(given["keys_from"]),
-            sharding_from=extractor(given["key_sharding"]),
+            ordering_key=given["ordering_key"],
+            ordering_key_from=extractor(given["ordering_key_from"]),
             receipts=given["receipts"],
         )
 
     @property
     def line_by_line(self) -> bool:
-        return bool(self.tags_from or self.keys_from or self.sharding_from)
+        return bool(self.tags_from or self.keys_from or self.ordering_key_from)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -253,6 +255,7 @@ class Sender:
                 tags=options.tags,
                 keys=options.keys,
                 properties=options.properties,
+                ordering_key=options.ordering_key,
                 queue_id=options.queue_id,
             )
         receipts = [self._send_line(producer, body) for body in bodies]
@@ -261,13 +264,14 @@ class Sender:
 
     def _send_line(self, producer: Producer, body: bytes) -> Receipt:
         options = self._options
+        key_from = options.ordering_key_from
         return producer.send(
             options.topic,
             body,
             tags=options.tags_from(body) if options.tags_from else options.tags,
             keys=options.keys_from(body) if options.keys_from else options.keys,
             properties=options.properties,
-            sharding_key=options.sharding_from(body) if options.sharding_from else None,
+            ordering_key=key_from(body) if key_from else options.ordering_key,
             queue_id=options.queue_id,
         )
 

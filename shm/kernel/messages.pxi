@@ -201,7 +201,7 @@ cdef class QuickSend:
     def __init__(self, dict open not None, dict later not None, receipt, slow):
         self._open, self._later, self._receipt, self._slow = open, later, receipt, slow
 
-    def send(self, topic, body, *, tags=None, keys=None, properties=None, sharding_key=None,
+    def send(self, topic, body, *, tags=None, keys=None, properties=None, ordering_key=None,
              queue_id=None, flag=0, wait=True, delay_level=0, deliver_at=None,
              deliver_after=None):
         """See Producer.send."""
@@ -214,7 +214,7 @@ cdef class QuickSend:
             timing_bytes = put_timing(timing, deliver_at, deliver_after)
         if (PyBytes_CheckExact(body) and PyBytes_GET_SIZE(body) and type(topic) is str
                 and wait is True and flag == 0 and type(delay_level) is int and properties is None
-                and sharding_key is None and queue_id is None
+                and ordering_key is None and queue_id is None
                 and (tags is None or type(tags) is str) and (keys is None or type(keys) is str)):
             found = (self._later if timing_bytes or delay_level != 0 else self._open).get(topic)
             if found is not None:
@@ -230,7 +230,7 @@ cdef class QuickSend:
                     if index >= 0:
                         return self._receipt(entry[0], index)
         return self._slow(
-            topic, body, tags=tags, keys=keys, properties=properties, sharding_key=sharding_key,
+            topic, body, tags=tags, keys=keys, properties=properties, ordering_key=ordering_key,
             queue_id=queue_id, flag=flag, wait=wait, delay_level=delay_level,
             deliver_at=deliver_at, deliver_after=deliver_after)
 

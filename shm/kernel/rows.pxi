@@ -94,7 +94,7 @@ cdef class RowEncoder:
 
     def encode(
         self, Py_ssize_t rows, const int32_t[::1] topics, list routes not None,
-        const int32_t[::1] queue_ids, ArrowText sharding, ArrowText body not None, ArrowText keys,
+        const int32_t[::1] queue_ids, ArrowText ordering, ArrowText body not None, ArrowText keys,
         ArrowText tags, properties=None, const int32_t[::1] flags=None,
     ):
         """Add rows; the bodies that became full: [(slot, body, count)].
@@ -102,7 +102,7 @@ cdef class RowEncoder:
         Args:
             topics: each row's index in `routes`; None: all have the first.
             routes: (first slot, queues, slot of each queue id or -1 as int32): a row with a queue
-                id goes to its slot, one with a sharding key to that of RocketMQ's hash, any other
+                id goes to its slot, one with an ordering key to that of RocketMQ's hash, any other
                 to the slot behind the last queue.
             queue_ids: NO_QUEUE where there is none.
             properties: (ArrowText with the offsets into the next two, names, values).
@@ -113,12 +113,12 @@ cdef class RowEncoder:
         cdef Py_ssize_t row, count = 0, slot, topic
         cdef const uint8_t *text
         cdef list full = []
-        _check_rows(rows, topics, queue_ids, flags, (sharding, body, keys, tags))
+        _check_rows(rows, topics, queue_ids, flags, (ordering, body, keys, tags))
         for row in range(rows):
             topic = 0 if topics is None else topics[row]
             if not 0 <= topic < len(routes):
                 raise ValueError(f"row {row}: topic {topic} of {len(routes)} topics")
-            slot = self._slot(routes[topic], row, queue_ids, sharding)
+            slot = self._slot(routes[topic], row, queue_ids, ordering)
             if not body.has(row):
                 raise RowIllegal(row, "body", "it is null")
             text = body.text(row, &count)
@@ -176,7 +176,7 @@ cdef class RowEncoder:
         return encoder.take(), count
 
     cdef Py_ssize_t _slot(self, tuple route, Py_ssize_t row, const int32_t[::1] queue_ids,
-                          ArrowText sharding) except -1:
+                          ArrowText ordering) except -1:
         cdef Py_ssize_t first = route[0], queues = route[1], count
         cdef const int32_t[::1] by_id
         cdef const uint8_t *text
@@ -190,8 +190,8 @@ cdef class RowEncoder:
                 raise RowIllegal(row, "queue_id", f"there is no queue {queue_id} that may be "
                                  f"written: they are 0 to {by_id.shape[0] - 1}")
             return first + found
-        if sharding is not None and sharding.has(row):
-            text = sharding.text(row, &count)
+        if ordering is not None and ordering.has(row):
+            text = ordering.text(row, &count)
             found = hash_utf8(text, count)
             return first + (found if found >= 0 else -<int64_t>found) % queues
         return first + queues

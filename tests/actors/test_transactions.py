@@ -241,7 +241,7 @@ def test_a_block_commits_or_rolls_back(slow_broker: RunningBroker) -> None:
             "orders", b"one", keys="k", tags="t", properties={"p": "v"}
         ) as tx:
             tx.send("invoices", b"two")
-            tx.send("orders", b"three", sharding_key="x")
+            tx.send("orders", b"three", ordering_key="x")
             assert (len(bodies(broker, "orders")), len(bodies(broker, "invoices"))) == before
         with contextlib.suppress(KeyError), producer.transaction("orders", b"never") as other:
             other.send("invoices", b"never, either")

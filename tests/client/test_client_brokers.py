@@ -76,7 +76,7 @@ def test_a_broker_that_does_not_answer_is_not_chosen_again(
             assert producer.send("t", b"z").wait().broker == "a", number
         # What has a place of its own goes there all the same.
         with pytest.raises(NotConfirmed):
-            producer.send("t", b"k", sharding_key="d").wait()
+            producer.send("t", b"k", ordering_key="d").wait()
 
 
 def test_how_long_a_broker_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,9 @@ def test_queues_take_turns(broker: Handle) -> None:
 
 
 @pytest.mark.parametrize("key", ["o-42", "polygenelubricants", ""])
-def test_sharding_key_chooses_the_queue_as_rocketmq_does(broker: Handle, key: str) -> None:
+def test_ordering_key_chooses_the_queue_as_rocketmq_does(broker: Handle, key: str) -> None:
     with Producer(broker.address) as producer:
-        assert producer.send("t", b"x", sharding_key=key).queue_id == abs(java_hash(key)) % 4
+        assert producer.send("t", b"x", ordering_key=key).queue_id == abs(java_hash(key)) % 4
 
 
 def test_wait_and_oneway_reach_the_broker(broker: Handle) -> None:

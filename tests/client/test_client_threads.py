@@ -131,7 +131,7 @@ def test_the_right_to_write_is_taken_from_a_running_producer(read_only: Handle, 
     def send(topic: str) -> Callable[[], object]:
         if how == "async":
             return producer.send_async(topic, b"x").result
-        return producer.send(topic, b"x", sharding_key=key).wait
+        return producer.send(topic, b"x", ordering_key=key).wait
 
     waiting, others = send("t"), send("rw")
     read_only.do(lambda fake: fake.topics.update(t=TopicInfo("t", 4, 4, 4)))

@@ -420,7 +420,7 @@ def test_one_key_after_the_other(broker: Broker, topic: str) -> None:
     """Keys in parallel: the handler of one key waits for that of another."""
     with broker.producer(linger_ms=5) as producer:
         for number in range(200):
-            producer.send_async(topic, b"%d" % number, keys=f"k{number % 5}", sharding_key="one")
+            producer.send_async(topic, b"%d" % number, keys=f"k{number % 5}", ordering_key="one")
         producer.flush()
     order: dict[str, list[int]] = defaultdict(list)
     at_work: set[str] = set()

@@ -76,7 +76,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 def send(pair: Pair, numbers: range) -> None:
     with Producer(pair.names, timeout_s=30) as producer:
         for number in numbers:
-            producer.send("orders", str(number).encode(), sharding_key=str(number)).wait()
+            producer.send("orders", str(number).encode(), ordering_key=str(number)).wait()
 
 
 def take(consumer: Consumer, count: int) -> list[Message]:

@@ -94,7 +94,7 @@ def send_by_key(spec: Spec, history: History, stop: Stop) -> None:
             body = sender.body()
             (op,) = sender.invoke(topic, -1, [body])
             try:
-                receipt = producer.send(topic, body, sharding_key=key)
+                receipt = producer.send(topic, body, ordering_key=key)
             except CometError as error:
                 sender.failed([op], error, refused=isinstance(error, Refused))
             else:

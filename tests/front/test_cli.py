@@ -130,6 +130,8 @@ def test_an_unknown_command_names_the_nearest(
         ["msg", "send", "-t", "T", "--tags-from", "0"],
         ["msg", "send", "-t", "T", "-p", "novalue"],
         ["msg", "send", "-t", "T", "--queue", "1", "-k", "1"],
+        ["msg", "send", "-t", "T", "--queue", "1", "--ordering-key", "a"],
+        ["msg", "send", "-t", "T", "--ordering-key", "a", "-k", "1"],
         ["msg", "tail", "-t", "T", "-f", "%z"],
         ["msg", "tail", "-t", "T", "-f", "%s", "-o", "json"],
         ["msg", "tail", "-t", "T", "--from", "yesterday"],

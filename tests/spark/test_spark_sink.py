@@ -97,7 +97,7 @@ def test_all_columns(spark: SparkSession, broker: RunningBroker, topic: str) -> 
         "if(id % 3 = 0, null, concat('k', id, ' all')) keys",
         "if(id % 5 = 0, null, concat('tag', id % 7)) tags",
         "if(id % 4 = 3, null, cast(id / 100 as int)) queue_id",
-        "if(id % 8 = 3, null, concat('schlüssel', id % 11)) sharding_key",
+        "if(id % 8 = 3, null, concat('schlüssel', id % 11)) ordering_key",
         "if(id % 6 = 0, null, map('a', body, 'größe', if(id % 9 = 0, '', 'ü'))) properties",
     )
     write(frame, broker)
