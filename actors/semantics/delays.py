@@ -11,17 +11,18 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from cometmq.actors.books.delays import Now, delay_ms, destination
+from cometmq.actors.books.delays import Now, delay_ms
 from cometmq.actors.runtime.deriver import Deriver
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.runtime.inner import InnerRecords, properties_max
 from cometmq.actors.runtime.uptime import now_up
+from cometmq.actors.semantics.portion import Portion, SetAside
 from cometmq.protocol.commands import Cover, Position
-from cometmq.protocol.errors import CometError, MessageTooLarge
+from cometmq.protocol.errors import MessageIllegal
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import uptime_of
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchFull, Message, RecordTooLarge, decode
+from cometmq.shm.kernel._kernel import BatchFull, Message, decode
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
@@ -48,18 +49,28 @@ class DelayLevel:
 
     Args:
         level: from 1.
+        aside: takes what no log takes.
     """
 
     topic = DELAY_TOPIC
 
-    def __init__(self, family: Family, commitlog: Channel, store: StoreReader, level: int) -> None:
+    def __init__(
+        self,
+        family: Family,
+        commitlog: Channel,
+        store: StoreReader,
+        level: int,
+        aside: SetAside,
+    ) -> None:
         self.level = level
         self.name = f"delay level {level}"
         self.queue_id = level - 1
         self._delay_ms = delay_ms(level, family.settings.delay_levels_ms)
         self._there = (0, 0)  # what lies before that queue offset, was stored by that uptime
         self._bytes_max = min(BYTES_MAX, family.settings.mapped_file_size_commit_log_bytes // 4)
-        self._count_max = COUNT_MAX  # messages of the next write
+        self._properties_max = properties_max(family.settings)
+        self._portion = Portion(COUNT_MAX)
+        self._aside = aside
         self._store = store
         self._deriver = Deriver(commitlog, f"delays.{level}", timeout_s=WRITE_TIMEOUT_S)
         # Queue offsets. RocketMQ may have come further than the log knows of: delayOffset.json.
@@ -78,14 +89,15 @@ class DelayLevel:
         when something more is stored. Raises what appending raises."""
         offset = self._position()
         result = self._store.get_message(
-            DELAY_TOPIC, self.queue_id, offset, self._count_max, max_bytes=self._bytes_max
+            DELAY_TOPIC, self.queue_id, offset, self._portion.count, max_bytes=self._bytes_max
         )
         if result.payload is None:
             if result.next_queue_offset > offset:  # it has expired, or is damaged
                 self._pass_over(offset, result.next_queue_offset)
                 return 0.0
             return None
-        records = InnerRecords(size_max=2 * self._bytes_max)
+        records = InnerRecords(size_max=2 * self._bytes_max, properties_max=self._properties_max)
+        added: list[Message] = []
         now = read_clocks()
         wait_s, after = 0.0, result.next_queue_offset
         for message in decode(result.payload):
@@ -95,7 +107,8 @@ class DelayLevel:
                 wait_s, after = wait_ms / 1000, message.queue_offset
                 break
             try:
-                self._add(records, message, properties)
+                if self._aside.add_copy(records, message, properties):
+                    added.append(message)
             except BatchFull:
                 after = message.queue_offset
                 break
@@ -103,20 +116,14 @@ class DelayLevel:
             return wait_s
         try:
             self._write(records, after)
-        except MessageTooLarge as error:  # one of them is, and hinders all
-            self._halve(after, error)
+        except MessageIllegal as error:  # one of them is, and hinders all
+            if self._portion.refused(len(added)):
+                for each in added:
+                    self._aside.message(each, error)
+                self._write(InnerRecords(), after)
             return 0.0
-        self._count_max = min(COUNT_MAX, 2 * self._count_max)
+        self._portion.stored()
         return wait_s
-
-    def _halve(self, after: int, error: MessageTooLarge) -> None:
-        """The log takes none of these: go on with fewer, and pass over one that it never takes."""
-        if self._count_max > 1:
-            self._count_max //= 2
-            return
-        log.error("message %d of %s, queue %d, is never delivered: %s",
-                  after - 1, DELAY_TOPIC, self.queue_id, error)  # fmt: skip
-        self._write(InnerRecords(), after)
 
     def _wait_ms(self, message: Message, properties: Mapping[str, str], now: Now) -> int:
         """How much longer it waits. What a clock stamped that is ahead of this one, in another
@@ -129,14 +136,6 @@ class DelayLevel:
                 self._there = max(end, message.queue_offset + 1), now.up.ms
             waited = now.up.ms - self._there[1]
         return self._delay_ms - waited
-
-    def _add(self, records: InnerRecords, message: Message, properties: Mapping[str, str]) -> None:
-        try:
-            topic, queue_id = destination(properties)
-            records.encoder.add_stored(records.queue(topic, queue_id), message.record)
-        except (CometError, RecordTooLarge) as error:
-            log.error("message %d of %s, queue %d, is never delivered: %s",
-                      message.queue_offset, DELAY_TOPIC, self.queue_id, error)  # fmt: skip
 
     def _pass_over(self, begin: int, end: int) -> None:
         log.warning("messages %d to %d of %s, queue %d, are gone: they are not delivered",

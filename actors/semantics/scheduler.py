@@ -14,6 +14,7 @@ from cometmq.actors.runtime.loop import Timer
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.actors.semantics.checks import Checks
 from cometmq.actors.semantics.delays import BYTES_MAX, DelayLevel, now_ms
+from cometmq.actors.semantics.portion import SetAside
 from cometmq.actors.semantics.retries import Retries
 from cometmq.actors.semantics.revival import Revival
 from cometmq.actors.semantics.timers import READ_COUNT, Timers
@@ -67,7 +68,10 @@ class SchedulerActor(ServiceActor):
             lambda: self.call_soon(self.on_doorbell),
         )
         self._checks = Checks(family, self._commitlog, self._store, self.call_soon, self.after)
-        self._timed = Timers(family, self._commitlog, self._store, lambda: self._dispatched.value)
+        self._aside = SetAside(self._store)
+        self._timed = Timers(
+            family, self._commitlog, self._store, lambda: self._dispatched.value, self._aside
+        )
         self._revival = Revival(family, self._table, self._store, self.call_soon, self.after)
         self._timed_alarm: Timer | None = None
         super().__init__(bind=bind)
@@ -96,7 +100,7 @@ class SchedulerActor(ServiceActor):
         used = [queue_id + 1 for topic, queue_id in self._table.queues() if topic == DELAY_TOPIC]
         count = max(len(self._family.settings.delay_levels_ms), *used, 1)
         for level in range(1, min(count, LEVELS_MAX) + 1):
-            each = DelayLevel(self._family, self._commitlog, self._store, level)
+            each = DelayLevel(self._family, self._commitlog, self._store, level, self._aside)
             each.begin = min(self._shown.offset_table.get(level, 0), self._end_of(each))
             self._levels.append(each)
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
@@ -254,6 +258,7 @@ class SchedulerActor(ServiceActor):
                 "delivered_later": sum(each.delivered for each in self._levels),
                 "timers_pending": self._timed.pending,
                 "timers_delivered": self._timed.delivered,
+                "never_delivered": self._aside.count,
             }
             | self._retries.statistics()
             | self._checks.statistics()

@@ -10,10 +10,12 @@ import logging
 from collections.abc import Callable, Sequence, Set
 from typing import Final, NamedTuple
 
+from cometmq.actors.books.lean import WAITING
 from cometmq.actors.books.timers import Move, TimersState, is_recalled, retimed
 from cometmq.actors.runtime.clock_steps import ahead_ms
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.uptime import clock_name
+from cometmq.actors.semantics.portion import SetAside
 from cometmq.protocol.errors import MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.shm.kernel._kernel import (
@@ -44,13 +46,19 @@ class Moving(NamedTuple):
     units: list[int]  # positions in the timer log
     position: int  # where the search goes on
 
+    @property
+    def last(self) -> int:
+        """Physical offset of the last one that it is about."""
+        return self.moves[-1][0] - 1
+
 
 class TimerClock:
     """What the state of the timers says of clocks.
 
     Args:
         state: as it was written last.
-        bytes_max: of a write.
+        records: makes room for a write's.
+        aside: takes what no log takes.
         ahead: how far the wall clock is ahead of CLOCK_BOOTTIME, in ms; a test's own.
         begun: how far it was when the process began; None: now.
     """
@@ -59,13 +67,15 @@ class TimerClock:
         self,
         state: TimersState,
         store: StoreReader,
-        bytes_max: int,
+        records: Callable[[], InnerRecords],
+        aside: SetAside,
         ahead: Callable[[], int] = ahead_ms,
         *,
         begun: int | None = None,
     ) -> None:
         self._store = store
-        self._bytes_max = bytes_max
+        self._records = records
+        self._aside = aside
         self._read = ahead
         self._clock = int(clock_name(), 16)
         is_same = state.clock == self._clock and state.aheads
@@ -97,7 +107,7 @@ class TimerClock:
     def retime(self, records: InnerRecords, message: Message) -> None:
         """Store one anew whose delay ends at another time than it says: the clock was stepped."""
         properties = retimed(message.raw_properties, self.due_ms(message))
-        records.encoder.add_stored(records.queue(TIMER_TOPIC, 0), message.record, properties)
+        records.add_copy(records.queue(TIMER_TOPIC, 0), message, WAITING, properties)
 
     def kept(self) -> None:
         self.is_kept = True
@@ -160,25 +170,29 @@ class TimerClock:
 
     # --- what is stored anew ---
 
-    def gather(self, wheel: TimerWheel, recalled: Set[bytes]) -> Moving | None:
+    def gather(self, wheel: TimerWheel, recalled: Set[bytes], count_max: int) -> Moving | None:
         """What is due before it would come up, in the order of places, as much as one write holds;
         None: there is nothing this time, or, without a position, nothing more.
 
         Args:
             recalled: keys of what is not stored anew: it is over.
+            count_max: messages of the write.
         """
         end, _, _, until = self.moves[-1]
         assert self.position is not None
-        found, position = self._search(wheel, end, self.position)
-        records, units = InnerRecords(size_max=2 * self._bytes_max), []
+        found, position = self._search(wheel, end, self.position, min(count_max, COUNT_MAX))
+        records, units = self._records(), []
         for place, unit in found:
             try:
                 message = self._store.record_at(place)
+            except MessageNotFound as error:
+                self._aside.place(place, error)
+                continue
+            try:
                 if not is_recalled(message.properties, recalled):
                     self.retime(records, message)
-            except (MessageNotFound, RecordTooLarge) as error:
-                log.error("the timer at physical offset %d is not stored anew: %s", place, error)
-                continue
+            except RecordTooLarge as error:
+                self._aside.message(message, error)
             except BatchFull:
                 position = unit
                 break
@@ -191,10 +205,10 @@ class TimerClock:
         return Moving(records, [*self.moves[:-1], now], units, position)
 
     def _search(
-        self, wheel: TimerWheel, begin: int, position: int
+        self, wheel: TimerWheel, begin: int, position: int, count_max: int
     ) -> tuple[Sequence[tuple[int, int]], int]:
         """(place, position of its unit), and where the search goes on."""
-        reason, found, after = wheel.askew(self._store.log, begin, position, COUNT_MAX)
+        reason, found, after = wheel.askew(self._store.log, begin, position, count_max)
         if reason == TIMERS_UNMAPPED:
             place, unit = found.pop()
             try:

@@ -12,42 +12,34 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from cometmq.actors.books.delays import destination
 from cometmq.actors.books.timers import (
     BACK_MS,
     PASSED_MAX,
     Recalls,
     TimersState,
-    is_recalled,
     recalled_key,
-    rolled,
     window_ms,
 )
 from cometmq.actors.runtime.deriver import Deriver
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.runtime.uptime import now_up
+from cometmq.actors.runtime.inner import InnerRecords, properties_max
 from cometmq.actors.semantics.delays import BYTES_MAX, WRITE_TIMEOUT_S, now_ms
+from cometmq.actors.semantics.portion import Portion, SetAside
 from cometmq.actors.semantics.timer_clock import TimerClock
+from cometmq.actors.semantics.timer_copies import TimerCopies
+from cometmq.actors.semantics.timer_start import believed_up_to, read_up_to
 from cometmq.protocol.commands import Cover, Position
-from cometmq.protocol.errors import CometError, MessageNotFound, MessageTooLarge
+from cometmq.protocol.errors import MessageIllegal, MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.derived.timer_files import TimerCheck, TimerFiles, read_check, write_check
 from cometmq.shm.kernel._kernel import (
     TIMERS_DONE,
-    TIMERS_EARLY,
-    TIMERS_LARGE,
-    TIMERS_NEW_QUEUE,
     TIMERS_NO_ROOM,
     TIMERS_OCCUPIED,
-    TIMERS_ROLL,
-    TIMERS_SKEW_MS,
     BatchFull,
-    Message,
     RecordTooLarge,
     TimerWheel,
-    decode,
     due_ms_of,
 )
 from cometmq.shm.live.control import Counter
@@ -70,6 +62,7 @@ class Timers:
 
     Args:
         dispatched: how far the dispatcher has come.
+        aside: takes what no log takes.
     """
 
     topic = TIMER_TOPIC
@@ -77,7 +70,12 @@ class Timers:
     name = "timers"
 
     def __init__(
-        self, family: Family, commitlog: Channel, store: StoreReader, dispatched: Callable[[], int]
+        self,
+        family: Family,
+        commitlog: Channel,
+        store: StoreReader,
+        dispatched: Callable[[], int],
+        aside: SetAside,
     ) -> None:
         self.seen = 0  # queue offset: what comes next from the topic of timers
         self.failures = 0  # in a row
@@ -93,18 +91,20 @@ class Timers:
         self._flushed = family.control.read(Counter.FLUSHED)
         self._window_ms = window_ms(self._settings.file_reserved_time_hours)
         self._bytes_max = min(BYTES_MAX, self._settings.mapped_file_size_commit_log_bytes // 4)
-        self._clock = TimerClock(TimersState(), store, self._bytes_max)
+        self._properties_max = properties_max(self._settings)
+        self._aside = aside
+        self._clock = TimerClock(TimersState(), store, self._records, aside)
         self._deriver = Deriver(commitlog, "timers", timeout_s=WRITE_TIMEOUT_S)
         self._number = 0  # of the last write
-        self._count_max = DELIVERED_MAX  # messages of the next one
+        self._portion = Portion(DELIVERED_MAX)
         self._unsure: Callable[[], None] | None = None  # what is to be done if that was stored
         self._files: TimerFiles | None = None
         self._wheel: TimerWheel | None = None
         self._frontier = 0
         self._late: list[int] = []  # physical offsets: overdue when they were read
         self._recalls = Recalls()
+        self._copies = TimerCopies(store, self._clock, self._recalls.keys, aside)
         self._due_by: tuple[int, int] | None = None  # (time, end of the log by then)
-        self._targets: dict[bytes, tuple[str, int] | None] = {}
         self._check: tuple[TimerCheck, int] | None = None  # once the log is flushed up to there
 
     @property
@@ -153,9 +153,9 @@ class Timers:
             state = state.joined(check.read_ms, check.queue_offset)
         segment_bytes = self._settings.mapped_file_size_timer_log_bytes
         self._files = self._files or TimerFiles(self._family.store, segment_bytes)
-        log_max = self._believed_up_to(state.frontier)
+        log_max = believed_up_to(self._store, state.frontier, self._bytes_max)
         wheel = self._files.wheel(state.at_due, state.at_place, state.passed, log_max)
-        after = self._read_up_to(wheel, check, state.frontier)
+        after = read_up_to(self._store, wheel, check, state.frontier)
         if after is None:
             log.warning("the timer log is made anew, of all of %s", TIMER_TOPIC)
             del wheel  # it looks at the files
@@ -166,38 +166,13 @@ class Timers:
         low, high = reach if reach else (0, 0)
         self.seen, self._frontier = min(max(after, low), high), state.frontier
         begun = self._clock.aheads[-1]
-        self._clock = TimerClock(state, self._store, self._bytes_max, begun=begun)
+        self._clock = TimerClock(state, self._store, self._records, self._aside, begun=begun)
         self._clock.begin(wheel)
         self._recalls = Recalls()
+        keys = self._recalls.keys
+        self._copies = TimerCopies(self._store, self._clock, keys, self._aside)
         self._wheel = wheel
         return wheel
-
-    def _believed_up_to(self, frontier: int) -> int:
-        """The physical offset at which the timer log ends for a start. It has no unit for what was
-        overdue when it was read; behind the frontier that may be undelivered, so it is read again.
-        """
-        first = self._store.get_message(TIMER_TOPIC, 0, frontier, 1, max_bytes=self._bytes_max)
-        if first.payload is None:
-            return self._store.positions.log_range()[1]
-        (message,) = decode(first.payload)
-        return message.physical_offset
-
-    def _read_up_to(self, wheel: TimerWheel, check: TimerCheck | None, frontier: int) -> int | None:
-        """The queue offset behind what is in the timer log; None: nobody knows."""
-        after = 0
-        if wheel.last_place >= 0:
-            try:
-                record = self._store.record_at(wheel.last_place)
-            except MessageNotFound:
-                if wheel.last_place >= self._store.positions.log_range()[0]:
-                    return None
-            else:
-                if record.topic != TIMER_TOPIC or record.queue_offset >= frontier:
-                    return None
-                after = record.queue_offset + 1
-        if check is not None and wheel.end >= check.log_end:
-            return min(max(after, check.queue_offset), frontier)
-        return after
 
     # --- into the wheel ---
 
@@ -222,7 +197,7 @@ class Timers:
                 after = max(after, result.next_queue_offset)
             self.seen = after
             for place in odd:
-                log.error("the record at %d is never delivered: TIMER_OUT_MS is no time", place)
+                self._aside.place(place, "TIMER_OUT_MS is no time")
             if reason == TIMERS_NO_ROOM:
                 self._files.add(wheel.end)
             if self._late:
@@ -253,79 +228,28 @@ class Timers:
         if not self._take_recalls(wheel):
             return 0.0
         began, is_alone = time.monotonic(), self._wrote.value == self._own_end
-        records = InnerRecords(size_max=2 * self._bytes_max)
-        most = min(self._count_max, DELIVERED_MAX if is_alone else BESIDE_MAX)
-        after, rolls = self._fill(wheel, records, now, most)
+        records = self._records()
+        most = min(self._portion.count, DELIVERED_MAX if is_alone else BESIDE_MAX)
+        after, rolls = self._copies.fill(wheel, records, now, most)
         if after == wheel.next:  # by the clock that nobody sets it is some ms until then
             return max(wheel.left, 1) / 1000
-        if not records.encoder.count:
+        count = records.encoder.count
+        if not count:
             wheel.advance(after)
             return 0.0
         state = self._clock.state(wheel, wheel.place_of(after), self.seen)
-        count = records.encoder.count - rolls
-        try:
-            self._write(records, state, partial(self._delivered_to, after, count))
-        except MessageTooLarge as error:  # one of them is, and hinders all
-            if self._count_max == 1:
-                place = wheel.place_of(after)[1]
-                self._write(InnerRecords(), state, partial(self._delivered_to, after, 0))
-                _say_never(place, error)
-            self._count_max = max(1, self._count_max // 2)
+        delivered = partial(self._delivered_to, after)
+        tried = min(most, count + 1)  # of the last one it is known which it is
+        if not self._write_some(records, state, delivered, tried, wheel.place_of(after)[1], rolls):
             return 0.0
-        self._count_max = min(DELIVERED_MAX, 2 * self._count_max)
         if rolls:
             self._due_by = None  # they are read before anything that is due later
         self._own_end, self.rests = self._wrote.value, not is_alone
         return 0.0 if is_alone else BESIDE_SHARE * (time.monotonic() - began)
 
-    def _delivered_to(self, number: int, count: int) -> None:
+    def _delivered_to(self, number: int) -> None:
         assert self._wheel is not None
         self._wheel.advance(number)
-        self.delivered += count
-
-    def _fill(
-        self, wheel: TimerWheel, records: InnerRecords, now: int, most: int
-    ) -> tuple[int, int]:
-        """Add copies of what is due; the number after them, and how many wait on."""
-        queues: dict[bytes, int] = {}
-        up, at, rolls, mapped = now_up().ms, wheel.next, 0, -1
-        while True:
-            try:
-                reason, at, detail = wheel.fill(
-                    records.encoder, self._store.log, queues, self._recalls.keys, now, up,
-                    most, at,
-                )  # fmt: skip
-                if reason == TIMERS_DONE:
-                    return at, rolls
-                if reason == TIMERS_NEW_QUEUE:
-                    queue = self._target(detail)
-                    queues[detail] = -1 if queue is None else records.queue(*queue)
-                elif reason == TIMERS_ROLL:
-                    self._roll(records, self._store.record_at(detail))
-                    rolls += 1
-                    at += 1
-                elif reason == TIMERS_EARLY:
-                    self._clock.retime(records, self._store.record_at(detail))
-                    rolls += 1
-                    at += 1
-                elif reason == TIMERS_LARGE or detail == mapped or not self._map(detail):
-                    _say_never(detail, "too large" if reason == TIMERS_LARGE else "it is gone")
-                    at += 1
-                else:
-                    mapped = detail
-            except BatchFull:
-                return at, rolls
-            except RecordTooLarge as error:  # for waiting on
-                _say_never(detail, error)
-                at += 1
-
-    def _map(self, place: int) -> bool:
-        """Have the segment of a record mapped; False if it is gone."""
-        try:
-            self._store.record_at(place)
-        except MessageNotFound:
-            return False
-        return True
 
     def _take_recalls(self, wheel: TimerWheel) -> bool:
         """Learn what is not to be delivered; whether that is all."""
@@ -342,70 +266,45 @@ class Timers:
                 self._recalls.add(recalled_key(message.properties), until)
         return len(places) < RECALLS_MAX
 
-    def _target(self, key: bytes) -> tuple[str, int] | None:
-        """The queue that a message is meant for; None: there can be none."""
-        if key not in self._targets:
-            if len(self._targets) >= 65_536:
-                self._targets.clear()
-            topic, _, queue = key.decode(errors="replace").partition("\1")
-            try:
-                self._targets[key] = destination({"REAL_TOPIC": topic, "REAL_QID": queue})
-            except CometError as error:
-                log.error("timers are not delivered: %s", error)
-                self._targets[key] = None
-        return self._targets[key]
-
-    def _roll(self, records: InnerRecords, message: Message) -> None:
-        """Store one anew that waits for longer than the wheel lets it, or the log is kept."""
-        records.encoder.add_stored(
-            records.queue(TIMER_TOPIC, 0), message.record, rolled(message.raw_properties)
-        )
-
     def _move_on(self, wheel: TimerWheel) -> None:
         """The clock was set back: a write's worth of what is stored anew for that."""
-        moving = self._clock.gather(wheel, self._recalls.keys)
+        moving = self._clock.gather(wheel, self._recalls.keys, self._portion.count)
         if moving is not None:
             at = wheel.at_due, wheel.at_place
             seen = self._frontier if self._late else self.seen  # nothing was delivered since
             state = self._clock.state(wheel, at, seen, moving.moves)
-            self._write(moving.records, state, partial(self._clock.moved, wheel, moving))
+            moved = partial(self._clock.moved, wheel, moving)
+            count = moving.records.encoder.count
+            self._write_some(moving.records, state, moved, len(moving.units), moving.last, count)
 
     def _deliver_late(self, wheel: TimerWheel, now: int) -> float:
-        """What was overdue when it was read. Its second has passed."""
-        records = InnerRecords(size_max=4 * self._bytes_max)
-        rolls, wait_ms = 0, 0
-        for place in self._late:
+        """What was overdue when it was read, or a portion of it. Its second has passed."""
+        records = self._records()
+        late = self._late[: self._portion.count]
+        anew, wait_ms, frontier = 0, 0, self._frontier
+        for index, place in enumerate(late):
             try:
                 message = self._store.record_at(place)
-                if is_recalled(message.properties, self._recalls.keys):
-                    continue
-                due = due_ms_of(message.record)
-                by_clock = self._clock.due_ms(message)
-                was_stepped = by_clock > max(due, now) + TIMERS_SKEW_MS
-                if was_stepped or due > wheel.at_due:
-                    (self._clock.retime if was_stepped else self._roll)(records, message)
-                    rolls += 1
-                    continue
-                if recalled_key(message.properties):
-                    continue  # it was to be stored anew on its way, and its time is over
-                wait_ms = max(wait_ms, due - now, by_clock - now)
-                queue = self._target(
-                    f"{message.properties.get('REAL_TOPIC', '')}\1"
-                    f"{message.properties.get('REAL_QID', '')}".encode()
-                )
-                if queue is not None:
-                    records.encoder.add_stored(records.queue(*queue), message.record)
+                early_ms, is_anew = self._copies.add_late(wheel, records, message, now)
+            except BatchFull:
+                late = late[:index]
+                break
             except (MessageNotFound, RecordTooLarge) as error:
-                _say_never(place, error)
+                self._aside.place(place, error)
+                continue
+            frontier, anew = message.queue_offset + 1, anew + is_anew
+            wait_ms = max(wait_ms, early_ms)
         if wait_ms > 0:
             return wait_ms / 1000
-        state = self._clock.state(wheel, (wheel.at_due, wheel.at_place), self.seen)
-        self._write(records, state, partial(self._delivered_late, records.encoder.count - rolls))
+        left = self._late[len(late) :]
+        at = wheel.at_due, wheel.at_place
+        state = self._clock.state(wheel, at, frontier if left else self.seen)
+        delivered = partial(self._delivered_late, left)
+        self._write_some(records, state, delivered, len(late), late[-1], anew)
         return 0.0
 
-    def _delivered_late(self, count: int) -> None:
-        self._late = []
-        self.delivered += count
+    def _delivered_late(self, left: list[int]) -> None:
+        self._late = left
 
     def _turn_back(self, wheel: TimerWheel, now: int) -> bool:
         """The clock was set back: what is sent from now on counts by the new one. Raises OSError,
@@ -442,6 +341,40 @@ class Timers:
         self._deriver.write(records, after, note=state.pack(), cover=Cover.WRITTEN)
         self._unsure = None
         follow()
+
+    def _write_some(
+        self,
+        records: InnerRecords,
+        state: TimersState,
+        stored: Callable[[], None],
+        tried: int,
+        last: int,
+        anew: int,
+    ) -> bool:
+        """Write; whether that is stored. Where the log never takes one of them, fewer are next.
+
+        Args:
+            tried: messages that it is about; `last`: physical offset of the last one.
+            anew: so many of the records are no deliveries.
+        """
+        count = records.encoder.count - anew
+
+        def follow() -> None:
+            self.delivered += count
+            stored()
+
+        try:
+            self._write(records, state, follow)
+        except MessageIllegal as error:
+            if self._portion.refused(tried):
+                self._aside.place(last, error)
+                self._write(InnerRecords(), state, stored)
+            return False
+        self._portion.stored()
+        return True
+
+    def _records(self) -> InnerRecords:
+        return InnerRecords(size_max=2 * self._bytes_max, properties_max=self._properties_max)
 
     def _make_sure(self) -> None:
         """Whether the last write was stored is in the log."""
@@ -492,7 +425,3 @@ class Timers:
         if self._files is not None:
             self._files.close()
             self._files = None
-
-
-def _say_never(place: int, why: object) -> None:
-    log.error("the timer at physical offset %d is never delivered: %s", place, why)

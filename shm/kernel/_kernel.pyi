@@ -242,7 +242,7 @@ class InnerEncoder:
 
     size: int
     count: int
-    def __init__(self, *, size_max: int = 4194304) -> None: ...
+    def __init__(self, *, size_max: int = 4194304, properties_max: int = 32767) -> None: ...
     def add(
         self,
         queue: int,
@@ -355,6 +355,7 @@ TIMERS_NEW_QUEUE: Final[int]
 TIMERS_ROLL: Final[int]
 TIMERS_EARLY: Final[int]
 TIMERS_LARGE: Final[int]
+TIMERS_NOWHERE: Final[int]
 TIMERS_SKEW_MS: Final[int]
 
 def element_due_ms(batch: Buffer, index: int, now: int) -> int:

@@ -131,7 +131,10 @@ cdef class HalfEnds:
                 record.sys_flag = (record.sys_flag & ~TRANSACTION_BITS) | TRANSACTION_COMMIT
                 record.prepared_offset = physical_offset
                 record.store_host_length = 0  # it is stored here
-                encoder._add_delivered(queue, &record)
+                try:
+                    encoder._add_delivered(queue, &record)
+                except RecordTooLarge:
+                    break  # as it is; with fewer properties it may do
             ended[self._queue_offsets[row]] = words[commit]
             index += 1
             row += 1

@@ -12,15 +12,19 @@ cdef class InnerEncoder:
 
     Args:
         size_max: bytes; a record that comes alone may be larger.
+        properties_max: bytes of a record's properties.
     """
 
     cdef uint8_t *_buffer
     cdef Py_ssize_t _capacity, _size_max
+    cdef int32_t _properties_max
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t count
 
-    def __cinit__(self, *, Py_ssize_t size_max=4194304):
+    def __cinit__(self, *, Py_ssize_t size_max=4194304,
+                  int32_t properties_max=PROPERTIES_MAX_BYTES):
         self._size_max = size_max
+        self._properties_max = min(properties_max, PROPERTIES_MAX_BYTES)
         self._capacity = 16384
         self._buffer = <uint8_t *>PyMem_Malloc(self._capacity)
         if self._buffer == NULL:
@@ -54,8 +58,8 @@ cdef class InnerEncoder:
             INNER_RECORD_BYTES + record.born_host_length + record.store_host_length
             + properties_bytes + record.body_length)
         cdef uint8_t *at
-        if properties_bytes > PROPERTIES_MAX_BYTES:
-            raise RecordTooLarge("properties", properties_bytes, PROPERTIES_MAX_BYTES)
+        if properties_bytes > self._properties_max:
+            raise RecordTooLarge("properties", properties_bytes, self._properties_max)
         if total > ELEMENT_MAX:
             raise RecordTooLarge("record", total, ELEMENT_MAX)
         at = self._reserve(total)
@@ -201,11 +205,11 @@ cdef class InnerEncoder:
             &stored[0], stored.shape[0], True, &record)
         if why != REC_OK:
             raise RecordDamaged(REASONS[why], 0)
-        record.properties_length = without_crc_property(
-            record.properties, record.properties_length)
         if properties is not None:
             record.properties = <const uint8_t *>PyBytes_AS_STRING(properties)
             record.properties_length = <int32_t>min(len(properties), 0x7FFFFFFF)
+        record.properties_length = without_crc_property(
+            record.properties, record.properties_length)
         if reconsume_times is not None:
             record.reconsume_times = reconsume_times
         if sys_flag is not None:

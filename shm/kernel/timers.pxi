@@ -11,6 +11,7 @@ TIMERS_NEW_QUEUE = 4  # a queue has no number yet
 TIMERS_ROLL = 5  # it waits longer than the wheel lets it
 TIMERS_EARLY = 6  # the wall clock was set forward: its delay is not over
 TIMERS_LARGE = 7  # no copy of it can be stored
+TIMERS_NOWHERE = 8  # there can be no such queue
 TIMERS_SKEW_MS = 50  # by so much a wall clock may differ from where it is thought to be
 
 cdef enum:
@@ -22,6 +23,7 @@ cdef enum:
     TM_ROLL = 5
     TM_EARLY = 6
     TM_LARGE = 7
+    TM_NOWHERE = 8
     TM_SKEW_MS = 50
     TIMER_BLANK_BYTES = 16  # i32 size, i64 0, u32 magic: behind the last unit of a segment
 
@@ -373,7 +375,7 @@ cdef class TimerWheel:
         if is_recall(due.magic) or self._is_delivered(due.due, place):
             return TM_DONE
         stored = log.at(place)
-        if stored == NULL or not is_timed(stored, log.segment_bytes, &due, &record):
+        if stored == NULL or not is_timed(stored, log.segment_bytes, &due, False, &record):
             return TM_UNMAPPED
         read_timing(record.properties, record.properties_length, &timing)
         if not self._lies_late(&timing, self._clock, self._ahead):
@@ -533,7 +535,7 @@ cdef class TimerWheel:
             stored = log.at(self._due[at].physical_offset)
             if stored == NULL:
                 return TM_UNMAPPED, at, self._due[at].physical_offset
-            if not is_timed(stored, log.segment_bytes, &self._due[at], &record):
+            if not is_timed(stored, log.segment_bytes, &self._due[at], True, &record):
                 return TM_UNMAPPED, at, self._due[at].physical_offset
             read_timing(record.properties, record.properties_length, &timing)
             if self._moves and self._is_moved(&timing, record.physical_offset):
@@ -554,16 +556,17 @@ cdef class TimerWheel:
             number = queues.get(key)
             if number is None:
                 return TM_NEW_QUEUE, at, key
-            if number >= 0:
-                try:
-                    record.properties_length = without_crc_property(
-                        record.properties, record.properties_length)
-                    record.store_host_length = 0  # it is stored here
-                    encoder._add_delivered(number, &record)
-                except BatchFull:
-                    break
-                except RecordTooLarge:
-                    return TM_LARGE, at, self._due[at].physical_offset
+            if number < 0:
+                return TM_NOWHERE, at, self._due[at].physical_offset
+            try:
+                record.properties_length = without_crc_property(
+                    record.properties, record.properties_length)
+                record.store_host_length = 0  # it is stored here
+                encoder._add_delivered(number, &record)
+            except BatchFull:
+                break
+            except RecordTooLarge:
+                return TM_LARGE, at, self._due[at].physical_offset
             at += 1
         return TM_DONE, at, None
 
@@ -634,11 +637,11 @@ cdef int64_t place_in_wheel(
 
 
 cdef bint is_timed(
-    const uint8_t *stored, int64_t segment_bytes, const Due *due, Record *record
+    const uint8_t *stored, int64_t segment_bytes, const Due *due, bint check_crc, Record *record
 ) noexcept nogil:
     """Whether a unit's record is there, and one of the wheel."""
     cdef int64_t rest = segment_bytes - due.physical_offset % segment_bytes
-    if due.size > rest or parse_record(stored, rest, False, record) != REC_OK:
+    if due.size > rest or parse_record(stored, rest, check_crc, record) != REC_OK:
         return False
     return (record.physical_offset == due.physical_offset and record.total_size == due.size
             and record.topic_length == 19
@@ -653,7 +656,7 @@ cdef bint may_recall(LogView log, int64_t place, int32_t size) noexcept:
     cdef Timing timing
     cdef const uint8_t *stored = log.at(place)
     due.physical_offset, due.size = place, size
-    if stored == NULL or not is_timed(stored, log.segment_bytes, &due, &record):
+    if stored == NULL or not is_timed(stored, log.segment_bytes, &due, False, &record):
         return True
     read_timing(record.properties, record.properties_length, &timing)
     return timing.recalls

@@ -11,10 +11,12 @@ import pytest
 from cometmq.actors.books.delays import Now
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.semantics.delays import DelayLevel
+from cometmq.actors.semantics.portion import SetAside
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import NAME, Uptime
 from cometmq.shm.kernel._kernel import LogAppender, QueueCursor, decode
 
+NONE: Any = None
 DELAY_MS = 5_000
 SEED = 20_261_125
 
@@ -26,11 +28,13 @@ class Level:
         self.end = 0
         reach = SimpleNamespace(queue_range=lambda *_: SimpleNamespace(max_queue_offset=self.end))
         settings = SimpleNamespace(
-            delay_levels_ms=(1, DELAY_MS), mapped_file_size_commit_log_bytes=1 << 20
+            delay_levels_ms=(1, DELAY_MS),
+            mapped_file_size_commit_log_bytes=1 << 20,
+            enabled_append_prop_crc=False,
         )
         store: Any = SimpleNamespace(positions=reach)
         family: Any = SimpleNamespace(settings=settings)
-        self.level = DelayLevel(family, SimpleNamespace(), store, 2)  # type: ignore[arg-type]
+        self.level = DelayLevel(family, NONE, store, 2, SetAside(store))
 
     def wait_ms(self, offset: int, stored_ms: int, up: Uptime | None, now: Now) -> int:
         message: Any = SimpleNamespace(queue_offset=offset, store_timestamp_ms=stored_ms)
@@ -88,8 +92,9 @@ def test_one_that_no_record_of_ours_can_hold_hinders_no_other(
     log.attach(memory, 0, 0)
     for body in (b"before", bytes(1 << 24), b"behind"):
         log.append(queue, body, b"REAL_TOPIC\1t\2REAL_QID\0010\2")
-    level, records = Level().level, InnerRecords()
+    aside, records = SetAside(NONE), InnerRecords()
     for message in decode(memory[: log.physical_offset]):
-        level._add(records, message, message.properties)
-    assert records.encoder.count == 2
-    assert f"message 1 of {DELAY_TOPIC}, queue 1, is never delivered: record of" in caplog.text
+        aside.add_copy(records, message, message.properties)
+    assert (records.encoder.count, aside.count) == (2, 1)
+    assert f"message 1 of {DELAY_TOPIC}, queue 1, at physical offset " in caplog.text
+    assert "is never delivered: record of" in caplog.text

@@ -13,18 +13,13 @@ import pytest
 from family import RunningBroker
 from ports import free_ports
 
-from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.client import Consumer, Message, PopConsumer, Producer
 from cometmq.protocol.commands import (
-    Cover,
     EndTransactions,
     TransactionEnd,
     TransactionsEnded,
 )
 from cometmq.protocol.errors import MessageTooLarge
-from cometmq.protocol.names import DELAY_TOPIC, TIMER_TOPIC
-from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel.layout import PROPERTIES_MAX_BYTES
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.tools.verify import verify_store
 
@@ -162,27 +157,3 @@ def test_a_slave_whose_own_is_lower_follows(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline, slave.log
                 time.sleep(0.02)
             slave.assert_stored(sent)
-
-
-def test_what_no_log_takes_is_passed_over(tmp_path: Path) -> None:
-    """Beside its own properties a copy has no room for the checksum that records have by now."""
-    store = tmp_path / "store"
-    due = int(time.time() * 1000) + 6_000
-    records = InnerRecords()
-    for number in range(4):
-        for topic, queue_id in ((DELAY_TOPIC, 1), (TIMER_TOPIC, 0)):
-            properties = b"REAL_TOPIC\1late\2REAL_QID\x010\2TIMER_OUT_MS\1%d\2DELAY\x012\2" % due
-            if number == 1:
-                filler = PROPERTIES_MAX_BYTES - len(properties) - 3
-                properties += b"x\1" + b"y" * filler + b"\2"
-            records.encoder.add(records.queue(topic, queue_id), b"%d" % number, properties)
-    with (
-        RunningBroker(store, LEVELS) as broker,
-        Channel(broker.address("commitlog")) as channel,
-    ):
-        channel.ask(*records.take(Cover.POLICY))
-    with RunningBroker(store, LEVELS | {"enabledAppendPropCRC": True}) as broker:
-        late = broker.read_queue("late", 0, 6)
-        assert sorted(each.body for each in late) == sorted([b"0", b"2", b"3"] * 2)
-        assert f"message 1 of {DELAY_TOPIC}, queue 1, is never delivered" in broker.log
-        assert "is never delivered: properties of" in broker.log

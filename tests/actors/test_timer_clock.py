@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from cometmq.actors.books.timers import Move, TimersState, retimed
+from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.semantics import timer_clock
+from cometmq.actors.semantics.portion import SetAside
 from cometmq.actors.semantics.timer_clock import AHEADS_MAX, DAY_MS, MOVES_MAX, Moving, TimerClock
 from cometmq.protocol.uptime import Uptime
 from cometmq.shm.kernel._kernel import (
@@ -58,7 +60,9 @@ class Clock:
         monkeypatch.setattr(timer_clock, "clock_name", lambda: f"{CLOCK:08x}")
         self.ahead = 10**12
         self.wheel: Any = Wheel()
-        self.clock = TimerClock(state or TimersState(), STORE, 1 << 20, lambda: self.ahead)
+        self.clock = TimerClock(
+            state or TimersState(), STORE, InnerRecords, SetAside(STORE), lambda: self.ahead
+        )
 
     def step(self, ms: int) -> None:
         self.ahead += ms

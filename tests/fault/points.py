@@ -97,6 +97,7 @@ _BOOKS = "cometmq.actors.coordination.books:"
 _WRITER = "cometmq.actors.writer."
 _DERIVED = "cometmq.actors.writer.derived:DerivedWrites."
 _TIMERS = "cometmq.actors.semantics.timers:Timers."
+_COPIES = "cometmq.actors.semantics.timer_copies:TimerCopies."
 _LEVELS = "cometmq.actors.semantics.delays:DelayLevel."
 _COMMIT_LOG = "cometmq.shm.log.commit_log:CommitLog."
 _PASS = "cometmq.actors.writer.transactions:Transactions._pass"
@@ -215,7 +216,7 @@ POINTS: Final[Mapping[str, Point]] = {
     # Messages for later: the wheel is filled, what is due is gathered and written, a level as well.
     **_both("timers.opened", "scheduler", _TIMERS + "_open", "timers", 1),
     **_both("timers.read", "scheduler", _TIMERS + "_read", "timers", 5),
-    **_both("timers.fill", "scheduler", _TIMERS + "_fill", "timers", 5),
+    **_both("timers.fill", "scheduler", _COPIES + "fill", "timers", 5),
     **_both("timers.write", "scheduler", _TIMERS + "_write", "timers", 5),
     **_both("timers.kept", "scheduler", _TIMERS + "keep", "timers", 2),
     **_both("levels.write", "scheduler", _LEVELS + "_write", "timers", 3),
