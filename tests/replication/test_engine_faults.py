@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from engine_child import Child
-from engine_servers import World, eventually, need_zookeeper
+from engine_servers import World, ZooKeeperWorld, eventually, need_zookeeper
 from fault.disk import Disk, need, small_disk
 from paths import SEARCH
 from ports import free_ports
@@ -31,8 +32,9 @@ from cometmq.actors.replication.engines.engine import (
     now_s,
 )
 from cometmq.actors.replication.engines.errors import EngineUnreachable
+from cometmq.actors.replication.engines.kazoos import _CONNECT, _CONNECTED
 from cometmq.actors.replication.engines.opening import open_engine
-from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
+from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine, _Ephemeral
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -339,6 +341,32 @@ def test_a_session_whose_engine_is_away_is_in_doubt(
     )
     eventually(lambda: (engine.alive(group) == {1}) is (session.holding is Holding.HELD))
     assert holding in (Holding.HELD, Holding.LOST)
+
+
+@pytest.mark.parametrize("world", ["zookeeper"], indirect=True)
+def test_a_session_that_is_moved_to_another_server(
+    world: World, engine: Engine, group: str
+) -> None:
+    """As where servers go on that were stopped, and take connections that were given up long ago.
+    The one that is left is told nothing of a change, and then the answer to what was asked behind
+    it."""
+    assert isinstance(world, ZooKeeperWorld)
+    assert isinstance(engine, ZooKeeperEngine)
+    session = engine.open_session(group, 1, 10)
+    lease = session._lease
+    assert isinstance(lease, _Ephemeral)
+    lines = [engine._line, lease._line]
+    for peer in world.peers * 4:
+        for line in lines:
+            assert engine.alive(group) == {1}
+            assert lease._is_ours(20)
+            with socket.create_connection((peer.host, peer.client_port), 20) as other:
+                number, password = line._client.client_id
+                other.sendall(_CONNECT.pack(45, 0, 0, 10_000, number, 16, password, 0))
+                assert other.recv(_CONNECTED.size)
+                assert engine.alive(group) == {1}
+                assert lease._is_ours(20)
+    assert eventually(lambda: session.holding is Holding.HELD)
 
 
 # --- SQLite: processes instead of servers ---------------------------------------------------------

@@ -26,6 +26,15 @@ class EngineFault(EngineError):
     code = 9152
 
 
+class Rejected(EngineFault):
+    """The answer, or that there is none, says that nothing was done, and will not be."""
+
+
+class Lost(Exception):
+    """What was asked may be done, or be done yet: its answer did not come. Drivers alone know this;
+    others get `engine.Unknown`, or EngineUnreachable."""
+
+
 class EngineMissing(EngineError):
     """A package or program that the engine needs is not installed; the text says how to."""
 

@@ -28,7 +28,13 @@ from cometmq.actors.replication.engines.engine import (
     Stored,
     Unknown,
 )
-from cometmq.actors.replication.engines.errors import EngineError, EngineFault, SessionHeld
+from cometmq.actors.replication.engines.errors import (
+    EngineError,
+    EngineFault,
+    Lost,
+    Rejected,
+    SessionHeld,
+)
 from cometmq.actors.replication.engines.gateway import (
     Address,
     Gateway,
@@ -36,7 +42,6 @@ from cometmq.actors.replication.engines.gateway import (
     encoded,
 )
 from cometmq.actors.replication.engines.handle import Handle
-from cometmq.actors.replication.engines.login import Lost, Rejected
 from cometmq.protocol.retry import pause_s, spread
 
 log = logging.getLogger(__name__)

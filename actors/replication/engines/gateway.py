@@ -18,8 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from cometmq.actors.replication.engines.access import Access, is_of_ours, is_refusal
-from cometmq.actors.replication.engines.errors import EngineFault, EngineUnreachable
-from cometmq.actors.replication.engines.login import Login, Lost, Rejected
+from cometmq.actors.replication.engines.errors import (
+    EngineFault,
+    EngineUnreachable,
+    Lost,
+    Rejected,
+)
+from cometmq.actors.replication.engines.login import Login
 from cometmq.protocol.retry import pause_s, spread
 
 ANSWER_BYTES_MAX: Final = 4 << 20

@@ -6,51 +6,44 @@ it is told apart whether a request may have reached a server: kazoo queues what 
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import socket
-import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from cometmq.actors.replication.engines.access import PLAIN, Access, Secret, is_refusal, shut
+from cometmq.actors.replication.engines.access import PLAIN, Access, Secret, is_refusal
 from cometmq.actors.replication.engines.errors import (
     EngineFault,
-    EngineMissing,
     EngineUnreachable,
+    Lost,
+    Rejected,
 )
+from cometmq.actors.replication.engines.kazoo_threads import (
+    CONNECTS,
+    SESSION_MS_MAX,
+    Address,
+    Odd,
+    connection,
+    handler,
+    kazoo,
+)
+from cometmq.actors.replication.said import Said
 from cometmq.protocol.retry import FIRST_S, MOST_S, pause_s, spread
 
+# It warns at each attempt to connect, and tells faults with the way to them; see leased, watching,
+# and what is said here.
 _kazoo_log: Final = logging.getLogger(f"{__name__}.kazoo")
-_kazoo_log.setLevel(logging.ERROR)  # it warns at each attempt to connect; see leased, watching
+_kazoo_log.setLevel(logging.CRITICAL)
 
-Address = tuple[str, int]
-
-#: A machine that is gone does not refuse a connection. So many servers on such machines are tried
-#: in the time of a session; kazoo by itself waits for each of them as long as a session is.
-CONNECTS: Final = 6
 #: From one look at a server that does not answer to the next.
 LOOK_S: Final = 0.05
-#: A connection is ended once its other side has confirmed nothing for so long a part of a session.
-SILENCES: Final = 3
 
-
-class Lost(Exception):
-    """The request may have reached a server, and its answer did not come."""
-
-
-def kazoo(module: str) -> Any:
-    """A module of kazoo. Raises EngineMissing."""
-    try:
-        return importlib.import_module(f"kazoo.{module}")
-    except ImportError as error:
-        raise EngineMissing(
-            "the engine ZooKeeper needs the package kazoo: pip install 'cometmq[cluster]'"
-        ) from error
+# Raised by who reads an answer, of one that is none.
+_ODD: Final = (struct.error, ValueError, TypeError, IndexError, RuntimeError)
 
 
 class Line:
@@ -58,7 +51,8 @@ class Line:
 
     A server may hang: its machine confirms what it is sent, and nothing is answered. kazoo never
     notices that while requests are made, so here the connection is ended then, and kazoo goes to
-    the next server with the same session.
+    the next server with the same session. Whatever ends kazoo's thread, there is another client
+    with the next request, and so another session.
 
     What is made by it may be read and changed by its user alone, if it has one.
 
@@ -89,11 +83,14 @@ class Line:
         self._started = False
         self._closed = False
         self._is_denied = False
+        self._is_over = False  # the client has ended
+        self._odd = ""  # what a server has said that cannot be, since there was an answer
+        self._said = Said()
         self._make()
 
     def _make(self) -> None:
         """A client anew."""
-        self._handler = _handler(self._session_s, self._access, is_alone=len(self._hosts) == 1)
+        self._handler = handler(self._session_s, self._access, is_alone=len(self._hosts) == 1)
         again = {"max_tries": -1, "delay": FIRST_S, "max_delay": MOST_S, "max_jitter": 0.5}
         self._client = kazoo("client").KazooClient(
             hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -104,6 +101,7 @@ class Line:
             logger=_kazoo_log,
             **_user(self._access),
         )  # fmt: skip
+        self._client._connection = connection(self._client, self._heard_odd, self._ended)
         self._client.add_listener(self._hear)
 
     def _hear(self, state: str) -> None:
@@ -115,6 +113,14 @@ class Line:
             self._connected.clear()
             self._is_denied = self._is_denied or self._client.client_state == "AUTH_FAILED"
 
+    def _ended(self) -> None:
+        self._is_over = True
+
+    def _heard_odd(self, server: str, error: Exception) -> None:
+        why = str(error) if isinstance(error, Odd) else repr(error)
+        self._odd = f"{server}: {why:.200}"
+        self._said.warn(server, "%s: %s: it is connected anew", self._where, self._odd)
+
     @property
     def session_id(self) -> int:
         found = self._client.client_id
@@ -123,7 +129,8 @@ class Line:
     def call(self, until: float, *starts: Callable[[Any], Any]) -> list[Any]:
         """Send requests in one go, and wait for all answers until that time.monotonic().
 
-        Raises EngineUnreachable if nothing was sent; Lost; an error of ZooKeeper about nodes.
+        Raises EngineUnreachable or Rejected if nothing was sent, or done; Lost; EngineFault; an
+        error of ZooKeeper about nodes.
         """
         self._start()
         self._wait_connected(until)
@@ -145,8 +152,13 @@ class Line:
             self._timeout,
         ) as error:
             raise Lost(f"{self._where}: {type(error).__name__} {error}".rstrip()) from error
+        except _ODD as error:
+            self._heard_odd("an answer", error)
+            self._handler.drop()
+            raise Lost(f"{self._where}: {self._odd}") from error
         except (self._errors.NoAuthError, self._errors.AuthFailedError) as error:
-            raise EngineFault(
+            # The second is said before anything that was asked is sent.
+            raise Rejected(
                 f"{self._where}: there is no permission for that ({self._access.who()})"
             ) from error
         except self._errors.KazooException as error:
@@ -156,13 +168,14 @@ class Line:
         """A server that takes the connection and opens no session is left."""
         while not self._connected.wait(max(0.0, min(LOOK_S, until - time.monotonic()))):
             if refused := self._handler.refused(len(self._hosts)):
-                raise EngineFault(f"{self._where}: {refused}")
+                raise Rejected(f"{self._where}: {refused}")
             if self._is_denied:
-                raise EngineFault(
+                raise Rejected(
                     f"{self._where}: nobody may say there who it is ({self._access.who()})"
                 )
             if time.monotonic() >= until:
                 raise self._unreachable()
+            self._start()
             if self._handler.age_s() > self._opening_s and not self._connected.is_set():
                 self._handler.drop()
 
@@ -181,7 +194,7 @@ class Line:
                 if time.monotonic() >= until:
                     raise
             else:
-                self._waits_since = None
+                self._waits_since, self._odd = None, ""
                 return answer
 
     def ask(self, timeout_s: float, *starts: Callable[[Any], Any]) -> list[Any]:
@@ -199,7 +212,7 @@ class Line:
                 time.sleep(pause)  # nothing tells when a server is there again
 
     def _unreachable(self) -> EngineUnreachable:
-        why = self._handler.why_none()
+        why = self._odd or self._handler.why_none()
         return EngineUnreachable(
             f"{self._where}: no server has answered in time: is a majority of them running, and "
             f"reachable from here?{why and f' ({why})'}"
@@ -209,9 +222,9 @@ class Line:
         with self._lock:
             if self._closed:
                 raise self._unreachable()
-            if self._is_denied:
-                self._is_denied = False
-                self._stop()  # kazoo does not try again by itself
+            if self._is_over:
+                self._stop()
+                self._is_denied = self._is_over = False
                 self._make()
             if not self._started:
                 self._client.start_async()
@@ -239,77 +252,6 @@ def _user(access: Access) -> dict[str, Any]:
     word = access.password()
     acl = kazoo("security").make_digest_acl(access.user, word, all=True)
     return {"auth_data": [("digest", Secret(f"{access.user}:{word}"))], "default_acl": [acl]}
-
-
-def _handler(session_s: float, access: Access, *, is_alone: bool) -> Any:
-    """kazoo's threads, with limits of time that kazoo has not: for a server to take a connection,
-    and for its machine to confirm what was sent. kazoo sends a ping only where nothing else was
-    sent for a while, so it never notices a connection that is dead while requests are made.
-
-    TLS is made here as well: kazoo's own trusts every authority that the machine does, and waits
-    for a reply that has come already, in one piece with the one before."""
-    base: Any = kazoo("handlers.threading").SequentialThreadingHandler
-    connect_s, silence_ms = session_s / CONNECTS, int(session_s / SILENCES * 1000)
-    secure_s = session_s if is_alone else connect_s  # a server that has just begun is slow at it
-
-    class Handler(base):  # type: ignore[misc]
-        _line: socket.socket | None = None
-        _made_at = 0.0
-
-        def __init__(self) -> None:
-            super().__init__()
-            self._taken = False  # a connection was, and no session opened since
-            self._refused: dict[str, str] = {}  # by server: why TLS has failed, the last time
-
-        def create_connection(
-            self, address: Address, *, timeout: float, hostname: str = "", **_more: Any
-        ) -> Any:
-            hostname = hostname or address[0]
-            line = super().create_connection(address, timeout=min(timeout, connect_s))
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
-            self._line, self._made_at, self._taken = line, time.monotonic(), True
-            server = f"{hostname}:{address[1]}"
-
-            def failed(error: OSError) -> None:
-                if is_refusal(error):
-                    self._refused[server] = f"{server}: {access.words(error)}"
-
-            line.settimeout(secure_s)
-            self._line = access.secured(line, hostname, failed)
-            return self._line
-
-        def opened(self) -> None:
-            """There is a session."""
-            self._taken = False
-            self._refused.clear()
-
-        def refused(self, servers: int = 1) -> str:
-            """Why, once TLS has failed with so many of them."""
-            found = list(self._refused.values())
-            return "; ".join(found) if len(found) >= servers else ""
-
-        def why_none(self) -> str:
-            """What is known of servers without a session; "" if nothing is."""
-            taken = "one takes connections and opens no session: it has no majority, or the one of "
-            taken += "us speaks TLS and the other does not (groupEngineCaFile)"
-            return self.refused() or (taken if self._taken else "")
-
-        def select(self, read: Any, write: Any, error: Any, timeout: float | None = None) -> Any:
-            """What TLS has taken from a connection already does not wake anybody."""
-            ready = [each for each in read if isinstance(each, ssl.SSLSocket) and each.pending()]
-            return (ready, [], []) if ready else super().select(read, write, error, timeout)
-
-        def age_s(self) -> float:
-            """Of the connection, or of the attempt before the one under way."""
-            return 0.0 if self._line is None else time.monotonic() - self._made_at
-
-        def drop(self) -> None:
-            """End the connection; kazoo makes another one, and has its requests fail."""
-            line, self._line = self._line, None
-            if line is not None:
-                shut(line)  # kazoo may have closed it
-
-    return Handler()
 
 
 def barrier(client: Any) -> Any:
@@ -373,6 +315,6 @@ def _granted_by(address: Address, wanted_s: float, timeout_s: float, access: Acc
             answer += more
         _, _, granted_ms = _CONNECTED.unpack(answer)
         line.sendall(_CLOSE)
-    if not 0 < granted_ms < 10_000_000:
+    if not 0 < granted_ms <= SESSION_MS_MAX:
         raise OSError("it is no ZooKeeper")
     return float(granted_ms / 1000)

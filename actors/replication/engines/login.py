@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from cometmq.actors.replication.engines.access import Access
-from cometmq.actors.replication.engines.errors import EngineFault, EngineUnreachable
+from cometmq.actors.replication.engines.errors import EngineUnreachable, Lost, Rejected
 
 log = logging.getLogger(__name__)
 
@@ -21,14 +21,6 @@ ASK_S: Final = 5.0
 
 # rpctypes of etcd; the first is said before anybody has made it ask for passwords.
 _NOT_ENABLED = "authentication is not enabled"
-
-
-class Lost(Exception):
-    """The request may have been carried out; its answer did not come."""
-
-
-class Rejected(EngineFault):
-    """The answer says that nothing was done, and will not be."""
 
 
 class Login:

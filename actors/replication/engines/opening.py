@@ -16,7 +16,7 @@ from typing import Final
 from cometmq.actors.replication.engines import etcd, zookeeper
 from cometmq.actors.replication.engines.access import Access
 from cometmq.actors.replication.engines.engine import TIMEOUT_S, Engine
-from cometmq.actors.replication.engines.kazoos import kazoo
+from cometmq.actors.replication.engines.kazoo_threads import kazoo
 from cometmq.actors.replication.engines.sqlite import SqliteEngine
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
 from cometmq.protocol.errors import ConfigError

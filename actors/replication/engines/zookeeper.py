@@ -24,7 +24,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from cometmq.actors.replication.engines.access import PLAIN, Access
 from cometmq.actors.replication.engines.engine import (
@@ -38,9 +38,10 @@ from cometmq.actors.replication.engines.engine import (
     View,
     now_s,
 )
-from cometmq.actors.replication.engines.errors import EngineFault, SessionHeld
+from cometmq.actors.replication.engines.errors import EngineFault, Lost, Rejected, SessionHeld
 from cometmq.actors.replication.engines.handle import Handle
-from cometmq.actors.replication.engines.kazoos import Address, Line, Lost, barrier, granted_s, kazoo
+from cometmq.actors.replication.engines.kazoo_threads import Address, kazoo
+from cometmq.actors.replication.engines.kazoos import Line, barrier, granted_s
 from cometmq.actors.replication.engines.leased import RENEWALS
 
 ROOT: Final = "/cometmq"
@@ -105,7 +106,13 @@ class ZooKeeperEngine(Handle):
             return int(stat.version), None
         if data[:1] != _RECORD or len(data) > 1 + RECORD_BYTES_MAX:
             raise EngineFault(f"{self.where}: node {path} was not written by a broker")
-        return int(stat.version), Stored(bytes(data[1:]), int(stat.mzxid))
+        return int(stat.version), Stored(bytes(data[1:]), self._version(path, stat))
+
+    def _version(self, path: str, stat: Any) -> int:
+        """Of a record. Raises EngineFault."""
+        if stat.mzxid <= 0:
+            raise EngineFault(f"{self.where}: node {path} was changed by no transaction")
+        return int(stat.mzxid)
 
     def _change(self, group: str, expected: int | None, record: bytes | None) -> Outcome:
         data = b"" if record is None else _RECORD + record
@@ -125,7 +132,9 @@ class ZooKeeperEngine(Handle):
                 sure = True  # somebody came first
             except self._no_node:
                 self._line.ask(left, lambda c: c.ensure_path_async(f"{self._root}/records"))
-            except Lost as error:
+            except Rejected:
+                raise
+            except (Lost, EngineFault) as error:  # whatever it has answered, it may have done it
                 return Unknown(str(error))
 
     def _put(self, group: str, version: int, data: bytes, until: float) -> int:
@@ -135,9 +144,9 @@ class ZooKeeperEngine(Handle):
             [(_, made)] = self._line.call(
                 until, lambda c: c.create_async(path, data, include_data=True)
             )
-            return int(made.mzxid)
+            return self._version(path, made)
         [stat] = self._line.call(until, lambda c: c.set_async(path, data, version))
-        return int(stat.mzxid)
+        return self._version(path, stat)
 
     # --- sessions ---
 
@@ -150,7 +159,7 @@ class ZooKeeperEngine(Handle):
         return self._ids(path, names)
 
     def _ids(self, path: str, names: Sequence[str]) -> frozenset[int]:
-        for name in names:
+        for name in map(str, names):
             if not (name.isascii() and name.isdigit() and len(name) < 20):
                 raise EngineFault(f"{self.where}: node {path}/{name:.80} is no broker's session")
         return frozenset(map(int, names))

@@ -1,0 +1,314 @@
+"""What a handle on ZooKeeper makes of a server, or a connection, that says what it should not."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from certificates import Authority
+from engine_servers import eventually
+from kazoo.protocol.connection import ConnectionHandler
+from scripted_zookeeper import (
+    AUTH,
+    CONNECT,
+    EXISTS,
+    GET,
+    SET,
+    Asked,
+    ScriptedZooKeeper,
+    framed,
+    replied,
+)
+
+from cometmq.actors.replication.engines.engine import (
+    TTL_S_MIN,
+    Applied,
+    Engine,
+    Holding,
+    Refused,
+    Stored,
+    Unknown,
+)
+from cometmq.actors.replication.engines.errors import EngineError, EngineUnreachable
+from cometmq.actors.replication.engines.opening import open_engine
+from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
+from cometmq.conf.engine import NO_ACCESS, EngineAccess
+
+TIMEOUT_S = 20.0  # of a call: nothing here takes long, but the machine may be busy
+
+Say = Callable[[Asked, bytes], bytes | None]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@contextmanager
+def served(
+    *, authority: Authority | None = None, access: EngineAccess = NO_ACCESS
+) -> Iterator[tuple[ScriptedZooKeeper, Engine]]:
+    """A server, and a handle on it."""
+    context = None
+    if authority is not None:
+        pair = authority.issue("server")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.cert, pair.key)
+        access = access._replace(ca_file=str(authority.cert))
+    with (
+        ScriptedZooKeeper(context, "localhost" if context else "127.0.0.1") as server,
+        open_engine(server.url, TIMEOUT_S, access) as engine,
+    ):
+        yield server, engine
+
+
+class Once:
+    """Says something else to the first request of a kind."""
+
+    def __init__(self, op: int, odd: Say) -> None:
+        self.done = threading.Event()
+        self._op = op
+        self._odd = odd
+
+    def __call__(self, asked: Asked, reply: bytes) -> bytes | None:
+        if asked.op != self._op or self.done.is_set():
+            return reply
+        self.done.set()
+        return self._odd(asked, reply)
+
+
+def event(kind: int, path: bytes) -> bytes:
+    """A watch's, of ZooKeeper's."""
+    return replied(-1, 0, 0, struct.pack(">iii", kind, 3, len(path)) + path)
+
+
+ODD: dict[str, Say] = {
+    "of another request": lambda asked, _: replied(asked.xid + 1, 1),
+    "of one that nobody has made": lambda _, reply: reply + replied(77, 1),
+    "short": lambda *_: framed(b"abc"),
+    "empty": lambda *_: framed(b""),
+    "below zero": lambda *_: struct.pack(">i", -5),
+    "huge": lambda *_: struct.pack(">i", 2**31 - 1) + bytes(64),
+    "of HTTP": lambda *_: b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "an error that nobody knows": lambda asked, _: replied(asked.xid, 1, -5_000),
+    "cut": lambda asked, _: replied(asked.xid, 1, 0, b"\0"),
+    "a name that is none": lambda _, reply: event(3, b"\xff\xff") + reply,
+    "an event that is none": lambda _, reply: event(99, b"/cometmq") + reply,
+    "that we may come in": lambda _, reply: replied(-4, 0) + reply,
+    "that we may not": lambda _, reply: replied(-4, 0, -115) + reply,
+    "nothing more": lambda *_: None,
+}
+odd_answers = pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@odd_answers
+def test_an_odd_answer_costs_a_connection_and_no_more(
+    odd: Say, tls: bool, authority: Authority, group: str
+) -> None:
+    """Of ZooKeeper itself such is the answer behind that which a session gets that has moved."""
+    with served(authority=authority if tls else None) as (server, engine):
+        made = engine.cas(group, None, b"x")
+        assert isinstance(made, Applied)
+        server.say = strike = Once(GET, odd)
+        assert engine.get(group) == Stored(b"x", made.version)
+        assert strike.done.is_set()
+        assert engine.alive(group) == frozenset()
+
+
+@odd_answers
+def test_a_session_goes_on_behind_an_odd_answer(odd: Say, group: str) -> None:
+    with served() as (server, engine):
+        session = engine.open_session(group, 1, TTL_S_MIN)
+        server.say = strike = Once(EXISTS, odd)
+        assert strike.done.wait(60)
+        count = len(server.asked)
+        eventually(
+            lambda: (
+                [each.op for each in server.asked[count:]].count(EXISTS) > 2
+                and session.holding is Holding.HELD
+            )
+        )
+        assert engine.alive(group) == {1}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda *_: framed(struct.pack(">iiqi", 0, 4_000, 9, -1) + b"\0"),
+        lambda *_: framed(struct.pack(">iiqi", 0, 4_000, 9, 4) + b"pass\0"),
+        lambda *_: framed(struct.pack(">iiqi", 0, 2**31 - 1, 9, 16) + b"p" * 16 + b"\0"),
+        lambda *_: framed(b""),
+        lambda *_: framed(b"\xff" * 37),
+        lambda *_: struct.pack(">i", 2**31 - 1),
+        lambda *_: None,
+    ],
+    ids=["no password", "short password", "for ever", "empty", "bytes", "huge", "nothing"],
+)
+def test_a_session_that_is_opened_oddly(odd: Say, group: str) -> None:
+    """Also when it was there before: it is still held, or lost, and not by mistake."""
+    with served() as (server, engine):
+        server.say = strike = Once(CONNECT, odd)
+        assert engine.get(group) is None
+        assert strike.done.is_set()
+        server.say = lambda _, reply: reply
+        session = engine.open_session(group, 1, TTL_S_MIN)
+        server.say = strike = Once(CONNECT, odd)
+        server.hang_up()
+        assert strike.done.wait(60)
+        count = len(server.asked)
+        eventually(lambda: EXISTS in [each.op for each in server.asked[count:]])
+        eventually(lambda: session.holding is not Holding.IN_DOUBT)
+        assert (engine.alive(group) == {1}) is (session.holding is Holding.HELD)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda *_: replied(1, 1),
+        lambda *_: replied(-4, 0, -5_000),
+        lambda *_: replied(-4, 0, -102),
+        lambda *_: framed(b"abc"),
+        lambda *_: None,
+    ],
+    ids=["another", "an error that nobody knows", "no permission", "short", "nothing"],
+)
+def test_a_user_that_is_answered_oddly(odd: Say, group: str, tmp_path: Path) -> None:
+    word = tmp_path / "word"
+    word.write_text("word")
+    word.chmod(0o600)
+    access = NO_ACCESS._replace(user="me", password_file=str(word))
+    with served(access=access) as (server, engine):
+        server.say = strike = Once(AUTH, odd)
+        assert engine.get(group) is None
+        assert strike.done.is_set()
+
+
+def test_it_is_said_once(group: str, caplog: pytest.LogCaptureFixture) -> None:
+    with served() as (server, engine):
+        engine.timeout_s = 1.0
+        server.say = lambda asked, reply: replied(asked.xid + 1, 1) if asked.op == GET else reply
+        with pytest.raises(EngineUnreachable, match=r"it answers request \d+ where"):
+            engine.get(group)
+        said = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert len(said) == 1
+        assert server.url in said[0].message
+        assert "request" in said[0].message
+        assert said[0].exc_info is None
+        assert server.connections > 2
+
+
+def test_whatever_is_said(group: str) -> None:
+    """Bytes exchanged at random, over many connections."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+
+    def garbled(_: Asked, reply: bytes) -> bytes | None:
+        if chance.random() < 0.5:
+            return reply
+        said = bytearray(reply)
+        for _ in range(chance.randrange(1, 4)):
+            said[chance.randrange(len(said))] ^= 1 << chance.randrange(8)
+        return bytes(said[: chance.randrange(1, len(said) + 1)] if chance.random() < 0.3 else said)
+
+    with served() as (server, engine):
+        session = engine.open_session(group, 1, TTL_S_MIN)
+        server.say = garbled
+        engine.timeout_s = 0.1
+        for number in range(32):
+            if number % 8 == 7:
+                server.hang_up()
+            call = chance.choice([engine.get, engine.alive, lambda g: engine.cas(g, None, b"x")])
+            with contextlib.suppress(EngineError):
+                call(group)
+        server.say = lambda _, reply: reply
+        server.hang_up()  # half an answer may have come
+        engine.timeout_s = TIMEOUT_S
+        eventually(lambda: engine.alive(group) is not None)
+        eventually(lambda: session.holding is not Holding.IN_DOUBT)
+
+
+def test_a_client_whose_thread_ends_is_followed_by_another(
+    group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of whatever: its session is over, and nobody takes it for held."""
+    with served() as (server, engine):
+        session = engine.open_session(group, 1, TTL_S_MIN)
+        looked_up = ConnectionHandler._expand_client_hosts
+        ends = iter([MemoryError("a test's")] * 2)
+
+        def expand(connection: ConnectionHandler) -> object:
+            for error in ends:
+                raise error
+            return looked_up(connection)
+
+        monkeypatch.setattr(ConnectionHandler, "_expand_client_hosts", expand)
+        server.hang_up()
+        eventually(lambda: session.holding is Holding.LOST)
+        assert engine.get(group) is None
+        assert "MemoryError" in caplog.text
+        for each in [each for each, node in server.nodes.items() if node.owner]:
+            server.end_session(server.nodes[each].owner)  # as its time does
+        again = engine.open_session(group, 1, TTL_S_MIN)
+        assert again.left_s() > 0
+        assert engine.alive(group) == {1}
+
+
+# --- what was lost, and comes late ----------------------------------------------------------------
+
+
+def test_requests_of_a_session_are_never_taken_for_each_other(group: str) -> None:
+    """ZooKeeper knows a request by its session and its number, and nothing else: behind another
+    connection as well, as long as it is under way."""
+    with served() as (server, engine):
+        session = engine.open_session(group, 1, TTL_S_MIN)
+        for _ in range(4):
+            engine.get(group)
+            server.hang_up()
+        count = len(server.asked)
+        eventually(lambda: EXISTS in [each.op for each in server.asked[count:]])
+        assert session.holding is not Holding.LOST
+    numbers = [(each.session, each.xid) for each in server.asked if each.xid > 0]
+    assert len(set(numbers)) == len(numbers)
+
+
+class MovedSession(ScriptedZooKeeper):
+    """The first change of a node is on its way when its connection breaks. What has become of it
+    comes to the server that the session has moved to behind the next change, and is told to whoever
+    has a request of that number there (ZooKeeper CommitProcessor)."""
+
+    lost: tuple[Asked, bytes] | None = None
+
+    def answer(self, asked: Asked, content: bytes) -> bytes:
+        if asked.op != SET:
+            return super().answer(asked, content)
+        if self.lost is None:
+            self.lost = asked, content
+            return b""
+        before, lost = self.lost
+        found = super().answer(before, lost)
+        if (before.session, before.xid) == (asked.session, asked.xid):
+            return found
+        return super().answer(asked, content)
+
+
+def test_the_late_outcome_of_a_lost_change_is_not_taken_for_that_of_the_next(group: str) -> None:
+    with MovedSession() as server, open_engine(server.url, TIMEOUT_S) as engine:
+        assert isinstance(engine, ZooKeeperEngine)
+        first = engine.cas(group, None, b"first")
+        assert isinstance(first, Applied)
+        server.say = lambda _, reply: reply or None
+        server.hang_up()  # so both changes are the second request of a connection
+        assert isinstance(engine.cas(group, first.version, b"lost"), Unknown)
+        outcome = engine.cas(group, first.version, b"next")
+        there = server.nodes[engine.record_path(group)].data
+        assert (outcome, there[1:]) == (Refused(engine.get(group)), b"lost")
