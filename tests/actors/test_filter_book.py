@@ -38,7 +38,7 @@ from cometmq.shm.state.tables import ConsumerFilterTable
 
 SQL = "code >= 500"
 NOW = 1_800_000_000_000
-SETTINGS = {"flushConsumerOffsetInterval": 200}
+SETTINGS = {"flushConsumerOffsetInterval": 200, "consumerSessionTimeout": 3_000}
 
 
 def wanting(**sql: str) -> dict[str, str]:

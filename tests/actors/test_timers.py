@@ -481,7 +481,7 @@ def test_a_clock_that_is_set_back_waits_for_timercheck(tmp_path: Path) -> None:
 def test_timercheck_goes_on_while_nothing_is_due(tmp_path: Path) -> None:
     """Else RocketMQ delivers the last second's again after a kill, however long ago that was."""
     store = tmp_path / "store"
-    settings = {"flushDelayOffsetInterval": 100}
+    settings = {"flushDelayOffsetInterval": 100, "flushCommitLogThoroughInterval": 100}
     with RunningBroker(store, settings) as broker, Producer(name_server(broker)) as producer:
         producer.send("checked", b"soon", queue_id=0, deliver_after=0.1)
         producer.send("checked", b"late", queue_id=0, deliver_after=timedelta(hours=1))

@@ -64,7 +64,11 @@ def test_what_comes_again_comes_to_whoever_reads_its_topic(
 
 def test_what_was_pulled_before_is_not_left_out(tmp_path: Path) -> None:
     """Retries of members, who had all topics in one, are not done with because of a tag."""
-    with Broker(tmp_path / "store", profile="test") as broker, broker.producer() as producer:
+    soon = {"messageDelayLevel": "1s " * 18}
+    with (
+        Broker(tmp_path / "store", profile="test", settings=soon) as broker,
+        broker.producer() as producer,
+    ):
         producer.send("invoices", b"1", tags="new")
         with broker.consumer("billing", "invoices") as consumer:
 

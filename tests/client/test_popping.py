@@ -37,6 +37,7 @@ from cometmq.protocol.wire.channel import Channel
 
 WAIT_S = 60
 QUEUES = 2
+SOON = {"messageDelayLevel": "1s " * 18}  # what a handler fails at is tried again
 GROWING = {
     "groupRetryPolicy": {
         "type": "EXPONENTIAL",
@@ -47,7 +48,8 @@ GROWING = {
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("popping") / "store", profile="test") as running:
+    store = tmp_path_factory.mktemp("popping") / "store"
+    with Broker(store, profile="test", settings=SOON) as running:
         yield running
 
 
