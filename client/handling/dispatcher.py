@@ -23,6 +23,7 @@ from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handling
 from cometmq.client.handling.outcomes import DEAD, LATE, verdict_of
 from cometmq.client.handling.returns import Drops, Failure, Returns
+from cometmq.client.handling.stuck import tell_if_stuck
 from cometmq.client.handling.work import (
     Parcel,
     Seat,
@@ -273,9 +274,7 @@ class Dispatcher:
             age_s = now - seat.since
             if unit is None or track is None or unit is not seat.unit:
                 continue
-            if age_s >= handling.stuck_s and (seat.told_of is not unit or age_s >= 2 * seat.told_s):
-                seat.told_of, seat.told_s = unit, age_s
-                log.warning("the handler has had %s for %.1f s", describe(unit), age_s)
+            tell_if_stuck(seat, age_s, handling.stuck_s)
             is_late = age_s >= handling.consume_timeout_s and not handling.orderly
             if is_late and seat.expire(unit):
                 log.warning(

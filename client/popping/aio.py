@@ -97,6 +97,7 @@ class AsyncPopConsumer:
         *,
         concurrency: int = 20,
         middleware: Iterable[Middleware] = (),
+        stuck_s: float = 60.0,
         end_timeout_s: float = 30.0,
     ) -> None:
         """See `PopConsumer.run`: `handler` is awaited in so many tasks, until `close`.
@@ -109,6 +110,7 @@ class AsyncPopConsumer:
             {
                 "concurrency": concurrency,
                 "middleware": middleware,
+                "stuck_s": stuck_s,
                 "end_timeout_s": end_timeout_s,
             }
         )
@@ -116,13 +118,13 @@ class AsyncPopConsumer:
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
         run = self._running = LoopRun(
-            Inside(self._consumer), self._in_thread, wrapped, concurrency, self._failures,
+            Inside(self._consumer), self._in_thread, wrapped, handling, self._failures,
             in_order=self._options.get("orderly", False),
         )  # fmt: skip
         if self._closed:
             run.end()
         try:
-            await run.work(end_timeout_s)
+            await run.work()
         finally:
             try:
                 if self._closed:

@@ -328,6 +328,7 @@ class PopConsumer:
         *,
         concurrency: int = 20,
         middleware: Iterable[Middleware] = (),
+        stuck_s: float = 60.0,
         end_timeout_s: float = 30.0,
     ) -> None:
         """Call `handler` with each message, in so many threads, until `close` or Ctrl-C.
@@ -343,6 +344,8 @@ class PopConsumer:
         Args:
             middleware: each takes a handler and gives back another that calls it. The first is the
                 outermost.
+            stuck_s: a handler that takes so long is named in the log with its message; again when
+                it has taken twice as long.
             end_timeout_s: how long the end waits for what runs.
 
         While the broker is away it waits. Raises ArgumentIllegal, and what brokers refuse `poll`.
@@ -351,6 +354,7 @@ class PopConsumer:
             {
                 "concurrency": concurrency,
                 "middleware": middleware,
+                "stuck_s": stuck_s,
                 "end_timeout_s": end_timeout_s,
             }
         )
@@ -359,7 +363,7 @@ class PopConsumer:
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
         kind = OrderedRun if self._wanted.orderly else PopRun
-        run = self._running = kind(Inside(self), wrapped, concurrency, end_timeout_s)
+        run = self._running = kind(Inside(self), wrapped, handling)
         try:
             run.work()
         finally:

@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any, Final
 
 from cometmq.client.handling.failures import FailureLog
-from cometmq.client.handling.options import Handler
+from cometmq.client.handling.options import Handler, Handling
 from cometmq.client.handling.outcomes import Verdict, failure_in, verdict_of
-from cometmq.client.handling.work import describe
+from cometmq.client.handling.stuck import Watch
+from cometmq.client.handling.work import Seat, describe
 from cometmq.client.popping.broker import may_help, taken_of
 from cometmq.client.popping.ordered_run import take_count, takes_of
 from cometmq.client.popping.run import POLL_S, Popping
@@ -42,17 +43,19 @@ class LoopRun:
         consumer: Popping,
         in_thread: InThread,
         handler: Handler,
-        concurrency: int,
+        handling: Handling,
         failures: FailureLog,
         *,
         in_order: bool,
     ) -> None:
         self.over = asyncio.Event()
-        self.tasks: dict[asyncio.Task[object], Message] = {}  # what each is at work with
+        self.tasks: dict[asyncio.Task[object], Seat] = {}  # what each is at work with
         self._consumer = consumer
         self._in_thread = in_thread
         self._handler = handler
-        self._concurrency = concurrency
+        self._concurrency = handling.concurrency
+        self._end_timeout_s = handling.end_timeout_s
+        self._watch = Watch(handling.stuck_s)
         self._failures = failures
         self._turn = self._turn_in_order if in_order else self._turn_freely
         self._ends = False  # nothing more is begun
@@ -69,20 +72,23 @@ class LoopRun:
         """Begin nothing more."""
         self._ends = True
 
-    async def work(self, end_timeout_s: float) -> None:
+    async def work(self) -> None:
         """Until `end`. Raises what a handler raised that wants the process to end."""
         try:
             while not self._ends:
+                self._watch.look(self.tasks.values())
                 if len(self.tasks) < self._concurrency:
                     await self._turn()
                 else:
-                    await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        self.tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED
+                    )
         except asyncio.CancelledError:
             self._cancel()
             raise
         finally:
             self._ends = True
-            await self._finish(end_timeout_s)
+            await self._finish()
         if self._raised is not None:
             raise self._raised
 
@@ -112,7 +118,8 @@ class LoopRun:
 
     def _begin(self, work: Coroutine[Any, Any, object], message: Message) -> None:
         task = asyncio.create_task(work)
-        self.tasks[task] = message
+        seat = self.tasks[task] = Seat()
+        seat.unit, seat.since = message, time.monotonic()
         task.add_done_callback(self.tasks.pop)
 
     async def _handle_take(self, messages: list[Message]) -> None:
@@ -125,7 +132,8 @@ class LoopRun:
                 self._unbegun.append(message)
             if self._ends or began >= taken_of(message).until:
                 return
-            self.tasks[task] = message
+            seat = self.tasks[task]
+            seat.unit, seat.since = message, began
             if not await self._handle(message):
                 return
             self._unit_s += (time.monotonic() - began - self._unit_s) / 16
@@ -181,15 +189,15 @@ class LoopRun:
         for task in self.tasks:
             task.cancel()
 
-    async def _finish(self, end_timeout_s: float) -> None:
+    async def _finish(self) -> None:
         """What runs is waited for, and acknowledged; what was not begun is free at once."""
         try:
             if self.tasks:
-                await asyncio.wait(self.tasks, timeout=end_timeout_s)
+                await asyncio.wait(self.tasks, timeout=self._end_timeout_s)
         finally:
             late = dict(self.tasks)
-            for message in late.values():
-                log.warning("%s is left: its handler is cancelled", describe(message))
+            for seat in late.values():
+                log.warning("%s is left: its handler is cancelled", describe(seat.unit))
             self._cancel()
         if late:
             await asyncio.wait(late, timeout=GIVE_BACK_S)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
-from cometmq.client.handling.options import Handler
-from cometmq.client.handling.work import describe
+from cometmq.client.handling.options import Handler, Handling
+from cometmq.client.handling.work import Seat, describe
 from cometmq.client.popping.broker import may_help, taken_of
 from cometmq.client.popping.run import AHEAD_S, POLL_S, Popping, PopRun
 from cometmq.protocol.errors import CometError
@@ -25,10 +25,8 @@ class OrderedRun(PopRun):
     """See the module. What fails ends its take: what comes behind it is not this consumer's any
     more. What was not begun when the run ends is free at once."""
 
-    def __init__(
-        self, consumer: Popping, handler: Handler, concurrency: int, end_timeout_s: float
-    ) -> None:
-        super().__init__(consumer, handler, concurrency, end_timeout_s)
+    def __init__(self, consumer: Popping, handler: Handler, handling: Handling) -> None:
+        super().__init__(consumer, handler, handling)
         self._unbegun: list[Message] = []  # one of each take
 
     def _turn(self) -> None:
@@ -62,7 +60,7 @@ class OrderedRun(PopRun):
                 self._todo.popleft()
             return take
 
-    def _work_through(self, messages: Sequence[Message], done: list[Message]) -> None:
+    def _work_through(self, seat: Seat, messages: Sequence[Message], done: list[Message]) -> None:
         told_at = time.monotonic()
         for message in messages:
             now = time.monotonic()
@@ -76,7 +74,7 @@ class OrderedRun(PopRun):
                     self._done.extend(done)
                     self._changed.notify_all()
                 done.clear()
-            if not self._handle(message):
+            if not self._handle(seat, message):
                 break
             done.append(message)
 

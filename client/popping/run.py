@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from cometmq.client.handling.failures import FailureLog
-from cometmq.client.handling.options import Handler
+from cometmq.client.handling.options import Handler, Handling
 from cometmq.client.handling.outcomes import Verdict, failure_in, verdict_of
-from cometmq.client.handling.work import describe
+from cometmq.client.handling.stuck import Watch
+from cometmq.client.handling.work import Seat, describe
 from cometmq.client.popping.broker import may_help
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.retry import pause_s
@@ -44,13 +45,13 @@ class Popping(Protocol):
 class PopRun:
     """See the module. The thread that calls `work` pops; another one acknowledges."""
 
-    def __init__(
-        self, consumer: Popping, handler: Handler, concurrency: int, end_timeout_s: float
-    ) -> None:
+    def __init__(self, consumer: Popping, handler: Handler, handling: Handling) -> None:
         self._consumer = consumer
         self._handler = handler
-        self._end_timeout_s = end_timeout_s
-        self._room = max(AHEAD * concurrency, 1)
+        self._end_timeout_s = handling.end_timeout_s
+        self._room = max(AHEAD * handling.concurrency, 1)
+        self._seats = [Seat() for _ in range(handling.concurrency)]
+        self._watch = Watch(handling.stuck_s)
         self._changed = threading.Condition()  # guards the fields below
         self._todo: deque[Message] = deque()
         self._working = 0
@@ -62,8 +63,10 @@ class PopRun:
         self._pump = 0  # the thread that pops
         self._ended = threading.Event()
         self._threads = [
-            threading.Thread(target=self._work, name=f"cometmq pop {number}", daemon=True)
-            for number in range(concurrency)
+            threading.Thread(
+                target=self._work, args=(seat,), name=f"cometmq pop {number}", daemon=True
+            )
+            for number, seat in enumerate(self._seats)
         ]
         self._acker = threading.Thread(target=self._acknowledge, name="cometmq acks", daemon=True)
 
@@ -73,6 +76,7 @@ class PopRun:
             thread.start()
         try:
             while not self._ends and not self._consumer.is_closed:
+                self._watch.look(self._seats)
                 self._turn()
         finally:
             self._finish()
@@ -123,7 +127,9 @@ class PopRun:
             if not self._changed.wait_for(
                 lambda: not self._working, max(0.0, deadline - time.monotonic())
             ):
-                log.warning("%d handlers do not end, and are left", self._working)
+                for seat in self._seats:
+                    if (unit := seat.unit) is not None:
+                        log.warning("%s is left: its handler does not end", describe(unit))
             self._is_over = True
             self._changed.notify_all()
         self._failures.end()
@@ -131,7 +137,7 @@ class PopRun:
 
     # --- the threads ---
 
-    def _work(self) -> None:
+    def _work(self, seat: Seat) -> None:
         while True:
             messages = self._take()
             if not messages:
@@ -139,7 +145,7 @@ class PopRun:
             began = time.monotonic()
             done: list[Message] = []
             try:
-                self._work_through(messages, done)
+                self._work_through(seat, messages, done)
             except BaseException as error:
                 self._raised = error
                 self._ends = True
@@ -151,12 +157,12 @@ class PopRun:
                     self._unit_s += (took_s - self._unit_s) / 16
                     self._changed.notify_all()
 
-    def _work_through(self, messages: Sequence[Message], done: list[Message]) -> None:
+    def _work_through(self, seat: Seat, messages: Sequence[Message], done: list[Message]) -> None:
         """Messages go to `done` as they are."""
         for message in messages:
             if self._ends:
                 break
-            if self._handle(message):
+            if self._handle(seat, message):
                 done.append(message)
 
     def _take(self) -> list[Message]:
@@ -171,12 +177,15 @@ class PopRun:
             self._working += 1
             return [self._todo.popleft() for _ in range(count)]
 
-    def _handle(self, message: Message) -> bool:
+    def _handle(self, seat: Seat, message: Message) -> bool:
         """Whether it is done with. Raises what is no Exception, once it is given back."""
+        seat.since = time.monotonic()
+        seat.unit = message
         try:
             failure = failure_in(self._handler(message))
         except BaseException as error:
             failure = error
+        seat.unit = None
         if failure is None:
             return True
         verdict = verdict_of(failure)

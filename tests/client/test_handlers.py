@@ -29,6 +29,7 @@ import cometmq.client.handling.returns as returning
 import cometmq.client.handling.work as working
 from cometmq import Broker, Reject, Retry
 from cometmq.client import Admin, AsyncConsumer, AsyncPopConsumer, Consumer, Message
+from cometmq.client.handling import stuck
 from cometmq.client.handling.failures import BURST
 from cometmq.client.handling.options import Handling
 from cometmq.client.handling.outcomes import check_awaited
@@ -654,7 +655,7 @@ def test_a_handler_that_returns_as_its_time_is_over(
     monkeypatch.setattr(returning.Returns, "put", noted)
     # One thread: that it has begun with the second message says that it has ended the first.
     teller = Late(returns, lambda: (1, 0) in came)
-    dispatching.log.addFilter(teller)
+    stuck.log.addFilter(teller)
     try:
         with (
             broker.consumer(topic, topic) as consumer,
@@ -663,7 +664,7 @@ def test_a_handler_that_returns_as_its_time_is_over(
             until(lambda: committed(broker, topic, topic) == {0: 2} or consumer.commit())
             until(lambda: len(came) == 2 + fails)
     finally:
-        dispatching.log.removeFilter(teller)
+        stuck.log.removeFilter(teller)
     assert given_back == [0] * fails
     assert sorted(came) == [(0, 0), *[(0, 1)] * fails, (1, 0)]
 

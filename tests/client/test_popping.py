@@ -38,6 +38,7 @@ from cometmq.protocol.wire.channel import Channel
 WAIT_S = 60
 QUEUES = 2
 SOON = {"messageDelayLevel": "1s " * 18}  # what a handler fails at is tried again
+ENDS = {False: "does not end", True: "is cancelled"}
 GROWING = {
     "groupRetryPolicy": {
         "type": "EXPONENTIAL",
@@ -656,6 +657,53 @@ def test_a_task_may_return_what_it_should_have_raised(broker: Broker, topic: str
     with Admin(broker.name_server) as admin:
         assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"0"]
     assert wrapped == [b"0"]
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_that_does_not_return(
+    broker: Broker, topic: str, orderly: bool, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named, with its message and for how long; again, when it has taken twice as long; and
+    when it is left at the end."""
+    send(broker, topic, 1, keys="k")
+    told, begun = threading.Event(), threading.Event()
+    waits = {"stuck_s": 0.2, "end_timeout_s": 0.1}
+
+    def has_told(count: int) -> bool:
+        return caplog.text.count("offset 0 keys k (attempt 1) for ") >= count
+
+    async def tasks() -> None:
+        async with broker.async_pop_consumer(topic, topic, orderly=orderly) as consumer:
+
+            async def handle(_message: Message) -> None:
+                begun.set()
+                await asyncio.Event().wait()
+
+            run = asyncio.create_task(consumer.run(handle, concurrency=1, **waits))
+            await asyncio.to_thread(until, lambda: has_told(2))
+            await consumer.close()
+            await run
+
+    def handle(_message: Message) -> None:
+        begun.set()
+        told.wait(WAIT_S)
+
+    if is_async:
+        asyncio.run(asyncio.wait_for(tasks(), WAIT_S))
+    else:
+        with (
+            ThreadPoolExecutor(1) as pool,
+            broker.pop_consumer(topic, topic, orderly=orderly) as consumer,
+        ):
+            run = pool.submit(consumer.run, handle, concurrency=1, **waits)
+            until(lambda: has_told(2))
+            consumer.close()
+            run.result(WAIT_S)
+            told.set()
+    assert begun.is_set()
+    assert f"the handler has had {topic}/" in caplog.text
+    assert f"offset 0 keys k (attempt 1) is left: its handler {ENDS[is_async]}" in caplog.text
 
 
 # --- kills ---
