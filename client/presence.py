@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import socket
 import time
+import uuid
 from collections.abc import Iterable
 from typing import Final
 
@@ -15,6 +18,11 @@ log = logging.getLogger(__name__)
 AWAY_S: Final = 1.0  # a coordinator that was started again is back before
 STEADY_S: Final = 5.0  # until the other processes of a broker that is back answer as well
 AWAY: Final = (NotConfirmed, NotReachable, ShuttingDown)  # errors of a broker that is not there
+
+
+def unique_name() -> str:
+    """By which a group knows a consumer that has no name of its own: it says where it runs."""
+    return f"{socket.gethostname()[:60]}@{os.getpid()}@{uuid.uuid4().hex[:12]}"
 
 
 class Presence:

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 Asked = Mapping[str, str]  # topic -> tags and SQL92, as protocol/tags.py joins them
 SHOWN_MAX: Final = 200  # characters of an expression
+FATE: Final = "a message reaches only the owner of its queue, who may not want it"
 
 
 class Subscriptions:
@@ -27,10 +28,12 @@ class Subscriptions:
 
     Args:
         group: its name.
+        fate: what becomes of messages where they differ, for the log.
     """
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, fate: str = FATE) -> None:
         self._group = group
+        self._fate = fate
         self.asked: dict[str, Asked] = {}  # by member; changed here only
         self._counts: dict[str, Counter[str]] = {}  # topic -> expression -> members
         self._warned: set[str] = set()  # topics whose differences have been logged
@@ -84,12 +87,7 @@ class Subscriptions:
             difference = _from_others(member, topic, tags, self._counts[topic])
             if difference is not None and topic not in self._warned:
                 self._warned.add(topic)
-                log.warning(
-                    "group %s: %s; a message reaches only the owner of its queue, who may not "
-                    "want it",
-                    self._group,
-                    _said(difference),
-                )
+                log.warning("group %s: %s; %s", self._group, _said(difference), self._fate)
 
     def usual(self) -> dict[str, str]:
         """What most members want, by topic."""

@@ -17,6 +17,7 @@ from cometmq.actors.coordination.groups import Groups
 from cometmq.actors.coordination.holds import Holds
 from cometmq.actors.coordination.members import Members, MemberSettings
 from cometmq.actors.coordination.moves import Moves
+from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.coordination.pops import Pops
 from cometmq.actors.coordination.progress import Progress
 from cometmq.actors.coordination.relay import Relay
@@ -132,7 +133,12 @@ class CoordinatorActor(ServiceActor):
         self._moves = Moves(self._books, self._members)
         self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
         self._groups = Groups(self._books, self._members, self._topics)
-        self._views = Views(self._books, self._members, stored)
+        self._poppers = Poppers(
+            self._members,
+            session_s=settings.consumer_session_timeout_ms / 1000,
+            filters_on=settings.enable_property_filter,
+        )
+        self._views = Views(self._books, self._members, self._poppers, stored)
         self._relay = Relay(
             self, cleaner_endpoint, lambda action: self._books.snapshots.then(action)
         )
@@ -143,7 +149,7 @@ class CoordinatorActor(ServiceActor):
             self, scheduler_endpoint, self._topics.make, self._progress.on_fetch_offsets
         )
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
-        self._pops = Pops(self, self._books, self._members, self._retries, stored)
+        self._pops = Pops(self, self._books, self._members, self._poppers, self._retries, stored)
         if gate is not None:
             self._pops.may_grant = lambda: gate.grants
             self._members.may_share = lambda: gate.shares
@@ -289,6 +295,7 @@ class CoordinatorActor(ServiceActor):
 
     def _expire(self) -> None:
         self._members.expire()
+        self._poppers.expire()
         self._finish_round()
 
     def _flush(self) -> None:

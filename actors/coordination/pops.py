@@ -22,6 +22,7 @@ from cometmq.actors.coordination.held_pops import HeldPops
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.ordered_pops import OrderedPops
 from cometmq.actors.coordination.popped_out import PoppedOut
+from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored
 from cometmq.actors.runtime.service import Request, ServiceActor
@@ -70,12 +71,18 @@ class Pops:
     """
 
     def __init__(
-        self, actor: ServiceActor, books: Books, members: Members, retries: Retries, stored: Stored
+        self,
+        actor: ServiceActor,
+        books: Books,
+        members: Members,
+        poppers: Poppers,
+        retries: Retries,
+        stored: Stored,
     ) -> None:
         self._actor = actor
         self._books = books
         self._book = books.popped
-        self._members = members
+        self._poppers = poppers
         self._out = PoppedOut(actor, books, retries)
         self._ordered = OrderedPops(actor, books, self._out, retries, self._freed)
         self._stored = stored
@@ -103,6 +110,7 @@ class Pops:
     def on_pop_messages(self, command: PopMessages, request: Request) -> None:
         _check_invisible(command.invisible_ms)
         self._beginnings.check(command)
+        self._poppers.note(command, request)
         if not self._beginnings.waits(command, request):
             self._serve(command, request)
 
@@ -305,6 +313,7 @@ class Pops:
             self._answers.append((self._held.take(held), PoppedMessages(popped)))
 
     def on_stop_popping(self, command: StopPopping, _request: Request) -> Command:
+        self._poppers.stop(command)
         self._held.stop(command)
         self._beginnings.stop(command)
         return Done()

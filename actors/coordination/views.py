@@ -12,6 +12,7 @@ from cometmq.actors.books.group_pages import page_of_group, page_of_groups
 from cometmq.actors.books.group_settings import settings_of
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
+from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.runtime.service import Request
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
@@ -41,10 +42,11 @@ class Views:
             ServiceNotAvailable while that is not known.
     """
 
-    def __init__(self, books: Books, members: Members, stored: Stored) -> None:
+    def __init__(self, books: Books, members: Members, poppers: Poppers, stored: Stored) -> None:
         self._books = books
         self._topics = books.topics
         self._members = members
+        self._poppers = poppers
         self._offsets = books.offsets
         self._configs = books.groups.configs
         self._stored = stored
@@ -64,8 +66,12 @@ class Views:
         return found
 
     def _overview(self, name: str) -> GroupInfo:
+        return GroupInfo(name, self._members_of(name), self._topics_of(name))
+
+    def _members_of(self, name: str) -> list[str]:
+        """Those that share its queues, or those that take its messages one by one."""
         group = self._members.groups.get(name)
-        return GroupInfo(name, group.members if group else [], self._topics_of(name))
+        return (group.members if group else []) + self._poppers.names(name)
 
     def _topics_of(self, group: str) -> list[str]:
         """The topics that the group has committed in, or that a member ever asked for."""
@@ -87,8 +93,8 @@ class Views:
             raise GroupNotExist(f"group {name} is unknown to this broker")
         found = page_of_group(
             name,
-            group.members if group else [],
-            group.subscriptions() if group else [],
+            self._members_of(name),
+            (group.subscriptions() if group else []) + self._poppers.subscriptions(name),
             [(topic, self._queues_of_interest(name, topic)) for topic in topics],
             lambda queue: GroupQueue(
                 queue.topic,
@@ -112,6 +118,7 @@ class Views:
         """With what stands on the first page only."""
         group, config = self._members.groups.get(page.group), self._configs.get(page.group)
         differing = [] if group is None else list(group.subscribed.differences())
+        differing += self._poppers.differences(page.group)
         return msgspec.structs.replace(
             page,
             differences=differing[:DIFFERENCES_MAX],

@@ -47,7 +47,7 @@ from cometmq.shm.kernel._kernel import (
     set_source,
     source_of,
 )
-from cometmq.shm.os.processes import boot_id
+from cometmq.shm.os.processes import boot_id, own_process
 from cometmq.shm.reading.selection import selection_of
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,7 @@ class PopBroker:
         replier = Replier(routes, has_lines=True)
         replier.is_async = wanted.is_async
         self.replies = replier.source(endpoints)
+        self._process = own_process()
         self._attempt = ""  # in order: of a question whose answer is not known
         self.failures = 0
         self.again_at = 0.0  # time.monotonic(): before it is not asked
@@ -145,7 +146,8 @@ class PopBroker:
             self._attempt = token_hex(8)
         command = PopMessages(
             wanted.group, wanted.topic, count, wanted.invisible_ms, round(wait_s * 1000),
-            wanted.from_latest, wanted.consumer, wanted.orderly, self._attempt,
+            wanted.from_latest, wanted.consumer, wanted.orderly, self._attempt, wanted.tags,
+            wanted.sql, self._process,
         )  # fmt: skip
         asked = time.monotonic()
         answer, _ = self._ask_once(self._coordinator(), command, wait_s + self._timeout_s)

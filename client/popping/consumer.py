@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from secrets import token_hex
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,6 +27,7 @@ from cometmq.client.popping.broker import (
 )
 from cometmq.client.popping.ordered_run import OrderedRun
 from cometmq.client.popping.run import PopRun
+from cometmq.client.presence import unique_name
 from cometmq.client.routes import MASTER, Routes, broker_routes
 from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.commands import (
@@ -119,7 +119,7 @@ class PopConsumer:
             raise ArgumentIllegal(f"max_reconsume_times={max_reconsume_times}: 0 or more")
         self._wanted = Wanted(
             group, topic, tags, sql, _milliseconds(invisible_s), first == named("latest"),
-            token_hex(8), self._is_async, orderly,
+            unique_name(), self._is_async, orderly,
         )  # fmt: skip
         self._times_max = -1 if max_reconsume_times is None else max_reconsume_times
         self._timeout_s = timeout_s
@@ -154,8 +154,8 @@ class PopConsumer:
 
         While the broker is away, or another master is elected, that is none as well. Raises
         NotReachable or NotConfirmed when that has lasted for `timeout_s` of the consumer, and what
-        brokers refuse: GroupInUse, NoPermission. RuntimeError when it is closed; a poll that waits
-        then returns nothing.
+        brokers refuse: GroupInUse, NoPermission, SubscriptionsDiffer, FiltersOff. RuntimeError when
+        it is closed; a poll that waits then returns nothing.
         """
         self._check_open()
         check("max_messages", max_messages, int)

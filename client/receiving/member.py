@@ -6,14 +6,12 @@ At each broker it has a `Membership`, with a thread of its own, which calls back
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
-import uuid
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from cometmq.client.presence import unique_name
 from cometmq.client.questions import Position, offsets_at, resolve
 from cometmq.client.receiving.buffer import Queue
 from cometmq.client.receiving.mapped import check_mapped
@@ -55,7 +53,7 @@ class Member:
         transport: str,
     ) -> None:
         self.group = group
-        self.name = name or f"{socket.gethostname()[:60]}@{os.getpid()}@{uuid.uuid4().hex[:12]}"
+        self.name = name or unique_name()
         self.process = own_process()
         self._routes = routes
         self._owned = owned

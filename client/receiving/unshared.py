@@ -7,16 +7,13 @@ the progress (`kept.py`).
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from cometmq.client.presence import AWAY, Presence
+from cometmq.client.presence import AWAY, Presence, unique_name
 from cometmq.client.questions import Position, offsets_at, ranges, resolve
 from cometmq.client.receiving.kept import Kept, KeptByUser, KeptInFile
 from cometmq.client.receiving.mapped import check_mapped
@@ -61,7 +58,7 @@ class Unshared:
         transport: str,
     ) -> None:
         self.group = group
-        self.name = name or f"{socket.gethostname()[:60]}@{os.getpid()}@{uuid.uuid4().hex[:12]}"
+        self.name = name or unique_name()
         self._kept = kept
         self._routes = routes
         self._owned = owned

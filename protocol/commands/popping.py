@@ -31,7 +31,9 @@ class PopMessages(Command, frozen=True, tag=170):
     behind them.
 
     Raises GroupInUse if the group has members that share queues, or takes its messages the other
-    way; SystemBusy, NoPermission, TopicNotExist, GroupNotExist, ArgumentIllegal.
+    way; SubscriptionsDiffer if it refuses consumers of a topic that want other messages of it;
+    SystemBusy, NoPermission, TopicNotExist, GroupNotExist, ArgumentIllegal, SubscriptionIllegal,
+    FilterIllegal, FiltersOff.
     """
 
     access = by_clients(read("group", On.GROUP), read("topic"), later=True)
@@ -43,11 +45,15 @@ class PopMessages(Command, frozen=True, tag=170):
     invisible_ms: Int64 = 60_000
     wait_ms: Int64 = 0
     from_latest: bool = False
-    consumer: str = ""  # any name of who asks; see StopPopping
+    consumer: str = ""  # any name of who asks, at most 255 printable characters; see StopPopping
     orderly: bool = False  # RocketMQ: order
     # In order: any name of this question, at most 64 characters. Who asks again by it, as the
     # answer was lost, has the same again.
     attempt: str = ""
+    # What the consumer will want of what it reads, to be compared with the group's others.
+    tags: str = "*"
+    sql: str = ""
+    process: str = ""  # that it lives in; see JoinGroup
 
 
 class Popped(Part, frozen=True):
@@ -120,8 +126,8 @@ class ChangeInvisible(Command, frozen=True, tag=173):
 
 
 class StopPopping(Command, frozen=True, tag=175):
-    """Consumer to coordinator: I wait no longer. What waits for messages under that name is
-    answered empty. -> Done"""
+    """Consumer to coordinator: I wait no longer, and want nothing more. What waits for messages
+    under that name is answered empty. -> Done"""
 
     access = by_clients(read("group", On.GROUP))
     new_in = "0.2.0"

@@ -344,7 +344,7 @@ def test_nobody_is_told_where_nobody_waits() -> None:
     soon: list[object] = []
     actor: Any = SimpleNamespace(call_soon=soon.append)
     books: Any = SimpleNamespace(popped=PopBook({}), takes=TakeBook({}))
-    pops: Any = Pops(actor, books, Any, SimpleNamespace(), lambda _topic: {})  # type: ignore[arg-type]
+    pops: Any = Pops(actor, books, Any, Any, SimpleNamespace(), lambda _topic: {})  # type: ignore[arg-type]
     for topic in ("t", "%RETRY%g"):
         pops._freed("g", topic)
     assert not pops._to_look

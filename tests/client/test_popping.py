@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -32,8 +33,10 @@ from cometmq.protocol.commands import (
     PoppedMessages,
     PopsSettled,
     Statistics,
+    StopPopping,
 )
 from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.os import processes
 
 WAIT_S = 60
 QUEUES = 2
@@ -831,6 +834,111 @@ def test_the_group_is_moved(broker: Broker, topic: str) -> None:
         with pytest.raises(errors.HandleUnknown):
             consumer.extend(out[0], 5)
         assert consumer.poll(timeout_s=0) == []
+
+
+def test_consumers_that_want_different_messages(
+    broker: Broker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are shown, named, and refused where the group says so; those of other topics do not
+    differ, and who has gone does not count."""
+    other = f"{topic}-other"
+    with Admin(broker.name_server) as admin:
+        admin.create_topic(other, queues=1)
+        with (
+            broker.pop_consumer(topic, topic, "b || a") as usual,
+            broker.pop_consumer(topic, topic, "a||b") as like,
+            broker.pop_consumer(topic, other, "c") as elsewhere,
+        ):
+            for each in (usual, like, elsewhere):
+                assert each.poll(timeout_s=0) == []
+            found = admin.describe_group(topic)
+            assert len(found.members) == 3
+            assert all(f"@{os.getpid()}@" in each for each in found.members)
+            assert found.subscriptions[other] == "c"
+            assert found.differences == []
+            (overview,) = [each for each in admin.groups() if each.group == topic]
+            assert overview.members == found.members
+            with broker.pop_consumer(topic, topic, "a", sql="x > 1") as odd:
+                odd.poll(timeout_s=0)
+                (difference,) = admin.describe_group(topic).differences
+                assert difference.member not in found.members
+                assert difference[1:] == (topic, "a where x > 1", "a||b")
+            assert admin.describe_group(topic).differences == []
+            admin.update_group(topic, {"sameSubscriptions": True})
+            with (
+                broker.pop_consumer(topic, topic, "a") as refused,
+                pytest.raises(
+                    errors.SubscriptionsDiffer, match=r"sameSubscriptions.*subscribes to"
+                ),
+            ):
+                refused.poll()
+            assert len(admin.describe_group(topic).members) == 3
+            for each in (usual, like, elsewhere):  # they are as they were
+                assert each.poll(timeout_s=0) == []
+        with broker.pop_consumer(topic, topic, "a") as next_one:
+            assert next_one.poll(timeout_s=0) == []
+            (left,) = admin.describe_group(topic).members
+        assert admin.describe_group(topic).members == []
+        assert left != difference.member
+
+
+def name_of(pid: int) -> str:
+    """As of own_process."""
+    return f"{processes._here()}/{pid}/{processes._stat(pid)[processes._BEGAN]}"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_consumer_that_is_gone_without_a_word(
+    broker: Broker, topic: str, is_killed: bool
+) -> None:
+    """It counts no longer: at once where its process was on this machine, else by its time."""
+    with Admin(broker.name_server) as admin:
+        admin.create_group(topic, {"sameSubscriptions": True})
+        process = subprocess.Popen(["sleep", "600"]) if is_killed else None
+        its = name_of(process.pid) if process is not None else ""
+        invisible_ms = 600_000 if is_killed else 100
+        command = PopMessages(topic, topic, 1, invisible_ms, consumer="gone", tags="x", process=its)
+        with Channel(coordinator_of(broker), "coordinator") as channel:
+            channel.ask(command, timeout_s=WAIT_S)
+        assert admin.describe_group(topic).members == ["gone"]
+        with broker.pop_consumer(topic, topic) as consumer:
+            if is_killed:
+                with pytest.raises(errors.SubscriptionsDiffer):
+                    consumer.poll()
+                assert process is not None
+                process.kill()
+                process.wait()
+            until(lambda: admin.describe_group(topic).members == [])
+            assert consumer.poll(timeout_s=0) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"consumer": "x" * 256},
+        {"consumer": "a\n"},
+        {"consumer": "a", "tags": "||"},
+        {"consumer": "a", "sql": "amount >"},
+        {"consumer": "a", "sql": "x" * 100_000},
+    ],
+)
+def test_what_a_consumer_may_want(broker: Broker, topic: str, wrong: dict[str, str]) -> None:
+    refusals = errors.ArgumentIllegal, errors.SubscriptionIllegal, errors.FilterIllegal
+    with Channel(coordinator_of(broker), "coordinator") as channel, pytest.raises(refusals):
+        channel.ask(PopMessages(topic, topic, **wrong), timeout_s=WAIT_S)  # type: ignore[arg-type]
+    with Admin(broker.name_server) as admin:
+        assert admin.describe_group(topic).members == []
+
+
+def test_so_many_consumers_by_one_connection(broker: Broker, topic: str) -> None:
+    with Channel(coordinator_of(broker), "coordinator") as channel:
+        for number in range(1_000):
+            channel.ask(PopMessages(topic, topic, consumer=f"c{number}"), timeout_s=WAIT_S)
+        with pytest.raises(errors.SystemBusy, match="1000"):
+            channel.ask(PopMessages(topic, topic, consumer="one more"), timeout_s=WAIT_S)
+        channel.ask(PopMessages(topic, topic, consumer="c7"), timeout_s=WAIT_S)
+        channel.ask(StopPopping(topic, "c7"), timeout_s=WAIT_S)
+        channel.ask(PopMessages(topic, topic, consumer="one more"), timeout_s=WAIT_S)
 
 
 def test_arguments(broker: Broker, topic: str) -> None:
