@@ -8,22 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+CRC: Final = b"__CRC32#"  # of the record that it stands in, which no copy has
+
 # Of what waits on. Without the last one its delay goes by the wall clock.
 WAITING: Final = (
-    b"__CRC32#", b"TIMER_ROLL_TIMES", b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS", b"WAIT",
+    CRC, b"TIMER_ROLL_TIMES", b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS", b"WAIT",
     b"COMETMQ_UP",
 )  # fmt: skip
 
-# Of what has waited: also where it was meant for, which is where it is now.
-DELIVERED: Final = (
-    *WAITING, b"DELAY", b"TIMER_DELAY_LEVEL", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS",
-    b"TIMER_OUT_MS", b"TIMER_DELIVER_MS", b"TRAN_MSG", b"REAL_QID", b"REAL_TOPIC",
+# Of what comes again at a level's end: nothing says that it waited before.
+AGAIN: Final = (
+    *WAITING, b"TIMER_DELAY_LEVEL", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_OUT_MS",
+    b"TIMER_DELIVER_MS", b"TRAN_MSG",
 )  # fmt: skip
+
+# Of what has waited: also where it was meant for, which is where it is now.
+DELIVERED: Final = (*AGAIN, b"DELAY", b"REAL_QID", b"REAL_TOPIC")
 
 
 def lean(properties: bytes, spare: Sequence[bytes], bytes_max: int) -> bytes:
     """Properties without as many of these, first ones first, as have to go so that they have no
     more bytes; without all, if that is not enough."""
+    if len(properties) <= bytes_max:
+        return properties
     kept = [each for each in properties.split(b"\2") if each]
     left = list(spare)
     while left and sum(map(len, kept)) + len(kept) > bytes_max:

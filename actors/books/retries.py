@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from cometmq.actors.books.delays import level_for
+from cometmq.actors.books.lean import CRC
 from cometmq.protocol.commands import GivenBack, StoreRetries
 from cometmq.protocol.names import DLQ_PREFIX, POP_RETRY_SIGNS, RETRY_PREFIX, pop_retry_topic
 from cometmq.protocol.uptime import NAME as UPTIME_NAME
@@ -18,7 +19,7 @@ from cometmq.protocol.uptime import Uptime
 FIRST_LEVEL: Final = 3  # after the first attempt
 # What a copy has anew; everything else is as in the original. So a dead letter that was a retry
 # names the retry topic's queue that it came by.
-_REPLACED: Final = frozenset({b"DELAY", b"WAIT", UPTIME_NAME.encode()})
+_REPLACED: Final = frozenset({b"DELAY", b"WAIT", UPTIME_NAME.encode(), CRC})
 _DOUBLINGS_MAX: Final = 62
 
 

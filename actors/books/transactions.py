@@ -14,6 +14,7 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 from cometmq.actors.books.delays import Now
+from cometmq.actors.books.lean import CRC
 from cometmq.protocol.commands import QueueKey
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.protocol.uptime import NAME as UPTIME_NAME
@@ -223,7 +224,8 @@ def copy_properties(
         new[TIMES.encode()] = b"%d" % times
     pairs = (pair.partition(b"\1") for pair in raw.split(b"\2"))
     kept = {name: value for name, separator, value in pairs if separator and name and value}
-    kept.pop(UPTIME_NAME.encode(), None)
+    for name in (UPTIME_NAME.encode(), CRC):
+        kept.pop(name, None)
     return b"".join(b"%b\1%b\2" % pair for pair in (kept | new).items()) + now.as_property()
 
 

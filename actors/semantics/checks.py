@@ -34,7 +34,7 @@ from cometmq.protocol.commands import (
     TransactionChecks,
     TransactionPart,
 )
-from cometmq.protocol.errors import SystemBusy
+from cometmq.protocol.errors import MessageIllegal, SystemBusy
 from cometmq.protocol.names import check_group
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import Message
@@ -156,7 +156,8 @@ class Checks:
         return _Due(message, verdict, first_of(properties, message.queue_offset), times)
 
     def _carry_out(self, due: list[_Due]) -> None:
-        """Have copies stored in their stead, and ask for those; or have them given up."""
+        """Have copies stored in their stead, and ask for those; or have them given up. Raises what
+        asking raises."""
         command = PassHalves(
             [
                 PassedHalf(
@@ -168,7 +169,15 @@ class Checks:
                 for each in due
             ]
         )
-        answer, _ = self._commitlog.ask(command, timeout_s=self._write_s)
+        try:
+            answer, _ = self._commitlog.ask(command, timeout_s=self._write_s)
+        except MessageIllegal:
+            if len(due) == 1:
+                raise
+            middle = len(due) // 2  # the log takes no copy of one of them, who hinders all
+            self._carry_out(due[:middle])
+            self._carry_out(due[middle:])
+            return
         assert isinstance(answer, HalvesPassed)
         asked: list[tuple[_Due, int, int]] = []
         ended: list[Ended] = []
@@ -177,7 +186,8 @@ class Checks:
                 self._given_up += 1
                 ended.append((each.message.queue_offset, Outcome.GIVEN_UP))
             elif copy[0] >= 0:
-                ended.append((each.message.queue_offset, Outcome.COPIED))
+                if copy[0] != each.message.queue_offset:  # else it goes on itself
+                    ended.append((each.message.queue_offset, Outcome.COPIED))
                 if each.verdict is Verdict.CHECK:
                     asked.append((each, *copy))
         self._view.halves.take(ended)  # the op that says so may not be dispatched yet

@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
+from cometmq.actors.books.lean import AGAIN, DELIVERED, lean
 from cometmq.actors.books.retries import bare_properties, retry_of, retry_properties
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.runtime.inner import InnerRecords, properties_max
 from cometmq.actors.runtime.service import Request
 from cometmq.actors.runtime.uptime import stored_now
 from cometmq.protocol.commands import (
@@ -25,6 +26,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import (
     CometError,
+    MessageIllegal,
     MessageNotFound,
     MessageTooLarge,
     NotConfirmed,
@@ -33,7 +35,6 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import DELAY_TOPIC, POP_RETRY_SIGNS, RETRY_PREFIX
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import BatchFull, Message, RecordTooLarge, decode
-from cometmq.shm.kernel.layout import PROPERTIES_MAX_BYTES
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.store_reader import StoreReader
 
@@ -73,6 +74,7 @@ class Retries:
         self._bytes_max = min(
             READ_BYTES_MAX, family.settings.mapped_file_size_commit_log_bytes // 4
         )
+        self._properties_max = properties_max(family.settings)
         self._stored = 0  # copies, dead letters among them
 
     def on_store_retries(self, command: StoreRetries, request: Request) -> None:
@@ -106,7 +108,9 @@ class Retries:
 
     def _store_all(self, command: StoreRetries) -> list[int]:
         """The code of each."""
-        storing = _Storing(command, [0] * len(command.messages), _Batch(self._bytes_max))
+        storing = _Storing(
+            command, [0] * len(command.messages), _Batch(self._bytes_max, self._properties_max)
+        )
         for index, found in self._read(command.messages):
             if isinstance(found, CometError):
                 storing.codes[index] = found.code
@@ -139,9 +143,11 @@ class Retries:
         properties = retry_properties(
             raw, retry, queue_id, topic, message.offset_msg_id, stored_now()
         )
-        if len(properties) > PROPERTIES_MAX_BYTES:
+        most = self._properties_max
+        properties = lean(properties, AGAIN, most)
+        if len(properties) > most:
             retry = msgspec.structs.replace(retry, level=0)
-            properties = bare_properties(raw, topic, PROPERTIES_MAX_BYTES)
+            properties = lean(bare_properties(raw, topic, most), DELIVERED, most)
         at_once = retry.topic, queue_id
         queue = (DELAY_TOPIC, retry.level - 1) if retry.level else at_once
         batch.records.encoder.add_stored(
@@ -160,7 +166,7 @@ class Retries:
         if not messages:
             return
         error = storing.refusal or self._store_records(records)
-        if isinstance(error, MessageTooLarge) and len(messages) > 1:
+        if isinstance(error, MessageIllegal) and len(messages) > 1:
             for index, message in messages.items():  # the others have no part in that
                 self._take(storing, index, message)
                 self._append(storing)
@@ -171,7 +177,7 @@ class Retries:
         log.warning("%d messages are not given back: %s", len(messages), error)
         for index in messages:
             storing.codes[index] = error.code
-        if not isinstance(error, MessageTooLarge):
+        if not isinstance(error, MessageIllegal):
             storing.refusal = error  # it would be the same for what follows, and take as long
 
     def _store_records(self, records: InnerRecords) -> CometError | None:
@@ -254,17 +260,20 @@ class _Batch:
 
     Args:
         bytes_max: of them.
+        properties_max: of each.
     """
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self.records = InnerRecords(size_max=bytes_max)
+    def __init__(self, bytes_max: int, properties_max: int) -> None:
+        self._sizes = bytes_max, properties_max
+        self.records = InnerRecords(size_max=bytes_max, properties_max=properties_max)
         self.messages: dict[int, Message] = {}  # that they are copies of, by place in the command
 
     def take(self) -> tuple[dict[int, Message], InnerRecords]:
         """What is in it; it is empty then."""
         taken = self.messages, self.records
-        self.messages, self.records = {}, InnerRecords(size_max=self._bytes_max)
+        size_max, properties_max = self._sizes
+        self.messages = {}
+        self.records = InnerRecords(size_max=size_max, properties_max=properties_max)
         return taken
 
 

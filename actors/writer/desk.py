@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from cometmq.actors.books.derivers import Derivers
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.inner import properties_max
 from cometmq.actors.runtime.service import Request
 from cometmq.actors.writer.admission import Admission
 from cometmq.actors.writer.answers import SLOW_S, Answers
@@ -120,6 +121,7 @@ class Desk:
                 family, self.derived, call_soon, lambda error: self.transactions.is_ready(error)
             ),
             segment_bytes=segment_bytes,
+            properties_max=properties_max(settings),
             cover=answers.policy,
             check_admitted=self._check_admitted,
             store=store,

@@ -161,7 +161,8 @@ class PassedHalf(Part, frozen=True):
 class PassHalves(Command, frozen=True, tag=145):
     """Scheduler to commitlog: copy these, or give them up, unless they have ended. -> HalvesPassed
 
-    All of it is one derived write. One that comes again changes nothing more.
+    All of it is one derived write. One that comes again changes nothing more. Fails with
+    MessageIllegal where the log takes no copy of one of several: each is to be asked for alone.
     """
 
     access = by_family(later=True)
@@ -171,7 +172,8 @@ class PassHalves(Command, frozen=True, tag=145):
 
 
 class HalvesPassed(Answer, frozen=True, tag=146):
-    """For each where its copy lies, or that it is given up; neither, where it has ended before."""
+    """For each where its copy lies, or that it is given up; neither, where it has ended before. One
+    of which the log takes no copy goes on itself, and is named as its own."""
 
     copies: list[tuple[Int64, Int64]]  # queue offset and physical offset; (-1, -1): there is none
     given_up: list[bool]

@@ -147,6 +147,7 @@ def test_a_copy_keeps_what_the_first_one_had() -> None:
         b"DELAY": b"3", b"REAL_TOPIC": b"%RETRY%g", b"REAL_QID": b"1",
         b"COMETMQ_UP": b"0123abcd-000000005000",
     }  # fmt: skip
+    first += b"__CRC32#\x010123456789\2"  # of its record
     dead = retry_properties(first, Retry("%DLQ%g", 0, True), 0, "%RETRY%g", "OTHER", UP)
     pairs = dict(pair.split(b"\1") for pair in dead.split(b"\2")[:-1])
     assert pairs == {
