@@ -223,7 +223,7 @@ class AsyncProducer:
     async def _elsewhere(self, what: str, call: Callable[..., object], *arguments: Any) -> None:
         """Run it in a thread, once for all who want it now; they go on in the order they came."""
         task = self._running.get(what)
-        if task is None:
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
             task = asyncio.create_task(_in_thread(call, *arguments))
             self._running[what] = task
             task.add_done_callback(lambda _: self._running.pop(what, None))

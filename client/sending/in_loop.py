@@ -90,7 +90,8 @@ class LoopSends:
         self._lines = LoopLines()
         self._held: Held = {}  # what leaves at the end of this turn
         self._last: list[Callable[[], None]] = []  # called before, they add to it
-        self._is_due = False
+        # In whose turn that is; it may be closed before it comes to that, and nobody tells.
+        self._due_in: asyncio.AbstractEventLoop | None = None
 
     @property
     def alike_bytes_max(self) -> int:
@@ -135,13 +136,13 @@ class LoopSends:
             self._sender.gather(target, alike, added, held=self._held)
 
     def _see_to_the_end(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._is_due:
-            self._is_due = True
+        if self._due_in is not loop:
+            self._due_in = loop
             loop.call_soon(self.let_go)
 
     def let_go(self) -> None:
         """As far as queues are idle; what is left leaves when one is."""
-        self._is_due = False
+        self._due_in = None
         if self._last:
             last, self._last = self._last, []
             for action in last:
@@ -169,10 +170,11 @@ class LoopSends:
 
 def _wait(loop: asyncio.AbstractEventLoop, batch: Batch, watching: Watching) -> None:
     """Under the producer's lock."""
-    if batch.waiters is not None:
+    if batch.waiters is not None and batch.loop is loop:
         batch.waiters.append(watching)
         return
-    batch.waiters = [watching]
+    # Or tasks of a loop wait for it that was closed since: they never go on.
+    batch.waiters, batch.loop = [watching], loop
     batch.on_settled.append(partial(_come_home, loop))
     _set_alarm(loop, batch)
 

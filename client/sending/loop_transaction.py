@@ -42,7 +42,7 @@ class LoopChecker:
 
     def begin(self) -> None:
         """The running loop is the one to call it in."""
-        if self._loop is None:
+        if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.get_running_loop()
 
     def check(self, pending: PendingTransaction) -> object:
@@ -80,9 +80,12 @@ class LoopTransactions(TaskTransactions):
     def use_loop(self) -> None:
         """Transactions begin in the loop that runs. Asked once a turn: it costs a system call."""
         loop = asyncio.get_running_loop()
-        if self.loop is not loop:
-            self.loop = loop
-            self._ends.forget()
+        if self.loop is loop:
+            return
+        if self.loop is not None and self.loop.is_closed():
+            self.forget()
+        self.loop = loop
+        self._ends.forget()
 
     def send_soon(self) -> None:
         self.use_loop()
@@ -90,6 +93,9 @@ class LoopTransactions(TaskTransactions):
 
     def _send(self) -> None:
         """Whatever begins and ends now."""
+        if self.loop is None or self.loop.is_closed():  # another one has come to this
+            self.forget()
+            return
         beginning = self.take_beginning()
         self._ends.send()
         for topic, some in beginning.items():

@@ -75,6 +75,7 @@ class Batch:
         "free",
         "lane",
         "limit",
+        "loop",
         "number",
         "on_settled",
         "producer_group",
@@ -135,7 +136,8 @@ class Batch:
         self.store_host = ""
         self.error: CometError | None = None
         self.on_settled: list[Callable[[Batch], None]] = []
-        self.waiters: list[Watching] | None = None  # tasks; for them
+        self.waiters: list[Watching] | None = None  # tasks, of that loop; for them
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.alarm: asyncio.TimerHandle | None = None
         self._event: threading.Event | None = None
 

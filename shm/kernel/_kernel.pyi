@@ -1393,6 +1393,8 @@ class TaskTransactions:
     def send_soon(self) -> None: ...
     def take_beginning(self) -> dict[str, list[Any]]:
         """Those that begin, by topic."""
+    def forget(self) -> None:
+        """Their loop was closed: none of the tasks goes on."""
 
 class TaskTransaction:
     """A transaction of an asyncio task, as long as it goes as most do."""

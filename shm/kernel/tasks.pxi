@@ -164,6 +164,13 @@ cdef class TaskTransactions:
         self.is_due, self.gathered = False, 0
         return found
 
+    def forget(self):
+        """Their loop was closed: none of the tasks that began or ended one goes on."""
+        self._beginning.clear()
+        self._ending.clear()
+        self.open.clear()
+        self.is_due, self.gathered, self.waiting = False, 0, 0
+
     @property
     def ending(self):
         """Those that end, by broker."""
@@ -171,10 +178,11 @@ cdef class TaskTransactions:
 
     cdef int _put(self, dict waiting, str key, TaskTransaction transaction) except -1:
         """It waits among those of that key, to be sent."""
-        cdef object some = waiting.get(key)
-        if not self.is_due:
-            self.is_due = True
+        cdef object some
+        if not self.is_due or self.loop.is_closed():  # then nobody has come to send it
             self.send_soon()
+            self.is_due = True
+        some = waiting.get(key)
         if some is None:
             waiting[key] = [transaction]
         else:
