@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import pytest
 from benchmarks import Report
-from engine_child import Child
 from engine_servers import World, running
 
 from cometmq.actors.replication.engines.engine import Applied
@@ -59,7 +58,7 @@ def test_end_of_a_session(world: World, full: bool, report: Report) -> None:
         poller = select.poll()
         poller.register(watch.fileno(), select.POLLIN)
         for _ in range(20 if full else 1):
-            with Child(world.url) as child:
+            with world.child() as child:
                 child.ask(do="session", group="ends", broker=1, ttl=world.ttl_s)
                 while not ((view := watch.take()) and view.alive):
                     assert poller.poll(KILLED_MAX_S * 1000)

@@ -19,18 +19,22 @@ from typing import Any, Self
 
 from paths import SEARCH
 
+from cometmq.conf.engine import NO_ACCESS, EngineAccess
+
 ANSWER_S = 90.0
+TIMEOUT_S = 20.0  # of a call
 
 
 class Child:
     """The process, from outside.
 
     Args:
+        access: how it speaks to the engine.
         boot: what it takes for this boot of the machine, if not the truth.
     """
 
-    def __init__(self, url: str, timeout_s: float = 20.0, boot: str = "") -> None:
-        command = [sys.executable, str(Path(__file__)), url, str(timeout_s), boot]
+    def __init__(self, url: str, *, access: EngineAccess = NO_ACCESS, boot: str = "") -> None:
+        command = [sys.executable, str(Path(__file__)), url, json.dumps(access), boot]
         self.process = subprocess.Popen(
             command,
             bufsize=0,  # what is read ahead would not wake `select`
@@ -89,14 +93,14 @@ class Child:
 # --- in the process -------------------------------------------------------------------------------
 
 
-def answers(url: str, timeout_s: float, boot: str) -> Iterator[Any]:
+def answers(url: str, access: EngineAccess, boot: str) -> Iterator[Any]:
     from cometmq.actors.replication.engines import sqlite
     from cometmq.actors.replication.engines.engine import now_s
     from cometmq.actors.replication.engines.opening import open_engine
 
     if boot:
         sqlite.boot_id = lambda: boot
-    engine = open_engine(url, timeout_s)
+    engine = open_engine(url, TIMEOUT_S, access)
     session = None
     yield {"ready": True}
     for line in sys.stdin:
@@ -188,5 +192,5 @@ def forked(engine: Any, session: Any, group: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    for answer in answers(sys.argv[1], float(sys.argv[2]), sys.argv[3]):
+    for answer in answers(sys.argv[1], EngineAccess(*json.loads(sys.argv[2])), sys.argv[3]):
         print(json.dumps(answer), flush=True)

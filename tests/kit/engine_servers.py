@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from engine_child import Child
 from ports import free_ports
 
 from cometmq.actors.replication.engines.engine import Engine
@@ -20,7 +20,9 @@ from cometmq.actors.replication.engines.etcd import EtcdEngine
 from cometmq.actors.replication.engines.gateway import encoded
 from cometmq.actors.replication.engines.managed import ManagedServer, Peer, find_jars
 from cometmq.actors.replication.engines.opening import open_engine
+from cometmq.actors.replication.engines.sqlite import SqliteEngine
 from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
+from cometmq.conf.engine import NO_ACCESS
 
 TIMEOUT_S: Final = 20.0  # of a call: elections on a busy machine
 READY_S: Final = 90.0
@@ -31,11 +33,16 @@ class World:
 
     kind = ""
     url = ""
+    access = NO_ACCESS
     servers = 0
     ttl_s = 2.0  # that it grants as asked for
 
     def open(self, timeout_s: float = TIMEOUT_S) -> Engine:
-        return open_engine(self.url, timeout_s)
+        return open_engine(self.url, timeout_s, self.access)
+
+    def child(self) -> Child:
+        """A process that has opened it, too."""
+        return Child(self.url, access=self.access)
 
     def open_some(self, *servers: int) -> Engine:
         """Asks these servers alone."""
@@ -63,23 +70,26 @@ class World:
                 else:
                     return
 
-    def remove_by_hand(self, engine: Engine, group: str) -> None:
-        """As an operator does, past the engine's driver."""
-        raise NotImplementedError
+
+def remove_by_hand(engine: Engine, group: str) -> None:
+    """As an operator does, past the engine's driver."""
+    if isinstance(engine, ZooKeeperEngine):
+        path = engine.record_path(group)
+        engine._line.call(time.monotonic() + TIMEOUT_S, lambda c: c.delete_async(path))
+    elif isinstance(engine, EtcdEngine):
+        key = encoded(engine.record_key(group).encode())
+        engine._ask("/v3/kv/deleterange", {"key": key})
+    else:
+        assert isinstance(engine, SqliteEngine)
+        with engine._records.writing() as connection:
+            connection.execute("DELETE FROM records WHERE name = ?", (group,))
 
 
 class SqliteWorld(World):
     kind = "sqlite"
 
     def __init__(self, place: Path) -> None:
-        self.folder = place / "cluster"
-        self.url = f"sqlite:{self.folder}"
-
-    def remove_by_hand(self, engine: Engine, group: str) -> None:
-        connection = sqlite3.connect(self.folder / "records.db", timeout=TIMEOUT_S)
-        with connection:
-            connection.execute("DELETE FROM records WHERE name = ?", (group,))
-        connection.close()
+        self.url = f"sqlite:{place / 'cluster'}"
 
 
 class ZooKeeperWorld(World):
@@ -120,11 +130,6 @@ class ZooKeeperWorld(World):
         for server in self._servers:
             server.wait_until_ready(READY_S)
         super().wait_ready()
-
-    def remove_by_hand(self, engine: Engine, group: str) -> None:
-        assert isinstance(engine, ZooKeeperEngine)
-        path = engine.record_path(group)
-        engine._line.call(time.monotonic() + TIMEOUT_S, lambda c: c.delete_async(path))
 
 
 class EtcdWorld(World):
@@ -172,10 +177,10 @@ class EtcdWorld(World):
         self._processes[server].wait()
         self._processes[server] = self._start(server)
 
-    def remove_by_hand(self, engine: Engine, group: str) -> None:
-        assert isinstance(engine, EtcdEngine)
-        key = encoded(engine.record_key(group).encode())
-        engine._ask("/v3/kv/deleterange", {"key": key})
+
+def need_etcd() -> None:
+    if shutil.which("etcd") is None:
+        pytest.skip("the engine etcd: etcd-server is not installed")
 
 
 def need_zookeeper() -> None:
@@ -199,8 +204,7 @@ def running(kind: str, place: Path) -> Iterator[World]:
             need_zookeeper()
             yield ZooKeeperWorld(place, stack)
         else:
-            if shutil.which("etcd") is None:
-                pytest.skip("the engine etcd: etcd-server is not installed")
+            need_etcd()
             yield EtcdWorld(place, stack)
 
 

@@ -10,13 +10,13 @@ import json
 import ssl
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from certificates import Authority
-from engine_servers import READY_S, TIMEOUT_S, World
+from engine_servers import READY_S, TIMEOUT_S, World, need_etcd, need_zookeeper
 from ports import free_ports
 
 from cometmq.actors.replication.engines.engine import Engine
@@ -203,6 +203,20 @@ class SecuredZooKeeper(SecuredWorld):
         self._server.close()
         self._server = self._start(*java)
         self._server.wait_until_ready(READY_S)
+
+
+@contextmanager
+def secured_running(kind: str, place: Path) -> Iterator[SecuredWorld]:
+    """Users are enabled. Skips where it is not installed."""
+    with ExitStack() as stack:
+        if kind == "zookeeper":
+            need_zookeeper()
+            yield SecuredZooKeeper(place, stack)
+        else:
+            need_etcd()
+            etcd = SecuredEtcd(place, stack)
+            etcd.enable()
+            yield etcd
 
 
 def _b64(content: bytes) -> str:

@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from engine_servers import World, running
+from secured_servers import secured_running
 
 from cometmq.actors.replication.engines.engine import Engine
 
 _numbers = itertools.count()
 
 
+Start = Callable[[str], World]
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """The engine of that name, started once."""
+    found: dict[str, World] = {}
+    with ExitStack() as stack:
+
+        def start(name: str) -> World:
+            if name not in found:
+                kind, _, is_secured = name.partition(", ")
+                run = secured_running if is_secured else running
+                found[name] = stack.enter_context(run(kind, tmp_path_factory.mktemp(kind)))
+            return found[name]
+
+        yield start
+
+
+@pytest.fixture(scope="session", params=["etcd", "zookeeper"])
+def secured(request: pytest.FixtureRequest, start: Start) -> World:
+    """One that wants TLS, our certificate, and a password."""
+    return start(f"{request.param}, secured")
+
+
 @pytest.fixture(scope="session", params=["sqlite", "zookeeper", "etcd"])
-def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    with running(request.param, tmp_path_factory.mktemp(request.param)) as found:
-        yield found
+def world(request: pytest.FixtureRequest, start: Start) -> World:
+    return start(request.param)
 
 
 @pytest.fixture

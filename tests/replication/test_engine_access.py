@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 from certificates import Authority, Pair
-from engine_servers import eventually, need_zookeeper
+from engine_servers import eventually, need_etcd, need_zookeeper
 from secured_servers import PASSWORD, USER, SecuredEtcd, SecuredWorld, SecuredZooKeeper
 
 from cometmq.actors.replication.engines.access import Access
 from cometmq.actors.replication.engines.engine import (
     Applied,
     Engine,
-    Refused,
     Stored,
     Watch,
     now_s,
@@ -39,23 +38,6 @@ from cometmq.protocol.errors import ConfigError
 real = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 
-@pytest.fixture(scope="module", params=["etcd", "zookeeper"])
-def secured(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SecuredWorld]:
-    place = tmp_path_factory.mktemp(request.param)
-    with ExitStack() as stack:
-        if request.param == "zookeeper":
-            need_zookeeper()
-            yield SecuredZooKeeper(place, stack)
-        else:
-            if shutil.which("etcd") is None:
-                pytest.skip("the engine etcd: etcd-server is not installed")
-            etcd = SecuredEtcd(place, stack)
-            etcd.enable()
-            yield etcd
-
-
 def seen(watch: Watch, record: bytes) -> bool:
     """Woken by the watch alone, until it shows that record."""
     poller = select.poll()
@@ -67,24 +49,7 @@ def seen(watch: Watch, record: bytes) -> bool:
     return True
 
 
-# --- what is there --------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_records_sessions_and_watches(secured: SecuredWorld, group: str) -> None:
-    with secured.open() as engine, secured.open() as other:
-        first = engine.cas(group, None, b"first")
-        assert isinstance(first, Applied)
-        assert other.cas(group, None, b"late") == Refused(Stored(b"first", first.version))
-        watch = engine.watch(group)
-        assert seen(watch, b"first")
-        assert isinstance(other.cas(group, first.version, b"second"), Applied)
-        assert seen(watch, b"second")
-        with_id = other.open_session(group, 7, 4)
-        assert engine.alive(group) == {7}
-        with_id.close()
-        assert engine.alive(group) == frozenset()
+# --- what is there; what else a handle does: test_engines.py --------------------------------------
 
 
 @pytest.mark.slow
@@ -97,7 +62,7 @@ def test_a_session_and_a_watch_outlive_a_restart_of_the_server(
     with secured.open(60) as engine, secured.open(60) as other:
         made = engine.cas(group, None, b"before")
         assert isinstance(made, Applied)
-        session = engine.open_session(group, 1, 30)
+        session = engine.open_session(group, 1, 12)  # it is seen renewed, every quarter of that
         watch = engine.watch(group)
         assert seen(watch, b"before")
         held_until_s = now_s() + session.left_s()
@@ -268,8 +233,7 @@ def test_a_server_that_knows_no_passwords_any_more_and_then_does_again(
 @pytest.mark.timeout(200)
 def test_users_are_enabled_under_a_handle(tmp_path: Path, group: str) -> None:
     """Brokers are told their user first, and etcd to ask for it then."""
-    if shutil.which("etcd") is None:
-        pytest.skip("the engine etcd: etcd-server is not installed")
+    need_etcd()
     with ExitStack() as stack:
         server = SecuredEtcd(tmp_path, stack)
         engine = stack.enter_context(server.open())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from engine_child import Child
-from engine_servers import World, eventually
+from engine_servers import World, eventually, remove_by_hand
 from linear import ABSENT, Op, is_linearizable
 
 from cometmq.actors.replication.engines import bells, watching
@@ -37,6 +37,12 @@ from cometmq.actors.replication.engines.errors import (
 from cometmq.protocol.errors import ArgumentIllegal, NameIllegal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+# What the line to the servers may be at fault with is asked of lines under TLS, of a user: all that
+# lies below such a line is in use as well.
+secured = pytest.mark.parametrize(
+    "world", ["sqlite", "zookeeper, secured", "etcd, secured"], indirect=True
+)
 
 
 def applied(engine: Engine, group: str, expected: int | None, record: bytes) -> int:
@@ -109,13 +115,14 @@ def test_versions_grow_where_somebody_deletes_by_hand(
     """A node of ZooKeeper that is made again has its first version again."""
     with world.open() as other:
         first = applied(engine, group, None, b"first")
-        world.remove_by_hand(other, group)
+        remove_by_hand(other, group)
         assert engine.cas(group, first, b"late") == Refused(None)
         second = applied(other, group, None, b"second")
         assert second > first
         assert engine.cas(group, first, b"late") == Refused(Stored(b"second", second))
 
 
+@secured
 @pytest.mark.parametrize("size", [0, 1, RECORD_BYTES_MAX - 1, RECORD_BYTES_MAX])
 def test_sizes(engine: Engine, group: str, size: int) -> None:
     record = random.Random(size).randbytes(size)
@@ -187,6 +194,7 @@ def test_of_many_one_wins(world: World, group: str) -> None:
             assert outcomes == [Refused(stored)] * 7
 
 
+@secured
 def test_threads_of_one_handle(engine: Engine, group: str) -> None:
     version = applied(engine, group, None, b"0")
 
@@ -208,9 +216,10 @@ def test_threads_of_one_handle(engine: Engine, group: str) -> None:
     assert stored.version > version
 
 
+@secured
 def test_processes_count_together(world: World, engine: Engine, group: str) -> None:
     with ExitStack() as stack:
-        children = [stack.enter_context(Child(world.url)) for _ in range(3)]
+        children = [stack.enter_context(world.child()) for _ in range(3)]
         for child in children:
             child.say(do="count", group=group, times=10)
         said = []
@@ -295,6 +304,7 @@ def test_the_checker_sees_what_is_not_linearizable() -> None:
 # --- sessions -------------------------------------------------------------------------------------
 
 
+@secured
 def test_sessions_come_and_go(world: World, engine: Engine, group: str) -> None:
     with world.open() as other:
         assert engine.alive(group) == frozenset()
@@ -323,7 +333,7 @@ def test_sessions_come_and_go(world: World, engine: Engine, group: str) -> None:
 def test_a_session_lives_as_long_as_its_process(world: World, engine: Engine, group: str) -> None:
     """Nobody is told of its end before its holder would have known."""
     watch = engine.watch(group)
-    with Child(world.url) as child:
+    with world.child() as child:
         child.ask(do="session", group=group, broker=3, ttl=world.ttl_s)
         until(watch, lambda view: view.alive == {3})
         first = held(child)
@@ -337,11 +347,12 @@ def test_a_session_lives_as_long_as_its_process(world: World, engine: Engine, gr
     assert engine.alive(group) == frozenset()
 
 
+@secured
 def test_a_stopped_holder_learns_it_before_it_acts(
     world: World, engine: Engine, group: str
 ) -> None:
     watch = engine.watch(group)
-    with Child(world.url) as child:
+    with world.child() as child:
         child.ask(do="session", group=group, broker=3, ttl=world.ttl_s)
         until(watch, lambda view: view.alive == {3})
         child.stop()
@@ -383,6 +394,7 @@ def test_a_watch_sees_the_last_change(world: World, engine: Engine, group: str) 
         applied(engine, group, again, b"unseen")
 
 
+@secured
 def test_notices_alone_suffice(
     world: World, engine: Engine, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,8 +452,9 @@ def test_a_change_that_nobody_tells_of_is_seen(
 # --- handles --------------------------------------------------------------------------------------
 
 
+@secured
 def test_nothing_goes_through_a_fork(world: World, engine: Engine, group: str) -> None:
-    with Child(world.url) as child:
+    with world.child() as child:
         child.ask(do="session", group=group, broker=1, ttl=world.ttl_s)
         said = child.ask(do="forked", group=group)["said"]
         assert len(said) == 10
@@ -459,6 +472,7 @@ def threads() -> Iterator[None]:
     eventually(lambda: set(threading.enumerate()) <= before)
 
 
+@secured
 @pytest.mark.usefixtures("threads")
 def test_a_closed_handle(world: World, group: str) -> None:
     engine = world.open()
