@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from cometmq.cli.interrupts import EXIT_INTERRUPTED
+from cometmq.cli.interrupts import EXIT_INTERRUPTED, ending_on_ctrl_c
 from cometmq.cli.options import LazyGroup
 from cometmq.cli.output import complain
 from cometmq.protocol.version import VERSION
@@ -96,11 +96,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # out of the making of a class
             return EXIT_INTERRUPTED
-        code = _code_of(error)
-        if code is None:
-            raise
-        complain("\n".join([str(error), *getattr(error, "__notes__", ())]))
-        return code
+        with ending_on_ctrl_c():  # nobody would catch it here
+            code = _code_of(error)
+            if code is None:
+                raise
+            complain("\n".join([str(error), *getattr(error, "__notes__", ())]))
+            return code
 
 
 def _code_of(error: Exception) -> int | None:

@@ -36,6 +36,7 @@ def run(tmp_path: Path, when: str, command: str) -> subprocess.CompletedProcess[
         ("version", "cometmq.cli.options"),
         ("topic", "cometmq.cli.topics"),
         ("topic", "cometmq.client"),
+        ("topic", "cometmq.errors"),  # nobody is there, which is to be told
         ("send", "zmq"),
         ("send", "cometmq.protocol.commands"),
         ("broker", "cometmq.conf.settings"),
