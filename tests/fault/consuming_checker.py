@@ -338,6 +338,9 @@ class _Pop:
     until_late_ms: int  # or perhaps
     said: list[Op] = field(default_factory=list)
     acked_ns: int = NEVER
+    given_ns: int = (
+        NEVER  # it may be given back since then: refused as too late, perhaps at a repeat
+    )
     unsure: bool = False  # what became of it is known to nobody: answers were lost
 
     @property
@@ -387,6 +390,8 @@ class _Pops:
     def _take_word(self, pop: _Pop, invoke: Op, op: Op) -> None:
         pop.unsure = op.type == "info"
         pop.said.append(op)
+        if op.f == "nack" and op.type == "fail":  # of its first try the answer may have been lost
+            pop.given_ns = min(pop.given_ns, invoke.t_ns)
         if op.f == "ack" and op.type != "fail":
             self._done.add(op.value)
             pop.acked_ns = min(pop.acked_ns, op.t_ns) if op.type == "ok" else pop.acked_ns
@@ -401,8 +406,12 @@ class _Pops:
             for before in pops[:at]:
                 if before.acked_ns < pop.op.since_ns:
                     self._verdict.add(Kind.DONE_AGAIN, f"{pop.op}, acknowledged by {before.op.p}")
-                elif self._facts.clock.t_ns(before.until_ms) > pop.op.t_ns and before.silent:
+                elif self._until_ns(before) > pop.op.t_ns and before.silent:
                     self._verdict.add(Kind.HELD_TWICE, f"{pop.op}, {before.op.p} has it")
+
+    def _until_ns(self, pop: _Pop) -> int:
+        """Until when nobody else has it."""
+        return min(self._facts.clock.t_ns(pop.until_ms), pop.given_ns)
 
     def _check_attempt(self, pop: _Pop) -> None:
         copy = self._facts.at.get((pop.op.topic, pop.op.queue, pop.op.offset))
@@ -429,10 +438,10 @@ class _Pops:
             return
         back_ms = [copy.stored_ms for copy in copies]
         back_ms = [ms for ms in back_ms if ms >= pop.until_ms - CLOCK_MS] or back_ms
-        if min(back_ms) < pop.until_ms - CLOCK_MS:
+        clock = self._facts.clock
+        if clock.t_ns(min(back_ms) + CLOCK_MS) < self._until_ns(pop):
             self._verdict.add(Kind.BACK_EARLY, f"{op} until {pop.until_ms}: {copies}")
             return
-        clock = self._facts.clock
         begin = clock.t_ns(pop.until_late_ms)
         late_ns = up_ns(self._facts.away, begin, clock.t_ns(min(back_ms)))
         self._verdict.samples["back_ms"].append(late_ns / 1e6)

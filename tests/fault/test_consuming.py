@@ -336,6 +336,20 @@ def test_a_popped_message_is_back_late_and_early(good: Good) -> None:
     only(Kind.BACK_LATE, planted, 1)
 
 
+def test_a_word_that_counts_though_its_repeat_is_refused(good: Good) -> None:
+    """The answer to the first one was lost: then it is too late, and the message is there again."""
+    pop, copy = silent_pop(good)
+    planted = good.with_copies(
+        lambda each: each._replace(stored_ms=pop.due_ms - 300) if each is copy else each
+    )
+    begun = changed(pop, type="invoke", f="nack", t_ns=pop.t_ns + 1)
+    refused = changed(pop, type="fail", f="nack", t_ns=pop.t_ns + 10**10)
+    verdict = planted.with_more(begun, refused).check()
+    assert not verdict.findings[Kind.BACK_EARLY], verdict
+    late = changed(begun, t_ns=pop.t_ns + 10**10 - 1)
+    only(Kind.BACK_EARLY, planted.with_more(late, refused), 1)
+
+
 def test_time_without_a_broker_does_not_count() -> None:
     ops = [
         Op("harness", "ok", "fault", 100, value="kill all"),
