@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
@@ -48,7 +49,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     looked_at = option.usepdb or option.collectonly or option.capture == "no"
     if whole and not is_worker and not looked_at and getattr(option, "numprocesses", 0) is None:
-        option.numprocesses = 2 + (psutil.cpu_count() or 1)
+        option.numprocesses = 2 + 2 * (psutil.cpu_count() or 1)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -83,6 +84,15 @@ def encodable(data: Any) -> Any:
     return data
 
 
+def longest_files(stats: dict[str, list[Any]], count: int) -> list[tuple[float, str]]:
+    """Seconds of all their tests, fixtures included."""
+    took: dict[str, float] = defaultdict(float)
+    for report in (each for reports in stats.values() for each in reports):
+        if isinstance(report, pytest.TestReport):
+            took[report.nodeid.partition("::")[0]] += report.duration
+    return sorted(((seconds, path) for path, seconds in took.items()), reverse=True)[:count]
+
+
 _left: list[str] = []  # brokers' processes that outlived their tests, in words
 
 
@@ -106,7 +116,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What could not be tested here is said, each reason once."""
+    """What could not be tested here is said, each reason once; and with --durations which files
+    take longest: tests/kit/parallel.py has them begin first."""
+    if terminalreporter.config.option.durations:
+        terminalreporter.section("longest files")
+        for seconds, path in longest_files(terminalreporter.stats, 15):
+            terminalreporter.write_line(f"{seconds:8.1f}s {path}")
     for process in _left:
         terminalreporter.write_line(f"ERROR: a broker's process is left: {process}", red=True)
     skipped = terminalreporter.stats.get("skipped", [])

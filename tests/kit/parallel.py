@@ -1,13 +1,15 @@
 """Which tests run beside each other under `python -m pytest -n 3` (pytest-xdist).
 
-Files are handed out whole, since the tests of a file may share a broker, those that take long
-first. What is marked `alone` measures the machine or its processes: it comes last, when nobody else
-is at work. A test that is not marked must bear company: ports of 0, files below its own tmp_path,
-processes known by what it started, waits that end with an event.
+Files are handed out whole, since the tests of a file may share a broker. Where they share nothing,
+slow ones are handed out one by one, so that in the end no worker is left alone with a file of them.
+What takes long comes first. What is marked `alone` measures the machine or its processes: it comes
+last, when nobody else is at work. A test that is not marked must bear company: ports of 0, files
+below its own tmp_path, processes known by what it started, waits that end with an event.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,45 +22,87 @@ from xdist.workermanage import WorkerController
 ALONE: Final = "alone"  # the unit of those that are marked so
 #: Of one worker, as if they were one file: they share what takes long to start.
 TOGETHER: Final = ("tests/spark/", "tests/replication/test_engine")
+#: What takes longest, in this order, as the end of a run says: it would be the end of the run.
+FIRST: Final = (
+    "tests/spark/",
+    "tests/test_source.py",
+    "tests/replication/test_engine",
+    "tests/interop/",
+    "tests/fault/test_kills.py",
+    "tests/fault/test_groups.py",
+    "tests/fault/test_named_producers.py",
+    "tests/fault/test_consuming.py",
+    "tests/fault/test_derived.py",
+    "tests/fault/test_calls.py",
+    "tests/simulator/",
+)
 SLOW: Final = 30  # what a test that is marked slow counts against one that is not
 
 
 def unit_of(nodeid: str) -> str:
-    """What is handed to one worker as a whole, of those that bear company."""
+    """What is handed to one worker as a whole, of those that bear company and share something."""
     folder = next((each for each in TOGETHER if nodeid.startswith(each)), None)
     return folder or nodeid.partition("::")[0]
 
 
+def place_of(nodeid: str) -> int:
+    """Among those that come first."""
+    places = (at for at, each in enumerate(FIRST) if nodeid.startswith(each))
+    return next(places, len(FIRST))
+
+
+def shares(item: pytest.Item) -> bool:
+    """Whether it has something with other tests: a fixture, but for pytest's own, or RocketMQ's
+    classes, which each process compiles."""
+    found: dict[str, Sequence[Any]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    definitions = [each for known in found.values() for each in known]
+    has_fixture = any(each.scope != "function" and each.baseid for each in definitions)
+    return has_fixture or item.get_closest_marker("jvm") is not None
+
+
 def note_of(workerinput: dict[str, Any]) -> Path:
-    """Where a worker says what is to run alone: its scheduler is told names, and no marks."""
+    """Where a worker says what is to run alone, and what one by one: its scheduler is told names,
+    and neither marks nor fixtures."""
     name = f"cometmq-alone-{workerinput['testrunuid']}-{workerinput['workerid']}"
     return Path(tempfile.gettempdir(), name)
 
 
 def arrange(items: list[pytest.Item], workerinput: dict[str, Any]) -> None:
-    """In a worker: longest units first, and what is to run alone last."""
+    """In a worker: what takes long first, and what is to run alone last."""
+    slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+    whole = {unit_of(item.nodeid) for item in items if shares(item)}
+    single = {nodeid for nodeid in slow if unit_of(nodeid) not in whole}
+    alone = {item.nodeid for item in items if item.get_closest_marker(ALONE)}
     weights: dict[str, int] = {}
-    for item in items:
-        weight = SLOW if item.get_closest_marker("slow") else 1
-        weights[unit_of(item.nodeid)] = weights.get(unit_of(item.nodeid), 0) + weight
-    alone = {item.nodeid for item in items if item.get_closest_marker("alone")}
-    items.sort(key=lambda item: (item.nodeid in alone, -weights[unit_of(item.nodeid)]))
-    note_of(workerinput).write_text("\n".join(alone))
+    units = {each.nodeid: each.nodeid if each.nodeid in single else unit_of(each.nodeid)
+             for each in items}  # fmt: skip
+    for nodeid, unit in units.items():
+        weights[unit] = weights.get(unit, 0) + (SLOW if nodeid in slow else 1)
+
+    def order(item: pytest.Item) -> tuple[bool, int, int]:
+        nodeid = item.nodeid
+        return nodeid in alone, place_of(nodeid), -weights[units[nodeid]]
+
+    items.sort(key=order)
+    note_of(workerinput).write_text(json.dumps([sorted(alone), sorted(single)]))
 
 
 class Scheduler(LoadFileScheduling):
     """Units in the order of `arrange`; the last of all when every other worker has ended."""
 
     _alone: frozenset[str] = frozenset()
+    _single: frozenset[str] = frozenset()
 
     def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
         note = note_of(node.workerinput)
-        self._alone = frozenset(note.read_text().splitlines())
+        self._alone, self._single = map(frozenset, json.loads(note.read_text()))
         note.unlink()
         super().add_node_collection(node, collection)
 
     def _split_scope(self, nodeid: str) -> str:
-        return ALONE if nodeid in self._alone else unit_of(nodeid)
+        if nodeid in self._alone:
+            return ALONE
+        return nodeid if nodeid in self._single else unit_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         if self._only_alone_is_left() and self._others_are_busy(node):
