@@ -40,7 +40,7 @@ def test_all_come_from_one_process(tmp_path: Path) -> None:
             producer.send("t", b"here")
     with Broker(tmp_path / "a", profile="test") as again, again.consumer("g", "t") as consumer:
         assert parent_of(again) == nursery()._process.pid
-        assert [each.body for each in consumer.poll(10)] == [b"here"]
+        assert [each.body for each in consumer.poll(10, 60)] == [b"here"]
 
 
 def test_many_at_once(tmp_path: Path) -> None:
