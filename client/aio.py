@@ -407,6 +407,13 @@ class AsyncConsumer:
         await self._begin()
         await asyncio.to_thread(self._consumer.seek, position, topic, queue_id)
 
+    async def seek_to_time(
+        self, at: datetime | int, topic: str | None = None, queue_id: int | None = None
+    ) -> None:
+        """See `Consumer.seek_to_time`."""
+        await self._begin()
+        await asyncio.to_thread(self._consumer.seek_to_time, at, topic, queue_id)
+
     async def close(self) -> None:
         """See `Consumer.close`. A poll or loop that waits ends; a handler in `run` may call it."""
         if self._running is not None and not await self._running.end():

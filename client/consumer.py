@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -25,6 +26,7 @@ from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.reading.selection import selection_of
 
 POLL_S: Final = 1.0
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Consumer:
@@ -382,12 +384,17 @@ class Consumer:
         """These are done with. In any order; never waits; committed in the background.
 
         A list as `poll` gave it costs next to nothing. Messages of queues that belong to another
-        member by now are passed over: it will get them.
+        member by now are passed over: it will get them. So is what this consumer was not handed
+        out, or before a seek or reset, and what is acknowledged already.
         """
         if not isinstance(messages, (list, Message)):
             check("messages", messages, Message | Iterable[Message])
             messages = list(messages)
-        self._receiver.owned.acknowledge(messages)
+        try:
+            self._receiver.owned.acknowledge(messages)
+        except TypeError:
+            check("messages", messages, Message | list[Message])  # which says what is none
+            raise
 
     def commit(self) -> None:
         """Commit what is acknowledged, now. Raises NotConfirmed, ServiceNotAvailable, ...
@@ -426,6 +433,20 @@ class Consumer:
         if topic is not None and topic not in owned.topics and not owned.find(topic, None):
             raise ArgumentIllegal(f"this consumer does not read topic {topic}")
         self._member.seek(position, topic, queue_id)
+
+    def seek_to_time(
+        self, at: datetime | int, topic: str | None = None, queue_id: int | None = None
+    ) -> None:
+        """Go on with the first message stored then or later: `seek` to a datetime, or to so many
+        milliseconds since 1970."""
+        check("at", at, datetime | int)
+        try:
+            when = at if isinstance(at, datetime) else EPOCH + timedelta(milliseconds=at)
+        except OverflowError:
+            when = None
+        if when is None or (isinstance(at, int) and at < 0):
+            raise ArgumentIllegal(f"at={at!r:.100}: a datetime, or milliseconds since 1970")
+        self.seek(when, topic, queue_id)
 
     # --- the end ---
 

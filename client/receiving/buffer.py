@@ -136,6 +136,12 @@ class Queue:
         last = [chunk.last_out + 1 for chunk in self.chunks if chunk.position]
         return max(self.progress.done, self.progress.delivered, *last)
 
+    def was_handed_out(self, queue_offset: int) -> bool:
+        """Since it was taken on, or moved."""
+        return queue_offset < self.progress.delivered or any(
+            chunk.position and queue_offset <= chunk.last_out for chunk in self.chunks
+        )
+
     def subscribe(self, expression: str) -> None:
         """`expression`: tags and SQL92, as protocol/tags.py joins them."""
         self.tags, self.sql = split(expression)
@@ -153,6 +159,12 @@ class Queue:
         self.chunks.clear()
         self.parked.clear()
         self.buffered_bytes = 0
+
+    def read_anew(self) -> None:
+        """Whatever comes behind what was handed out: by another expression."""
+        self.discard()
+        self.next_offset = self.position
+        self.progress.forget_from(self.next_offset)
 
     def move(self, queue_offset: int) -> None:
         """Go on from there."""

@@ -66,7 +66,7 @@ class OwnedQueues:
             self._tags[topic] = tags
             for queue in changed:
                 queue.subscribe(tags)
-                queue.move(max(queue.progress.done, queue.progress.delivered))
+                queue.read_anew()
         if changed:
             self._on_change(changed)
 
@@ -189,7 +189,8 @@ class OwnedQueues:
     # --- progress ---
 
     def acknowledge(self, messages: Message | list[Message]) -> None:
-        """What belongs to another member by now is passed over."""
+        """What belongs to another member by now is passed over, and so is what was not handed out
+        here, or before its queue was moved."""
         with self.lock:
             self._ever_acknowledged = True
             if isinstance(messages, Message):
@@ -202,16 +203,14 @@ class OwnedQueues:
     def _acknowledge_all(self, messages: list[Message]) -> None:
         for topic, queue_id, first, last, count in runs(messages):
             queues = self._by_key.get((topic, queue_id), ())
-            if len(queues) > 1 or (
-                queues and not queues[0].progress.acknowledge_run(first, last, count)
-            ):
+            if len(queues) > 1 or (queues and not _acknowledge_run(queues[0], first, last, count)):
                 for message in messages:
                     self._acknowledge_one(message)
                 return
 
     def _acknowledge_one(self, message: Message) -> None:
         queue = self._queue_of(message)
-        if queue is not None:
+        if queue is not None and queue.was_handed_out(message.queue_offset):
             queue.progress.acknowledge(message.queue_offset)
 
     def _queue_of(self, message: Message) -> Queue | None:
@@ -266,3 +265,9 @@ class OwnedQueues:
                 queue = self._queues.get((broker, each.topic, each.queue_id))
                 if queue is not None and queue.ownership == each.epoch:
                     queue.committed = each.queue_offset
+
+
+def _acknowledge_run(queue: Queue, first: int, last: int, count: int) -> bool:
+    """See Progress.acknowledge_run."""
+    handed_out = queue.was_handed_out(last)
+    return handed_out and queue.progress.acknowledge_run(first, last, count)

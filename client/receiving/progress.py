@@ -101,6 +101,21 @@ class Progress:
             self._starts.pop(0)
             self._prune()
 
+    def forget_from(self, queue_offset: int) -> None:
+        """What lies there and behind it has not arrived: it is read anew. Not below `done`."""
+        if self._sparse and self._sparse[-1].end > queue_offset:
+            kept = [each for each in self._sparse if each.start < queue_offset]
+            if kept and kept[-1].end > queue_offset:
+                last = kept[-1]
+                count = bisect_left(last.offsets, queue_offset)
+                kept[-1] = _Sparse(last.start, queue_offset, last.offsets[:count])
+            self._sparse = kept
+            self._prune()
+        count = bisect_left(self._starts, queue_offset)
+        del self._starts[count:], self._ends[count:]
+        if count:
+            self._ends[-1] = min(self._ends[-1], queue_offset)
+
     def _stretch(self, queue_offset: int) -> tuple[int, int]:
         """The offset and what was skipped before it; behind the last one also what follows."""
         sparse = self._sparse_at(queue_offset)

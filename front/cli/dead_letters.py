@@ -139,7 +139,7 @@ def export(group: str, file: BinaryIO, name_server: str) -> None:
     for each in letters:
         record = as_record(each.message) | {"topic": each.topic, "attempts": each.attempts}
         file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-    name = Path(file.name).name if file.name != "-" else "standard output"
+    name = "standard output" if file.name in ("-", "<stdout>") else Path(file.name).name
     hint(f"{len(letters)} dead letters of group {group} are written to {name}")
 
 

@@ -561,13 +561,13 @@ def decode(buffer, tags=None, bint check_crc=True, Filter filter=None):
 def runs(list messages not None):
     """Messages as runs of one queue: (topic, queue_id, first offset, last offset, count) each.
 
-    A run goes on as long as queue offsets of one queue grow.
+    A run goes on as long as queue offsets of one queue grow. Raises TypeError for what is none.
     """
     cdef list found = []
     cdef Message first = None, last = None, message
     cdef Py_ssize_t count = 0
     for item in messages:
-        message = item
+        message = <Message?>item  # None, too, is a TypeError
         if (first is not None and message._r.queue_id == last._r.queue_id
                 and message._r.queue_offset > last._r.queue_offset
                 and message._r.topic_length == last._r.topic_length

@@ -79,3 +79,34 @@ def test_offsets_without_a_message_do_not_hold_progress_back() -> None:
     assert progress.done == 100
     progress.acknowledge(150)
     assert progress.done == 200
+
+
+@given(chunks, st.data())
+def test_what_comes_behind_an_offset_is_read_anew(
+    layout: list[list[bool]], data: st.DataObject
+) -> None:
+    """By another expression, of which all are wanted: nothing is done but what was acknowledged,
+    or left out where it was read."""
+    progress = Progress(0)
+    delivered: list[int] = []
+    end = 0
+    for chunk in layout:
+        offsets = [end + i for i, wanted in enumerate(chunk) if wanted]
+        progress.arrived(end, end + len(chunk), [FakeMessage(each) for each in offsets])  # type: ignore[misc]
+        delivered += offsets
+        end += len(chunk)
+    handed_out = delivered[: data.draw(st.integers(0, len(delivered)))]
+    for each in (acknowledged := data.draw(st.lists(st.sampled_from(handed_out or [-1])))):
+        progress.acknowledge(each)
+    position = max(progress.done, handed_out[-1] + 1 if handed_out else 0)
+    left = sorted(set(handed_out) - set(acknowledged))
+    progress.forget_from(position)
+    arrive(progress, position, end + 5, list(range(position, end + 5)))
+    for each in left:
+        assert progress.done <= each
+        progress.acknowledge(each)
+    assert progress.done == position
+    for each in range(position, end + 5):
+        assert progress.done == each
+        progress.acknowledge(each)
+    assert not progress.outstanding

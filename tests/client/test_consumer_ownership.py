@@ -209,3 +209,73 @@ def test_many_topics_in_a_row_share_heartbeats(monkeypatch: pytest.MonkeyPatch) 
             asked = len(told)
     assert told == sorted(told)
     assert asked <= 8 + took_s / MOST_S, (told, took_s)
+
+
+# --- what was handed out, and what was not ---
+
+
+def test_what_was_not_handed_out_is_not_acknowledged(broker: Handle) -> None:
+    """Another consumer's, or what was handed out before a seek: it held up nothing, and was taken
+    for done, though nobody here had seen it."""
+    with Consumer(broker.address, None, "t") as other:
+        theirs = {(each.queue_id, each.queue_offset): each for each in take(other, 40)}
+    with consumer_of(broker, prefetch_count=5) as consumer:
+        consumer.ack(theirs[0, 0])  # perhaps before anything is assigned
+        first = take(consumer, 2)
+        queue_id = first[0].queue_id
+        assert [each.queue_id for each in first] == [queue_id] * 2
+        for few in (theirs[queue_id, 3], [theirs[queue_id, offset] for offset in (2, 3, 4)]):
+            consumer.ack(few)
+        consumer.ack(first)
+        consumer.ack(first)  # said twice
+        consumer.commit()
+        assert broker.broker.offsets["g", "t", queue_id] == 2
+        rest = take(consumer, 38)
+        consumer.seek(1, "t", queue_id)
+        consumer.ack([each for each in rest if each.queue_id == queue_id])
+        consumer.commit()
+        assert broker.broker.offsets["g", "t", queue_id] == 1
+        consumer.ack(take(consumer, 9))
+        consumer.commit()
+        assert broker.broker.offsets["g", "t", queue_id] == 10
+
+
+def test_what_is_no_message_is_not_acknowledged(broker: Handle) -> None:
+    with consumer_of(broker) as consumer:
+        (message,) = take(consumer, 1)
+        for junk in ("x", None, ["x"], [None], [message, None], [[message]]):
+            with pytest.raises(errors.ArgumentIllegal, match="messages is"):
+                consumer.ack(junk)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [40, 7])
+def test_another_subscription_acknowledges_nothing(broker: Handle, count: int) -> None:
+    """What had been handed out, and was not acknowledged, was committed."""
+    with consumer_of(broker) as consumer:
+        handed_out = take(consumer, count)
+        assert consumer.poll(1 if count == 40 else 0, 0) == []  # all that was read has gone out
+        consumer.subscribe("t", sql="odd IS NULL")
+        consumer.commit()
+        assert all(broker.broker.offsets.get(("g", "t", i), 0) == 0 for i in range(QUEUES))
+        consumer.ack(handed_out[1:])
+        consumer.commit()
+        gap = handed_out[0]
+        assert broker.broker.offsets.get(("g", "t", gap.queue_id), 0) == gap.queue_offset
+        rest = take(consumer, 40 - count)
+        assert not {(m.queue_id, m.queue_offset) for m in rest} & {
+            (m.queue_id, m.queue_offset) for m in handed_out
+        }
+        consumer.ack([gap, *rest])
+        consumer.commit()
+        assert [broker.broker.offsets["g", "t", i] for i in range(QUEUES)] == [10] * QUEUES
+
+
+@pytest.mark.parametrize("at", [datetime(2020, 1, 1, tzinfo=UTC), 1_577_836_800_000])
+def test_seek_to_a_time(broker: Handle, at: datetime | int) -> None:
+    with consumer_of(broker) as consumer:
+        take(consumer, 40)
+        consumer.seek_to_time(at)
+        assert len(take(consumer, 40)) == 40
+        for wrong in ("earliest", True, -1, 1.5):
+            with pytest.raises(errors.ArgumentIllegal):
+                consumer.seek_to_time(wrong)  # type: ignore[arg-type]
