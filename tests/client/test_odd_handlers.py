@@ -1,0 +1,168 @@
+"""Whatever a handler does, for each kind of consumer, in order or not: its message is done, comes
+again or is dead, and no thread or task ends of it; what wants the process to end ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cometmq import Admin, Broker, Reject, Retry
+from cometmq.client import AsyncConsumer, AsyncPopConsumer, Consumer, Message, PopConsumer
+
+WAIT_S = 60
+POLICY = {
+    "groupRetryPolicy": {
+        "type": "EXPONENTIAL",
+        "exponentialRetryPolicy": {"initial": 1, "multiplier": 1, "max": 1_000},
+    }
+}
+AGAIN = [(b"0", 0), (b"0", 1), (b"1", 0)]
+ONCE = [(b"0", 0), (b"1", 0)]
+ENDS = "ends"
+
+
+class Odd:
+    """Nothing can be asked of it."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("who asks?")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("who asks?")
+
+    __eq__ = __hash__ = __bool__  # type: ignore[assignment]
+
+
+class Ending(BaseException):
+    """No Exception, and nobody knows it."""
+
+
+def raises(error: BaseException) -> Callable[[], Any]:
+    def call() -> Any:
+        raise error
+
+    return call
+
+
+SAYS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "nothing": (lambda: None, ONCE),
+    "nonsense": (Odd, ONCE),
+    "a generator": (lambda: (each for each in "nobody runs this"), AGAIN),
+    "Retry": (lambda: Retry(after=0.01), AGAIN),
+    "an error": (raises(ValueError("odd")), AGAIN),
+    "the class of Reject": (lambda: Reject, ONCE),
+    "SystemExit": (raises(SystemExit(3)), ENDS),
+    "KeyboardInterrupt": (raises(KeyboardInterrupt()), ENDS),
+    "what nobody knows": (raises(Ending()), ENDS),
+}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    store = tmp_path_factory.mktemp("odd") / "store"
+    with Broker(store, profile="test", settings={"messageDelayLevel": "1s 1s 1s 1s"}) as running:
+        yield running
+
+
+class Work:
+    """Two messages of a queue; the first one is handled oddly, the first time."""
+
+    def __init__(self, broker: Broker, name: str, say: Callable[[], Any]) -> None:
+        self.seen: list[tuple[bytes, int]] = []
+        self._broker, self._name, self._say = broker, name, say
+        self._is_first = True
+        self._lock = threading.Lock()
+        with Admin(broker.name_server) as admin, broker.producer() as producer:
+            admin.create_topic(name, queues=1)
+            admin.create_group(name, POLICY)
+            producer.send_many(name, [b"0", b"1"], queue_id=0)
+
+    def handle(self, message: Message) -> Any:
+        with self._lock:
+            self.seen.append((message.body, message.reconsume_times))
+            is_first = self._is_first and message.body == b"0"
+            self._is_first = self._is_first and not is_first
+        return self._say() if is_first else None
+
+    def wait(self, wanted: list[tuple[bytes, int]]) -> None:
+        """Until it has come to that, and nothing is left."""
+        deadline = time.monotonic() + WAIT_S
+        pause = threading.Event()
+        with Admin(self._broker.name_server) as admin:
+            while sorted(self.seen) != wanted or any(
+                each.lag for each in admin.describe_group(self._name).queues
+            ):
+                assert time.monotonic() < deadline, self.seen
+                pause.wait(0.02)
+
+
+@pytest.mark.parametrize("what", SAYS)
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer, PopConsumer, AsyncPopConsumer])
+def test_whatever_a_handler_does(broker: Broker, kind: type[Any], orderly: bool, what: str) -> None:
+    say, outcome = SAYS[what]
+    name = f"{kind.__name__}-{orderly}-{list(SAYS).index(what)}"
+    work = Work(broker, name, say)
+    pops = kind in (PopConsumer, AsyncPopConsumer)
+    made: dict[str, Any] = {"orderly": orderly} if pops else {"auto_commit_ms": 20}
+    options: dict[str, Any] = {"concurrency": 2}
+    if not pops:
+        options |= {"orderly": orderly, "suspend_s": 0.01}
+
+    async def main() -> None:
+        async with kind(broker.name_server, name, name, **made) as consumer:
+
+            async def handle(message: Message) -> Any:
+                return work.handle(message)
+
+            run = asyncio.create_task(consumer.run(handle, **options))
+            if outcome is not ENDS:
+                await asyncio.to_thread(work.wait, outcome)
+                await consumer.close()
+            await run
+
+    def run() -> None:
+        consumer = kind(broker.name_server, name, name, **made)
+        with consumer:
+            waits = threading.Thread(target=lambda: (work.wait(outcome), consumer.close()))
+            if outcome is not ENDS:
+                waits.start()
+            consumer.run(work.handle, **options)
+        if outcome is not ENDS:
+            waits.join()
+
+    def whole() -> None:
+        if kind in (AsyncConsumer, AsyncPopConsumer):
+            asyncio.run(asyncio.wait_for(main(), WAIT_S))
+        else:
+            run()
+
+    if outcome is not ENDS:
+        whole()
+        with Admin(broker.name_server) as admin:
+            assert len(admin.dead_letters(name)) == (what == "the class of Reject")
+        return
+    with pytest.raises((SystemExit, KeyboardInterrupt, Ending)):
+        whole()
+    assert (b"0", 0) in work.seen  # and comes again, to whoever is next
+    with _next(broker, name, pops, made) as consumer:
+        threading.Thread(target=lambda: (_wait_for_all(work), consumer.close())).start()
+        consumer.run(work.handle, **options)
+
+
+def _next(broker: Broker, name: str, pops: bool, made: dict[str, Any]) -> Any:
+    return (PopConsumer if pops else Consumer)(broker.name_server, name, name, **made)
+
+
+def _wait_for_all(work: Work) -> None:
+    deadline = time.monotonic() + WAIT_S
+    pause = threading.Event()
+    while len([each for each in work.seen if each[0] == b"0"]) < 2:
+        assert time.monotonic() < deadline
+        pause.wait(0.02)
