@@ -130,14 +130,14 @@ class CoordinatorActor(ServiceActor):
         self._books = Books(self, store_dir, settings.max_topics, settings.max_groups)
         self._members = Members(self, settings, self._books, tell_filters)
         self._progress = Progress(self._books, self._members, self.handle)
-        self._moves = Moves(self._books, self._members)
-        self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
-        self._groups = Groups(self._books, self._members, self._topics)
         self._poppers = Poppers(
             self._members,
             session_s=settings.consumer_session_timeout_ms / 1000,
             filters_on=settings.enable_property_filter,
         )
+        self._moves = Moves(self._books, self._members, self._poppers)
+        self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
+        self._groups = Groups(self._books, self._members, self._poppers, self._topics)
         self._views = Views(self._books, self._members, self._poppers, stored)
         self._relay = Relay(
             self, cleaner_endpoint, lambda action: self._books.snapshots.then(action)

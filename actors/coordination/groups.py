@@ -8,6 +8,7 @@ from cometmq.actors.books.group_settings import changed, check_consuming, settin
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.files import now_ms
 from cometmq.actors.coordination.members import Members
+from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.coordination.topics import Topics
 from cometmq.actors.runtime.request import Request
 from cometmq.protocol import names
@@ -22,10 +23,11 @@ log = logging.getLogger(__name__)
 class Groups:
     """Changes what subscriptionGroup.json has of a group, and forgets groups."""
 
-    def __init__(self, books: Books, members: Members, topics: Topics) -> None:
+    def __init__(self, books: Books, members: Members, poppers: Poppers, topics: Topics) -> None:
         self._books = books
         self._configs = books.groups.configs
         self._members = members
+        self._poppers = poppers
         self._topics = topics
 
     def on_put_group(self, command: PutGroup, request: Request) -> None:
@@ -56,7 +58,7 @@ class Groups:
         names.check_deletable_group(name)
         if not self._is_known(name):
             raise GroupNotExist(f"group {name} is unknown to this broker")
-        check_unused(self._members, name, by_force=command.force)
+        check_unused(self._poppers, name, by_force=command.force)
         retries = f"{names.RETRY_PREFIX}{name}"
         of_pops = names.pop_retry_topic(name, "")
         topics = self._books.topics.configs
@@ -99,9 +101,9 @@ class Groups:
             self._members.refuse(name, error)
 
 
-def check_unused(members: Members, group: str, *, by_force: bool) -> None:
-    """Raise GroupInUse if the group has members, unless by force."""
-    active = members.active(group)
+def check_unused(poppers: Poppers, group: str, *, by_force: bool) -> None:
+    """Raise GroupInUse if the group has members, of either kind, unless by force."""
+    active = poppers.members_of(group)
     if active and not by_force:
         more = f" and {len(active) - 1} more" if len(active) > 1 else ""
         raise GroupInUse(

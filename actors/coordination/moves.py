@@ -14,6 +14,7 @@ import msgspec
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.groups import check_unused
 from cometmq.actors.coordination.members import Members
+from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.coordination.progress import check_place
 from cometmq.actors.runtime.request import Request
 from cometmq.protocol import names
@@ -37,10 +38,11 @@ log = logging.getLogger(__name__)
 class Moves:
     """Resets and clones offsets of groups."""
 
-    def __init__(self, books: Books, members: Members) -> None:
+    def __init__(self, books: Books, members: Members, poppers: Poppers) -> None:
         self._books = books
         self._offsets = books.offsets
         self._members = members
+        self._poppers = poppers
 
     def on_reset_offsets(self, command: ResetOffsets, request: Request) -> None:
         group = command.group
@@ -77,7 +79,7 @@ class Moves:
         known = self._offsets.topics_of(group)
         if config is None and not known:
             raise GroupNotExist(f"group {group} is unknown to this broker")
-        check_unused(self._members, target, by_force=command.force)
+        check_unused(self._poppers, target, by_force=command.force)
         own_retries = f"{names.RETRY_PREFIX}{group}"
         changes = [
             OffsetSet(target, topic, queue_id, self._offsets.get(group, topic, queue_id))

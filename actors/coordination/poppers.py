@@ -147,6 +147,10 @@ class Poppers:
 
     # --- what anybody may know ---
 
+    def members_of(self, group: str) -> list[str]:
+        """Those that share its queues, or those that take its messages one by one."""
+        return self._members.active(group) + self.names(group)
+
     def names(self, group: str) -> list[str]:
         """Who is there."""
         self._expire_in(group)

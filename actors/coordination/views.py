@@ -66,12 +66,7 @@ class Views:
         return found
 
     def _overview(self, name: str) -> GroupInfo:
-        return GroupInfo(name, self._members_of(name), self._topics_of(name))
-
-    def _members_of(self, name: str) -> list[str]:
-        """Those that share its queues, or those that take its messages one by one."""
-        group = self._members.groups.get(name)
-        return (group.members if group else []) + self._poppers.names(name)
+        return GroupInfo(name, self._poppers.members_of(name), self._topics_of(name))
 
     def _topics_of(self, group: str) -> list[str]:
         """The topics that the group has committed in, or that a member ever asked for."""
@@ -93,7 +88,7 @@ class Views:
             raise GroupNotExist(f"group {name} is unknown to this broker")
         found = page_of_group(
             name,
-            self._members_of(name),
+            self._poppers.members_of(name),
             (group.subscriptions() if group else []) + self._poppers.subscriptions(name),
             [(topic, self._queues_of_interest(name, topic)) for topic in topics],
             lambda queue: GroupQueue(

@@ -844,6 +844,7 @@ def test_consumers_that_want_different_messages(
     other = f"{topic}-other"
     with Admin(broker.name_server) as admin:
         admin.create_topic(other, queues=1)
+        admin.reset_offsets("from", topic, "latest")
         with (
             broker.pop_consumer(topic, topic, "b || a") as usual,
             broker.pop_consumer(topic, topic, "a||b") as like,
@@ -873,6 +874,12 @@ def test_consumers_that_want_different_messages(
             ):
                 refused.poll()
             assert len(admin.describe_group(topic).members) == 3
+            for touches in (
+                lambda: admin.delete_group(topic),
+                lambda: admin.clone_offsets("from", topic),
+            ):
+                with pytest.raises(errors.GroupInUse, match=rf"{topic} has members: .* and 2 more"):
+                    touches()
             for each in (usual, like, elsewhere):  # they are as they were
                 assert each.poll(timeout_s=0) == []
         with broker.pop_consumer(topic, topic, "a") as next_one:
@@ -880,6 +887,7 @@ def test_consumers_that_want_different_messages(
             (left,) = admin.describe_group(topic).members
         assert admin.describe_group(topic).members == []
         assert left != difference.member
+        admin.delete_group(topic)
 
 
 def name_of(pid: int) -> str:
