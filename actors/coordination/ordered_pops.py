@@ -30,7 +30,7 @@ from cometmq.protocol.commands import (
     PopMessages,
     Popped,
 )
-from cometmq.protocol.errors import CometError, HandleUnknown, MessageNotFound, OffsetIllegal
+from cometmq.protocol.errors import CometError, HandleUnknown, OffsetIllegal
 from cometmq.protocol.ledger import OffsetSet, PopsForgotten, QueueTaken
 from cometmq.protocol.takes import TAKE_MAX, Take
 from cometmq.shm.live.queue_table import QueueRange
@@ -274,7 +274,7 @@ class OrderedPops:
         take = self._take_of(key)
         if take is None:  # the group goes on elsewhere
             self._has_left(key, offset)
-        elif codes and codes[0] in (0, MessageNotFound.code):
+        elif codes and self._out.is_done(key, offset, codes[0]):
             self._has_left(key, offset)
             self._set(key, take.cut(offset).without(offset, offset + 1))
             self._books.send()

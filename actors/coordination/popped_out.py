@@ -15,7 +15,7 @@ from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.runtime.clock_steps import ClockSteps
 from cometmq.actors.runtime.service import ServiceActor, Timer
 from cometmq.protocol.commands import GIVEN_BACK_MAX, UNKNOWN_PLACE, GiveBackMessages, GivenBack
-from cometmq.protocol.errors import CometError, MessageNotFound, from_code
+from cometmq.protocol.errors import CometError, MessageNotFound, MessageTooLarge, from_code
 from cometmq.protocol.ledger import OffsetSet, PopExtended, PopsAcked
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class PoppedOut:
         self._over: dict[int, list[Stretch]] = {}
         self._claimed: dict[int, set[int]] = {}  # by handle, queue offsets: their owner gives back
         self._alarm: Timer | None = None
+        self.aside = 0  # messages of which no copy can be stored, by this process
         self._failing_since: float | None = None  # time.monotonic(): nothing could be given back
 
     def is_over(self, handle: int) -> bool:
@@ -228,11 +229,11 @@ class PoppedOut:
     ) -> None:
         """A copy of these is kept; the rest is tried again."""
         self._returning.pop(handle, None)
-        gone = (0, MessageNotFound.code)
         queue = self._book.get(*key)
         if queue is None:
             return
-        done = [offset for offset, code in zip(offsets, codes, strict=False) if code in gone]
+        told = zip(offsets, codes, strict=False)
+        done = [offset for offset, code in told if self.is_done(key, offset, code)]
         if len(done) == len(offsets):
             self._failing_since = None
         if done:
@@ -248,6 +249,15 @@ class PoppedOut:
             self._books.change(PopExtended(*key, handle, until_ms))
             self.push(until_ms, key, handle)
         self._books.send()
+
+    def is_done(self, key: Key, offset: int, code: int) -> bool:
+        """Whether what was to be given back is not to be tried again, by what came of it. What is
+        too large for ever holds up nothing behind it, and can be read where it is."""
+        if code == MessageTooLarge.code:
+            self.aside += 1
+            log.error("group %s: %s/%d offset %d comes to nobody any more: no copy of it can be "
+                      "stored, and the scheduler has said why", *key, offset)  # fmt: skip
+        return code in (0, MessageNotFound.code, MessageTooLarge.code)
 
     def pause_s(self, codes: Sequence[int]) -> float:
         """Until these are tried again: as long as it has failed by now, where the scheduler or the

@@ -320,7 +320,8 @@ class Pops:
 
     def statistics(self) -> dict[str, int | float | str]:
         popped = self._book.count + len(self._books.takes)
-        return {"popped": popped, "held_pops": len(self._held) + len(self._beginnings)}
+        held = len(self._held) + len(self._beginnings)
+        return {"popped": popped, "held_pops": held, "never_popped_again": self._out.aside}
 
 
 def _check_invisible(invisible_ms: int) -> None:

@@ -128,7 +128,7 @@ class Retries:
                 self._append(storing)
                 self._add(storing, index, message)
         except RecordTooLarge as error:
-            log.error("message %s cannot be given back: %s", message.offset_msg_id, error)
+            _say_never(message, error)
             storing.codes[index] = MessageTooLarge.code
 
     def _add(self, storing: _Storing, index: int, message: Message) -> None:
@@ -174,10 +174,12 @@ class Retries:
         if error is None:
             self._stored += len(messages)
             return
-        log.warning("%d messages are not given back: %s", len(messages), error)
-        for index in messages:
+        for index, message in messages.items():
             storing.codes[index] = error.code
+            if isinstance(error, MessageIllegal):
+                _say_never(message, error)
         if not isinstance(error, MessageIllegal):
+            log.warning("%d messages are not given back: %s", len(messages), error)
             storing.refusal = error  # it would be the same for what follows, and take as long
 
     def _store_records(self, records: InnerRecords) -> CometError | None:
@@ -243,6 +245,12 @@ class Retries:
             if result.next_queue_offset <= at:
                 return
             at = result.next_queue_offset
+
+
+def _say_never(message: Message, why: object) -> None:
+    log.error("message %d of %s, queue %d, at physical offset %d (%s), keys %.300r, cannot be given"
+              " back: %s", message.queue_offset, message.stored_topic, message.queue_id,
+              message.physical_offset, message.offset_msg_id, message.keys, why)  # fmt: skip
 
 
 def _sent_to(topic: str, group: str) -> str:

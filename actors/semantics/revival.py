@@ -27,7 +27,7 @@ from cometmq.protocol.commands import (
     QueueKey,
     QueueOffset,
 )
-from cometmq.protocol.errors import CometError, MessageNotFound
+from cometmq.protocol.errors import CometError, MessageNotFound, MessageTooLarge
 from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.shm.kernel._kernel import decode
 from cometmq.shm.live.queue_table import QueueTable
@@ -43,6 +43,7 @@ SETTLED_MS: Final = 5_000  # after the end of its time: acknowledgements are the
 AGAIN_LEVEL: Final = 1
 READ_COUNT: Final = 1_024  # of a queue, at a look
 READ_BYTES: Final = 1_048_576
+NOT_AGAIN: Final = MessageNotFound.code, MessageTooLarge.code  # the latter has been said
 
 Later = Callable[[float, Callable[[], None]], Timer]
 
@@ -153,7 +154,7 @@ class Revival:
 
     def _is_revived(self, queue: ReviveQueue, point: CheckPoint, answer: object) -> None:
         assert isinstance(answer, MessagesGivenBack)
-        if all(code in (0, MessageNotFound.code) for code in answer.codes):
+        if all(code in (0, *NOT_AGAIN) for code in answer.codes):
             self._revived += len(answer.codes)
             queue.settle(point)
         else:

@@ -26,7 +26,7 @@ from cometmq.protocol.commands import (
     Popped,
 )
 from cometmq.protocol.configs import SubscriptionGroupConfig
-from cometmq.protocol.errors import HandleUnknown, MessageNotFound, NotConfirmed
+from cometmq.protocol.errors import HandleUnknown, MessageNotFound, MessageTooLarge, NotConfirmed
 from cometmq.protocol.ledger import MessagesPopped, OffsetSet, PopsForgotten
 from cometmq.shm.live.queue_table import QueueRange
 
@@ -229,6 +229,20 @@ def test_a_dead_letter_that_cannot_be_stored_is_tried_again(hosted: Hosted) -> N
     hosted.codes = [[]]
     hosted.run(10_000)
     assert shown(hosted.pop()) == [(50, 3, [])]
+
+
+def test_a_dead_letter_that_can_be_none_leaves_the_queue_to_those_behind(
+    hosted: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosted.pops._books.groups.configs["g"] = SubscriptionGroupConfig(
+        group_name="g", retry_max_times=0, consume_message_orderly=True
+    )
+    hosted.codes = [[MessageTooLarge.code]]
+    hosted.pop(1, 1_000)
+    hosted.run(1_000)
+    assert (hosted.letters, hosted.committed, hosted.out.aside) == ([], 1, 1)
+    assert "group g: t/0 offset 0 comes to nobody any more" in caplog.text
+    assert shown(hosted.pop(1, 1_000)) == [(1, 1, [])]
 
 
 def test_a_letter_of_its_owner(hosted: Hosted) -> None:

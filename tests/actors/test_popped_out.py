@@ -16,7 +16,7 @@ from cometmq.actors.coordination import popped_out
 from cometmq.actors.coordination.popped_out import AGAIN_S, LOOK_S, SOON_S, PoppedOut, now_ms
 from cometmq.actors.runtime.clock_steps import STEP_MS, ClockSteps
 from cometmq.protocol.commands import GivenBack
-from cometmq.protocol.errors import MessageTooLarge, NotConfirmed, OffsetIllegal
+from cometmq.protocol.errors import MessageIllegal, MessageTooLarge, NotConfirmed, OffsetIllegal
 from cometmq.protocol.ledger import MessagesPopped
 
 KEY = ("g", "t", 0)
@@ -120,9 +120,18 @@ def test_who_is_away_is_asked_again_soon() -> None:
 
 
 def test_what_cannot_be_given_back_is_not_tried_all_the_time() -> None:
-    for code in (MessageTooLarge.code, OffsetIllegal.code):
+    for code in (MessageIllegal.code, OffsetIllegal.code):
         returning = Returning([code])
         assert AGAIN_S - 1 < returning.turn() <= AGAIN_S
+
+
+def test_what_no_copy_can_be_stored_of_is_out_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    returning = Returning([0, MessageTooLarge.code, 0], count=3)
+    returning.turn()
+    queue = returning.book.get(*KEY)
+    assert queue is not None
+    assert (returning.book.count, queue.floor, returning.out.aside) == (0, 3, 1)
+    assert "group g: t/0 offset 1 comes to nobody any more" in caplog.text
 
 
 def test_it_waits_no_longer_however_long_it_fails() -> None:
