@@ -88,7 +88,8 @@ def test_every_row_once(spark: SparkSession, broker: RunningBroker, topic: str) 
     assert all(len(queue) > 100 for queue in stored(broker, topic))  # in turn
 
 
-def test_all_columns(spark: SparkSession, broker: RunningBroker, topic: str) -> None:
+@pytest.mark.parametrize("key", ["ordering_key", "sharding_key"])
+def test_all_columns(spark: SparkSession, broker: RunningBroker, topic: str, key: str) -> None:
     other = f"{topic}-other"
     broker.create_topic(other, 4)
     frame = numbers(spark, 400, 1).selectExpr(
@@ -97,7 +98,7 @@ def test_all_columns(spark: SparkSession, broker: RunningBroker, topic: str) -> 
         "if(id % 3 = 0, null, concat('k', id, ' all')) keys",
         "if(id % 5 = 0, null, concat('tag', id % 7)) tags",
         "if(id % 4 = 3, null, cast(id / 100 as int)) queue_id",
-        "if(id % 8 = 3, null, concat('schlüssel', id % 11)) ordering_key",
+        f"if(id % 8 = 3, null, concat('schlüssel', id % 11)) {key}",
         "if(id % 6 = 0, null, map('a', body, 'größe', if(id % 9 = 0, '', 'ü'))) properties",
     )
     write(frame, broker)
@@ -420,6 +421,7 @@ def test_sparks_own_option_is_left_to_spark() -> None:
         ("topic string", "there is no column body"),
         ("body string", "Neither an option nor a column says the topic"),
         ("body string, body string", "a column is named twice"),
+        ("body string, ordering_key string, sharding_key string", "two names of one thing"),
     ],
 )
 def test_schemas_that_are_refused(spark: SparkSession, schema: str, text: str) -> None:
