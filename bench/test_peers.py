@@ -1,9 +1,10 @@
-"""The line between two replicas of a group: CURVE over loopback, each in a process of its own."""
+"""The line between two replicas of a group: TLS over loopback, each in a process of its own."""
 
 from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import socket
 import statistics
@@ -11,7 +12,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import zmq
 from benchmarks import Report, median_s
 
 from cometmq.actors.replication.core.frames import Ack, AnyFrame, Bytes
@@ -44,9 +44,10 @@ class End:
             self.acknowledged += 1
 
     def listen(self) -> None:
-        zmq.zmq_poll([(source, zmq.POLLIN) for source in self.peers.sources], 20)
+        select.select([self.peers], [], [], 0.02)
         while self.peers.receive():
             pass
+        self.peers.tend()
 
     def send(self, content: memoryview) -> bool:
         return self.peers.send("n1", Bytes("bench", 1, 1, 0, len(content), 0, 0), content)

@@ -37,7 +37,7 @@ from cometmq.shm.os.processes import boot_id
 
 log = logging.getLogger(__name__)
 
-# Pieces of the log are copied and encrypted in memory of their size, by several threads.
+# Pieces of the log come in memory of their size, again and again.
 OWN_MAPPING_BYTES: Final = 8 << 20
 FREED_BYTES: Final = 32 << 20
 
@@ -134,8 +134,8 @@ class MemberActor(ServiceActor):
         self._driver = Driver(self._core, self._deeds.do, self._on_idle, self._end)
         self._news.begin(self._driver, self._engine)
         self.inbox.listen_to_doorbell(family.doorbell_fd)
-        for source in (*self._peers.sources, self._log_line.fileno()):
-            self.inbox.listen_to(source, sure=True)
+        for source in (self._peers.fileno(), self._log_line.fileno()):
+            self.inbox.listen_to(source)
         self._driver.event(self._core.start, now_s())
         self._engine.open(self._core.local.life)
         self.every(self._settings.beat_s, self._tick)
@@ -168,8 +168,10 @@ class MemberActor(ServiceActor):
     # --- the others ---
 
     def on_readable(self, source: Any) -> None:
-        if source in self._peers.sources:
-            if self._peers.receive(source):
+        if self.settled:
+            return
+        if source == self._peers.fileno():
+            if self._peers.receive():
                 self.call_soon(lambda: self.on_readable(source))
         elif source == self._log_line.fileno():
             self._log_line.on_readable()
@@ -202,6 +204,7 @@ class MemberActor(ServiceActor):
     def _tick(self) -> None:
         if self.settled:
             return
+        self._peers.tend()
         self._engine.tick()
         self._books.tick()
         self._room.look(self._runs.now.disk_is_full)
@@ -285,7 +288,7 @@ class MemberActor(ServiceActor):
         core, run = self._core, self._runs.now
         if not self._driver.is_busy and run.is_recovered and run.flushed == core.local.end:
             self._driver.event(core.ending)
-        for source in (*self._peers.sources, self._log_line.fileno(), self._engine.watched_fd):
+        for source in (self._peers.fileno(), self._log_line.fileno(), self._engine.watched_fd):
             self.inbox.forget(source)  # it is still looked at until the actor has stopped
         self._engine.close()
         self._runs.close()

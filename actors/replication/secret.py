@@ -1,21 +1,16 @@
-"""The secret that the replicas of a group share, and the keys that come of it.
+"""The secret that the replicas of a group share.
 
-Whoever has the secret can compute the key pair of every replica of the group, so there is nothing
-else to be given out: a connection under the public key of a replica is one of somebody who has the
-secret and says to be that replica.
+Whoever has it can be any replica of the group (certificate.py), and there is nothing else to be
+given out.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import re
 import secrets
 from pathlib import Path
-from typing import Final, NamedTuple
-
-import zmq
-from zmq.utils import z85
+from typing import Final
 
 from cometmq.actors.replication.private_file import read_private
 from cometmq.protocol.errors import ConfigError
@@ -25,14 +20,6 @@ SECRET_BYTES: Final = 32
 
 _DIGITS: Final = 2 * SECRET_BYTES
 _TEXT: Final = re.compile(rb"[0-9a-fA-F]{%d}\n?" % _DIGITS)
-_DOMAIN: Final = b"cometmq replica key v1"  # of a key that is derived for something else: another
-
-
-class KeyPair(NamedTuple):
-    """Of CurveZMQ, in Z85."""
-
-    public: bytes
-    private: bytes
 
 
 def make_secret(path: Path) -> None:
@@ -64,18 +51,3 @@ def load_secret(path: Path) -> bytes:
             "one line"
         )
     return bytes.fromhex(text.decode())
-
-
-def key_pair(secret: bytes, group: str, replica: str) -> KeyPair:
-    """Of one replica of one group. Raises ConfigError where ZeroMQ was built without CURVE."""
-    if not zmq.has("curve"):
-        raise ConfigError(
-            "replicas speak to each other under CURVE, and this libzmq was built without it: "
-            "install a pyzmq of its own wheels, or a libzmq with libsodium"
-        )
-    said = b"\0".join((_DOMAIN, group.encode(), replica.encode()))  # no name has a zero
-    key = bytearray(hmac.digest(secret, said, "sha256"))
-    key[0] &= 248  # as every private key of Curve25519, RFC 7748
-    key[31] = key[31] & 127 | 64
-    private = z85.encode(bytes(key))
-    return KeyPair(zmq.curve_public(private), private)

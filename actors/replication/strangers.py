@@ -1,121 +1,209 @@
-"""Those who come to the port of a replica: what one costs who is none of the group.
+"""The port that the other replicas come to, and what one costs there who is none of them.
 
-A stranger does not know the replica's public key, without which the handshake of CurveZMQ ends with
-its first frame. Until then it costs a descriptor, and the memory of what it sends. So there are few
-places; for a further one who comes the stranger that came first has to go, and a replica, which
-needs a millisecond for its handshake, is let in however many strangers there are. A stranger that
-sends more than a handshake is ended.
-
-Which connection has come through its handshake ZeroMQ does not tell. But it answers more than its
-greeting only to who knows its key, and the system counts what the other side has confirmed.
+Until its handshake is over a connection is a stranger's. It costs a descriptor, the memory of a
+handshake, and what it takes to answer: so there are few places, a stranger has little time and may
+send little, and all together have a tenth of this thread's time. For a further one who comes the
+stranger that came first has to go. A replica needs some milliseconds for its handshake.
 """
 
 from __future__ import annotations
 
-import os
+import errno
 import socket
-from typing import Final
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
-import zmq
-
+from cometmq.actors.replication.certificate import name_of
+from cometmq.actors.replication.poller import Poller
 from cometmq.actors.replication.said import Said
-from cometmq.actors.runtime.connections import (
-    Connection,
-    ConnectionLimits,
-    Connections,
-    tcp_counts,
-)
+from cometmq.actors.replication.tls import HANDSHAKE_S, ConnectionLost, TlsConnection
 
-MIB: Final = 1_048_576
-HANDSHAKE_MS: Final = 1_000
-LIMITS: Final = ConnectionLimits(
-    connections=128, in_flight_bytes=64 * MIB, handshake_ms=HANDSHAKE_MS
-)
-STRANGER_BYTES: Final = 4_096  # the whole handshake of a replica has some 600
+BACKLOG: Final = 128
+PLACES: Final = 128
+STRANGER_BYTES: Final = 16_384  # a replica's handshake has some 1,100, with longer keys some 2,300
+ACCEPTS_AT_ONCE: Final = 16
+SHARE_S: Final = 0.005  # of this thread's time between two calls of `tend`
 
-_GREETING_BYTES: Final = 64  # ZMTP 3; what follows, a CURVE WELCOME, has 170
-_WHY: Final = {
-    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key was not let in",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it does not speak CurveZMQ, or has another secret",
-}
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-def why_handshake_failed(event: int, code: int) -> str:
-    """What a socket's monitor has told of it."""
-    return _WHY.get(event) or f"it ended before its handshake did: {os.strerror(code)}"
+class _Stranger(NamedTuple):
+    connection: TlsConnection
+    address: str
+    until: float  # time.monotonic()
 
 
-class Strangers(Connections):
-    """The connections of a replica's ROUTER."""
+class Strangers:
+    """Of one port, in one thread.
 
-    in_flight_bound = "much more than a master sends to a follower that does not acknowledge"
+    Args:
+        bind: host:port, an IPv6 address in brackets.
+        context: of TLS, for who comes.
+        poller: waits for them.
+        let_in: takes a connection, the name that it has shown, and where it comes from. False: it
+            is ended.
+        said: what is refused is told there.
+        places: how many strangers there may be.
+        handshake_s: how long one may be a stranger.
 
-    def __init__(self, router: zmq.Socket[bytes], limits: ConnectionLimits) -> None:
-        super().__init__(router, limits)
-        self._own_said = Said()  # of this thread
-        self._latest = "nobody"
-        self._unwanted: set[int] = set()
+    Raises OSError where nobody can come to `bind`.
+    """
 
-    def end_soon(self, fd: int) -> None:
-        """Of who is a replica no more. Any thread may call it."""
-        self._unwanted.add(fd)
+    def __init__(
+        self,
+        bind: str,
+        context: ssl.SSLContext,
+        poller: Poller,
+        *,
+        let_in: Callable[[TlsConnection, str, str], bool],
+        said: Said,
+        places: int = PLACES,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self._context = context
+        self._poller = poller
+        self._let_in = let_in
+        self._said = said
+        self._places = places
+        self._handshake_s = handshake_s
+        self._strangers: dict[int, _Stranger] = {}  # in the order in which they came
+        self._counts = dict.fromkeys(("refused", "failed", "not_accepted"), 0)
+        self._listener = _listen(bind)
+        host, port = self._listener.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._own = Poller()  # while they have no time, nobody looks at it
+        self._own.add(self._listener.fileno(), self._accept)
+        self._spent_s = 0.0
+        self._have_time = True
+        poller.add(self._own.fileno(), self._serve)
 
-    # --- the thread ---
+    def __len__(self) -> int:
+        return len(self._strangers)
 
-    def _take_in(self, fd: int) -> None:
-        self._latest = _peer_of(fd) or self._latest
-        super()._take_in(fd)
+    def statistics(self) -> dict[str, int]:
+        """They only grow."""
+        return {
+            "connections_refused": self._counts["refused"],
+            "handshakes_failed": self._counts["failed"],
+            "accepts_failed": self._counts["not_accepted"],
+        }
 
-    def _handshake_failed(self, event: int, code: int) -> None:
-        super()._handshake_failed(event, code)
-        self._own_said.warn(
-            ("handshake", event),
-            "at the port of replicas a connection came to nothing: %s. The latest to come was %s",
-            why_handshake_failed(event, code), self._latest,
+    def tend(self, now: float) -> None:
+        """Now and then.
+
+        Args:
+            now: time.monotonic()
+        """
+        self._spent_s = 0.0
+        if not self._have_time:
+            self._have_time = True
+            self._poller.add(self._own.fileno(), self._serve)
+        for stranger in list(self._strangers.values()):
+            if now < stranger.until:
+                break  # so it is with all that came later
+            self._refuse(stranger, f"it was a stranger for {self._handshake_s:.0f} s")
+
+    def close(self) -> None:
+        for stranger in list(self._strangers.values()):
+            self._end(stranger)
+        self._poller.remove(self._own.fileno())
+        self._own.close()
+        self._listener.close()
+
+    # --- who comes ---
+
+    def _serve(self, _events: int) -> None:
+        began = time.thread_time()
+        self._own.serve()
+        self._spent_s += time.thread_time() - began
+        if self._spent_s > SHARE_S:
+            self._have_time = False
+            self._poller.remove(self._own.fileno())
+
+    def _accept(self, _events: int) -> None:
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                plain, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    continue  # that one has gone already
+                self._counts["not_accepted"] += 1
+                self._said.warn("descriptors", "no replica can be let in: %s", error.strerror)
+                if not self._make_room("there are no descriptors"):
+                    self._spent_s = SHARE_S  # no more of this before `tend`
+                    return
+            else:
+                self._take_in(plain, f"{address[0]}:{address[1]}")
+
+    def _take_in(self, plain: socket.socket, address: str) -> None:
+        connection = TlsConnection(plain, self._context, is_server=True)
+        if len(self._strangers) >= self._places:
+            self._make_room(f"others come, and {self._places} are there")
+        stranger = _Stranger(connection, address, time.monotonic() + self._handshake_s)
+        self._strangers[connection.fileno()] = stranger
+        self._own.add(connection.fileno(), lambda _events: self._go_on(stranger))
+
+    def _go_on(self, stranger: _Stranger) -> None:
+        """With its handshake."""
+        connection = stranger.connection
+        try:
+            connection.fill(STRANGER_BYTES)
+            if connection.received_bytes > STRANGER_BYTES:
+                self._refuse(stranger, f"over {STRANGER_BYTES} bytes came before its handshake")
+                return
+            if not connection.shake_hands():
+                return
+        except ConnectionLost as lost:
+            self._counts["failed"] += 1
+            self._said.warn(
+                ("handshake", str(lost)),
+                "at the port of replicas a connection came to nothing: %s. It was from %s",
+                lost, stranger.address,
+            )  # fmt: skip
+            self._end(stranger)
+            return
+        self._let_go(stranger)
+        if not self._let_in(connection, name_of(connection.tls), stranger.address):
+            connection.close()
+
+    def _make_room(self, why: str) -> bool:
+        """The first to come goes; False: there is none."""
+        for stranger in self._strangers.values():
+            self._refuse(stranger, why)
+            return True
+        return False
+
+    def _refuse(self, stranger: _Stranger, why: str) -> None:
+        self._counts["refused"] += 1
+        self._end(stranger)
+        self._said.warn(
+            "refused", "at the port of replicas the connection of %s is ended: %s",
+            stranger.address, why,
         )  # fmt: skip
 
-    def _has_place(self) -> bool:
-        if super()._has_place():
-            return True
-        for connection in list(self._known.values()):  # the first to come is the first
-            if _is_stranger(connection):
-                break
-        else:
-            return False
-        self._refuse(connection, f"others come, and {self._limits.connections} are there")
-        return True
+    def _let_go(self, stranger: _Stranger) -> None:
+        del self._strangers[stranger.connection.fileno()]
+        self._own.remove(stranger.connection.fileno())
 
-    def _refuse(self, connection: Connection, why: str) -> None:
-        self._counts["connections_refused"] += 1
-        self._known.pop(connection.traffic.fd, None)
-        peer = self._end(connection)
-        self._own_said.warn(
-            "refused", "at the port of replicas the connection of %s is ended: %s", peer, why
-        )
-
-    def _look(self) -> bool:
-        while self._unwanted:
-            found = self._known.pop(self._unwanted.pop(), None)
-            if found is not None:
-                self._end(found)
-        for connection in list(self._known.values()):
-            if _is_stranger(connection, STRANGER_BYTES):
-                self._refuse(connection, f"over {STRANGER_BYTES} bytes came before its handshake")
-        return super()._look()
+    def _end(self, stranger: _Stranger) -> None:
+        self._let_go(stranger)
+        stranger.connection.close()
 
 
-def _is_stranger(connection: Connection, more_than_bytes: int = -1) -> bool:
-    """Whether it has not shown by now that it knows our public key, and how much it has sent all
-    the same. One that has gone is a stranger that has sent nothing."""
-    acknowledged, received = tcp_counts(connection.traffic.fd) or (0, 0)
-    return acknowledged < 2 * _GREETING_BYTES and received > more_than_bytes
-
-
-def _peer_of(fd: int) -> str:
-    """Whose connection that is; "" once it is gone."""
+def _listen(bind: str) -> socket.socket:
+    host, _, port = bind.rpartition(":")
+    host = host.strip("[]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        with socket.socket(fileno=os.dup(fd)) as found:
-            host, port = found.getpeername()[:2]
-            return f"{host}:{port}"
-    except (OSError, ValueError, TypeError):
-        return ""
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

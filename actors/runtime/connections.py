@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Sized
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 import zmq
@@ -128,8 +128,6 @@ class Connection(msgspec.Struct):
 class Connections:
     """The connections of one ROUTER. Its thread ends with the monitor of the socket."""
 
-    in_flight_bound: ClassVar[str] = "maxConnectionInFlightBytes"  # where it comes from
-
     def __init__(self, socket: zmq.Socket[bytes], limits: ConnectionLimits) -> None:
         self._limits = limits
         self._total_max = max(
@@ -227,11 +225,8 @@ class Connections:
                 case zmq.EVENT_ACCEPT_FAILED:
                     self._accept_failed(value)
                 case _:
-                    self._handshake_failed(event, value)
+                    self._counts["handshakes_failed"] += 1
         return True
-
-    def _handshake_failed(self, _event: int, _code: int) -> None:
-        self._counts["handshakes_failed"] += 1
 
     def _take_in(self, fd: int) -> None:
         """A connection. What it has brought by now is not counted, since nobody knows how much of
@@ -243,14 +238,10 @@ class Connections:
         acked, received = tcp_counts(fd) or (0, 0)
         traffic = self._traffic[fd] = Traffic(fd)
         connection = self._known[fd] = Connection(traffic, inode, acked, received)
-        if not self._has_place():
+        if len(self._known) > self._limits.connections:
             self._refuse(connection, f"there are {self._limits.connections} (maxConnections)")
         elif self._is_short or fd >= _last_descriptor():
             self._refuse(connection, "the process has hardly a descriptor left (ulimit -n)")
-
-    def _has_place(self) -> bool:
-        """For the connection that came last."""
-        return len(self._known) <= self._limits.connections
 
     def _refuse(self, connection: Connection, why: str) -> None:
         self._counts["connections_refused"] += 1
@@ -298,8 +289,8 @@ class Connections:
             self._counts["connections_ended"] += 1
             log.error(
                 "the connection of %s is ended: %d bytes of it are in flight, at most %d may be "
-                "(%s), and %d of all together",
-                self._end(connection), in_flight[fd], most, self.in_flight_bound, self._total_max,
+                "(maxConnectionInFlightBytes), and %d of all together",
+                self._end(connection), in_flight[fd], most, self._total_max,
             )  # fmt: skip
 
     def _end(self, connection: Connection) -> str:

@@ -131,16 +131,12 @@ class SocketInbox:
         self._others[fd] = DoorbellRang()
         self._sources.add(fd)
 
-    def listen_to(self, source: Any, *, sure: bool = False) -> None:
+    def listen_to(self, source: Any) -> None:
         """A socket or a descriptor; `on_readable` is called when it can be read, and sometimes when
         a socket of ZeroMQ cannot.
-
-        Args:
-            sure: nobody does anything with that socket but `on_readable`, which has to be called
-                again until the socket says that it is empty.
         """
         self._others[source] = Readable(source)
-        self._sources.add(source, sure=sure)
+        self._sources.add(source)
 
     def sleep_in(self, sleep: Callable[[int, float], None] | None) -> None:
         """How it sleeps from now on, see Sources; None: as others do."""

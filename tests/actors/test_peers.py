@@ -7,8 +7,9 @@ import logging
 import os
 import random
 import resource
+import select
 import socket
-import struct
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +19,13 @@ from typing import Any
 import peers_child
 import psutil
 import pytest
-import zmq
+from certificates import Authority
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ports import free_ports
-from zmtp import GREETING, RawClient
 
-from cometmq.actors.replication import peer_dealer, secret
+from cometmq.actors.replication import speaking, strangers, tls
+from cometmq.actors.replication.certificate import contexts
 from cometmq.actors.replication.core.frames import (
     FRAME_BYTES_MAX,
     AnyFrame,
@@ -33,12 +34,12 @@ from cometmq.actors.replication.core.frames import (
     Bytes,
     encode_frame,
 )
+from cometmq.actors.replication.hearing import HEAD
 from cometmq.actors.replication.peers import Peers
 from cometmq.actors.replication.said import Said
-from cometmq.actors.replication.secret import KeyPair, key_pair, load_secret, make_secret
-from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.replication.speaking import WELCOME
+from cometmq.actors.replication.tls import ConnectionLost, TlsConnection
 from cometmq.protocol.errors import ConfigError
-from cometmq.protocol.wire.monitor import read_event
 
 WAIT_S = 60
 GROUP = peers_child.GROUP
@@ -77,15 +78,19 @@ class Replica:
     def _on_frame(self, sender: str, frame: AnyFrame, content: memoryview | None) -> None:
         self.heard.append((sender, frame, None if content is None else bytes(content)))
 
+    def fileno(self) -> int:
+        return self.peers.fileno()
+
     def count(self, name: str) -> int:
         return int(self.peers.statistics()[name])
 
 
 class Group:
-    """Replicas of one thread, this one."""
+    """Replicas of one thread, this one, and who else comes to them."""
 
     def __init__(self) -> None:
         self.replicas: list[Replica] = []
+        self.callers: list[Caller] = []
 
     def add(self, name: str, **more: Any) -> Replica:
         self.replicas.append(Replica(name, **more))
@@ -101,10 +106,12 @@ class Group:
         deadline = time.monotonic() + WAIT_S
         while not what():
             assert time.monotonic() < deadline, "it did not come"
-            sources = [(each, zmq.POLLIN) for one in self.replicas for each in one.peers.sources]
-            zmq.zmq_poll(sources, 10)
+            select.select([*self.replicas, *self.callers], [], [], 0.01)
             for each in self.replicas:
                 each.peers.receive()
+                each.peers.tend()
+            for caller in self.callers[:]:
+                caller.step()
 
     def tell(self, sender: Replica, to: str, frame: AnyFrame, content: Any = None) -> None:
         """Again until it is connected."""
@@ -114,9 +121,22 @@ class Group:
         """One that says back what it hears; again until its answer is there."""
         self.until(lambda: asker.peers.send(to, frame) and (to, frame, None) in asker.heard)
 
+    def call(self, replica: Replica, context: ssl.SSLContext) -> Caller:
+        """Somebody comes to its port."""
+        self.callers.append(Caller(replica.peers.address, context))
+        return self.callers[-1]
+
+    def call_as(self, name: str, replica: Replica) -> Caller:
+        """As a replica of that name would, and it is let in."""
+        caller = self.call(replica, contexts(SECRET, GROUP, name).client)
+        self.until(lambda: caller.is_let_in)
+        return caller
+
     def close(self) -> None:
         for each in self.replicas:
             each.peers.close()
+        for caller in self.callers:
+            caller.close()
 
 
 @pytest.fixture
@@ -137,52 +157,56 @@ def three(group: Group) -> Group:
 
 
 class Caller:
-    """A DEALER that comes to a replica's port as somebody else would."""
+    """Somebody who comes to a replica's port, with what certificate and whatever to say."""
 
-    def __init__(
-        self, address: str, *, keys: KeyPair | None, server: bytes = b"", identity: bytes = b""
-    ) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.immediate = True
-        self.socket.reconnect_ivl = -1
-        if identity:
-            self.socket.identity = identity
-        if keys is not None:
-            self.socket.curve_publickey, self.socket.curve_secretkey = keys
-            self.socket.curve_serverkey = server
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_ALL)
-        self.events: set[int] = set()
-        self.address = address
+    def __init__(self, address: str, context: ssl.SSLContext) -> None:
+        plain = connect(address)
+        self._fd = plain.fileno()
+        self.connection = TlsConnection(plain, context, is_server=False)
+        self.said = b""
+        self.why = ""  # it is over
 
-    @classmethod
-    def as_replica(cls, name: str, replica: Replica, **more: Any) -> Caller:
-        server = key_pair(SECRET, GROUP, replica.name).public
-        return cls(replica.peers.address, keys=key_pair(SECRET, GROUP, name), server=server, **more)
+    def fileno(self) -> int:
+        return self._fd
 
-    def connect(self) -> None:
-        self.socket.connect(f"tcp://{self.address}")
+    @property
+    def is_let_in(self) -> bool:
+        return self.said == WELCOME
 
-    def saw(self, event: int) -> bool:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                self.events.add(read_event(self.monitor)[0])
-        return event in self.events
-
-    def send(self, *parts: bytes) -> bool:
+    def step(self) -> None:
         try:
-            self.socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+            self.connection.fill()
+            if self.connection.shake_hands():
+                self.said += self.connection.read()
+            self.connection.flush()
+        except ConnectionLost as lost:
+            self._end(str(lost))
 
-    def __enter__(self) -> Caller:
-        self.connect()
-        return self
+    def send(self, frame: bytes, content: bytes = b"", *, says: int | None = None) -> None:
+        """
+        Args:
+            says: how many bytes it says are behind it, where that is not true.
+        """
+        head = HEAD.pack(len(frame), len(content) if says is None else says)
+        try:
+            self.connection.write(head + frame + content)
+        except ConnectionLost as lost:
+            self._end(str(lost))
 
-    def __exit__(self, *_: object) -> None:
-        self.context.destroy(linger=0)
+    def _end(self, why: str) -> None:
+        self.why = why
+        self._fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)  # readable, for `select`
+        self.connection.close()
+
+    def close(self) -> None:
+        if self.why:
+            os.close(self._fd)
+        self.connection.close()
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), WAIT_S)
 
 
 # --- frames both ways ---
@@ -228,68 +252,71 @@ def test_what_cannot_be_said(three: Group) -> None:
     assert sender.count("peers_dropped") == 2
 
 
-def test_what_is_in_flight_is_counted_to_the_byte(three: Group) -> None:
-    """Or a line that is busy for long would be ended for what was taken up."""
-    sender, taker, _ = three.replicas
-    sizes = [0, 1, 200, 214, 215, 216, 254, 255, 256, 257, 65_535, 65_536, MIB]
-    for size in sizes:
-        three.tell(sender, "n1", *records(bytes(size)))
-    for number in range(1_000):
-        three.tell(sender, "n1", beat(number))
-    three.until(lambda: len(taker.heard) == len(sizes) + 1_000)
-    known = list(taker.peers._strangers._known.values())
-    assert len(known) == 2
-    three.until(lambda: all(0 <= each.waiting() < 1_000 for each in known))  # of the handshake
-
-
 # --- who is heard ---
 
 
-def stranger_tests() -> dict[str, tuple[KeyPair | None, str, str]]:
-    """Keys, the group whose key of n0 is expected, and the counter that tells of it."""
-    wrong = bytes(32)
+def stranger_tests() -> dict[str, tuple[bytes, str, str, str]]:
+    """Secret, group and name of who comes to n0, and the counter that tells of it."""
     return {
-        "another secret": (key_pair(wrong, GROUP, "n1"), "wrong", "peers_handshakes_failed"),
-        "another group": (key_pair(SECRET, "b", "n1"), "group", "peers_handshakes_failed"),
-        "no CURVE": (None, "", "peers_handshakes_failed"),
-        "a name not in the record": (key_pair(SECRET, GROUP, "n9"), "", "peers_not_admitted"),
-        "its own name": (key_pair(SECRET, GROUP, "n0"), "", "peers_not_admitted"),
-        "another group's, to the right key": (
-            key_pair(SECRET, "b", "n1"), "", "peers_not_admitted",
-        ),
-        "another secret's, to the right key": (
-            key_pair(wrong, GROUP, "n1"), "", "peers_not_admitted",
-        ),
-    }  # fmt: skip
+        "another secret": (bytes(32), GROUP, "n1", "peers_handshakes_failed"),
+        "another group": (SECRET, "b", "n1", "peers_handshakes_failed"),
+        "a name not in the record": (SECRET, GROUP, "n9", "peers_not_admitted"),
+        "its own name": (SECRET, GROUP, "n0", "peers_not_admitted"),
+    }
 
 
 @pytest.mark.parametrize("who", list(stranger_tests()))
 def test_strangers_are_not_heard(three: Group, who: str, caplog: pytest.LogCaptureFixture) -> None:
-    keys, server, counter = stranger_tests()[who]
+    *whose, counter = stranger_tests()[who]
     replica = three.replicas[0]
-    secrets = {"wrong": (bytes(32), GROUP), "group": (SECRET, "b"), "": (SECRET, GROUP)}
-    public = key_pair(*secrets[server], "n0").public
-    with (
-        caplog.at_level(logging.WARNING),
-        Caller(replica.peers.address, keys=keys, server=public) as caller,
-    ):
-        three.until(lambda: caller.send(encode_frame(beat())) or replica.count(counter))
-        assert replica.count(counter)
-        three.until(lambda: caller.saw(zmq.EVENT_DISCONNECTED))
-    three.until(lambda: "port of replicas" in caplog.text or "not let in" in caplog.text)
+    with caplog.at_level(logging.WARNING):
+        caller = three.call(replica, contexts(*whose).client)
+        three.until(lambda: replica.count(counter) and caller.why)
+    assert "port of replicas" in caplog.text or "not let in" in caplog.text
+    assert not caller.said
     three.tell(three.replicas[1], "n0", beat(7))
     three.until(lambda: replica.heard)
     assert replica.heard == [("n1", beat(7), None)]
 
 
-def test_plain_passwords_are_not_heard(three: Group) -> None:
+def unbelieving(context: ssl.SSLContext) -> ssl.SSLContext:
+    """That takes any certificate for a good one."""
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def plain_client() -> ssl.SSLContext:
+    return unbelieving(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+
+@pytest.mark.parametrize("who", ["nobody", "another secret", "another authority", "TLS 1.2"])
+def test_who_believes_anybody_is_not_believed(three: Group, who: str, tmp_path: Path) -> None:
+    """Each of them would get through if the server did not look."""
     replica = three.replicas[0]
-    caller = Caller(replica.peers.address, keys=None)
-    caller.socket.plain_username, caller.socket.plain_password = b"n1", b"n1"
-    with caller:
-        three.until(lambda: replica.count("peers_handshakes_failed"))
-        assert not caller.send(encode_frame(beat()))
+    context = plain_client()
+    if who == "another secret":
+        context = unbelieving(contexts(bytes(32), GROUP, "n1").client)
+    elif who == "another authority":
+        pair = Authority(tmp_path / "other").issue("n1", subject="CN")
+        context.load_cert_chain(pair.cert, pair.key)
+    elif who == "TLS 1.2":
+        context = unbelieving(contexts(SECRET, GROUP, "n1").client)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    caller = three.call(replica, context)
+    three.until(lambda: replica.count("peers_handshakes_failed") and caller.why)
+    assert not caller.said
     assert not replica.heard
+
+
+@pytest.mark.parametrize("name", ["n1", "n9"])
+def test_a_certificate_that_another_one_than_the_authority_has_signed(
+    three: Group, name: str
+) -> None:
+    """Signed with the key of n1's own, by the authority's name: no authority itself."""
+    made = contexts(bytes(32), GROUP, name)  # the authority has the same name
+    caller = three.call(three.replicas[0], unbelieving(made.client))
+    three.until(lambda: caller.why)
+    assert three.replicas[0].count("peers_handshakes_failed")
 
 
 @pytest.mark.parametrize(
@@ -298,73 +325,98 @@ def test_plain_passwords_are_not_heard(three: Group) -> None:
         b"GET / HTTP/1.1\r\nHost: n0\r\n\r\n",
         bytes(100),
         b"\xff" * 100,
-        GREETING,
-        GREETING.replace(b"NULL\0", b"CURVE") + b"\x04\x05READY",
-        GREETING.replace(b"NULL\0", b"CURVE") + b"\x04\xc8\x05HELLO" + bytes(194),
-        b"\x01\0" * 50,  # ZMTP 1, which knows no CURVE
+        b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE",  # ZeroMQ
+        b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00",  # a ClientHello without anything
+        b"\x16\x03\x01\x40\x00" + bytes(0x4000),
+        b"\x17\x03\x03\x00\x10" + bytes(16),  # data before the handshake
+        b"\x15\x03\x03\x00\x02\x02\x28",  # an alert
+        b"\x80\x2e\x01\x00\x02" + bytes(44),  # SSL 2
+        b"",
     ],
 )
 def test_rubbish_is_ended(three: Group, rubbish: bytes) -> None:
     replica = three.replicas[0]
-    client = RawClient(replica.peers.address, handshake=False).socket
-    with client, contextlib.suppress(OSError):  # it may have been ended by now
+    with connect(replica.peers.address) as client:
+        client.setblocking(False)
         client.sendall(rubbish)
         client.shutdown(socket.SHUT_WR)
-        while client.recv(4096):
-            pass
+        three.until(lambda: has_ended(client))
+    assert replica.count("peers_handshakes_failed") + replica.count("peers_connections_refused")
     three.tell(three.replicas[1], "n0", beat(7))
     three.until(lambda: replica.heard)
     assert replica.heard == [("n1", beat(7), None)]
 
 
+def has_ended(client: socket.socket) -> bool:
+    """The other side has hung up; what it has said by then is read."""
+    try:
+        while client.recv(65_536):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
 def test_nobody_is_another_one(three: Group) -> None:
-    """What it calls itself counts for nothing, the key does."""
+    """What it calls itself counts for nothing, the certificate does; and a later connection of a
+    replica takes the place of the one before."""
     replica = three.replicas[0]
-    with Caller.as_replica("n1", replica, identity=b"n2") as caller:
-        three.until(lambda: caller.send(encode_frame(beat(9))))
-        three.until(lambda: replica.heard)
+    caller = three.call_as("n1", replica)
+    caller.send(encode_frame(beat(9)))
+    three.until(lambda: replica.heard)
     assert replica.heard == [("n1", beat(9), None)]
+    three.until(lambda: caller.why)  # n1 itself has come again
+    three.tell(three.replicas[1], "n0", beat(10))
+    three.until(lambda: len(replica.heard) == 2)
 
 
-def test_who_listens_in_the_place_of_another_is_told_nothing(group: Group) -> None:
-    """n1's address leads to n2: it does not have n1's key."""
+def test_who_listens_in_the_place_of_another_is_told_nothing(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    """n1's address leads to n2: it does not have n1's name."""
     sender, other = group.add("n0"), group.add("n2")
-    sender.peers.replace({"n1": other.peers.address})
     other.peers.replace({"n0": sender.peers.address})
-    group.until(lambda: other.count("peers_handshakes_failed"))
+    with caplog.at_level(logging.WARNING):
+        sender.peers.replace({"n1": other.peers.address})
+        group.until(lambda: "replica n2 has come to be there" in caplog.text)
     assert not sender.peers.send("n1", beat())
     assert not other.heard
 
 
-def test_other_sockets_of_the_process_are_asked_nothing(three: Group) -> None:
-    """ZeroMQ asks one authority for each context, which knows replicas alone."""
-    here = zmq.Context.instance()
-    with here.socket(zmq.ROUTER) as router, here.socket(zmq.DEALER) as dealer:
-        router.zap_domain = b"clients"
-        port = router.bind_to_random_port("tcp://127.0.0.1")
-        dealer.connect(f"tcp://127.0.0.1:{port}")
-        dealer.send(b"hello")
-        assert router.poll(WAIT_S * 1000)
-        assert router.recv_multipart()[1] == b"hello"
-    assert not three.replicas[0].count("peers_not_admitted")
+def test_a_port_with_another_secret_is_told_nothing(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = group.add("n0")
+    server = contexts(bytes(32), GROUP, "n1").server
+    with socket.create_server(("127.0.0.1", 0)) as listener, caplog.at_level(logging.WARNING):
+        sender.peers.replace({"n1": f"127.0.0.1:{listener.getsockname()[1]}"})
+        plain, _ = listener.accept()
+        other = TlsConnection(plain, server, is_server=True)
+        with contextlib.suppress(ConnectionLost):
+            while not other.shake_hands():
+                group.until(lambda: other.fill() or True)
+        group.until(lambda: "its certificate is none of this group's" in caplog.text)
+        other.close()
+    assert not sender.peers.send("n1", beat())
 
 
 # --- what is taken ---
 
 
-def refused_messages() -> dict[str, tuple[bytes, ...]]:
+def refused_messages() -> dict[str, tuple[bytes, bytes]]:
     frame, content = encode_frame(records(b"abc")[0]), b"abc"
     return {
-        "no frame": (b"",),
-        "rubbish": (b"\x93\x01\x02",),
-        "an unknown kind": (b"\x94\x63\xa1g\x01\x02",),
-        "a frame over the limit": (bytes(FRAME_BYTES_MAX + 1),),
-        "three parts": (frame, content, b""),
-        "forty parts": (frame, *[content] * 39),
-        "nothing behind it": (frame,),
+        "no frame": (b"", b""),
+        "rubbish": (b"\x93\x01\x02", b""),
+        "an unknown kind": (b"\x94\x63\xa1g\x01\x02", b""),
+        "a long frame that is none": (bytes(FRAME_BYTES_MAX), b""),
+        "nothing behind it": (frame, b""),
         "less behind it": (frame, content[:2]),
         "more behind it": (frame, content + b"d"),
-        "bytes behind a beat": (encode_frame(beat()), b""),
+        "much more behind it": (frame, bytes(100_000)),
+        "bytes behind a beat": (encode_frame(beat()), b"a"),
     }
 
 
@@ -373,9 +425,10 @@ def test_a_message_that_is_none_is_refused(
     three: Group, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     replica = three.replicas[0]
-    with caplog.at_level(logging.WARNING), Caller.as_replica("n1", replica) as caller:
-        three.until(lambda: caller.send(*refused_messages()[what]))
-        three.until(lambda: caller.send(encode_frame(beat(1))))
+    with caplog.at_level(logging.WARNING):
+        caller = three.call_as("n1", replica)
+        caller.send(*refused_messages()[what])
+        caller.send(encode_frame(beat(1)))
         three.until(lambda: replica.heard)
     assert replica.heard == [("n1", beat(1), None)]
     assert replica.count("peers_refused") == 1
@@ -383,7 +436,9 @@ def test_a_message_that_is_none_is_refused(
 
 
 FRAMES = st.sampled_from([encode_frame(beat(1)), encode_frame(records(b"abc")[0])])
-PARTS = st.lists(st.one_of(st.binary(max_size=300), FRAMES, st.just(b"abc")), min_size=1)
+MESSAGES = st.tuples(
+    st.one_of(st.binary(max_size=300), FRAMES), st.one_of(st.binary(max_size=300), st.just(b"abc"))
+)
 
 
 @pytest.fixture(scope="module")
@@ -391,22 +446,26 @@ def fuzzed() -> Iterator[tuple[Group, Replica, Caller]]:
     group = Group()
     replica = group.add("n0")
     replica.peers.replace({"n1": f"127.0.0.1:{free_ports()}"})
-    with Caller.as_replica("n1", replica) as caller:
-        yield group, replica, caller
+    yield group, replica, group.call_as("n1", replica)
     group.close()
 
 
-@given(messages=st.lists(PARTS, max_size=10))
+@given(messages=st.lists(MESSAGES, max_size=10), cuts=st.lists(st.integers(0, 5_000), max_size=10))
 @settings(max_examples=100)
 def test_whatever_comes_is_taken_or_refused(
-    fuzzed: tuple[Group, Replica, Caller], messages: list[list[bytes]]
+    fuzzed: tuple[Group, Replica, Caller], messages: list[tuple[bytes, bytes]], cuts: list[int]
 ) -> None:
+    """However it is cut into records."""
     group, replica, caller = fuzzed
     replica.heard.clear()
     before = replica.count("peers_refused")
-    for parts in messages:
-        group.until(lambda parts=parts: caller.send(*parts))
-    group.until(lambda: caller.send(encode_frame(beat(77))))
+    whole = b"".join(
+        HEAD.pack(len(frame), len(content)) + frame + content
+        for frame, content in (*messages, (encode_frame(beat(77)), b""))
+    )
+    ends = [*sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
+    for begin, end in zip([0, *ends], ends, strict=False):
+        caller.connection.write(whole[begin:end])
     group.until(lambda: replica.heard and replica.heard[-1][1] == beat(77))
     refused = replica.count("peers_refused") - before
     assert len(replica.heard) - 1 + refused == len(messages)
@@ -416,18 +475,104 @@ def test_whatever_comes_is_taken_or_refused(
         assert content is None or len(content) == frame.length
 
 
-def test_what_is_too_large_ends_its_connection(group: Group) -> None:
+@pytest.mark.parametrize("what", ["content", "frame", "both"])
+def test_what_is_too_large_ends_its_connection(
+    group: Group, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """By its size alone, before any of it comes."""
     replica = group.add("n0", content_bytes_max=200_000)
     replica.peers.replace({"n1": f"127.0.0.1:{free_ports()}"})
     frame, content = records(bytes(200_000))
-    with Caller.as_replica("n1", replica) as caller:
-        group.until(lambda: caller.send(encode_frame(frame), bytes(content)))
-        group.until(lambda: replica.heard)
-        larger, content = records(bytes(200_001))
-        assert caller.send(encode_frame(larger), bytes(content))
-        group.until(lambda: caller.saw(zmq.EVENT_DISCONNECTED))
+    caller = group.call_as("n1", replica)
+    caller.send(encode_frame(frame), bytes(content))
+    group.until(lambda: replica.heard)
+    with caplog.at_level(logging.WARNING):
+        head = {
+            "content": HEAD.pack(10, 200_001),
+            "frame": HEAD.pack(FRAME_BYTES_MAX + 1, 0),
+            "both": b"\xff" * HEAD.size,
+        }[what]
+        caller.connection.write(head)
+        group.until(lambda: caller.why)
+    assert replica.count("peers_connections_ended") == 1
+    assert "the connection by which replica n1 speaks is ended: a frame of" in caplog.text
     assert [frame.length for _, frame, _ in replica.heard if isinstance(frame, Bytes)] == [200_000]
+
+
+class Relay:
+    """Between somebody and a port: what goes through is counted, and may be changed."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.flip_in = -1  # so many bytes from now on, to the port; below 0: nowhere
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ours, _ = self._listener.accept()
+                theirs = connect(self._target)
+                for one, other, is_forth in ((ours, theirs, True), (theirs, ours, False)):
+                    ends = (one, other, is_forth)
+                    self._threads.append(threading.Thread(target=self._copy, args=ends))
+                    self._threads[-1].start()
+
+    def _copy(self, one: socket.socket, other: socket.socket, is_forth: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := bytearray(one.recv(65_536)):
+                if is_forth and self.flip_in >= 0:
+                    if self.flip_in < len(data):
+                        data[self.flip_in] ^= 1
+                    self.flip_in -= len(data)
+                other.sendall(data)
+        for each in (one, other):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        if not is_forth:
+            one.close()
+            other.close()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 5, 20, 100, 20_000])
+def test_a_flipped_bit_ends_the_connection_and_nothing_of_it_is_heard(
+    group: Group, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, taker = group.add("n0"), group.add("n1")
+    taker.peers.replace({"n0": sender.peers.address})
+    with Relay(taker.peers.address) as relay, caplog.at_level(logging.WARNING):
+        sender.peers.replace({"n1": relay.address})
+        group.tell(sender, "n1", beat(1))
+        group.until(lambda: taker.heard)
+        relay.flip_in = at
+        assert sender.peers.send("n1", *records(bytes(100_000)))
+        group.until(lambda: not sender.peers.statistics()["peer.n1.connected"])
+        assert taker.count("peers_connections_ended") == 1
+        assert "replica n0 speaks is ended: it breaks TLS" in caplog.text
+        group.tell(sender, "n1", beat(2))  # over another one
+        group.until(lambda: len(taker.heard) == 2)
+        sender.peers.close()
+        group.replicas.remove(sender)
+    assert [frame for _, frame, _ in taker.heard] == [beat(1), beat(2)]
+
+
+def test_a_key_carries_so_much_and_no_more(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "KEY_BYTES_MAX", 100_000)
+    sender, taker = group.add("n0"), group.add("n1")
+    group.connect()
+    for number in range(20):
+        group.tell(sender, "n1", *records(bytes(50_000), number))
+    group.until(lambda: len(taker.heard) == 20)
+    assert sender.count("peers_dropped") >= 5
 
 
 def test_some_at_a_time(three: Group) -> None:
@@ -441,6 +586,7 @@ def test_some_at_a_time(three: Group) -> None:
         assert time.monotonic() < deadline
         before = len(taker.heard)
         more = taker.peers.receive()
+        taker.peers.tend()
         assert len(taker.heard) - before <= 64
         assert not more or len(taker.heard) - before == 64
     assert [frame for _, frame, _ in taker.heard] == [beat(number) for number in range(500)]
@@ -470,9 +616,8 @@ def test_a_replica_is_killed_and_comes_back(group: Group) -> None:
         assert child.returncode == 0
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, GREETING, b""])
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, b"\xff" * 64, b""])
 def test_another_service_has_had_the_port_for_a_while(group: Group, answer: bytes) -> None:
-    """ZeroMQ gives up what does not speak as it does."""
     replica = group.add("n0")
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -481,39 +626,56 @@ def test_another_service_has_had_the_port_for_a_while(group: Group, answer: byte
         where = f"127.0.0.1:{other.getsockname()[1]}"
         replica.peers.replace({"n1": where})
         connection = other.accept()[0]
-        with connection, contextlib.suppress(OSError):  # it may have been ended by now
+        with connection:
+            connection.setblocking(False)
             connection.sendall(answer)
             connection.shutdown(socket.SHUT_WR)
-            while connection.recv(4096):
-                pass
+            group.until(lambda: has_ended(connection))
     group.add("n1", bind=where).peers.replace({"n0": replica.peers.address})
     group.until(lambda: replica.peers.send("n1", beat(1)))
     group.until(lambda: group.replicas[1].heard)
 
 
-def test_a_line_that_is_given_up_is_made_anew(
-    group: Group, monkeypatch: pytest.MonkeyPatch
+def test_a_port_that_never_answers_is_given_up(
+    group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For whatever reason ZeroMQ does not try any more."""
-    monkeypatch.setattr(peer_dealer, "GIVEN_UP_S", 0.1)
+    """And then tried again."""
+    monkeypatch.setattr(speaking, "HANDSHAKE_S", 0.1)
+    replica = group.add("n0")
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING):
+        replica.peers.replace({"n1": f"127.0.0.1:{silent.getsockname()[1]}"})
+        connection = silent.accept()[0]
+        connection.setblocking(False)
+        group.until(lambda: has_ended(connection))
+        connection.close()
+        silent.accept()[0].close()
+    assert "it has not let us in" in caplog.text
+
+
+def test_threads_that_cannot_be_had_are_tried_for_again(
+    group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
     first, second = group.add("n0"), group.add("n1")
-    first.peers.replace({"n1": second.peers.address})
-    first.peers._dealers["n1"]._socket.disconnect(f"tcp://{second.peers.address}")
     second.peers.replace({"n0": first.peers.address})
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(speaking.threading, "Thread", Refused)
+        first.peers.replace({"n1": second.peers.address})
+    assert "can't start new thread" in caplog.text
     group.tell(first, "n1", beat(1))
     group.until(lambda: second.heard)
 
 
 def test_who_comes_is_gone_to_at_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not when the time has come for the next attempt."""
-    for name in ("RECONNECT_MS", "RECONNECT_MAX_MS"):
-        monkeypatch.setattr(peer_dealer, name, 600_000)
-    monkeypatch.setattr(peer_dealer, "GIVEN_UP_S", 600.0)
+    monkeypatch.setattr(speaking, "pause_s", lambda _failures: 600.0)
     first = group.add("n0")
     where = f"127.0.0.1:{free_ports()}"
     first.peers.replace({"n1": where})
-    dealer = first.peers._dealers["n1"]
-    group.until(lambda: first.peers.statistics() and dealer._is_resting)
+    group.until(lambda: first.peers._speaking["n1"]._failures)
     second = group.add("n1", bind=where)
     second.peers.replace({"n0": first.peers.address})
     group.tell(first, "n1", beat(1))
@@ -537,8 +699,9 @@ def test_replicas_are_added_and_let_go(three: Group) -> None:
     first.heard.clear()
     assert not first.peers.send("n2", beat())
     # What n2 says is not heard any more; its connection is ended, and not let in again.
-    three.until(lambda: third.peers.send("n0", beat(2)) and first.count("peers_refused"))
+    third.peers.send("n0", beat(2))
     three.until(lambda: first.count("peers_not_admitted"))
+    assert not third.peers.send("n0", beat(2))
     assert not first.heard
     three.tell(second, "n0", beat(3))
     three.until(lambda: first.heard)
@@ -554,7 +717,7 @@ def test_a_replica_that_has_moved_is_told_at_its_new_place(three: Group) -> None
     first, second, third = three.replicas
     three.tell(first, "n1", beat(1))
     three.tell(first, "n2", beat(1))
-    stays = first.peers._dealers["n2"]
+    stays = first.peers._speaking["n2"]
     moved = Replica("n1")
     moved.peers.replace({"n0": first.peers.address})
     three.replicas.append(moved)
@@ -563,7 +726,7 @@ def test_a_replica_that_has_moved_is_told_at_its_new_place(three: Group) -> None
     three.until(lambda: moved.heard and second.heard)
     assert moved.heard == [("n0", beat(2), None)]
     assert second.heard == [("n0", beat(1), None)]
-    assert first.peers._dealers["n2"] is stays
+    assert first.peers._speaking["n2"] is stays
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:port", "127.0.0.1:99999", "[::1:1"])
@@ -608,7 +771,7 @@ def test_a_full_queue_refuses_and_does_not_grow(three: Group, size: int | None) 
     else:
         pytest.fail(f"{limit} messages were taken")
     assert sender.count("peers_dropped") > 0
-    assert rss_bytes() - before < peer_dealer.WAITING_BYTES + 192 * MIB
+    assert rss_bytes() - before < speaking.WAITING_BYTES + 192 * MIB
     # It goes on; until then more than one may be lost, with a connection that has ended.
     three.until(
         lambda: sender.peers.send("n1", beat(1 << 40)) and taker.heard[-1][1] == beat(1 << 40)
@@ -622,21 +785,19 @@ def test_a_full_queue_refuses_and_does_not_grow(three: Group, size: int | None) 
     assert set(heard) <= set(taken)
 
 
-LIMITS = ConnectionLimits(connections=16, in_flight_bytes=64 * MIB, handshake_ms=600_000)
-
-
 def test_strangers_keep_nobody_out(group: Group, caplog: pytest.LogCaptureFixture) -> None:
-    """A hundred connections that never say anything, and replicas come through."""
-    first, second = group.add("n0", limits=LIMITS), group.add("n1")
+    """A thousand connections that never say anything, and replicas come through."""
+    first, second = group.add("n0", strangers_max=16, handshake_s=600), group.add("n1")
     group.connect()
     group.tell(second, "n0", beat(1))
     group.until(lambda: first.heard)
     with caplog.at_level(logging.WARNING), contextlib.ExitStack() as stack:
-        for _ in range(100):
-            client = RawClient(first.peers.address, handshake=False)
-            stack.callback(client.socket.close)
-        group.until(lambda: first.count("peers_connections_refused") >= 100 + 1 - 16)
-        assert first.count("peers_connections") <= 16
+        for number in range(1, 1_001):
+            stack.enter_context(connect(first.peers.address))
+            group.until(
+                lambda number=number: first.count("peers_connections_refused") >= number - 16
+            )
+        assert first.count("peers_connections") <= 16 + 1
         third = group.add("n2")
         group.connect()
         group.tell(third, "n0", beat(2))
@@ -644,31 +805,69 @@ def test_strangers_keep_nobody_out(group: Group, caplog: pytest.LogCaptureFixtur
         group.until(lambda: len(first.heard) == 3)
         assert second.peers.statistics()["peer.n0.connected"] == 1
     assert {sender for sender, _, _ in first.heard} == {"n1", "n2"}
-    assert caplog.text.count("others come") == 1  # and not a hundred times
+    assert caplog.text.count("others come") == 1  # and not a thousand times
+
+
+def test_a_stranger_has_its_time(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    """One that says nothing, and one that stops in the middle of its handshake."""
+    replica = group.add("n0", handshake_s=0.2)
+    replica.peers.replace({"n1": f"127.0.0.1:{free_ports()}"})
+    half = contexts(SECRET, GROUP, "n1").client.wrap_bio(ssl.MemoryBIO(), hello := ssl.MemoryBIO())
+    with contextlib.suppress(ssl.SSLWantReadError):
+        half.do_handshake()
+    with (
+        caplog.at_level(logging.WARNING),
+        connect(replica.peers.address) as silent,
+        connect(replica.peers.address) as stalled,
+    ):
+        stalled.sendall(hello.read())
+        for client in (silent, stalled):
+            client.setblocking(False)
+            group.until(lambda client=client: has_ended(client))
+    assert replica.count("peers_connections_refused") == 2
+    assert "was a stranger for" in caplog.text
+
+
+def test_strangers_have_a_share_of_the_time(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it they wait until the next beat, and replicas are heard."""
+    monkeypatch.setattr(strangers, "SHARE_S", 0.0)
+    first, second = group.add("n0"), group.add("n1")
+    group.connect()
+    group.tell(second, "n0", beat(1))
+    group.until(lambda: first.heard)
+    first.peers.tend()
+    with connect(first.peers.address), connect(first.peers.address):
+        while not first.count("peers_connections") > 1:
+            first.peers.receive()
+        late = connect(first.peers.address)
+        for number in range(2, 100):
+            assert second.peers.send("n0", beat(number))
+        while len(first.heard) < 99:
+            first.peers.receive()
+            assert first.count("peers_connections") == 3
+        late.close()
 
 
 def test_a_stranger_that_sends_much_is_ended(group: Group) -> None:
-    """It says that the first frame of its handshake has 16 MiB, and begins to send them."""
-    replica = group.add("n0", limits=LIMITS)
-    head = GREETING.replace(b"NULL\0", b"CURVE") + struct.pack(">BQ", 6, 16 * MIB)
+    """It begins a handshake of 16 MiB, in records that hold."""
+    replica = group.add("n0", handshake_s=600)
+    record = b"\x16\x03\x01\x40\x00" + b"\x01\x00\xff\xff" + bytes(0x4000 - 4)
     ended = []
 
     def flood() -> None:
-        with contextlib.closing(RawClient(replica.peers.address, handshake=False).socket) as client:
-            try:
-                client.sendall(head + bytes(15 * MIB))
-                ended.append(not client.recv(100)[64:])
-                while client.recv(100):
-                    pass
-            except ConnectionError:
-                ended.append(True)
+        with contextlib.suppress(ConnectionError), connect(replica.peers.address) as client:
+            client.sendall(record * 1_000)
+            while client.recv(100):
+                pass
+        ended.append(True)
 
     threads = [threading.Thread(target=flood) for _ in range(8)]
     for thread in threads:
         thread.start()
     group.until(lambda: not any(thread.is_alive() for thread in threads))
     assert len(ended) == 8
-    assert replica.count("peers_connections_refused") == 8
+    found = replica.count("peers_connections_refused") + replica.count("peers_handshakes_failed")
+    assert found == 8
 
 
 def test_without_descriptors_the_lines_that_are_there_stay(group: Group) -> None:
@@ -683,8 +882,7 @@ def test_without_descriptors_the_lines_that_are_there_stay(group: Group) -> None
         group.ask(replica, "n1", beat(1))
         with contextlib.ExitStack() as stack:
             for _ in range(300):
-                client = RawClient(where, handshake=False)
-                stack.callback(client.socket.close)
+                stack.enter_context(connect(where))
             for number in range(2, 100):
                 assert replica.peers.send("n1", beat(number))
             group.until(lambda: replica.heard[-1][1] == beat(99))
@@ -698,7 +896,7 @@ def test_nothing_is_left_when_it_is_closed() -> None:
     def held() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
-    counts = []
+    before = held()
     for _ in range(10):
         group = Group()
         for name in NAMES:
@@ -708,8 +906,10 @@ def test_nothing_is_left_when_it_is_closed() -> None:
         group.connect()
         group.replicas[1].peers.replace({})
         group.close()
-        counts.append(held())
-    assert counts[0] == counts[-1]
+    for thread in threading.enumerate():
+        if thread.name == "connecting":
+            thread.join(WAIT_S)
+    assert held() == before
 
 
 def options_of(port: int) -> Iterator[tuple[int, int]]:
@@ -734,34 +934,6 @@ def test_lines_to_a_machine_that_vanishes_end(three: Group) -> None:
     assert [*options_of(int(second.peers.address.rpartition(":")[2]))].count((1, 2_000)) >= 2
 
 
-# --- keys and the secret ---
-
-
-def test_keys_are_those_of_the_secret_the_group_and_the_name() -> None:
-    pairs = {
-        key_pair(secret, group, name)
-        for secret in (SECRET, bytes(32))
-        for group in ("a", "b", "ab")
-        for name in ("a", "b", "ba")
-    }
-    assert len(pairs) == len({pair.public for pair in pairs}) == 18
-    assert key_pair(SECRET, "a", "n0") == key_pair(SECRET, "a", "n0")
-
-
-def test_keys_are_the_same_for_ever() -> None:
-    """Or replicas of two releases could not speak to each other."""
-    assert key_pair(SECRET, "group-a", "n0") == KeyPair(
-        b"2X=YMtqU3Mm]3[qtyR7V==/tWa4Kl3T%oj%)l6L&",
-        b"{.fT!&4@m)[?0(-YtZJi}b3GgXkPxADjU0nh(9i:",
-    )
-
-
-def test_without_curve_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
-    with pytest.raises(ConfigError, match="built without it"):
-        Replica("n0")
-
-
 def test_an_address_that_is_taken() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -769,111 +941,3 @@ def test_an_address_that_is_taken() -> None:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"n0 at {where}: Address already in use"):
             Replica("n0", bind=where)
-
-
-def test_a_secret_is_made_and_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "secret"
-    make_secret(path)
-    found = load_secret(path)
-    assert len(found) == 32
-    assert path.stat().st_mode & 0o7777 == 0o600
-    assert [*tmp_path.iterdir()] == [path]
-    with pytest.raises(ConfigError, match="there is a file already"):
-        make_secret(path)
-    assert load_secret(path) == found
-    assert [*tmp_path.iterdir()] == [path]
-    make_secret(tmp_path / "another")
-    assert load_secret(tmp_path / "another") != found
-
-
-@pytest.mark.parametrize("step", ["write_beside", "sync_folder", "link"])
-def test_a_secret_is_there_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os if step == "link" else secret, step, fail)
-    path = tmp_path / "secret"
-    with pytest.raises(ConfigError, match="Permission denied"):
-        make_secret(path)
-    left = [*tmp_path.iterdir()]
-    assert left == ([path] if step == "sync_folder" else [])
-    if left:
-        load_secret(path)
-
-
-TEXT = b"0123456789abcdef" * 4
-
-
-@pytest.mark.parametrize(
-    ("content", "is_good"),
-    [
-        (TEXT, True),
-        (TEXT + b"\n", True),
-        (TEXT.upper(), True),
-        (TEXT[:-1], False),
-        (TEXT[:-1] + b"\n", False),
-        (TEXT + b"0", False),
-        (TEXT + b"\n\n", False),
-        (TEXT[:-1] + b"g", False),
-        (b"", False),
-        (b"\n", False),
-        (bytes(64), False),
-        ("é".encode() * 32, False),
-        (TEXT * 1_000, False),
-    ],
-)
-def test_what_is_a_secret(tmp_path: Path, content: bytes, is_good: bool) -> None:
-    path = tmp_path / "secret"
-    path.write_bytes(content)
-    path.chmod(0o600)
-    if is_good:
-        assert load_secret(path) == bytes.fromhex(TEXT.decode())
-    else:
-        with pytest.raises(ConfigError, match=f"groupSecretFile = {path}: .*hexadecimal"):
-            load_secret(path)
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o601, 0o666, 0o610])
-def test_a_secret_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "secret"
-    make_secret(path)
-    path.chmod(mode)
-    with pytest.raises(ConfigError, match=f"mode is {mode:04o}"):
-        load_secret(path)
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "socket", "nothing", "zero"])
-def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "secret"
-    with contextlib.ExitStack() as stack:
-        match kind:
-            case "folder":
-                path.mkdir(0o700)
-            case "pipe":
-                os.mkfifo(path, 0o600)
-            case "device":
-                path.symlink_to("/dev/zero")
-            case "socket":
-                stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
-            case "zero":
-                path = tmp_path / "a\0b"
-        with pytest.raises(ConfigError, match=r"no regular file|cannot be read"):
-            load_secret(path)
-
-
-def test_a_secret_of_another_user_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "secret"
-    make_secret(path)
-    owner = path.stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    if owner:
-        with pytest.raises(ConfigError, match=f"belongs to user {owner}"):
-            load_secret(path)
-    else:
-        os.chown(path, 4_711, -1)
-        with pytest.raises(ConfigError, match="belongs to user 4711"):
-            load_secret(path)

@@ -8,13 +8,13 @@ It prints a line once it can be come to, and ends with its standard input.
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import zmq
 from paths import SEARCH
 
 from cometmq.actors.replication.core.frames import AnyFrame
@@ -60,11 +60,11 @@ def main(secret: str, name: str, bind: str, *others: str) -> None:
     peers.replace(dict(other.split("=") for other in others))
     print("ready", flush=True)
     while True:
-        for source, _ in zmq.zmq_poll([(each, zmq.POLLIN) for each in (*peers.sources, 0)], -1):
-            if source == 0:
-                peers.close()
-                return
+        if sys.stdin in select.select([peers, sys.stdin], [], [], 0.05)[0]:
+            peers.close()
+            return
         peers.receive()
+        peers.tend()
 
 
 if __name__ == "__main__":

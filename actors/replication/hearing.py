@@ -1,0 +1,111 @@
+"""What one replica says: messages out of the connection that it has come by.
+
+    frame bytes (u32), content bytes (u32), frame, content           big-endian
+
+Content follows behind a Bytes or a Books frame alone, so many bytes as that says.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from cometmq.actors.replication.core.frames import FRAME_BYTES_MAX
+from cometmq.actors.replication.tls import ConnectionLost, TlsConnection
+
+HEAD: Final = struct.Struct(">II")
+MESSAGES_AT_ONCE: Final = 64
+BYTES_AT_ONCE: Final = 4 << 20
+
+# A frame, and what is behind it.
+Take = Callable[[bytes, memoryview], None]
+
+
+class Hearing:
+    """Of one connection.
+
+    Args:
+        name: whose it is.
+        content_bytes_max: behind a frame. What says to be larger ends the connection, before there
+            is memory for it.
+        take: is called with each message; the memory of the content is the message's own.
+    """
+
+    def __init__(
+        self, connection: TlsConnection, name: str, content_bytes_max: int, take: Take
+    ) -> None:
+        self.connection = connection
+        self.name = name
+        self._content_bytes_max = content_bytes_max
+        self._take = take
+        self._rest = b""  # the beginning of a message, up to the end of its frame
+        self._frame = b""
+        self._content = bytearray()
+        self._missing = memoryview(b"")  # of the content
+        self._taken_count = self._taken_bytes = 0
+
+    def receive(self) -> bool:
+        """Take some of what has come; whether there is more. Raises ConnectionLost."""
+        self._taken_count = self._taken_bytes = 0
+        may_come = True
+        while self._taken_count < MESSAGES_AT_ONCE and self._taken_bytes < BYTES_AT_ONCE:
+            if self._decrypt():
+                continue
+            if not may_come:
+                return False
+            may_come = self.connection.fill()
+        return True
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _decrypt(self) -> bool:
+        """A record, at most; whether there was one."""
+        if self._missing:
+            count = self.connection.read_into(self._missing)
+            self._missing = self._missing[count:]
+            if count and not self._missing:
+                self._hand_over(self._frame, memoryview(self._content))
+            return count > 0
+        plain = self.connection.read()
+        if plain:
+            self._cut_up(self._rest + plain if self._rest else plain)
+        return bool(plain)
+
+    def _cut_up(self, plain: bytes) -> None:
+        """Whole messages, and the beginning of another one."""
+        at, end = 0, len(plain)
+        while end - at >= HEAD.size:
+            frame_bytes, content_bytes = HEAD.unpack_from(plain, at)
+            self._check(frame_bytes, content_bytes)
+            behind = at + HEAD.size + frame_bytes
+            if behind > end:
+                break
+            frame = plain[at + HEAD.size : behind]
+            at = behind + content_bytes
+            if at > end:
+                self._begin_content(frame, content_bytes, plain[behind:])
+                at = end
+            else:
+                self._hand_over(frame, memoryview(plain)[behind:at])
+        self._rest = plain[at:]
+
+    def _check(self, frame_bytes: int, content_bytes: int) -> None:
+        if frame_bytes > FRAME_BYTES_MAX or content_bytes > self._content_bytes_max:
+            raise ConnectionLost(
+                f"a frame of {frame_bytes} bytes with {content_bytes} behind it, at most "
+                f"{FRAME_BYTES_MAX} with {self._content_bytes_max}",
+                is_fault=True,
+            )
+
+    def _begin_content(self, frame: bytes, size: int, begin: bytes) -> None:
+        self._frame, self._content = frame, bytearray(size)
+        self._content[: len(begin)] = begin
+        self._missing = memoryview(self._content)[len(begin) :]
+
+    def _hand_over(self, frame: bytes, content: memoryview) -> None:
+        self._taken_count += 1
+        self._taken_bytes += len(content)
+        self._frame, self._content = b"", bytearray()
+        self._take(frame, content)
