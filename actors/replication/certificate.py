@@ -16,7 +16,7 @@ import hmac
 import os
 import secrets
 import ssl
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cometmq.actors.replication.ed25519 import public_key, sign
 from cometmq.protocol.errors import ConfigError
@@ -61,12 +61,9 @@ def contexts(secret: bytes, group: str, replica: str) -> Contexts:
 
 def name_of(connection: ssl.SSLObject) -> str:
     """Of the replica at the other end, once the handshake is over; "" where it has none."""
-    found = connection.getpeercert() or {}
-    for part in found.get("subject", ()):
-        for key, value in part:
-            if key == "commonName":
-                return str(value)
-    return ""
+    found: Any = connection.getpeercert() or {}
+    names = {key: value for part in found.get("subject", ()) for key, value in part}
+    return str(names.get("commonName", ""))
 
 
 def _context(protocol: int, authority: bytes, pem: bytes) -> ssl.SSLContext:

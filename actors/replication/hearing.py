@@ -17,6 +17,7 @@ from cometmq.actors.replication.tls import ConnectionLost, TlsConnection
 HEAD: Final = struct.Struct(">II")
 MESSAGES_AT_ONCE: Final = 64
 BYTES_AT_ONCE: Final = 4 << 20
+RECEIVE_BYTES: Final = 128 << 10  # of what is encrypted
 
 # A frame, and what is behind it.
 Take = Callable[[bytes, memoryview], None]
@@ -39,39 +40,37 @@ class Hearing:
         self.name = name
         self._content_bytes_max = content_bytes_max
         self._take = take
+        self._memory = memoryview(bytearray(RECEIVE_BYTES))
         self._rest = b""  # the beginning of a message, up to the end of its frame
         self._frame = b""
-        self._content = bytearray()
-        self._missing = memoryview(b"")  # of the content
+        self._content = memoryview(b"")
+        self._missing = memoryview(b"")  # of the content, which has come in part
         self._taken_count = self._taken_bytes = 0
 
     def receive(self) -> bool:
         """Take some of what has come; whether there is more. Raises ConnectionLost."""
+        connection, may_come = self.connection, True
         self._taken_count = self._taken_bytes = 0
-        may_come = True
         while self._taken_count < MESSAGES_AT_ONCE and self._taken_bytes < BYTES_AT_ONCE:
-            if self._decrypt():
-                continue
-            if not may_come:
+            if connection.holds_some:
+                self._decrypt()
+            elif may_come:
+                may_come = connection.fill(self._memory)
+            else:
                 return False
-            may_come = self.connection.fill()
         return True
 
     def close(self) -> None:
         self.connection.close()
 
-    def _decrypt(self) -> bool:
-        """A record, at most; whether there was one."""
-        if self._missing:
-            count = self.connection.read_into(self._missing)
-            self._missing = self._missing[count:]
-            if count and not self._missing:
-                self._hand_over(self._frame, memoryview(self._content))
-            return count > 0
-        plain = self.connection.read()
-        if plain:
+    def _decrypt(self) -> None:
+        if not self._missing:
+            plain = self.connection.read()
             self._cut_up(self._rest + plain if self._rest else plain)
-        return bool(plain)
+            return
+        self._missing = self._missing[self.connection.read_into(self._missing) :]
+        if not self._missing:
+            self._hand_over(self._frame, self._content)
 
     def _cut_up(self, plain: bytes) -> None:
         """Whole messages, and the beginning of another one."""
@@ -100,12 +99,12 @@ class Hearing:
             )
 
     def _begin_content(self, frame: bytes, size: int, begin: bytes) -> None:
-        self._frame, self._content = frame, bytearray(size)
+        self._frame, self._content = frame, memoryview(bytearray(size))
         self._content[: len(begin)] = begin
-        self._missing = memoryview(self._content)[len(begin) :]
+        self._missing = self._content[len(begin) :]
 
     def _hand_over(self, frame: bytes, content: memoryview) -> None:
+        self._frame, self._content = b"", memoryview(b"")  # they are not ours any more
         self._taken_count += 1
         self._taken_bytes += len(content)
-        self._frame, self._content = b"", bytearray()
         self._take(frame, content)

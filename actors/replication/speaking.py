@@ -164,10 +164,10 @@ class Speaking:
             self._lose(lost)
 
     def _go_on(self, connection: TlsConnection) -> None:
-        connection.fill(ANSWER_BYTES)
+        connection.fill(memoryview(bytearray(ANSWER_BYTES)))
         if not self.is_connected and not self._is_known(connection):
             return
-        said = connection.read()
+        said = connection.read() if connection.holds_some else b""
         if said and (self.is_connected or said != WELCOME):
             raise ConnectionLost("it answers, where it is to be told things", is_fault=True)
         if said:

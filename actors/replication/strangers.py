@@ -151,7 +151,7 @@ class Strangers:
         """With its handshake."""
         connection = stranger.connection
         try:
-            connection.fill(STRANGER_BYTES)
+            connection.fill(memoryview(bytearray(STRANGER_BYTES)))
             if connection.received_bytes > STRANGER_BYTES:
                 self._refuse(stranger, f"over {STRANGER_BYTES} bytes came before its handshake")
                 return

@@ -12,10 +12,9 @@ import socket
 import ssl
 from collections import deque
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 RECORD_BYTES: Final = 16_384  # RFC 8446, 5.1: at most, of what a record carries
-RECEIVE_BYTES: Final = 256 << 10
 RECORDS_AT_ONCE: Final = 32
 # What AES-GCM may encrypt with one key, with room to spare (RFC 8446, 5.5: 2^24.5 records). Then
 # the connection ends, and another one follows.
@@ -78,24 +77,31 @@ class TlsConnection:
 
     # --- what comes ---
 
-    def fill(self, bytes_max: int = RECEIVE_BYTES) -> bool:
-        """Take what has come, encrypted; whether there may be more of it."""
+    def fill(self, memory: memoryview) -> bool:
+        """Take what has come, encrypted; whether there may be more of it.
+
+        Args:
+            memory: for a moment; so much is taken at most.
+        """
         try:
-            come = self._socket.recv(bytes_max)
+            count = self._socket.recv_into(memory)
         except BlockingIOError:
             return False
         except OSError as error:
             raise ConnectionLost(f"the connection broke: {error.strerror}") from None
-        if not come:
+        if not count:
             raise ConnectionLost(ENDED)
-        self.received_bytes += len(come)
-        self._came.write(come)
-        return len(come) == bytes_max
+        self.received_bytes += count
+        self._came.write(memory[:count])
+        return count == len(memory)
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether there is something to be read; maybe not all of a record."""
+        return self._came.pending > 0 or self.tls.pending() > 0
 
     def read(self) -> bytes:
         """What a record has, or the rest of it; nothing where none has come whole."""
-        if not self._came.pending and not self.tls.pending():
-            return b""
         try:
             return self.tls.read(RECORD_BYTES)
         except ssl.SSLWantReadError:
@@ -104,15 +110,17 @@ class TlsConnection:
             raise _lost(error) from None
 
     def read_into(self, memory: memoryview) -> int:
-        """As `read`; how many bytes it was."""
-        if not self._came.pending and not self.tls.pending():
-            return 0
+        """What has come of one record after the other; how many bytes it was."""
+        read: Any = self.tls.read  # with a buffer it returns an int, which its stub does not know
+        at, end = 0, len(memory)
         try:
-            return self.tls.read(len(memory), memory)
+            while at < end and self.holds_some:
+                at += read(end - at, memory[at:])
         except ssl.SSLWantReadError:
-            return 0
+            return at
         except ssl.SSLError as error:
             raise _lost(error) from None
+        return at
 
     # --- what goes ---
 
@@ -120,14 +128,19 @@ class TlsConnection:
         """Encrypt it, and send what there is room for."""
         if self._sealed_bytes > KEY_BYTES_MAX:
             raise ConnectionLost("it has carried as much as one key may")
-        for at in range(0, len(content), RECORD_BYTES):
-            try:
-                self.tls.write(content[at : at + RECORD_BYTES])
-            except ssl.SSLError as error:
-                raise _lost(error) from None
-            self._seal()
-            if len(self._waiting) % RECORDS_AT_ONCE == 0:
-                self.flush()  # the other side can begin
+        encrypt, size = self.tls.write, len(content)
+        try:
+            if size <= RECORD_BYTES:
+                encrypt(content)
+                self._seal()
+            else:
+                for number, at in enumerate(range(0, size, RECORD_BYTES), 1):
+                    encrypt(content[at : at + RECORD_BYTES])
+                    self._seal()
+                    if number % RECORDS_AT_ONCE == 0:
+                        self.flush()  # the other side can begin
+        except ssl.SSLError as error:
+            raise _lost(error) from None
         self.flush()
 
     def flush(self) -> None:
@@ -143,7 +156,13 @@ class TlsConnection:
                 return
             except OSError as error:
                 raise ConnectionLost(f"the connection broke: {error.strerror}") from None
-            self._forget(count)
+            self.waiting_bytes -= count
+            while count:  # of whole records, or of a part of one
+                first = waiting.popleft()
+                if count < len(first):
+                    waiting.appendleft(memoryview(first)[count:])
+                    break
+                count -= len(first)
 
     def close(self) -> None:
         """What waits is dropped."""
@@ -160,18 +179,6 @@ class TlsConnection:
             self._waiting.append(sealed)
             self.waiting_bytes += len(sealed)
             self._sealed_bytes += len(sealed)
-
-    def _forget(self, count: int) -> None:
-        """So many bytes that the system has."""
-        waiting = self._waiting
-        self.waiting_bytes -= count
-        while count:
-            first = len(waiting[0])
-            if count < first:
-                waiting[0] = memoryview(waiting[0])[count:]
-                return
-            waiting.popleft()
-            count -= first
 
 
 def _watch_over(connection: socket.socket) -> None:
