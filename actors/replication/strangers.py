@@ -98,8 +98,8 @@ class Strangers:
         """
         self._spent_s = 0.0
         if not self._have_time:
-            self._have_time = True
             self._poller.add(self._own.fileno(), self._serve)
+            self._have_time = True
         for stranger in list(self._strangers.values()):
             if now < stranger.until:
                 break  # so it is with all that came later

@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import select
+import signal
 import socket
 import ssl
 import threading
@@ -785,6 +786,25 @@ def test_a_full_queue_refuses_and_does_not_grow(three: Group, size: int | None) 
     ]
     assert heard == sorted(set(heard))  # a connection that ended may have lost some
     assert set(heard) <= set(taken)
+
+
+def test_a_replica_that_is_stopped_costs_bounded_memory_and_its_connection(group: Group) -> None:
+    """The system sees to the latter; once it goes on it is spoken to again."""
+    sender = group.add("n0")
+    where = f"127.0.0.1:{free_ports()}"
+    others = {"n0": sender.peers.address}
+    with peers_child.running(SECRET, "n1", where, others) as child:
+        sender.peers.replace({"n1": where})
+        group.ask(sender, "n1", beat(1))
+        os.kill(child.pid, signal.SIGSTOP)
+        before, dropped = rss_bytes(), sender.count("peers_dropped")
+        while sender.peers.send("n1", *records(bytes(MIB))):
+            sender.peers.receive()
+        assert sender.count("peers_dropped") > dropped
+        assert rss_bytes() - before < speaking.WAITING_BYTES + 64 * MIB
+        group.until(lambda: not sender.count("peers_connected"))
+        os.kill(child.pid, signal.SIGCONT)
+        group.ask(sender, "n1", beat(2))
 
 
 def test_strangers_keep_nobody_out(group: Group, caplog: pytest.LogCaptureFixture) -> None:
