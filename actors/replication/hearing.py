@@ -70,7 +70,9 @@ class Hearing:
             return
         self._missing = self._missing[self.connection.read_into(self._missing) :]
         if not self._missing:
-            self._hand_over(self._frame, self._content)
+            frame, content = self._frame, self._content
+            self._frame, self._content = b"", memoryview(b"")  # they are not ours any more
+            self._hand_over(frame, content)
 
     def _cut_up(self, plain: bytes) -> None:
         """Whole messages, and the beginning of another one."""
@@ -104,7 +106,6 @@ class Hearing:
         self._missing = self._content[len(begin) :]
 
     def _hand_over(self, frame: bytes, content: memoryview) -> None:
-        self._frame, self._content = b"", memoryview(b"")  # they are not ours any more
         self._taken_count += 1
         self._taken_bytes += len(content)
         self._take(frame, content)

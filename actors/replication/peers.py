@@ -151,7 +151,7 @@ class Peers:
             return False
         hearing = Hearing(connection, name, self._content_bytes_max, partial(self._take, name))
         self._hearing[name] = hearing
-        self._poller.add(connection.fileno(), lambda _events: self._hear(hearing))
+        self._poller.add(connection.fileno(), partial(self._hear, hearing))
         self._unfinished.add(name)  # it may have said something already
         self._speaking[name].try_now()
         return True
@@ -184,13 +184,14 @@ class Peers:
 
     def receive(self) -> bool:
         """Take what has come, some of it, and hand it to `on_frame`; whether there is more."""
-        unfinished, self._unfinished = self._unfinished, set()
-        for name in unfinished & self._hearing.keys():
-            self._hear(self._hearing[name])
+        if self._unfinished:
+            unfinished, self._unfinished = self._unfinished, set()
+            for name in unfinished:
+                self._hear(self._hearing[name])
         self._poller.serve()
         return bool(self._unfinished)
 
-    def _hear(self, hearing: Hearing) -> None:
+    def _hear(self, hearing: Hearing, _events: int = 0) -> None:
         if hearing.name in self._unfinished:
             return  # it has had its turn
         try:
