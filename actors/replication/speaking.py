@@ -81,8 +81,7 @@ class Speaking:
             elif size <= JOINED_BYTES:
                 connection.write(head + content)
             else:
-                connection.write(head)
-                connection.write(content)
+                connection.write(head, content)
         except ConnectionLost as lost:
             self._lose(lost)
             return False

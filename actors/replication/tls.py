@@ -124,20 +124,18 @@ class TlsConnection:
 
     # --- what goes ---
 
-    def write(self, content: bytes | memoryview) -> None:
-        """Encrypt it, and send what there is room for."""
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Encrypt them, and send what there is room for."""
         if self._sealed_bytes > KEY_BYTES_MAX:
             raise ConnectionLost("it has carried as much as one key may")
-        encrypt, size = self.tls.write, len(content)
+        encrypt, count = self.tls.write, 0
         try:
-            if size <= RECORD_BYTES:
-                encrypt(content)
-                self._seal()
-            else:
-                for number, at in enumerate(range(0, size, RECORD_BYTES), 1):
-                    encrypt(content[at : at + RECORD_BYTES])
+            for part in parts:
+                for at in range(0, len(part), RECORD_BYTES):
+                    encrypt(part[at : at + RECORD_BYTES])
                     self._seal()
-                    if number % RECORDS_AT_ONCE == 0:
+                    count += 1
+                    if count % RECORDS_AT_ONCE == 0:
                         self.flush()  # the other side can begin
         except ssl.SSLError as error:
             raise _lost(error) from None
