@@ -5,30 +5,28 @@
 Whoever has the group's secret is the authority, and so each replica signs its own certificate, for
 a key that it draws anew at each start. So the key of a connection is nowhere but in the memory of
 the two that it joins, and there is nothing to be given out but the secret.
-
-The forms are those of RFC 5280 and RFC 8410.
 """
 
 from __future__ import annotations
 
-import base64
 import hmac
 import os
-import secrets
 import ssl
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from cometmq.actors.replication.ed25519 import public_key, sign
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
 from cometmq.protocol.errors import ConfigError
 
 _DOMAIN: Final = b"cometmq replicas' authority v1"  # of what is derived for something else: another
-
-_BOOLEAN, _INTEGER, _BITS, _OCTETS, _OBJECT, _UTF8 = 0x01, 0x02, 0x03, 0x04, 0x06, 0x0C
-_UTC_TIME, _TIME, _SEQUENCE, _SET, _VERSION, _EXTENSIONS = 0x17, 0x18, 0x30, 0x31, 0xA0, 0xA3
-_TRUE: Final = b"\xff"
-_COMMON_NAME: Final = bytes.fromhex("550403")  # 2.5.4.3
-_BASIC_CONSTRAINTS: Final = bytes.fromhex("551d13")  # 2.5.29.19
-_ED25519: Final = bytes.fromhex("2b6570")  # 1.3.101.112
+_AUTHORITY: Final = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "CometMQ replicas")])
+_REPLICA: Final = "cometmq-replica:"  # a URI, since a common name has 64 characters at most
+# For ever: whoever has the secret can make another one. RFC 5280, 4.1.2.5
+_BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_END: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 class Contexts(NamedTuple):
@@ -41,16 +39,17 @@ class Contexts(NamedTuple):
 def contexts(secret: bytes, group: str, replica: str) -> Contexts:
     """TLS 1.3 and nothing else, with certificates on both sides. Who the other side is says
     `name_of`. Raises ConfigError where this OpenSSL does not do that."""
-    seed = hmac.digest(secret, b"\0".join((_DOMAIN, group.encode())), "sha256")
-    issuer = f"replicas of {group}"  # no replica is called so: it has spaces
-    authority = _certificate(issuer, issuer, public_key(seed), seed, True)
-    own_seed = os.urandom(32)
-    own = _certificate(issuer, replica, public_key(own_seed), seed, False)
-    pem = _pem("CERTIFICATE", own) + _pem("PRIVATE KEY", _private_key(own_seed))
+    authority, own = authority_key(secret, group), Ed25519PrivateKey.generate()
+    issued = _certificate(_AUTHORITY, authority.public_key(), authority, is_authority=True)
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(_REPLICA + replica)])
+    shown = _certificate(x509.Name([]), own.public_key(), authority, names=names)
+    key = own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    root = issued.public_bytes(Encoding.DER)
+    pem = shown.public_bytes(Encoding.PEM) + key
     try:
         return Contexts(
-            _context(ssl.PROTOCOL_TLS_SERVER, authority, pem),
-            _context(ssl.PROTOCOL_TLS_CLIENT, authority, pem),
+            _context(ssl.PROTOCOL_TLS_SERVER, root, pem),
+            _context(ssl.PROTOCOL_TLS_CLIENT, root, pem),
         )
     except ssl.SSLError as error:
         raise ConfigError(
@@ -59,11 +58,40 @@ def contexts(secret: bytes, group: str, replica: str) -> Contexts:
         ) from None
 
 
+def authority_key(secret: bytes, group: str) -> Ed25519PrivateKey:
+    """It signs what the group's replicas show."""
+    seed = hmac.digest(secret, b"\0".join((_DOMAIN, group.encode())), "sha256")
+    return Ed25519PrivateKey.from_private_bytes(seed)
+
+
 def name_of(connection: ssl.SSLObject) -> str:
     """Of the replica at the other end, once the handshake is over; "" where it has none."""
     found: Any = connection.getpeercert() or {}
-    names = {key: value for part in found.get("subject", ()) for key, value in part}
-    return str(names.get("commonName", ""))
+    for kind, value in found.get("subjectAltName", ()):
+        if kind == "URI" and value.startswith(_REPLICA):
+            return str(value[len(_REPLICA) :])
+    return ""
+
+
+def _certificate(
+    subject: x509.Name,
+    key: Ed25519PublicKey,
+    signer: Ed25519PrivateKey,
+    *,
+    is_authority: bool = False,
+    names: x509.SubjectAlternativeName | None = None,
+) -> x509.Certificate:
+    signs = x509.BasicConstraints(ca=is_authority, path_length=None)
+    builder = (
+        x509.CertificateBuilder()
+        .issuer_name(_AUTHORITY).subject_name(subject).public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_BEGIN).not_valid_after(_END)
+        .add_extension(signs, critical=True)
+    )  # fmt: skip
+    if names is not None:
+        builder = builder.add_extension(names, critical=True)  # RFC 5280, 4.2.1.6
+    return builder.sign(signer, None)
 
 
 def _context(protocol: int, authority: bytes, pem: bytes) -> ssl.SSLContext:
@@ -81,58 +109,3 @@ def _context(protocol: int, authority: bytes, pem: bytes) -> ssl.SSLContext:
     finally:
         os.close(memory)
     return made
-
-
-# --- forms ---
-
-
-def _certificate(issuer: str, subject: str, key: bytes, signer: bytes, is_authority: bool) -> bytes:
-    """For ever: whoever has the secret can make another one."""
-    form = _part(_SEQUENCE, _part(_OBJECT, _ED25519))
-    always = _part(_SEQUENCE, _part(_UTC_TIME, b"700101000000Z"), _part(_TIME, b"99991231235959Z"))
-    signs = _part(_SEQUENCE, _part(_BOOLEAN, _TRUE) if is_authority else b"")
-    extension = _part(
-        _SEQUENCE,
-        _part(_OBJECT, _BASIC_CONSTRAINTS), _part(_BOOLEAN, _TRUE), _part(_OCTETS, signs),
-    )  # fmt: skip
-    said = _part(
-        _SEQUENCE,
-        _part(_VERSION, _part(_INTEGER, b"\x02")),
-        _part(_INTEGER, b"\x01" + secrets.token_bytes(8)),
-        form,
-        _name(issuer),
-        always,
-        _name(subject),
-        _part(_SEQUENCE, form, _bits(key)),
-        _part(_EXTENSIONS, _part(_SEQUENCE, extension)),
-    )
-    return _part(_SEQUENCE, said, form, _bits(sign(signer, said)))
-
-
-def _private_key(seed: bytes) -> bytes:
-    form = _part(_SEQUENCE, _part(_OBJECT, _ED25519))
-    return _part(_SEQUENCE, _part(_INTEGER, b"\0"), form, _part(_OCTETS, _part(_OCTETS, seed)))
-
-
-def _name(text: str) -> bytes:
-    common = _part(_SEQUENCE, _part(_OBJECT, _COMMON_NAME), _part(_UTF8, text.encode()))
-    return _part(_SEQUENCE, _part(_SET, common))
-
-
-def _bits(content: bytes) -> bytes:
-    return _part(_BITS, b"\0", content)
-
-
-def _part(tag: int, *content: bytes) -> bytes:
-    """In DER: tag, length, content."""
-    whole = b"".join(content)
-    size = len(whole)
-    length = bytes([size]) if size < 128 else b"\x82" + size.to_bytes(2, "big")
-    if 128 <= size < 256:
-        length = b"\x81" + bytes([size])
-    return bytes([tag]) + length + whole
-
-
-def _pem(kind: str, content: bytes) -> bytes:
-    text = base64.encodebytes(content).decode()
-    return f"-----BEGIN {kind}-----\n{text}-----END {kind}-----\n".encode()
