@@ -11,6 +11,7 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -27,6 +28,7 @@ from cometmq.client.options import (
 )
 from cometmq.client.questions import Position
 from cometmq.client.receiving.owned import QueueId
+from cometmq.client.receiving.stream import Stream
 from cometmq.client.sending.in_loop import LoopSends
 from cometmq.client.sending.loop_transaction import (
     AsyncTransaction,
@@ -354,7 +356,7 @@ class AsyncConsumer:
             left_s = 3600.0 if deadline is None else deadline - time.monotonic()
             if messages or left_s <= 0 or self._stream.closed:
                 return messages
-            await self._readable(left_s)
+            await _readable(self._stream, left_s)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages one by one, for ever; ends after `close`."""
@@ -365,7 +367,7 @@ class AsyncConsumer:
                 if count % YIELD_COUNT == 0:
                     await asyncio.sleep(0)  # let other tasks run
             if not self._stream.closed:
-                await self._readable(POLL_S)
+                await _readable(self._stream, POLL_S)
 
     async def run(self, handler: Handler, **options: Unpack[RunOptions]) -> None:
         """See `Consumer.run`. The handler is `async def`; `concurrency` counts tasks.
@@ -384,7 +386,7 @@ class AsyncConsumer:
         if self._running is not None:
             raise RuntimeError("the consumer runs already")
         receiver.member.subscribe_retries()
-        running = self._running = AsyncRun(receiver, handling, self._readable)
+        running = self._running = AsyncRun(receiver, handling, partial(_readable, self._stream))
         try:
             closes = await running.work(wrapped)
         finally:
@@ -443,25 +445,26 @@ class AsyncConsumer:
         if wait_s:
             await asyncio.to_thread(self._consumer.wait_for_broker, wait_s)
 
-    async def _readable(self, timeout_s: float) -> None:
-        """Sleep until the consumer has something to do."""
-        descriptors, due_s = self._stream.descriptors()
-        if not descriptors:
-            await asyncio.sleep(0)
-            return
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
 
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
+async def _readable(stream: Stream, timeout_s: float) -> None:
+    """Sleep until there is something to do for it."""
+    descriptors, due_s = stream.descriptors()
+    if not descriptors:
+        await asyncio.sleep(0)
+        return
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
 
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    for descriptor in descriptors:
+        loop.add_reader(descriptor, wake)
+    timer = loop.call_later(min(timeout_s, due_s), wake)
+    try:
+        await woken
+    finally:
+        timer.cancel()
         for descriptor in descriptors:
-            loop.add_reader(descriptor, wake)
-        timer = loop.call_later(min(timeout_s, due_s), wake)
-        try:
-            await woken
-        finally:
-            timer.cancel()
-            for descriptor in descriptors:
-                loop.remove_reader(descriptor)
+            loop.remove_reader(descriptor)
