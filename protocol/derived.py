@@ -25,6 +25,10 @@ DERIVED_TOPIC: Final = "rmq_sys_COMETMQ_DERIVED"
 DERIVED_QUEUE: Final = 0
 FORMAT: Final = 1
 DERIVER_MAX: Final = 250  # characters of a name
+# In the log, of a mark and the records behind it: replicas are sent them in one frame. Whoever
+# gathers them counts what they come of, 4 MiB at most or one record. Of the smallest messages to a
+# topic with the longest name the records have more than four times as much.
+WRITE_BYTES_MAX: Final = 33_554_432
 MARK_BYTES_MAX: Final = 1_024  # of a mark's record in the log, beside its note
 SNAPSHOT_HEAD_MAX: Final = 512  # bytes, of a snapshot and its record, beside what is known
 KNOWN_HEAD_MAX: Final = 64  # bytes in a snapshot of one deriver, beside its name and note

@@ -20,7 +20,7 @@ from cometmq.actors.replication.engines.engine import now_s
 from cometmq.actors.replication.engines.opening import open_engine, opener_of
 from cometmq.actors.replication.log_line import LogLine
 from cometmq.actors.replication.log_view import GroupLog
-from cometmq.actors.replication.peers import Peers
+from cometmq.actors.replication.peers import Peers, content_bytes_max
 from cometmq.actors.replication.promises_file import PromisesFile
 from cometmq.actors.replication.room import Room
 from cometmq.actors.replication.run import Pace, Runs, WholeFlushed
@@ -96,7 +96,7 @@ class MemberActor(ServiceActor):
             bind=_bind_address(settings),
             on_frame=self._take_frame,
             said=self._said,
-            content_bytes_max=settings.stored_record_bytes_max,
+            content_bytes_max=content_bytes_max(settings),
         )
         self._peers.replace(dict(settings.group_peers))
         self._books = BooksLine(

@@ -34,10 +34,17 @@ from cometmq.actors.replication.said import Said
 from cometmq.actors.replication.speaking import WELCOME, Speaking
 from cometmq.actors.replication.strangers import PLACES, Strangers
 from cometmq.actors.replication.tls import HANDSHAKE_S, ConnectionLost, TlsConnection
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.derived import WRITE_BYTES_MAX
 from cometmq.protocol.errors import BadRequest, ConfigError
 from cometmq.protocol.frames import FRAME_MAX
 
 OnFrame = Callable[[str, AnyFrame, memoryview | None], None]
+
+
+def content_bytes_max(settings: BrokerSettings) -> int:
+    """What a replica takes behind a Bytes frame: a record, or a derived write, which is not cut."""
+    return max(settings.stored_record_bytes_max, WRITE_BYTES_MAX)
 
 
 class Peers:

@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -124,11 +125,13 @@ class Checks:
         try:
             for message in self._round:
                 if message is not None:
-                    each = self._judge(message)
-                    if each.verdict is not Verdict.WAIT:
+                    if due and size + len(message.record) > self._bytes_max:
+                        self._round = chain((message,), self._round)  # alone it fits
+                        message = None
+                    elif (each := self._judge(message)).verdict is not Verdict.WAIT:
                         due.append(each)
                         size += len(message.record)
-                if message is None or len(due) >= WRITE_COUNT or size >= self._bytes_max:
+                if message is None or len(due) >= WRITE_COUNT:
                     is_over = False
                     break
             if due:

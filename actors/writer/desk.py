@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from cometmq.actors.books.derivers import Derivers
 from cometmq.actors.runtime.family import Family
@@ -32,7 +34,7 @@ from cometmq.protocol.commands import (
     Section,
     SendMessages,
 )
-from cometmq.protocol.derived import MARK_BYTES_MAX, snapshot_bytes_max
+from cometmq.protocol.derived import MARK_BYTES_MAX, WRITE_BYTES_MAX, snapshot_bytes_max
 from cometmq.protocol.errors import (
     BadRequest,
     FlushDiskTimeout,
@@ -99,7 +101,7 @@ class Desk:
         bytes_max = snapshot_bytes_max(segment_bytes, settings.max_message_size)
         self.derived = DerivedWrites(
             Derivers(bytes_max),
-            self.append_records,
+            partial(self.append_records, size_max=WRITE_BYTES_MAX),
             segment_start=lambda: commit_log.appender.segment_start,
             flushed=lambda: flushed.value,
             tell_needed=family.control.own(Counter.MARKS_FROM).reset,
@@ -188,11 +190,15 @@ class Desk:
     # --- appending ---
 
     def append_records(
-        self, queues: Sequence[QueueKey], payload: bytes | memoryview, count: int
+        self,
+        queues: Sequence[QueueKey],
+        payload: bytes | memoryview,
+        count: int,
+        size_max: int = sys.maxsize,
     ) -> bytes:
         """Lay down an actor's records, all or none; see CommitLog.append_inner."""
         cursors = [self._cursors.of(key.topic, key.queue_id) for key in queues]
-        places = self._log.append_inner(cursors, payload, count)
+        places = self._log.append_inner(cursors, payload, count, size_max=size_max)
         own = sum(key.topic in HIDDEN_TOPICS for key in queues)
         # Either all of them, or one mark with others' messages behind it.
         self.own_records += count if own == len(queues) else own

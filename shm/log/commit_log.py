@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import encodings.utf_16_be  # noqa: F401  the kernel counts a topic by it: once for all forks
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -248,15 +249,21 @@ class CommitLog:
         count: int,
         *,
         store_timestamp_ms: int = 0,
+        size_max: int = sys.maxsize,
     ) -> bytes:
         """Append records of actors, all or none; see InnerBatch for the payload and the result.
 
-        Raises MessageIllegal; MessageTooLarge also where a segment does not hold all of them.
+        Args:
+            size_max: bytes of all of them, in the log.
+
+        Raises MessageIllegal; MessageTooLarge also for more than that, or than a segment holds.
         """
         try:
             if self._memory is None:
                 self.open_segment()
             batch = InnerBatch(self.appender, queues, payload, count)
+            if batch.size > size_max:
+                raise RecordTooLarge("batch", batch.size, size_max)
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
         return self.append_checked(partial(batch.append, store_timestamp_ms))

@@ -216,6 +216,10 @@ def test_what_no_payload_can_be(tmp_path: Path) -> None:
     encoder.add_many(0, [bytes(60_000)] * 20)
     with pytest.raises(MessageTooLarge):
         log.append_inner([queue], encoder.take(), 20)
+    before = log.physical_offset
+    with pytest.raises(MessageTooLarge, match="at most 100"):
+        log.append_inner([queue], whole, 2, size_max=100)
+    assert log.physical_offset == before
     log.close()
     laid_down(tmp_path)  # every byte of it is a record's
 

@@ -36,10 +36,12 @@ from cometmq.actors.replication.core.frames import (
     encode_frame,
 )
 from cometmq.actors.replication.hearing import HEAD
-from cometmq.actors.replication.peers import Peers
+from cometmq.actors.replication.peers import Peers, content_bytes_max
 from cometmq.actors.replication.said import Said
 from cometmq.actors.replication.speaking import WELCOME
 from cometmq.actors.replication.tls import ConnectionLost, TlsConnection
+from cometmq.conf import BrokerSettings
+from cometmq.protocol.derived import WRITE_BYTES_MAX
 from cometmq.protocol.errors import ConfigError
 
 WAIT_S = 60
@@ -238,6 +240,17 @@ def test_bytes_arrive_whole(three: Group, size: int) -> None:
     three.tell(sender, "n1", beat(1))
     three.until(lambda: len(taker.heard) == 2)
     assert taker.heard == [("n0", frame, content), ("n0", beat(1), None)]
+
+
+def test_the_largest_derived_write_arrives_whole(group: Group) -> None:
+    """A member's lines take it, whatever its settings are; see test_staging.py for one."""
+    limit = content_bytes_max(BrokerSettings(max_message_size=1))
+    sender, taker = (group.add(name, content_bytes_max=limit) for name in ("n0", "n1"))
+    group.connect()
+    frame, content = records(random.Random(SEED).randbytes(WRITE_BYTES_MAX))
+    group.tell(sender, "n1", frame, content)
+    group.until(lambda: taker.heard)
+    assert taker.heard == [("n0", frame, content)]
 
 
 def test_what_cannot_be_said(three: Group) -> None:

@@ -13,7 +13,11 @@ import staging_child as child
 from dying import DIED, Line, some_of, traced
 from family import RunningBroker, encode_batch
 
+from cometmq.actors.replication.core.settings import Settings as CoreSettings
+from cometmq.actors.replication.log_view import GroupLog
+from cometmq.actors.replication.peers import content_bytes_max
 from cometmq.client.sending.staging import SinkLine, StageWriter
+from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (
     CloseStage,
     CommitStages,
@@ -30,7 +34,10 @@ from cometmq.protocol.errors import (
     SystemBusy,
     TopicNotExist,
 )
+from cometmq.protocol.names import TOPIC_MAX
 from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.kernel._kernel import BatchEncoder
+from cometmq.shm.live.control import Counter
 from cometmq.shm.state.staging import STAGES_DIR, QueueProgress, StageFiles, tail_of
 
 EXPECTED = sorted(
@@ -423,3 +430,30 @@ def test_sizes_are_bounded(broker: RunningBroker, line: SinkLine) -> None:
             channel.ask(stage(line, "t", 0, name="big", first=20), [body], timeout_s=30)
     line.drop(0, ["big"])
     assert staged(broker, line) == []
+
+
+def test_the_largest_write_of_an_epoch_fits_into_a_frame_of_replicas(tmp_path: Path) -> None:
+    """It is not cut. The records of small messages have several times what was staged."""
+    topic, settings = "t" * TOPIC_MAX, BrokerSettings()
+    core = CoreSettings(group="g", replica="n0", address="")
+    segment = 64 << 20  # of which a write takes as much as of a larger one
+    shape = {"enabledAppendPropCRC": True, "mappedFileSizeCommitLog": segment}
+    with RunningBroker(tmp_path / "store", shape) as broker:
+        broker.create_topic(topic, 1)
+        with SinkLine(broker.ready.name_server, "small") as line:
+            writer = StageWriter(line, 0, "a")
+            writer.queues(topic)
+            for _ in range(100):
+                encoder = BatchEncoder(unique_keys=False)
+                encoder.add_many([b"x"] * 1_000)
+                writer.send(topic, 0, encoder.take(), 1_000)
+            writer.finish()
+            assert line.commit(0, ["a"]).messages == 100_000
+        end = broker.counter(Counter.WROTE)
+    view = GroupLog(tmp_path / "store", segment)
+    at, largest = view.begins_at(), 0
+    while at < end:
+        to = view.whole_records(at, end, core.frame_bytes)
+        at, largest = to, max(largest, to - at)
+    view.close()
+    assert settings.stored_record_bytes_max < largest < content_bytes_max(settings)

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ordering import program
 from paths import SEARCH
-from still import stop
+from still import stop, stopped
 from transacting import SETTINGS, Decisions, Transacting, assert_agrees, until
 
 from cometmq.actors.books.delays import Now
@@ -527,6 +527,25 @@ def test_what_nobody_ends_is_given_up(broker: RunningBroker) -> None:
     reader = Consumer(server(broker), "readers", GIVEN_UP_TOPIC, start="earliest")
     with reader as consumer:  # anybody may read it there
         assert consumer.poll(timeout_s=WAIT_S)[0].body == b"given up"
+
+
+def test_a_large_one_behind_small_ones_hinders_no_check(tmp_path: Path) -> None:
+    """What is due is stored anew by one write, which a segment has to hold."""
+    settings = SOON | {"transactionTimeOut": 1, "transactionCheckMax": 1}
+    settings |= {"maxMessageSize": 400_000, "mappedFileSizeCommitLog": 400_000}
+    sizes = [9_000] * 10 + [380_000]
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        broker.create_topic("orders", 1)
+        with (
+            stopped(broker.pids()["scheduler"]),
+            Producer(server(broker), name="gone") as producer,
+        ):
+            for size in sizes:
+                begin(producer, bytes(size))
+        until(
+            "they are given up",
+            lambda: sorted(map(len, bodies(broker, GIVEN_UP_TOPIC))) == sizes,
+        )
 
 
 # --- stores of RocketMQ ---
