@@ -50,6 +50,7 @@ from cometmq.protocol.errors import ArgumentIllegal, ConfigError
         "etcd://a:\u0661", "zookeeper://a:1/%2e%2e", "zookeeper://a:1/" + "x" * 65, "ZOOKEEPER://a:1",
         "zookeeper://[::1:1", "redis://a:1", " etcd://a:1", "etcd://a:1\n",
         "etcd://" + "a" * 254 + ":1",
+        "zookeeper://a..b:1", "etcd://.a:1", "etcd://" + "a" * 64 + ":1",
         "sqlite:/" + "x" * URL_MAX, None, 1, b"sqlite:/tmp/x",
     ],
 )  # fmt: skip
@@ -218,7 +219,10 @@ def answering(answer: Callable[[bytes], bytes]) -> Iterator[int]:
                 with line:
                     line.settimeout(10)  # of a client that says nothing
                     try:
-                        line.sendall(answer(line.recv(1 << 17)))
+                        request = line.recv(1 << 17)
+                        if request.endswith(b"\r\n\r\n"):  # of HTTP; its body comes by itself
+                            request += line.recv(1 << 17)
+                        line.sendall(answer(request))
                     except OSError:
                         continue
 
@@ -246,15 +250,35 @@ def http(body: bytes, status: str = "200 OK") -> Callable[[bytes], bytes]:
         b'{"kvs": [{"value": "eA==", "mod_revision": "0"}]}',
         b'{"kvs": [{"value": "eA==", "mod_revision": null}]}',
         json.dumps({"kvs": [{"value": "A" * 87_384 + "AAAA", "mod_revision": "1"}]}).encode(),
-        b'{"x": "' + b"x" * (4 << 20) + b'"}',
+        b'{"x": "' + b"x" * (4 << 20) + b'"}', b"[" * 100_000,
     ],
-    ids=range(12),
+    ids=range(13),
 )  # fmt: skip
 def test_an_etcd_that_is_none(body: bytes) -> None:
     with answering(http(body)) as port, open_engine(f"etcd://127.0.0.1:{port}", 5) as engine:
         assert isinstance(engine.cas("g", None, b"x"), Unknown)
         with pytest.raises(EngineFault, match=rf"etcd://127\.0\.0\.1:{port}"):
             engine.get("g")
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b'{"result": {"events": 1}}', b'{"result": {"events": [{}]}}', b"{}"],
+    ids=["deep", "no events", "none of a key", "no result"],
+)  # fmt: skip
+def test_a_stream_that_says_what_cannot_be_is_begun_anew(line: bytes) -> None:
+    """For ever: a change is told of by the next one."""
+    asked = threading.Semaphore(0)
+
+    def answer(request: bytes) -> bytes:
+        if b"/v3/watch" in request:
+            asked.release()
+            return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s\n" % (len(line) + 1, line)
+        return http(b"{}")(request)
+
+    with answering(answer) as port, open_engine(f"etcd://127.0.0.1:{port}", 5) as engine:
+        engine.watch("g")
+        for _ in range(3):
+            assert asked.acquire(timeout=60)
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "401 Unauthorized", "302 Found"])

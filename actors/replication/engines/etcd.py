@@ -267,6 +267,10 @@ class _Stream:
             except EngineError as error:
                 failures += 1
                 log.debug("%s", error)
+            except Exception as error:  # nobody else would begin the stream anew
+                failures += 1
+                if failures == 1:
+                    log.warning("%s: the watch is begun anew: %r", self._engine.where, error)
             finally:
                 with self._lock:
                     self._socket = None

@@ -145,7 +145,7 @@ class Gateway:
         where = f"{self._where}: {self._name(number)} {path}"
         try:
             # A stream of one answer is one line with it.
-            found = json.loads(content)
+            found = _parsed(content)
         except ValueError:
             found = None
         said = found.get("error") or found.get("message") if isinstance(found, dict) else None
@@ -263,7 +263,7 @@ class Gateway:
                 answer = connection.getresponse()
                 connection.sock.settimeout(None)
                 while line := answer.readline(ANSWER_BYTES_MAX):
-                    found = json.loads(line)
+                    found = _parsed(line)
                     if not isinstance(found, dict) or not isinstance(found.get("result"), dict):
                         raise ValueError(f"{line[:200]!r}")
                     yield found["result"]
@@ -271,6 +271,14 @@ class Gateway:
                 raise Lost(f"{self._where}: {self._name(number)} {path}: {error}") from error
             finally:
                 self._turn_from(number)
+
+
+def _parsed(content: bytes) -> Any:
+    """Raises ValueError."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
 
 
 def _set_timeout(connection: http.client.HTTPConnection, until: float) -> None:

@@ -81,7 +81,12 @@ def _address(url: str, text: str) -> tuple[str, int]:
     found = _HOST.fullmatch(text)
     if found is None or not 0 < int(found[2]) < 65_536:
         raise ConfigError(f"engine = {url!r:.200}: {text!r:.80} is no host:port")
-    return found[1].strip("[]"), int(found[2])
+    host = found[1].strip("[]")
+    try:
+        host.encode("idna")  # as whoever looks it up does
+    except UnicodeError as error:
+        raise ConfigError(f"engine = {url!r:.200}: {host!r:.80} is no host: {error}") from None
+    return host, int(found[2])
 
 
 def _folder(url: str, folder: str) -> Path:
