@@ -249,16 +249,28 @@ def http(body: bytes, status: str = "200 OK") -> Callable[[bytes], bytes]:
         b'{"kvs": [{"value": "eA==", "mod_revision": "x"}]}',
         b'{"kvs": [{"value": "eA==", "mod_revision": "0"}]}',
         b'{"kvs": [{"value": "eA==", "mod_revision": null}]}',
+        b'{"kvs": [{"value": "eA==", "mod_revision": "9223372036854775808"}]}',
         json.dumps({"kvs": [{"value": "A" * 87_384 + "AAAA", "mod_revision": "1"}]}).encode(),
         b'{"x": "' + b"x" * (4 << 20) + b'"}', b"[" * 100_000,
     ],
-    ids=range(13),
+    ids=range(14),
 )  # fmt: skip
 def test_an_etcd_that_is_none(body: bytes) -> None:
     with answering(http(body)) as port, open_engine(f"etcd://127.0.0.1:{port}", 5) as engine:
         assert isinstance(engine.cas("g", None, b"x"), Unknown)
         with pytest.raises(EngineFault, match=rf"etcd://127\.0\.0\.1:{port}"):
             engine.get("g")
+
+
+@pytest.mark.parametrize("ttl", ["0", "-1", "10001", "1" + "0" * 400, "x", ""])
+def test_a_session_of_etcd_that_is_granted_for_no_time(ttl: str) -> None:
+    body = json.dumps({"ID": "7", "TTL": ttl, "succeeded": True}).encode()
+    with (
+        answering(http(body)) as port,
+        open_engine(f"etcd://127.0.0.1:{port}", 5) as engine,
+        pytest.raises(EngineFault, match="none of etcd's"),
+    ):
+        engine.open_session("g", 1, 2)
 
 
 @pytest.mark.parametrize(

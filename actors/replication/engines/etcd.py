@@ -47,6 +47,7 @@ from cometmq.protocol.retry import pause_s, spread
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "/cometmq"
+TTL_S_GRANTED_MAX: Final = 10_000  # one and a half of the longest election time-out is far below
 
 
 class EtcdEngine(Handle):
@@ -89,7 +90,7 @@ class EtcdEngine(Handle):
                 return None
             record = decoded(found[0].get("value", ""))
             version = int(found[0]["mod_revision"])
-            if len(record) > RECORD_BYTES_MAX or version <= 0:
+            if len(record) > RECORD_BYTES_MAX or not 0 < version < 2**63:
                 raise ValueError(f"{len(record)} bytes of version {version}")
             return Stored(record, version)
 
@@ -181,13 +182,19 @@ class EtcdEngine(Handle):
 
 
 class _Lease:
-    """A `leased.Lease`: etcd's lease, and the key that hangs on it."""
+    """A `leased.Lease`: etcd's lease, and the key that hangs on it.
+
+    Raises ValueError for what etcd grants to nobody.
+    """
 
     def __init__(self, engine: EtcdEngine, key: str, lease_id: object, ttl: object) -> None:
         self._engine = engine
         self._key = key
         self._id = str(int(str(lease_id)))
-        self.ttl_s = float(int(str(ttl)))
+        granted_s = int(str(ttl))
+        if not 0 < granted_s <= TTL_S_GRANTED_MAX:
+            raise ValueError(f"a lease of {granted_s} s")
+        self.ttl_s = float(granted_s)
 
     def open(self) -> None:
         key = encoded(self._key.encode())
