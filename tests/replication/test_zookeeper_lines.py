@@ -148,10 +148,11 @@ def test_a_session_goes_on_behind_an_odd_answer(odd: Say, group: str) -> None:
         lambda *_: framed(struct.pack(">iiqi", 0, 2**31 - 1, 9, 16) + b"p" * 16 + b"\0"),
         lambda *_: framed(b""),
         lambda *_: framed(b"\xff" * 37),
+        lambda *_: framed(struct.pack(">iiqi", 0, 0, 0, -1) + b"\0"),
         lambda *_: struct.pack(">i", 2**31 - 1),
         lambda *_: None,
     ],
-    ids=["no password", "short password", "for ever", "empty", "bytes", "huge", "nothing"],
+    ids=["no password", "short password", "for ever", "empty", "bytes", "over", "huge", "nothing"],
 )
 def test_a_session_that_is_opened_oddly(odd: Say, group: str) -> None:
     """Also when it was there before: it is still held, or lost, and not by mistake."""

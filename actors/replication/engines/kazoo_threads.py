@@ -104,7 +104,9 @@ def connection(
                 self._is_beginning = False
             if xid is None:
                 opened, _ = found
-                if len(opened.passwd or b"") != _PASSWORD_BYTES or opened.time_out > SESSION_MS_MAX:
+                has_password = len(opened.passwd or b"") == _PASSWORD_BYTES
+                is_refused = opened.time_out <= 0
+                if not is_refused and not (has_password and opened.time_out <= SESSION_MS_MAX):
                     raise Odd("it opens no session, and does not refuse one either")
             return found
 
