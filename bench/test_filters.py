@@ -23,6 +23,8 @@ from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.shm.reading.selection import selection_of
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 
+pytestmark = pytest.mark.slow
+
 EACH = 50  # one of so many is wanted: 2 %
 CHOICES = {
     "tag, 2 %": ("wanted", ""),

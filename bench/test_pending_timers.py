@@ -26,7 +26,7 @@ PROBE_S = 0.001  # between two probes: they are there to see, not to load
 PROBED_S = 3.0  # before anything is due
 WAIT_S = 600.0
 
-pytestmark = pytest.mark.timeout(1_800)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
 def scheduler(broker: Broker) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from cometmq import Broker, Producer
 from cometmq.bench.peers.server import free_ports
 from cometmq.shm.os.files import COMMITLOG_DIR
 
+pytestmark = pytest.mark.slow
+
 BODY = random.Random(7).randbytes(128)
 LARGE = random.Random(7).randbytes(1_000)
 PAUSE_S = 0.002  # between two sends whose time is taken

@@ -11,6 +11,8 @@ import pytest
 
 from cometmq import Broker
 
+pytestmark = pytest.mark.slow
+
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 PAGES = [*sorted(page.name for page in GUIDE.glob("*.md")), "../consuming.md"]
 SERVER = "127.0.0.1:9876"
