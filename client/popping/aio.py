@@ -164,4 +164,9 @@ class AsyncPopConsumer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        finally:  # also where it is cancelled in between, or the loop comes to its end
+            if self._made is not None and not self._made._closed:
+                self._threads.submit(self._made.close)
+            self._threads.shutdown(wait=False)

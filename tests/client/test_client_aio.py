@@ -91,7 +91,7 @@ SENDING = (
 )
 RECEIVING = (
     "ack assign assignment close commit connected group member pause "
-    "poll position resume run seek subscribe unsubscribe wait_for_broker"
+    "poll position resume run seek seek_to_time subscribe unsubscribe wait_for_broker"
 )
 POPPING = "ack close extend group nack poll reject run"
 
