@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final
@@ -32,7 +32,6 @@ from cometmq.protocol.errors import (
     BadRequest,
     CometError,
     MessageIllegal,
-    MessageTooLarge,
     Overtaken,
     TooLate,
 )
@@ -40,16 +39,11 @@ from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, TIMER_TOPIC, check_g
 from cometmq.protocol.timed import LATEST_MS
 from cometmq.protocol.uptime import MS_DIGITS
 from cometmq.shm.kernel._kernel import (
-    WAITING_ROOM_BYTES,
-    BatchIllegal,
-    InnerEncoder,
     QueueCursor,
-    RecordTooLarge,
+    WaitingBatch,
     element_start,
 )
-from cometmq.shm.log.commit_log import CommitLog, refusal
-
-HALF_BYTES_MAX: Final = 1_024  # beside a client's element, in the encoder
+from cometmq.shm.log.commit_log import CommitLog
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -77,7 +71,6 @@ class Batches:
 
     Args:
         check_admitted: raises why nothing is stored now.
-        append_records: lays down records of ours.
         cover: that the answers wait for.
         check_producer: raises why a sender with a name stores nothing.
         keyed: tells what is there by its key.
@@ -90,7 +83,6 @@ class Batches:
         cursors: Cursors,
         *,
         check_admitted: Callable[[], None],
-        append_records: Callable[[Sequence[QueueKey], bytes, int], bytes],
         cover: int,
         check_producer: Callable[[SendMessages], None],
         keyed: Keyed,
@@ -98,7 +90,6 @@ class Batches:
         self._log = commit_log
         self._cursors = cursors
         self._check_admitted = check_admitted
-        self._append_records = append_records
         self._cover = cover
         self._check_producer = check_producer
         self._keyed = keyed
@@ -241,36 +232,10 @@ class Batches:
             )
         more = f"{_real(section)}TRAN_MSG\1true\2PGROUP\1{section.producer_group}\2".encode()
         more += stored_now().as_property()
-        born_host = host_bytes(command.born_host)
-        encoder = InnerEncoder(size_max=len(batch) * 2 + HALF_BYTES_MAX * max(section.count, 0))
-        try:
-            _, count = encoder.add_batch(
-                0,
-                batch,
-                sys_flag=section.sys_flag,
-                born_timestamp=command.born_timestamp_ms,
-                born_host=born_host,
-                more=more,
-                half=True,
-            )
-            if count != section.count:
-                raise BatchIllegal(f"{count} elements, {section.count} announced")
-        except (RecordTooLarge, BatchIllegal) as error:
-            raise refusal(error) from None
-        place = self.place_of(section)
-        queue = self._cursors.of(place.topic, place.queue_id)
-        self._log.check_batch(queue, batch, count, born_host)
-        payload = encoder.take()
-        # Nothing may wait there that does not fit into a segment under the name of its topic.
-        if len(payload) + WAITING_ROOM_BYTES > self._log.segment_bytes:
-            raise MessageTooLarge(
-                f"a batch of {len(payload)} bytes that waits: its segment has "
-                f"{self._log.segment_bytes}"
-            )
-        places = self._append_records([place], payload, count)
-        numbers = memoryview(places).cast("q")
-        each = numbers[1::2].tolist()
-        return SectionResult(0, numbers[0], numbers[1], physical_offsets=each)
+        waiting = self._waiting(section, batch, command, more, half=True)
+        at = self._log.append_checked(waiting.append)
+        queue_offset = self._log.appender.batch_queue_offset
+        return SectionResult(0, queue_offset, at, physical_offsets=waiting.places)
 
     def _append_waiting(
         self, section: Section, batch: memoryview, command: SendMessages
@@ -278,31 +243,49 @@ class Batches:
         """Store it where RocketMQ has what waits, with the queue that it is meant for as
         properties: in the queue of its delay level, or in the topic of timers, where each element
         says when it is due. The scheduler process copies it from there."""
-        more, now, up_at = _real(section).encode(), -1, -1
+        more, now = _real(section).encode(), -1
         if section.delay_level == TIMED:
             now = int(time.time() * 1000)  # that is what delays count from, by either clock
-            more += stored_now().as_property()
         else:
-            more += b"DELAY\1%d\2" % self._level_of(section) + stored_now().as_property()
-            up_at = len(more) - 1 - MS_DIGITS
-        place = self.place_of(section)
-        waiting = self._log.waiting(
-            self._cursors.of(place.topic, place.queue_id),
-            batch,
-            section.count,
-            more,
-            now_ms=now,
-            latest_ms=LATEST_MS,
-            sys_flag=section.sys_flag,
-            born_timestamp_ms=command.born_timestamp_ms,
-            born_host=host_bytes(command.born_host),
-            up_at=up_at,
-        )
+            more += b"DELAY\1%d\2" % self._level_of(section)
+        more += stored_now().as_property()
+        waiting = self._waiting(section, batch, command, more, now_ms=now)
         if 0 <= waiting.earliest < now + RECALL_MARGIN_MS:
             raise TooLate(f"the message was due at {waiting.earliest} ms, and it is {now}")
         at = self._log.append_checked(waiting.append)
         queue_offset = self._log.appender.batch_queue_offset
         return SectionResult(0, queue_offset, at, timed_ms=max(now, 0))
+
+    def _waiting(
+        self,
+        section: Section,
+        batch: memoryview,
+        command: SendMessages,
+        more: bytes,
+        *,
+        now_ms: int = -1,
+        half: bool = False,
+    ) -> WaitingBatch:
+        """For the queue in which it waits.
+
+        Args:
+            more: properties of all; the last one says since when.
+            now_ms: that this is, where each says itself when it is due.
+        """
+        place = self.place_of(section)
+        return self._log.waiting(
+            self._cursors.of(place.topic, place.queue_id),
+            batch,
+            section.count,
+            more,
+            now_ms=now_ms,
+            latest_ms=LATEST_MS,
+            sys_flag=section.sys_flag,
+            born_timestamp_ms=command.born_timestamp_ms,
+            born_host=host_bytes(command.born_host),
+            up_at=-1 if now_ms >= 0 else len(more) - 1 - MS_DIGITS,
+            half=half,
+        )
 
 
 def _real(section: Section) -> str:

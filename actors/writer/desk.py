@@ -113,7 +113,6 @@ class Desk:
             commit_log,
             cursors,
             check_admitted=self._check_admitted,
-            append_records=self.append_records,
             cover=answers.policy,
             check_producer=self.producers.check,
             keyed=self.keyed,

@@ -283,15 +283,8 @@ class InnerEncoder:
         sys_flag: int = 0,
         born_timestamp: int = 0,
         born_host: bytes = b"",
-        more: bytes = b"",
-        half: bool = False,
     ) -> tuple[int, int]:
-        """(where the next element begins, how many were added). Raises BatchIllegal.
-
-        Args:
-            more: properties, as they shall stand behind those of each element.
-            half: of transactions: each names its own, or begins one under its UNIQ_KEY.
-        """
+        """(where the next element begins, how many were added). Raises BatchIllegal."""
     def add_stored(
         self,
         queue: int,
@@ -309,10 +302,6 @@ class InnerEncoder:
 
 # --- clients' messages that wait ---
 
-WAITING_ROOM_BYTES: Final[int]
-"""That a record may have more of later, with the longest name of a topic: what waits has to fit
-into a segment with it."""
-
 @final
 class WaitingBatch:
     """A client's batch body, checked, whose records get more properties. Raises BatchIllegal,
@@ -322,11 +311,13 @@ class WaitingBatch:
         now: what a delay counts from, in ms; -1: no element says when it is to be delivered.
         latest: time that is accepted.
         up_at: from which byte of `more` on it says when it was stored, by CLOCK_BOOTTIME.
+        half: of transactions: each names its own, or begins one under its UNIQ_KEY.
     """
 
     size: int  # bytes of its records in the log
     count: int
     earliest: int  # time of those that recall another; -1: none does
+    places: list[int]  # physical offsets of halves that were laid down
     def __init__(
         self,
         log: LogAppender,
@@ -341,6 +332,7 @@ class WaitingBatch:
         born_timestamp: int = 0,
         born_host: bytes = b"",
         up_at: int = -1,
+        half: bool = False,
     ) -> None: ...
     def append(self, store_timestamp: int = 0) -> int | None:
         """Physical offset of the first record; None if it does not fit."""

@@ -155,13 +155,8 @@ cdef class InnerEncoder:
         return count - start
 
     def add_batch(self, int32_t queue, const uint8_t[::1] batch not None, Py_ssize_t start=0, *,
-                  int32_t sys_flag=0, int64_t born_timestamp=0, bytes born_host=b"",
-                  bytes more=b"", bint half=False):
+                  int32_t sys_flag=0, int64_t born_timestamp=0, bytes born_host=b""):
         """Add the elements of a client's batch body from byte `start` on, until it is full.
-
-        Args:
-            more: properties, as they shall stand behind those that each element has.
-            half: they are of transactions: each names its own, or begins one under its UNIQ_KEY.
 
         Returns (the byte where the next element begins, how many were added). Raises BatchIllegal
         for what is no element.
@@ -169,7 +164,6 @@ cdef class InnerEncoder:
         cdef Py_ssize_t at = start, added = 0
         cdef int64_t size
         cdef int unkept
-        cdef bytes text
         cdef Record record
         if not 0 <= start <= batch.shape[0]:
             raise ValueError(f"a batch of {batch.shape[0]} bytes has no byte {start}")
@@ -184,8 +178,7 @@ cdef class InnerEncoder:
                 unkept = find_unkept(record.properties, record.properties_length)
                 if unkept >= 0:
                     refuse_unkept(added, unkept, record.properties, record.properties_length)
-                text = more + transaction_of(&record) if half else more
-                self._add(queue, &record, <const uint8_t *>PyBytes_AS_STRING(text), len(text))
+                self._add(queue, &record)
             except BatchFull:
                 break
             at += size
@@ -234,20 +227,6 @@ cdef class InnerEncoder:
         cdef bytes payload = PyBytes_FromStringAndSize(<const char *>self._buffer, self.size)
         self.size = self.count = 0
         return payload
-
-
-cdef bytes transaction_of(Record *record):
-    """The property that a half message needs so that it names its transaction. Raises BatchIllegal
-    for one that has no name at all."""
-    cdef const uint8_t *value = NULL
-    cdef Py_ssize_t count = 0
-    if find_property(record.properties, record.properties_length, b"__transactionId__", 17,
-                     &value, &count):
-        return b""
-    if not find_property(record.properties, record.properties_length, b"UNIQ_KEY", 8,
-                         &value, &count):
-        raise BatchIllegal("a message of a transaction has no UNIQ_KEY")
-    return b"__transactionId__\1" + PyBytes_FromStringAndSize(<const char *>value, count) + b"\2"
 
 
 cdef int set_hosts(Record *record, bytes born_host, bytes store_host) except -1:

@@ -2,9 +2,7 @@
 
 cdef enum:
     MORE_BYTES = 1024  # of properties that all get
-    _WAITING_ROOM = 512  # that a record may have more of later, with the longest name of a topic
-
-WAITING_ROOM_BYTES = _WAITING_ROOM
+    WAITING_ROOM = 512  # that a record may have more of later, with the longest name of a topic
 
 
 @cython.final
@@ -21,15 +19,17 @@ cdef class WaitingBatch:
     cdef int64_t _born_timestamp
     cdef int64_t *_dues  # of each element; NULL: they say none
     cdef Py_ssize_t _up_at  # byte of _more; -1: it says nothing of that kind
+    cdef bint _half
     cdef int64_t _up
     cdef readonly int64_t size  # bytes of its records in the log
     cdef readonly int64_t count
     cdef readonly int64_t earliest  # time of those that recall another; -1: none does
+    cdef readonly list places  # physical offsets, once they are laid down, if they are halves
 
     def __init__(self, LogAppender log not None, QueueCursor queue not None,
                  const uint8_t[::1] batch not None, int64_t count, bytes more not None, *,
                  int64_t now=-1, int64_t latest=0, int32_t sys_flag=0, int64_t born_timestamp=0,
-                 bytes born_host=b"", Py_ssize_t up_at=-1):
+                 bytes born_host=b"", Py_ssize_t up_at=-1, bint half=False):
         """
         Args:
             more: properties that stand behind those of each element.
@@ -37,6 +37,7 @@ cdef class WaitingBatch:
             now: each element says when it is to be delivered; a delay counts from this time, in ms
                 since 1970. -1: none of them says anything of that kind.
             latest: time that is accepted.
+            half: they are of transactions: each names its own, or begins one under its UNIQ_KEY.
 
         Raises BatchIllegal for a body that is not `count` whole elements of that kind,
         RecordTooLarge for a record over the limits, or more than a segment holds.
@@ -53,7 +54,7 @@ cdef class WaitingBatch:
         if count <= 0 or count > batch.shape[0] // BATCH_ELEMENT_BYTES:
             raise BatchIllegal(f"a batch of {count} elements in {batch.shape[0]} bytes")
         self._log, self._queue, self._batch, self._more = log, queue, batch, more
-        self._up_at = up_at
+        self._up_at, self._half, self.places = up_at, half, []
         self._sys_flag, self._born_timestamp, self._born_host = sys_flag, born_timestamp, born
         self.earliest = -1
         if now >= 0:
@@ -61,8 +62,8 @@ cdef class WaitingBatch:
             if self._dues == NULL:
                 raise MemoryError
         self._measure(count, now, latest)
-        if self.size + _WAITING_ROOM > log._segment_bytes:
-            raise RecordTooLarge("batch", self.size, log._segment_bytes - _WAITING_ROOM)
+        if self.size + WAITING_ROOM > log._segment_bytes:
+            raise RecordTooLarge("batch", self.size, log._segment_bytes - WAITING_ROOM)
 
     def __dealloc__(self):
         PyMem_Free(self._dues)
@@ -110,13 +111,13 @@ cdef class WaitingBatch:
         cdef LogAppender log = self._log
         cdef int64_t properties_bytes = (
             record.properties_length + wants_separator(record) + len(self._more)
-            + self._timing_bytes(self.count))
+            + self._timing_bytes(self.count) + self._transaction(record, NULL))
         cdef int64_t size = log._record_size(
             self._queue, record.body_length, properties_bytes, False, len(self._born_host))
         log._check_sizes(record.body_length, properties_bytes + (
             CRC_PROPERTY_BYTES if log._crc_property else 0), size)
-        if size + _WAITING_ROOM > ELEMENT_MAX:  # or it could never be copied from there
-            raise RecordTooLarge("record", size, ELEMENT_MAX - _WAITING_ROOM)
+        if size + WAITING_ROOM > ELEMENT_MAX:  # or it could never be copied from there
+            raise RecordTooLarge("record", size, ELEMENT_MAX - WAITING_ROOM)
         self.size += size
         return 0
 
@@ -130,8 +131,26 @@ cdef class WaitingBatch:
         return (number_bytes(b"TIMER_DELIVER_MS", due)
                 + number_bytes(b"TIMER_OUT_MS", timer_second(due)))
 
+    cdef Py_ssize_t _transaction(self, Record *record, uint8_t *text) except -1:
+        """Put down the property that a half message needs so that it names its transaction, if it
+        has none, and this is no NULL; its bytes. Raises BatchIllegal for one that has no name."""
+        cdef const uint8_t *value = NULL
+        cdef Py_ssize_t count = 0
+        if not self._half or find_property(
+                record.properties, record.properties_length, b"__transactionId__", 17, &value,
+                &count):
+            return 0
+        if not find_property(record.properties, record.properties_length, b"UNIQ_KEY", 8,
+                             &value, &count):
+            raise BatchIllegal("a message of a transaction has no UNIQ_KEY")
+        if text != NULL:
+            memcpy(text, b"__transactionId__\1", 18)
+            memcpy(text + 18, value, count)
+            text[18 + count] = 2
+        return count + 19
+
     cdef inline Py_ssize_t _put_properties(self, uint8_t *text, Record *record,
-                                           int64_t index) noexcept:
+                                           int64_t index) except -1:
         """All of a record; their bytes."""
         cdef Py_ssize_t count = record.properties_length, more = PyBytes_GET_SIZE(self._more)
         cdef int64_t due
@@ -149,7 +168,7 @@ cdef class WaitingBatch:
                 count += put_number(text + count, b"TIMER_DELIVER_MS", due)
             count += put_number(text + count, b"TIMER_OUT_MS",
                                 timer_second(due if due >= 0 else -1 - due))
-        return count
+        return count + self._transaction(record, text + count)
 
     def append(self, int64_t store_timestamp=0):
         """Lay all of it into the log; the physical offset of the first record, and its queue offset
@@ -180,6 +199,8 @@ cdef class WaitingBatch:
                                     record.born_host_length)
             log._lay(&record, place, size, self._queue.next_offset + index, element.body,
                      element.body_length, text, properties_bytes, False)
+            if self._half:
+                self.places.append(log.segment_start + place)
             place += size
         log.batch_queue_offset = self._queue.next_offset
         self._queue.next_offset += self.count

@@ -281,6 +281,7 @@ class CommitLog:
         born_timestamp_ms: int = 0,
         born_host: bytes = b"",
         up_at: int = -1,
+        half: bool = False,
     ) -> WaitingBatch:
         """A client batch that waits in that queue, checked; see WaitingBatch. Its `append` is for
         `append_checked`.
@@ -293,7 +294,7 @@ class CommitLog:
             return WaitingBatch(
                 self.appender, queue, batch, count, more, now=now_ms, latest=latest_ms,
                 sys_flag=sys_flag, born_timestamp=born_timestamp_ms, born_host=born_host,
-                up_at=up_at,
+                up_at=up_at, half=half,
             )  # fmt: skip
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None

@@ -260,3 +260,28 @@ def test_room_in_the_segment() -> None:
     log.appender.detach()
     with pytest.raises(ValueError, match="no segment"):
         waiting.append()
+
+
+@pytest.mark.parametrize("own", [b"UNIQ_KEY\1id\2", b"UNIQ_KEY\1id", b"__transactionId__\1tx\2"])
+def test_a_half_names_its_transaction(own: bytes) -> None:
+    """By its own word, or by its id, from which the first of a transaction has its name."""
+    log = Log()
+    batch = element(own) * 2
+    waiting = log.waiting(batch, 2, MORE, -1, half=True)
+    assert waiting.places == []
+    first = waiting.append(5_000)
+    found = decode(log.memory[: log.appender.physical_offset])
+    assert waiting.places == [each.physical_offset for each in found]
+    assert waiting.places[0] == first
+    for each in found:
+        assert each.raw_properties.startswith(own.rstrip(b"\2") + b"\2" + MORE)
+        assert each.properties["__transactionId__"] == ("tx" if b"tx" in own else "id")
+        assert each.raw_properties.count(b"__transactionId__") == 1
+    assert waiting.size == log.appender.physical_offset
+
+
+def test_a_half_without_a_name_is_none() -> None:
+    log = Log()
+    with pytest.raises(BatchIllegal, match="has no UNIQ_KEY"):
+        log.waiting(element(b"a\1b\2"), 1, MORE, -1, half=True)
+    assert log.is_untouched()
