@@ -103,11 +103,14 @@ class TlsConnection:
     def read(self) -> bytes:
         """What a record has, or the rest of it; nothing where none has come whole."""
         try:
-            return self.tls.read(RECORD_BYTES)
+            plain = self.tls.read(RECORD_BYTES)
         except ssl.SSLWantReadError:
             return b""
         except ssl.SSLError as error:
             raise _lost(error) from None
+        if not plain:  # an alert that this was all: what follows it is never read
+            raise ConnectionLost(ENDED)
+        return plain
 
     def read_into(self, memory: memoryview) -> int:
         """What has come of one record after the other; how many bytes it was."""
@@ -115,7 +118,10 @@ class TlsConnection:
         at, end = 0, len(memory)
         try:
             while at < end and self.holds_some:
-                at += read(end - at, memory[at:])
+                count = read(end - at, memory[at:])
+                if not count:
+                    raise ConnectionLost(ENDED)
+                at += count
         except ssl.SSLWantReadError:
             return at
         except ssl.SSLError as error:

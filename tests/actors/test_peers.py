@@ -325,17 +325,6 @@ def test_who_believes_anybody_is_not_believed(three: Group, who: str, tmp_path: 
     assert not replica.heard
 
 
-@pytest.mark.parametrize("name", ["n1", "n9"])
-def test_a_certificate_that_another_one_than_the_authority_has_signed(
-    three: Group, name: str
-) -> None:
-    """Signed with the key of n1's own, by the authority's name: no authority itself."""
-    made = contexts(bytes(32), GROUP, name)  # the authority has the same name
-    caller = three.call(three.replicas[0], unbelieving(made.client))
-    three.until(lambda: caller.why)
-    assert three.replicas[0].count("peers_handshakes_failed")
-
-
 @pytest.mark.parametrize(
     "rubbish",
     [
@@ -579,6 +568,22 @@ def test_a_flipped_bit_ends_the_connection_and_nothing_of_it_is_heard(
         sender.peers.close()
         group.replicas.remove(sender)
     assert [frame for _, frame, _ in taker.heard] == [beat(1), beat(2)]
+
+
+@pytest.mark.parametrize("begins", [b"", HEAD.pack(10, 100_000) + bytes(50_000)])
+def test_what_follows_the_end_of_tls_is_not_waited_for(group: Group, begins: bytes) -> None:
+    """OpenSSL reads nothing behind an alert that says that this was all."""
+    replica = group.add("n0")
+    replica.peers.replace({"n1": f"127.0.0.1:{free_ports()}"})
+    caller = group.call_as("n1", replica)
+    caller.connection.write(begins)
+    with pytest.raises(ssl.SSLWantReadError):
+        caller.connection.tls.unwrap()
+    with contextlib.suppress(ConnectionLost):
+        caller.connection.shake_hands()  # sends what there is to be sent
+    caller.connection._socket.sendall(bytes(1_000))
+    group.until(lambda: caller.why)
+    assert not replica.heard
 
 
 def test_a_key_carries_so_much_and_no_more(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
