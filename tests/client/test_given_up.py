@@ -76,7 +76,7 @@ def test_sends_that_failed_while_no_broker_was_there_are_not_stored_by_the_next(
         for number in range(3):
             producer.send("t", b"late %d" % number, queue_id=0).wait()
         assert second.broker.bodies("t", 0) == [b"late 0", b"late 1", b"late 2"]
-        with contextlib.suppress(NotReachable, NotConfirmed):  # the first is told once more by flush
+        with contextlib.suppress(NotReachable, NotConfirmed):  # the first one, again
             producer.close()
 
 

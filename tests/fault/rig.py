@@ -344,8 +344,21 @@ class Rig:
         if point.when == "restart":
             self.broker.end(pid)
         elif point.when == "clean":
-            with contextlib.suppress(NotConfirmed):
+            self._order_cleaning()
+
+    def _order_cleaning(self) -> None:
+        """A cleaner that has just taken a dead one's place takes orders once it knows the holds."""
+        deadline = time.monotonic() + HIT_S
+        while True:
+            try:
                 self.broker.ask("cleaner", DeleteSegments(), timeout_s=2)
+            except NotConfirmed:
+                return  # it is dead, as it was to be
+            except ServiceNotAvailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)  # nothing tells when it does
+            else:
+                return
 
     def _see_hit(self, point: Point) -> int:
         pid = self.points.wait_hit(HIT_S)
