@@ -135,6 +135,7 @@ class CoordinatorActor(ServiceActor):
             session_s=settings.consumer_session_timeout_ms / 1000,
             filters_on=settings.enable_property_filter,
         )
+        self._members.poppers = self._poppers.names
         self._moves = Moves(self._books, self._members, self._poppers)
         self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
         self._groups = Groups(self._books, self._members, self._poppers, self._topics)

@@ -33,6 +33,7 @@ from cometmq.protocol.configs import SubscriptionGroupConfig
 from cometmq.protocol.errors import (
     BadRequest,
     CometError,
+    GroupInUse,
     GroupNotExist,
     NotConfirmed,
     SubscriptionIllegal,
@@ -88,6 +89,8 @@ class Members:
         self._configs = books.groups.configs
         self._session_timeout_s = settings.consumer_session_timeout_ms / 1000
         self.may_share: Callable[[], bool] = lambda: True  # now; else no member is answered
+        # Who takes messages of a group one by one: it is used in one way at a time.
+        self.poppers: Callable[[str], list[str]] = lambda _group: []
         # In a group: for so long another master may go on telling members that queues are theirs.
         self.others_s = 0.0
         self._looked_at = time.monotonic()  # for silent members
@@ -193,6 +196,11 @@ class Members:
         group.reads_far_from = config.which_broker_when_consume_slowly
         if command.member not in group and len(group.subscribed.asked) >= MEMBERS_MAX:
             raise SystemBusy(f"group {command.group} has {MEMBERS_MAX} members, and takes no more")
+        if command.member not in group and (poppers := self.poppers(command.group)):
+            raise GroupInUse(
+                f"group {command.group} has consumers that take its messages one by one "
+                f"({poppers[0]}): end them before its queues are shared"
+            )
         if wants_same_subscriptions(config):
             if group.subscribed.difference(command.member, subscriptions) is not None:
                 self._drop_ended()  # one of those may have been the other

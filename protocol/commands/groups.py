@@ -32,7 +32,8 @@ class JoinGroup(Command, frozen=True, tag=40):
     -> GroupShare, at once when it differs from `version`, else after at most `wait_ms`.
     `owned` names the queues that the member still works on: a queue is given to another member
     only when its owner no longer names it, or has left, or was silent for the session time.
-    Fails with SubscriptionIllegal over 5,000 topics.
+    Fails with SubscriptionIllegal over 5,000 topics, GroupInUse for a new member of a group that
+    consumers without queues are in.
     """
 
     access = by_clients(read("group", On.GROUP), read("subscriptions.topic"), later=True)

@@ -822,6 +822,21 @@ def test_a_group_with_members(broker: Broker, topic: str) -> None:
             consumer.poll()
 
 
+def test_a_member_of_a_group_that_is_popped(broker: Broker, topic: str) -> None:
+    """It was let in, and ended the runs of all that popped. It is, once they have gone."""
+    send(broker, topic, 3)
+    with broker.pop_consumer(topic, topic) as consumer:
+        found = pop(consumer, 1, ack=True)
+        with broker.consumer(topic, topic) as member:
+            with pytest.raises(errors.GroupInUse, match="one by one"):
+                member.poll(timeout_s=WAIT_S)
+            found += pop(consumer, 1, ack=True)
+            consumer.close()
+            until(lambda: bool(member.assignment))  # it has asked again
+            found += member.poll(timeout_s=WAIT_S)
+    assert sorted(each.body for each in found) == [b"0", b"1", b"2"]
+
+
 def test_the_group_is_moved(broker: Broker, topic: str) -> None:
     """A reset counts: what was popped is forgotten."""
     send(broker, topic, 6)
