@@ -10,20 +10,19 @@ from typing import Final
 
 CRC: Final = b"__CRC32#"  # of the record that it stands in, which no copy has
 
-# Of what waits on. Without the last one its delay goes by the wall clock.
-WAITING: Final = (
-    CRC, b"TIMER_ROLL_TIMES", b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS", b"WAIT",
-    b"COMETMQ_UP",
-)  # fmt: skip
-
-# Of what comes again at a level's end: nothing says that it waited before.
-AGAIN: Final = (
-    *WAITING, b"TIMER_DELAY_LEVEL", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_OUT_MS",
+_UP: Final = b"COMETMQ_UP"
+_NOTES: Final = (CRC, b"TIMER_ROLL_TIMES", b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS", b"WAIT")
+_TIMES: Final = (
+    b"TIMER_DELAY_LEVEL", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_OUT_MS",
     b"TIMER_DELIVER_MS", b"TRAN_MSG",
 )  # fmt: skip
 
+# Of what waits on. Without the last one its delay goes by the wall clock.
+WAITING: Final = (*_NOTES, _UP)
+# Of what comes again at a level's end, and may have waited before.
+AGAIN: Final = (*_NOTES, *_TIMES, _UP)
 # Of what has waited: also where it was meant for, which is where it is now.
-DELIVERED: Final = (*AGAIN, b"DELAY", b"REAL_QID", b"REAL_TOPIC")
+DELIVERED: Final = (_UP, *_NOTES, *_TIMES, b"DELAY", b"REAL_QID", b"REAL_TOPIC")
 
 
 def lean(properties: bytes, spare: Sequence[bytes], bytes_max: int) -> bytes:
