@@ -154,7 +154,7 @@ def test_a_session_goes_on_behind_an_odd_answer(odd: Say, group: str) -> None:
     ids=["no password", "short password", "for ever", "empty", "bytes", "over", "huge", "nothing"],
 )
 def test_a_session_that_is_opened_oddly(odd: Say, group: str) -> None:
-    """Also when it was there before: it is held on, or lost."""
+    """Also when it was there before: it is held on by whom it is of, or lost."""
     with served() as (server, engine):
         server.say = strike = Once(CONNECT, odd)
         assert engine.get(group) is None
@@ -167,6 +167,8 @@ def test_a_session_that_is_opened_oddly(odd: Say, group: str) -> None:
         count = len(server.asked)
         eventually(lambda: EXISTS in [each.op for each in server.asked[count:]])
         eventually(lambda: session.holding is not Holding.IN_DOUBT)
+        owners = {node.owner for node in server.nodes.values() if node.owner}
+        assert session.holding is Holding.LOST or server.asked[-1].session in owners
 
 
 @pytest.mark.parametrize(
