@@ -287,15 +287,18 @@ def test_given_back_rejected_extended(broker: Broker, topic: str) -> None:
 
 def test_too_late(broker: Broker, topic: str) -> None:
     send(broker, topic, 2)
-    with broker.pop_consumer(topic, topic, invisible_s=0.2) as consumer:
+    with (
+        broker.pop_consumer(topic, topic, invisible_s=0.2) as consumer,
+        broker.pop_consumer(topic, topic, invisible_s=600) as other,
+    ):
         first, second = pop(consumer, 2)
-        again = pop(consumer, 2)
+        again = pop(other, 2)
         with pytest.raises(errors.HandleUnknown, match="its time is over"):
             consumer.extend(first, 5)
         with pytest.raises(errors.HandleUnknown, match="it comes again or has come already"):
             consumer.ack(first, second)
-        consumer.ack(*again)
-        consumer.ack(*again)  # said again
+        other.ack(*again)
+        other.ack(*again)  # said again
 
 
 def test_who_is_too_late_gives_nothing_back(broker: Broker, topic: str) -> None:
