@@ -26,6 +26,8 @@ from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
 from cometmq.shm.state.damage import note_damage
 
+REMEMBERED_MAX: Final = 256  # more than two followers ask for in one handshake
+
 _TOPIC: Final = derived.DERIVED_TOPIC.encode()
 _BLANK: Final = REASONS.index("end of segment")
 
@@ -48,6 +50,7 @@ class GroupLog:
         self._segment_bytes = segment_bytes
         self._maps = LogMaps(store, segment_bytes)
         self._whole = (0, 0, 0, 0)  # what `whole_records` was asked last, and its answer
+        self._marks: dict[int, Mark] = {}  # what `last_record` has found, by the end
 
     def begins_at(self) -> int:
         """The physical offset at which the first segment begins; 0 for a log without any."""
@@ -62,8 +65,17 @@ class GroupLog:
     def last_record(self, end: int) -> Mark | None:
         """The last whole record before `end`. None: it is not kept, or no record ends there.
 
-        Walks over the heads of the records before it in its segment.
+        Walks over the heads of the records before it in its segment, once: that may take longer
+        than a follower waits for its master before it begins anew, and asks for the same.
         """
+        found = self._marks.get(end) or self._find_last(end)
+        if found is not None:
+            if len(self._marks) >= REMEMBERED_MAX:
+                self._marks.clear()
+            self._marks[end] = found
+        return found
+
+    def _find_last(self, end: int) -> Mark | None:
         if end <= 0:
             return None
         start = self.start_of(end - 1)
@@ -181,6 +193,7 @@ class GroupLog:
     def forget_from(self, offset: int) -> None:
         """The log was cut there, or begun anew: files of the same names may be others now."""
         self._whole = (0, 0, 0, 0)
+        self._marks = {end: mark for end, mark in self._marks.items() if end <= offset}
         for start in self._maps.oldest(len(self._maps)):
             if start >= offset:
                 self._maps.drop(start)

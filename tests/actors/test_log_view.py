@@ -14,10 +14,11 @@ from group_log import Built, Write, build
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cometmq.actors.replication import log_view
 from cometmq.actors.replication.core.frames import Mark
 from cometmq.actors.replication.log_view import GroupLog
 from cometmq.protocol.errors import StoreDamaged
-from cometmq.shm.kernel._kernel import records_before
+from cometmq.shm.kernel._kernel import records_before, scan
 from cometmq.shm.log.references import References, create_references
 
 SEGMENT = 1_000
@@ -190,6 +191,53 @@ def test_a_segment_that_was_cut_and_came_again_is_another_file(tmp_path: Path) -
     assert seen == old.bytes_of(begin, end)  # under way to somebody
     assert view.read(begin, new.units[2].end) == new.bytes_of(begin, new.units[2].end)
     seen.release()
+    view.close()
+
+
+def test_what_was_found_once_is_not_walked_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk through a segment of 1 GiB may take longer than a follower waits for its master, which
+    it then asks again: walked each time, neither would ever come to an end."""
+    built = build([40, 50, 60, 70], SEGMENT)
+    built.write(tmp_path)
+    view = GroupLog(tmp_path, SEGMENT)
+    walks = []
+
+    def counted(*arguments: object) -> object:
+        walks.append(arguments)
+        return scan(*arguments)
+
+    monkeypatch.setattr(log_view, "scan", counted)
+    ends = [unit.end for unit in built.units]
+    first = [view.last_record(end) for end in ends]
+    assert None not in first
+    count = len(walks)
+    assert [view.last_record(end) for end in ends] == first
+    assert len(walks) == count
+    view.forget_from(built.units[1].end)  # cut there: what comes next may be another record
+    built = build([40, 50, 30, 70], SEGMENT)
+    with (tmp_path / "commitlog" / f"{0:020}").open("r+b") as segment:
+        segment.write(built.content.ljust(SEGMENT, b"\0"))
+    assert [view.last_record(unit.end) for unit in built.units[:2]] == first[:2]
+    assert len(walks) == count
+    assert view.last_record(ends[2]) is None
+    found = view.last_record(built.units[2].end)
+    assert found is not None
+    assert found.start == first[2].start
+    assert found.crc != first[2].crc
+    view.close()
+
+
+def test_only_so_many_are_remembered(tmp_path: Path) -> None:
+    built = build([8] * 900, 200_000)
+    built.write(tmp_path)
+    view = GroupLog(tmp_path, 200_000)
+    for unit in built.units:
+        mark = view.last_record(unit.end)
+        assert mark is not None
+        assert (mark.start, mark.end) == (unit.begin, unit.end)
+        assert len(view._marks) <= log_view.REMEMBERED_MAX
     view.close()
 
 
