@@ -49,7 +49,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     looked_at = option.usepdb or option.collectonly or option.capture == "no"
     if whole and not is_worker and not looked_at and getattr(option, "numprocesses", 0) is None:
-        option.numprocesses = 2 + 2 * (psutil.cpu_count() or 1)
+        option.numprocesses = 3 + (psutil.cpu_count() or 1)
 
 
 @pytest.hookimpl(optionalhook=True)
