@@ -275,6 +275,7 @@ def test_a_process_without_descriptors(broker: RunningBroker) -> None:
     endpoint = broker.endpoints.readers[0]
     with Channel(endpoint) as line:
         line.ask(Ping(), timeout_s=WAIT_S)
+        wait_until(lambda: broker.statistics("reader-0")["connections"] > 0)  # it is taken in
         process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), before[1]))
         clients = [RawClient(endpoint, handshake=False) for _ in range(50)]
         began, used = time.monotonic(), sum(process.cpu_times()[:2])

@@ -599,7 +599,9 @@ def test_a_key_carries_so_much_and_no_more(group: Group, monkeypatch: pytest.Mon
 def test_some_at_a_time(three: Group) -> None:
     """Whoever listens hears its timers between."""
     sender, taker, _ = three.replicas
-    three.until(lambda: sender.peers.send("n1", beat(0)))
+    # Who is let in later makes for more to be heard, too.
+    three.until(lambda: all(each.count("peers_connected") == 2 for each in three.replicas))
+    assert sender.peers.send("n1", beat(0))
     for number in range(1, 500):
         assert sender.peers.send("n1", beat(number))
     deadline = time.monotonic() + WAIT_S

@@ -38,13 +38,15 @@ def test_in_a_group_it_is_not_believed(in_group: bool, tmp_path: Path) -> None:
         _family=family,
         _settings=settings,
         _files=None,
-        _store=SimpleNamespace(positions=positions),
+        _store=SimpleNamespace(
+            positions=positions, get_message=lambda *_, **__: SimpleNamespace(payload=None)
+        ),
         _deriver=SimpleNamespace(position=lambda: Position(0, 0)),
         _clock=SimpleNamespace(aheads=(0,)),
         _bytes_max=1 << 20,
-        _believed_up_to=lambda _frontier: 0,
+        _records=None,
+        _aside=None,
     )
-    timers._read_up_to = lambda *rest: Timers._read_up_to(cast(Any, timers), *rest)
     wheel = Timers._open(cast(Any, timers))
     assert (wheel.at_due, timers.seen) == ((0, 0) if in_group else (DUE_MS, 7))
     del wheel, timers._wheel

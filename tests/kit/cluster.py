@@ -29,7 +29,7 @@ SPARK_MARK: Final = f"{RUN}/spark-cluster"
 DRIVER: Final = Path(__file__).with_name("cluster_driver.py")
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 START_S: Final = 90  # of a JVM, on a machine that has other work to do
-STEP_S: Final = 120  # of a driver, from one event to the next
+STEP_S: Final = 240  # of a driver, from one event to the next
 SMALL_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CONF: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",

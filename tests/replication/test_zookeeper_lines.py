@@ -126,13 +126,13 @@ def test_an_odd_answer_costs_a_connection_and_no_more(
 @odd_answers
 def test_a_session_goes_on_behind_an_odd_answer(odd: Say, group: str) -> None:
     with served() as (server, engine):
-        session = engine.open_session(group, 1, 2)
+        session = engine.open_session(group, 1, 6)  # a busy machine renews it in time
         server.say = strike = Once(EXISTS, odd)
         assert strike.done.wait(60)
         count = len(server.asked)
         eventually(
             lambda: (
-                [each.op for each in server.asked[count:]].count(EXISTS) > 2
+                [each.op for each in server.asked[count:]].count(EXISTS) > 1
                 and session.holding is Holding.HELD
             )
         )
@@ -166,9 +166,14 @@ def test_a_session_that_is_opened_oddly(odd: Say, group: str) -> None:
         assert strike.done.wait(60)
         count = len(server.asked)
         eventually(lambda: EXISTS in [each.op for each in server.asked[count:]])
-        eventually(lambda: session.holding is not Holding.IN_DOUBT)
-        owners = {node.owner for node in server.nodes.values() if node.owner}
-        assert session.holding is Holding.LOST or server.asked[-1].session in owners
+        (owner,) = {node.owner for node in server.nodes.values() if node.owner}
+
+        def is_settled() -> bool:
+            if session.holding is Holding.HELD:
+                return server.asked[-1].session == owner
+            return session.holding is Holding.LOST
+
+        eventually(is_settled)
 
 
 @pytest.mark.parametrize(
