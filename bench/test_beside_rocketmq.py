@@ -39,6 +39,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import jvm
 import pytest
 from benchmarks import Report, median_s
 from interop import peers
@@ -148,7 +149,7 @@ class Theirs:
 def theirs(tmp_path_factory: pytest.TempPathFactory, full: bool) -> Iterator[Theirs]:
     with pytest.MonkeyPatch.context() as patch:
         if not full:  # JVMs that are not here to be fast
-            patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+            patch.setenv("JAVA_TOOL_OPTIONS", " ".join(jvm.QUICK))
         with serving("rocketmq", tmp_path_factory) as theirs:
             yield theirs
 

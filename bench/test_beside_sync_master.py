@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Final
 
+import jvm
 import pytest
 from benchmarks import Report
 from interop import peers
@@ -116,7 +117,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory, full: bool) -> Iterator[Rat
 
     with pytest.MonkeyPatch.context() as patch:
         if not full:  # JVMs that are not here to be fast
-            patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+            patch.setenv("JAVA_TOOL_OPTIONS", " ".join(jvm.QUICK))
         try:
             system.start(folder / "brokers", Durability.PAGE_CACHE)
             system.create(TOPIC, QUEUES)

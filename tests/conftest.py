@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
+import jvm
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,8 +34,8 @@ RemoteRef.ask.__kwdefaults__["timeout"] = 30.0
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Spark's JVMs live for seconds here, and its second compiler takes as much as all that they do.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(jvm.SMALL))
+os.environ.setdefault("MAVEN_OPTS", " ".join(jvm.SMALL))
 
 # A shell that starts us in the background has Ctrl-C ignored, and our children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from interop import peers
+from jvm import QUICK
 
 from cometmq.bench import histograms
 from cometmq.bench.crew import Crew
@@ -38,7 +39,7 @@ _topics = count(1)
 def _short_lived_jvms() -> Iterator[None]:
     """They are not here to be fast."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+        patch.setenv("JAVA_TOOL_OPTIONS", " ".join(QUICK))
         yield
 
 

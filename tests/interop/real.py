@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import jvm
 from ports import free_ports
 
 from cometmq.bench.peers.rocketmq import FULL_DISK, JARS, OPENED
@@ -31,7 +32,7 @@ from cometmq.shm.state.fastjson import loads
 HOST = Path(__file__).with_name("BrokerHost.java")
 WAIT_S = 240.0
 TAIL_CHARACTERS = 6_000
-_FLAGS = ["-Xmx640m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *OPENED, *FULL_DISK]
+_FLAGS = ["-Xmx640m", *jvm.SMALL, *OPENED, *FULL_DISK]
 _BROKER = {
     "brokerClusterName": "interop",
     "brokerId": 0,

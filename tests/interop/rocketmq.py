@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import golden
+import jvm
 import pytest
 
 from cometmq.bench.peers import maven
@@ -145,7 +146,7 @@ def append_messages(
 def _run(store_dir: Path, request: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """One run of StoreLister: the lines it wrote, and its summary."""
     require()
-    flags = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    flags = ["-Xmx512m", *jvm.SMALL]
     done = subprocess.run(
         STORE.java("StoreLister", compile_helper(), flags=flags),
         input=json.dumps({**request, "storeDir": str(store_dir)}).encode(),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jvm
 import pytest
 from family import RunningBroker
 from interop.peers import require
@@ -88,7 +89,7 @@ class RealSlave:
         }
         config = folder / "broker.properties"
         config.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
-        flags = [*NAMESRV_FLAGS, "-Xmx512m", *OPENED]
+        flags = [*NAMESRV_FLAGS, *jvm.QUICK, "-Xmx512m", *OPENED]
         flags += [f"-Duser.home={folder}", f"-Drocketmq.home.dir={folder}"]
         command = JARS.java("org.apache.rocketmq.broker.BrokerStartup", flags=flags)
         self.server = Server("slave", [*command, "-c", str(config)], folder)

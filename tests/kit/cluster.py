@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import jvm
 import psutil
 from family import MARK, RUN, left_behind
 
@@ -30,13 +31,12 @@ DRIVER: Final = Path(__file__).with_name("cluster_driver.py")
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 START_S: Final = 90  # of a JVM, on a machine that has other work to do
 STEP_S: Final = 240  # of a driver, from one event to the next
-SMALL_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SMALL_JVM: Final = " ".join(jvm.SMALL)
 CONF: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": SMALL_JVM,
     "spark.executor.extraJavaOptions": SMALL_JVM,
     "spark.executor.memory": "512m",
     "spark.cores.max": "2",

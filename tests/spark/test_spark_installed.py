@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import golden
+import jvm
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -21,7 +22,6 @@ from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[1]")
 for key, value in {
     "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
@@ -59,7 +59,7 @@ DOCTOR = ("-m", "cometmq", "spark", "doctor", "-o", "json", "--master", "local[1
 
 
 def test_the_doctor_finds_all_well(installed_python: Path, tmp_path: Path) -> None:
-    quick = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    quick = f"spark.driver.extraJavaOptions={' '.join(jvm.SMALL)}"
     done = run(installed_python, tmp_path, *DOCTOR, "--driver-memory", "512m", "--conf", quick)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {each["check"]: each["state"] for each in json.loads(done.stdout)} == dict.fromkeys(
