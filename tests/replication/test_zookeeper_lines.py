@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates import Authority
@@ -23,6 +24,7 @@ from scripted_zookeeper import (
     GET,
     SET,
     Asked,
+    Node,
     ScriptedZooKeeper,
     framed,
     replied,
@@ -35,6 +37,7 @@ from cometmq.actors.replication.engines.engine import (
     Refused,
     Stored,
     Unknown,
+    now_s,
 )
 from cometmq.actors.replication.engines.errors import EngineError, EngineUnreachable
 from cometmq.actors.replication.engines.opening import open_engine
@@ -89,6 +92,7 @@ def event(kind: int, path: bytes) -> bytes:
     return replied(-1, 0, 0, struct.pack(">iii", kind, 3, len(path)) + path)
 
 
+NUMBER_0 = framed(struct.pack(">iiqi", 0, 4_000, 0, 16) + b"p" * 16 + b"\0")
 ODD: dict[str, Say] = {
     "of another request": lambda asked, _: replied(asked.xid + 1, 1),
     "of one that nobody has made": lambda _, reply: reply + replied(77, 1),
@@ -131,13 +135,37 @@ def test_a_session_goes_on_behind_an_odd_answer(odd: Say, group: str) -> None:
         assert strike.done.wait(60)
         count = len(server.asked)
 
-        def is_settled() -> bool:
-            if session.holding is Holding.HELD:
-                return [each.op for each in server.asked[count:]].count(EXISTS) > 1
-            return session.holding is Holding.LOST  # it took too long, on a busy machine
+        def is_renewed() -> bool:
+            renewals = [each.op for each in server.asked[count:]].count(EXISTS)
+            return renewals > 1 and session.holding is Holding.HELD
 
-        eventually(is_settled)
+        eventually(lambda: is_renewed() or session.holding is Holding.LOST)
+        assert session.holding is not Holding.LOST  # its time never ends there
         assert engine.alive(group) == {1}
+
+
+def test_a_session_is_held_on_whose_connection_breaks_behind_the_answer(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is looked at who the node is of."""
+    with served() as (server, engine):
+        assert isinstance(engine, ZooKeeperEngine)
+        lease = engine._lease(group, 1, 2)
+        line = lease._line
+        asked = line.ask
+
+        def ask(timeout_s: float, *starts: Callable[[Any], Any]) -> list[Any]:
+            answers = asked(timeout_s, *starts)
+            server.say = lambda each, reply: None if each.op == CONNECT else reply
+            server.hang_up()
+            eventually(lambda: not line._client.connected)
+            return answers
+
+        monkeypatch.setattr(line, "ask", ask)
+        try:
+            assert lease.renew(now_s(), TIMEOUT_S) is not None
+        finally:
+            lease.release()
 
 
 @pytest.mark.parametrize(
@@ -146,13 +174,24 @@ def test_a_session_goes_on_behind_an_odd_answer(odd: Say, group: str) -> None:
         lambda *_: framed(struct.pack(">iiqi", 0, 4_000, 9, -1) + b"\0"),
         lambda *_: framed(struct.pack(">iiqi", 0, 4_000, 9, 4) + b"pass\0"),
         lambda *_: framed(struct.pack(">iiqi", 0, 2**31 - 1, 9, 16) + b"p" * 16 + b"\0"),
+        lambda *_: NUMBER_0,
         lambda *_: framed(b""),
         lambda *_: framed(b"\xff" * 37),
         lambda *_: framed(struct.pack(">iiqi", 0, 0, 0, -1) + b"\0"),
         lambda *_: struct.pack(">i", 2**31 - 1),
         lambda *_: None,
     ],
-    ids=["no password", "short password", "for ever", "empty", "bytes", "over", "huge", "nothing"],
+    ids=[
+        "no password",
+        "short password",
+        "for ever",
+        "number 0",
+        "empty",
+        "bytes",
+        "over",
+        "huge",
+        "nothing",
+    ],
 )
 def test_a_session_that_is_opened_oddly(odd: Say, group: str) -> None:
     """Also when it was there before: it is held on by whom it is of, or lost."""
@@ -175,6 +214,16 @@ def test_a_session_that_is_opened_oddly(odd: Say, group: str) -> None:
             return session.holding is Holding.LOST
 
         eventually(is_settled)
+
+
+def test_a_node_of_no_session_is_not_that_of_a_session_without_a_number(group: str) -> None:
+    with served() as (server, engine):
+        assert isinstance(engine, ZooKeeperEngine)
+        server.nodes[f"{engine.sessions_path(group)}/1"] = Node(b"by hand", 1, 1)
+        server.say = lambda asked, reply: NUMBER_0 if asked.op == CONNECT else reply
+        engine.timeout_s = 1.0
+        with pytest.raises(EngineUnreachable, match="it opens no session"):
+            engine.open_session(group, 1, 2)
 
 
 @pytest.mark.parametrize(

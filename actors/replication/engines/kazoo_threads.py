@@ -104,9 +104,13 @@ def connection(
                 self._is_beginning = False
             if xid is None:
                 opened, _ = found
-                has_password = len(opened.passwd or b"") == _PASSWORD_BYTES
+                is_open = (
+                    opened.session_id != 0  # ZooKeeper's owner of nodes that are no session's
+                    and len(opened.passwd or b"") == _PASSWORD_BYTES
+                    and opened.time_out <= SESSION_MS_MAX
+                )
                 is_refused = opened.time_out <= 0
-                if not is_refused and not (has_password and opened.time_out <= SESSION_MS_MAX):
+                if not (is_open or is_refused):
                     raise Odd("it opens no session, and does not refuse one either")
             return found
 

@@ -122,9 +122,11 @@ class Line:
         self._said.warn(server, "%s: %s: it is connected anew", self._where, self._odd)
 
     @property
-    def session_id(self) -> int:
-        found = self._client.client_id
-        return int(found[0]) if found else 0
+    def session_id(self) -> int | None:
+        """Also while no server is connected, when kazoo's `client_id` is None: a connection may
+        break as soon as an answer was read, and the session goes on. None: there is no session."""
+        number: int | None = self._client._session_id
+        return number
 
     def call(self, until: float, *starts: Callable[[Any], Any]) -> list[Any]:
         """Send requests in one go, and wait for all answers until that time.monotonic().
