@@ -212,5 +212,8 @@ class PopRun:
                 failures += 1
                 log.warning("some of %d messages are not acknowledged: %s", len(done), error)
                 time.sleep(pause_s(failures))
+            except RuntimeError as closed:  # `_finish` has waited long enough: they come again
+                log.warning("%d messages are not acknowledged: %s", len(done), closed)
+                return
             else:
                 failures = 0

@@ -19,6 +19,7 @@ import still
 from family import RunningBroker
 
 import cometmq.client.popping.broker as popping_broker
+import cometmq.client.popping.loop_run as popping_loop_run
 from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.actors.launch.addresses import address_of
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
@@ -39,6 +40,7 @@ from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.os import processes
 
 WAIT_S = 60
+HANGS_S = 3 * WAIT_S  # of a whole course
 QUEUES = 2
 SOON = {"messageDelayLevel": "1s " * 18}  # what a handler fails at is tried again
 ENDS = {False: "does not end", True: "is cancelled"}
@@ -504,12 +506,15 @@ def test_a_handler_whose_own_task_was_cancelled_has_failed(broker: Broker, topic
 
             await consumer.run(handle)
 
-    asyncio.run(asyncio.wait_for(main(), 2 * WAIT_S))
+    asyncio.run(asyncio.wait_for(main(), HANGS_S))
     assert attempts == [0, 1]
 
 
-def test_a_run_that_is_cancelled(broker: Broker, topic: str) -> None:
+def test_a_run_that_is_cancelled(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So are its handlers, at once, and what they had in hand comes again at once."""
+    monkeypatch.setattr(popping_loop_run, "GIVE_BACK_S", WAIT_S)  # a busy machine needs it
     send(broker, topic, 6)
     cancelled: list[bytes] = []
 
@@ -533,7 +538,7 @@ def test_a_run_that_is_cancelled(broker: Broker, topic: str) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    asyncio.run(asyncio.wait_for(main(), HANGS_S))
     assert sorted(cancelled) == [b"%d" % number for number in range(6)]
     with PopConsumer(broker.name_server, topic, topic) as other:
         again = pop(other, 5, ack=True)
@@ -559,13 +564,13 @@ def test_threads_of_the_event_loop_may_all_be_busy(broker: Broker, topic: str) -
                 if len(seen) == len(bodies):
                     await consumer.close()
 
-            loop.run_in_executor(None, busy.wait, WAIT_S)
+            loop.run_in_executor(None, busy.wait, 2 * HANGS_S)
             await consumer.run(handle)
         busy.set()
         return seen
 
     try:
-        seen = asyncio.run(asyncio.wait_for(main(), WAIT_S / 2))
+        seen = asyncio.run(asyncio.wait_for(main(), HANGS_S))
     finally:
         busy.set()
     assert sorted(seen) == bodies
@@ -580,12 +585,11 @@ def test_a_handler_that_wants_to_end(
     """The delivery has failed, the run ends and raises it, and what is left comes again."""
     send(broker, topic, 3)
     seen: list[bytes] = []
-    is_first = True
+    failed: list[bytes] = []
 
     def handle(message: Message) -> None:
-        nonlocal is_first
-        if is_first:
-            is_first = False
+        if not failed:
+            failed.append(message.body)
             raise error
         seen.append(message.body)
 
@@ -600,25 +604,30 @@ def test_a_handler_that_wants_to_end(
         admin.create_group(topic, GROWING)
     if is_async:
         with pytest.raises(type(error)):
-            asyncio.run(asyncio.wait_for(main(), WAIT_S))
+            asyncio.run(asyncio.wait_for(main(), HANGS_S))
     else:
         with (
             broker.pop_consumer(topic, topic, invisible_s=2) as ending,
             pytest.raises(type(error)),
         ):
             ending.run(handle, concurrency=1)
+    attempts: dict[bytes, int] = {}
     with broker.pop_consumer(topic, topic) as consumer:
-        messages = pop(consumer, 3 - len(seen), ack=True)
-    assert sorted([*seen, *(each.body for each in messages)]) == [b"0", b"1", b"2"]
-    assert max(each.reconsume_times for each in messages) == 1
+        while {*seen, *attempts} != {b"0", b"1", b"2"}:  # a busy machine acknowledges too late
+            (again,) = pop(consumer, 1, ack=True)
+            attempts[again.body] = again.reconsume_times
+    assert failed[0] in seen or attempts[failed[0]] > 0
 
 
-def test_a_task_that_does_not_end(broker: Broker, topic: str) -> None:
-    """It is cancelled once the end has waited long enough, and its message comes again."""
+def test_a_task_that_does_not_end(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cancelled once the end has waited long enough, and its message comes again at once."""
+    monkeypatch.setattr(popping_loop_run, "GIVE_BACK_S", WAIT_S)  # a busy machine needs it
     send(broker, topic, 2)
 
     async def main() -> None:
-        async with broker.async_pop_consumer(topic, topic, invisible_s=2) as consumer:
+        async with broker.async_pop_consumer(topic, topic, invisible_s=600) as consumer:
 
             async def handle(message: Message) -> None:
                 if message.body == b"0":
@@ -634,7 +643,7 @@ def test_a_task_that_does_not_end(broker: Broker, topic: str) -> None:
             await consumer.run(handle, concurrency=5, end_timeout_s=0.1)
             await closer
 
-    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    asyncio.run(asyncio.wait_for(main(), HANGS_S))
     with broker.pop_consumer(topic, topic) as consumer:
         assert [each.body for each in pop(consumer, 1, ack=True)] == [b"0"]
 
@@ -659,7 +668,7 @@ def test_a_task_may_return_what_it_should_have_raised(broker: Broker, topic: str
 
             await consumer.run(handle, middleware=[noted])
 
-    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    asyncio.run(asyncio.wait_for(main(), HANGS_S))
     with Admin(broker.name_server) as admin:
         assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"0"]
     assert wrapped == [b"0"]
@@ -696,7 +705,7 @@ def test_a_handler_that_does_not_return(
         told.wait(WAIT_S)
 
     if is_async:
-        asyncio.run(asyncio.wait_for(tasks(), WAIT_S))
+        asyncio.run(asyncio.wait_for(tasks(), HANGS_S))
     else:
         with (
             ThreadPoolExecutor(1) as pool,
@@ -710,6 +719,39 @@ def test_a_handler_that_does_not_return(
     assert begun.is_set()
     assert f"the handler has had {topic}/" in caplog.text
     assert f"offset 0 keys k (attempt 1) is left: its handler {ENDS[is_async]}" in caplog.text
+
+
+def test_what_is_acknowledged_too_late_for_the_end_comes_again(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that does so ended with a traceback."""
+    send(broker, topic, 1)
+    begun, closed = threading.Event(), threading.Event()
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    consumer = broker.pop_consumer(topic, topic, invisible_s=2)
+    ack = consumer.ack
+
+    def late(*messages: Message) -> None:
+        begun.set()
+        closed.wait(WAIT_S)
+        ack(*messages)
+
+    monkeypatch.setattr(consumer, "ack", late)
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(consumer.run, lambda _message: None, end_timeout_s=0.1)
+        assert begun.wait(WAIT_S)
+        (acker,) = [each for each in threading.enumerate() if each.name == "cometmq acks"]
+        consumer.close()
+        run.result(WAIT_S)
+    closed.set()
+    acker.join(WAIT_S)
+    assert not acker.is_alive()
+    assert not failed
+    assert "1 messages are not acknowledged: the consumer is closed" in caplog.text
+    with broker.pop_consumer(topic, topic) as other:
+        (again,) = pop(other, 1, ack=True)
+    assert again.reconsume_times > 0
 
 
 # --- kills ---
@@ -820,7 +862,7 @@ def coordinator_of(broker: Broker) -> str:
 
 def test_a_group_with_members(broker: Broker, topic: str) -> None:
     with broker.consumer(topic, topic) as member, broker.pop_consumer(topic, topic) as consumer:
-        member.poll(timeout_s=0.1)
+        until(lambda: bool(member.assignment))
         with pytest.raises(errors.GroupInUse, match="share its queues"):
             consumer.poll()
 
