@@ -738,10 +738,12 @@ def test_what_is_acknowledged_too_late_for_the_end_comes_again(
         ack(*messages)
 
     monkeypatch.setattr(consumer, "ack", late)
+    before = set(threading.enumerate())
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(consumer.run, lambda _message: None, end_timeout_s=0.1)
         assert begun.wait(WAIT_S)
-        (acker,) = [each for each in threading.enumerate() if each.name == "cometmq acks"]
+        new = set(threading.enumerate()) - before
+        (acker,) = [each for each in new if each.name == "cometmq acks"]
         consumer.close()
         run.result(WAIT_S)
     closed.set()
