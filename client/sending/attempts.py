@@ -15,6 +15,7 @@ from typing import Final
 
 from cometmq.client.sending.identity import Identity
 from cometmq.client.sending.lanes import Lane, TopicLanes
+from cometmq.client.sending.outgoing import Outgoing
 from cometmq.client.sending.receipt import STORED_CODES, Batch
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
 from cometmq.protocol.errors import (
@@ -75,28 +76,64 @@ def begin_attempt(lane: Lane, batch: Batch) -> None:
         batch.after = -1 if batch.waits else lane.end
 
 
-def send_command(
-    endpoint: str, identity: Identity, batches: Sequence[Batch], *, oneway: bool = False
-) -> SendMessages:
+def batch_of_one(topic: str, message: Outgoing, body: bytes, window_ms: int) -> Batch:
+    """A closed batch."""
+    batch = Batch(
+        topic,
+        None,
+        wait=message.wait,
+        delay_level=message.delay_level,
+        sys_flag=message.sys_flag,
+        producer_group=message.producer_group,
+        window_ms=window_ms,
+    )
+    batch.count, batch.body = 1, body
+    return batch
+
+
+def send_command(endpoint: str, identity: Identity, batches: Sequence[Batch]) -> SendMessages:
     """What goes to the commitlog process at `endpoint` in front of the batch bodies."""
+    sections = [
+        Section(
+            batch.topic,
+            batch.queue_id,
+            batch.count,
+            batch.sys_flag,
+            batch.wait,
+            batch.number,
+            batch.fence,
+            batch.delay_level,
+            batch.repeats_ms,
+            batch.after,
+            batch.producer_group,
+            batch.window_ms,
+        )
+        for batch in batches
+    ]
+    return _command(endpoint, identity, sections)
+
+
+def oneway_command(
+    lane: Lane, identity: Identity, message: Outgoing, window_ms: int
+) -> SendMessages:
+    """The same for a message that travels alone, and of which nobody will hear."""
+    section = Section(
+        lane.topic,
+        lane.queue_id,
+        1,
+        message.sys_flag or 0,
+        message.wait,
+        delay_level=message.delay_level,
+        window_ms=window_ms,
+    )
+    return _command(lane.endpoint, identity, [section], oneway=True)
+
+
+def _command(
+    endpoint: str, identity: Identity, sections: list[Section], *, oneway: bool = False
+) -> SendMessages:
     return SendMessages(
-        [
-            Section(
-                batch.topic,
-                batch.queue_id,
-                batch.count,
-                batch.sys_flag,
-                batch.wait,
-                batch.number,
-                batch.fence,
-                batch.delay_level,
-                batch.repeats_ms,
-                batch.after,
-                batch.producer_group,
-                batch.window_ms,
-            )
-            for batch in batches
-        ],
+        sections,
         int(time.time() * 1000),
         born_host(endpoint),
         oneway,

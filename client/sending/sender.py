@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cometmq.client.forked import Forked
 from cometmq.client.routes import Routes
 from cometmq.client.sending.accumulator import Batching
-from cometmq.client.sending.attempts import CHECK_S, begin_attempt, outcomes_of, send_command
+from cometmq.client.sending.attempts import (
+    CHECK_S,
+    batch_of_one,
+    begin_attempt,
+    oneway_command,
+    outcomes_of,
+    send_command,
+)
 from cometmq.client.sending.compressing import Compression
 from cometmq.client.sending.delivery import Delivery
 from cometmq.client.sending.identity import Identity
@@ -204,7 +211,8 @@ class Sender:
         if busy:  # behind what is on its way already
             batch, index = self.gather(target, message)
             return Receipt(batch, index).wait()
-        batch = self._alone(target.topic, message)
+        body = self._encoded(message)
+        batch = batch_of_one(target.topic, message, body, self._window_ms)
         batch.free = free
         self._deliver(lanes, lane, batch)
         return Receipt(batch, 0)
@@ -212,18 +220,17 @@ class Sender:
     def send_oneway(self, target: Target, message: Outgoing) -> None:
         """Hand it to the connection, and hear no more of it."""
         lanes = self.learn(target.topic)
-        batch = self._alone(target.topic, message)
+        body = self._encoded(message)
         with self._lock:
             self._check_open()
             lane = (
                 _lane_for(lanes, target, message.keys if self._window_ms else None) or lanes.next()
             )
-        batch.queue_id = lane.queue_id
-        command = send_command(lane.endpoint, self.delivery.identity, [batch], oneway=True)
-        self.routes.commitlog(lane.endpoint, f"broker {lane.broker}").tell(command, [batch.body])
+        command = oneway_command(lane, self.delivery.identity, message, self._window_ms)
+        self.routes.commitlog(lane.endpoint, f"broker {lane.broker}").tell(command, [body])
 
-    def _alone(self, topic: str, message: Outgoing) -> Batch:
-        """A closed batch of one message."""
+    def _encoded(self, message: Outgoing) -> bytes:
+        """The body of a batch of one message."""
         self.prepare(message)
         try:
             encoder = self._single.pop()
@@ -233,19 +240,9 @@ class Sender:
             message.add_to(encoder)
         except (ValueError, TypeError) as error:
             raise illegal(error, message, message.body) from None
-        batch = Batch(
-            topic,
-            None,
-            wait=message.wait,
-            delay_level=message.delay_level,
-            sys_flag=message.sys_flag,
-            producer_group=message.producer_group,
-            window_ms=self._window_ms,
-        )
-        batch.count = 1
-        batch.body = encoder.take()
+        body = encoder.take()
         self._single.append(encoder)
-        return batch
+        return body
 
     def _deliver(self, lanes: TopicLanes, lane: Lane, batch: Batch) -> None:
         """Try until it is stored, or raise why not."""

@@ -34,7 +34,7 @@ from cometmq.protocol.frames import Frame
 from cometmq.protocol.wire.dealer import POLLIN, Dealer, Payload
 from cometmq.protocol.wire.descriptors import need_for_channel
 from cometmq.protocol.wire.line import Line
-from cometmq.protocol.wire.outbox import Outbox, Unsent
+from cometmq.protocol.wire.outbox import Outbox
 from cometmq.protocol.wire.pending import Pending, PendingRequests, Settled, settle_all
 from cometmq.protocol.wire.shortcut import Shortcut, lost_text
 from cometmq.protocol.wire.steady import Steady
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 0.05  # how long a request waits at once for a connection that is being made
 SLICE_S: Final = 0.05  # how long a caller sleeps in the socket before it looks up
-TELL_S: Final = 3.0  # how long what is told, and not asked, may wait for a connection
 CLOSE_S: Final = 5.0  # how long the pump may take to end
 LENT_S: Final = 0.1  # what an event loop has not read by then the pump reads
 
@@ -118,7 +117,7 @@ class Channel:
         if self._pump is None:
             self._notice_loss()
         self._requests.add(pending)
-        self._send(pending.request_id, Unsent(head, payload, pending, 0.0))
+        self._send(pending.request_id, head, payload, pending)
         return pending
 
     def wait(self, pending: Pending, timeout_s: float, *, keep: bool = False) -> bool:
@@ -183,9 +182,7 @@ class Channel:
     def tell(self, command: Command, payload: Payload = ()) -> None:
         """Send; an answer, if one comes, is dropped. So is this, without a connection for 3 s."""
         request_id = next(self._ids)
-        head = frames.pack(request_id, command)
-        self._send(request_id, Unsent(head, payload, None, time.monotonic() + TELL_S))
-        if request_id in self._outbox:
+        if not self._send(request_id, frames.pack(request_id, command), payload, None):
             self.start_pump()  # nobody else will send it
 
     # --- life ---
@@ -239,8 +236,10 @@ class Channel:
 
     # --- sending ---
 
-    def _send(self, request_id: int, unsent: Unsent) -> None:
-        """Hand it to the connection, or keep it until there is one."""
+    def _send(
+        self, request_id: int, head: bytes, payload: Payload, pending: Pending | None
+    ) -> bool:
+        """Hand it to the connection; False: it is kept until there is one."""
         if self._closed:
             self._requests.take(request_id)
             raise NotReachable(f"the channel to {self.name} is closed")
@@ -250,17 +249,20 @@ class Channel:
             self._lock.acquire()
         try:
             is_first = not self._outbox
-            if not self._outbox.send(request_id, unsent):
+            sent = self._outbox.send(request_id, head, payload, pending)
+            if not sent:
                 if self._pump is not None:
                     self._ring()  # it sees to the connection
-                elif is_first and unsent.pending is not None and self._dealer.is_connecting:
+                elif is_first and pending is not None and self._dealer.is_connecting:
                     self._dealer.wait_connected(HANDSHAKE_S)  # nobody else may look after it
                 self._outbox.send_waiting()
+                sent = request_id not in self._outbox
             # Sending may swallow the edge that says "something to read": pass it on.
             if self._pump is not None and self._dealer.is_readable:
                 self._ring()
         finally:
             self._lock.release()
+        return sent
 
     def _send_by_line(self, line: Line, pending: Pending, head: bytes, payload: Payload) -> bool:
         """False if it has to go by ZeroMQ; also when it is too large for a packet."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cometmq.protocol.wire.dealer import Dealer, Payload
 from cometmq.protocol.wire.pending import Pending, PendingRequests
+
+TELL_S: Final = 3.0  # how long what is told, and not asked, may wait for a connection
 
 
 class Unsent(NamedTuple):
@@ -36,11 +38,16 @@ class Outbox:
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._unsent
 
-    def send(self, request_id: int, unsent: Unsent) -> bool:
-        """Hand it to the connection, behind what waits; False: it is kept until there is one."""
-        if not self._unsent and self._hand_over(unsent):
+    def send(self, request_id: int, head: bytes, payload: Payload, pending: Pending | None) -> bool:
+        """Hand it to the connection, behind what waits; False: it is kept until there is one.
+
+        Args:
+            pending: None: it is told, and not asked.
+        """
+        if not self._unsent and self._hand_over(head, payload, pending):
             return True
-        self._unsent[request_id] = unsent
+        until = time.monotonic() + TELL_S if pending is None else 0.0
+        self._unsent[request_id] = Unsent(head, payload, pending, until)
         return False
 
     def drop(self, request_id: int) -> bool:
@@ -55,15 +62,15 @@ class Outbox:
             unsent = self._unsent.pop(request_id, None)
             if unsent is None or not self._is_wanted(request_id, unsent):
                 continue
-            if not self._hand_over(unsent):
+            if not self._hand_over(unsent.head, unsent.payload, unsent.pending):
                 self._unsent = {request_id: unsent, **self._unsent}  # the next one tries again
                 return
 
-    def _hand_over(self, unsent: Unsent) -> bool:
-        if not self._dealer.send(unsent.head, unsent.payload):
+    def _hand_over(self, head: bytes, payload: Payload, pending: Pending | None) -> bool:
+        if not self._dealer.send(head, payload):
             return False
-        if unsent.pending is not None:
-            unsent.pending.handed_over = True
+        if pending is not None:
+            pending.handed_over = True
         return True
 
     def _is_wanted(self, request_id: int, unsent: Unsent) -> bool:
