@@ -274,7 +274,8 @@ class Consumer:
         """
         if max_count.__class__ is not int:
             check("max_count", max_count, int)
-        if timeout_s.__class__ is not float or timeout_s != timeout_s:
+        kind = timeout_s.__class__
+        if kind is not int and (kind is not float or timeout_s != timeout_s):
             check("timeout_s", timeout_s, float | None)
         self._receiver.check_open()
         return self._stream.poll(max_count, timeout_s)

@@ -86,6 +86,8 @@ class Replicas:
     def choose(self, *, is_far_behind: bool = False) -> int:
         """The one that is wanted, if it is there and answers; else the first that does; else the
         master."""
+        if self._all == (self._master,):
+            return self._master.broker_id
         wanted = self.far if is_far_behind else self.near
         now = time.monotonic()
         ids = [each.broker_id for each in self.all()]

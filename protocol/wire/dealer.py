@@ -21,7 +21,7 @@ POLLIN: Final = int(zmq.POLLIN)
 LAST: Final = int(zmq.NOBLOCK)
 MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 # What pyzmq has around it costs as much as the sending of a small frame.
-send: Final = zmq.backend.Socket.send
+_send: Final = zmq.backend.Socket.send
 CONNECTED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 DISCONNECTED: Final = int(zmq.EVENT_DISCONNECTED)
 FAILED: Final = int(zmq.EVENT_CONNECT_RETRIED)  # an attempt is over, and ZeroMQ would wait now
@@ -137,10 +137,13 @@ class Dealer:
         if not self.is_connected:
             return False
         socket, last = self.socket, len(payload)
-        send(socket, head, MORE if last else LAST)
+        _send(socket, head, MORE if last else LAST)
         for index, frame in enumerate(payload, 1):
             flags = MORE if index < last else LAST
-            send(socket, frame, flags, copy=len(frame) < ZERO_COPY_BYTES)
+            if len(frame) < ZERO_COPY_BYTES:
+                _send(socket, frame, flags)
+            else:
+                socket.send(frame, flags, copy=False)
         return True
 
     def receive(self, timeout_s: float) -> list[zmq.Frame] | None:
