@@ -69,6 +69,8 @@ def test_end_to_end(broker: Broker, full: bool, report: Report, rate: int) -> No
             report(f"{way}, since {since}: p50", statistics.median(p50), "us")
             report(f"{way}, since {since}: p50, best round", min(p50), "us")
             report(f"{way}, since {since}: p99", statistics.median(p99), "us")
+            report(f"{way}, since {since}: p99, best round", min(p99), "us")
+            report(f"{way}, since {since}: p99, worst round", max(p99), "us")
 
 
 def drained(broker: Broker, topic: str, count: int, groups: int, way: str) -> float:

@@ -43,6 +43,21 @@ def test_send_many(broker: Broker, full: bool, report: Report) -> None:
     report("send_many(), acknowledged", count / median / 1e6, "M messages/s")
 
 
+def test_send_oneway(broker: Broker, full: bool, report: Report) -> None:
+    """What a message costs the thread that sends it, which other load hardly changes."""
+    count = 3_000 if full else 200
+    took = []
+    with broker.producer() as producer:
+        for _ in range(9 if full else 1):
+            producer.send("bench_oneway", BODY, queue_id=0)  # behind all that came before
+            began = time.thread_time()
+            for _ in range(count):
+                producer.send_oneway("bench_oneway", BODY, queue_id=0)
+            took.append(time.thread_time() - began)
+    report("send_oneway(), processor time", statistics.median(took) / count * 1e6, "us")
+    report("the same, best round", min(took) / count * 1e6, "us")
+
+
 def test_poll_of_a_warm_backlog(broker: Broker, full: bool, report: Report) -> None:
     count = 2_000_000 if full else 20_000
     with broker.producer() as producer:

@@ -356,13 +356,15 @@ class Channel:
                 polled: list[tuple[Any, int]] = [*self._dealer.poll_list, (self._wake, POLLIN)]
                 if line is not None:
                     polled.append((line.fd, POLLIN))
-                for source, _ in zmq.zmq_poll(polled, 0):
-                    if line is not None and source == line.fd:
-                        ended = self._shortcut.receive_all(line, settled)
-                    elif source == self._wake:
-                        os.eventfd_read(self._wake)
-                self._receive_all(settled)
-                self._reopen_if_lost(settled)
+                readable = [source for source, _ in zmq.zmq_poll(polled, 0)]
+                if line is not None and line.fd in readable:
+                    ended = self._shortcut.receive_all(line, settled)
+                if self._wake in readable:
+                    os.eventfd_read(self._wake)
+                if self._dealer.socket in readable:
+                    self._receive_all(settled)
+                if self._dealer.may_be_lost(readable):
+                    self._reopen_if_lost(settled)
                 if self._outbox:
                     self._dealer.retry_if_due()
                     self._outbox.send_waiting()
@@ -395,11 +397,10 @@ class Channel:
     # --- what came, and what was lost; under the lock ---
 
     def _receive_all(self, settled: list[Settled]) -> None:
-        while self._dealer.is_readable:
-            message = self._dealer.receive_nowait()
-            if message is None:
-                return
+        while (message := self._dealer.receive_nowait()) is not None:
             self._requests.match(message[0].buffer, message[1:], settled)
+            if not self._dealer.is_readable:
+                return
 
     def _notice_loss(self) -> None:
         """See a break of the connection that nobody was waiting in, before something is sent on it.

@@ -111,6 +111,10 @@ class Dealer:
         if not self.is_connected:
             zmq.zmq_poll(self.poll_list, max(1, int(timeout_s * 1000)))
 
+    def may_be_lost(self, readable: Sequence[Any]) -> bool:
+        """Whether `was_lost` has anything to tell, after a look at `poll_list`."""
+        return self._lost or self._monitor in readable
+
     def was_lost(self) -> bool:
         """Whether a connection has ended since this was last asked."""
         self._read_monitor()
