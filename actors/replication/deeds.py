@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn
 
+from cometmq.actors.replication.backlog import Backlog
 from cometmq.actors.replication.books_line import BooksLine
 from cometmq.actors.replication.core.actions import (
     Action,
@@ -54,6 +55,7 @@ class Deeds:
 
     Args:
         group: its name.
+        log_end: of the log, as the core has it.
         on_laid_down: is called with the end of a frame that is in the log at once.
         on_stop: ends the process, and says why.
     """
@@ -70,6 +72,8 @@ class Deeds:
         room: Room,
         runs: Runs,
         said: Said,
+        log_end: Callable[[], int],
+        call_soon: Callable[[Callable[[], object]], object],
         on_laid_down: Callable[[int], None],
         on_stop: Callable[[str], NoReturn],
     ) -> None:
@@ -80,7 +84,9 @@ class Deeds:
         self._log_line = log_line
         self._runs = runs
         self._said = said
+        self._log_end = log_end
         self._on_laid_down = on_laid_down
+        self.backlog = Backlog(self._say, call_soon=call_soon, on_fault=on_stop)
         self.content: memoryview | None = None  # behind the frame that the core has now
         self._checked: deque[_Checked] = deque(maxlen=RECENT_FRAMES)
         self._how: dict[type[Action], Callable[[Any], bool | None]] = {
@@ -107,9 +113,25 @@ class Deeds:
     # --- to the others ---
 
     def _send(self, action: Send) -> None:
-        self._peers.send(action.to, action.frame)
+        if self.backlog.has(action.to):
+            self.backlog.put(action)
+        else:
+            self._say(action)
 
     def _ship(self, action: Ship) -> None:
+        is_behind = action.offset + action.length < self._log_end()
+        if is_behind or self.backlog.has(action.to):
+            self.backlog.put(action)
+        else:
+            self._say(action)
+
+    def _say(self, action: Send | Ship) -> None:
+        if isinstance(action, Send):
+            self._peers.send(action.to, action.frame)
+        else:
+            self._send_bytes(action)
+
+    def _send_bytes(self, action: Ship) -> None:
         offset, length, to = action.offset, action.length, action.to
         checked = self._checked_for(to, offset, length)
         content = self._log.read(offset, offset + length, was_read=checked is not None)
@@ -150,6 +172,7 @@ class Deeds:
 
     def _step_down(self, action: StepDown) -> bool:
         log.warning("this replica is no master any more; it was that of epoch %d", action.epoch)
+        self.backlog.drop()
         self._runs.begin(0, ends_mastership=True)
         return False
 
@@ -176,6 +199,7 @@ class Deeds:
 
     def _changed_log(self) -> None:
         self._checked.clear()
+        self.backlog.drop()
         self._log.forget_from(0)  # files of the same names will be others
 
     # --- the rest ---

@@ -13,6 +13,7 @@ from typing import Final
 
 from cometmq.actors.replication.core.frames import FRAME_BYTES_MAX
 from cometmq.actors.replication.tls import ConnectionLost, TlsConnection
+from cometmq.shm.kernel._kernel import unset_bytes
 
 HEAD: Final = struct.Struct(">II")
 MESSAGES_AT_ONCE: Final = 64
@@ -101,7 +102,7 @@ class Hearing:
             )
 
     def _begin_content(self, frame: bytes, size: int, begin: bytes) -> None:
-        self._frame, self._content = frame, memoryview(bytearray(size))
+        self._frame, self._content = frame, memoryview(unset_bytes(size))
         self._content[: len(begin)] = begin
         self._missing = self._content[len(begin) :]
 

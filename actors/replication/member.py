@@ -128,6 +128,8 @@ class MemberActor(ServiceActor):
             room=self._room,
             runs=self._runs,
             said=self._said,
+            log_end=lambda: self._core.local.end,
+            call_soon=self.call_soon,
             on_laid_down=self._flushed.laid_down,
             on_stop=self._end,
         )
@@ -288,6 +290,7 @@ class MemberActor(ServiceActor):
         core, run = self._core, self._runs.now
         if not self._driver.is_busy and run.is_recovered and run.flushed == core.local.end:
             self._driver.event(core.ending)
+        self._deeds.backlog.finish()
         for source in (self._peers.fileno(), self._log_line.fileno(), self._engine.watched_fd):
             self.inbox.forget(source)  # it is still looked at until the actor has stopped
         self._engine.close()

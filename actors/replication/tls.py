@@ -15,7 +15,8 @@ from itertools import islice
 from typing import Any, Final
 
 RECORD_BYTES: Final = 16_384  # RFC 8446, 5.1: at most, of what a record carries
-RECORDS_AT_ONCE: Final = 32
+SEALED_AT_ONCE: Final = 8 * RECORD_BYTES  # by one call, which a record each would be a tenth dearer
+PIECES_AT_ONCE: Final = 4
 # What AES-GCM may encrypt with one key, with room to spare (RFC 8446, 5.5: 2^24.5 records). Then
 # the connection ends, and another one follows.
 KEY_BYTES_MAX: Final = (1 << 24) * RECORD_BYTES
@@ -115,18 +116,19 @@ class TlsConnection:
     def read_into(self, memory: memoryview) -> int:
         """What has come of one record after the other; how many bytes it was."""
         read: Any = self.tls.read  # with a buffer it returns an int, which its stub does not know
-        at, end = 0, len(memory)
+        came, at, end = self._came, 0, len(memory)
         try:
-            while at < end and self.holds_some:
+            while True:
                 count = read(end - at, memory[at:])
                 if not count:
                     raise ConnectionLost(ENDED)
                 at += count
+                if at == end or not came.pending:
+                    return at
         except ssl.SSLWantReadError:
             return at
         except ssl.SSLError as error:
             raise _lost(error) from None
-        return at
 
     # --- what goes ---
 
@@ -137,11 +139,12 @@ class TlsConnection:
         encrypt, count = self.tls.write, 0
         try:
             for part in parts:
-                for at in range(0, len(part), RECORD_BYTES):
-                    encrypt(part[at : at + RECORD_BYTES])
+                at, end = 0, len(part)
+                while at < end:
+                    at += encrypt(part[at : at + SEALED_AT_ONCE])
                     self._seal()
                     count += 1
-                    if count % RECORDS_AT_ONCE == 0:
+                    if count % PIECES_AT_ONCE == 0:
                         self.flush()  # the other side can begin
         except ssl.SSLError as error:
             raise _lost(error) from None
@@ -155,7 +158,7 @@ class TlsConnection:
                 if len(waiting) == 1:
                     count = self._socket.send(waiting[0])
                 else:
-                    count = self._socket.sendmsg([*islice(waiting, RECORDS_AT_ONCE)])
+                    count = self._socket.sendmsg([*islice(waiting, PIECES_AT_ONCE)])
             except BlockingIOError:
                 return
             except OSError as error:

@@ -1619,6 +1619,9 @@ COPY_CLOSED: Final[int]
 COPY_STREAM_BYTES: Final[int]
 COPY_FRAME_MAX: Final[int]
 
+def unset_bytes(size: int) -> bytearray:
+    """It has whatever its memory had: for who fills all of it before anybody looks."""
+
 @final
 class LogCopy:
     """Takes a master's frames and lays whole records down as they are."""

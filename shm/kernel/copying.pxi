@@ -332,3 +332,10 @@ cdef inline bint _is_cursor_of(QueueCursor queue, Record *record) noexcept:
     return (queue.queue_id == record.queue_id and queue.topic_length == record.topic_length
             and memcmp(PyBytes_AS_STRING(queue.topic_bytes), record.topic,
                        record.topic_length) == 0)
+
+
+def unset_bytes(Py_ssize_t size):
+    """A bytearray that has whatever its memory had: for who fills all of it before anybody looks."""
+    if size < 0:
+        raise ValueError("a negative size")
+    return PyByteArray_FromStringAndSize(NULL, size)
