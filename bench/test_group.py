@@ -4,6 +4,9 @@ The group is `cometmq cluster init` in a process of its own, with SQLite as its 
 acknowledged when two of three have it, in memory under ASYNC_FLUSH and on the disk under
 SYNC_FLUSH. Three replicas on one machine share its processors and its disk, as replicas on machines
 of their own do not: these figures are the least that a group does.
+
+And how soon a follower that was stopped has all that it lacks, beside a bare copy of the same files
+through a socket of this machine, while somebody sends to the master.
 """
 
 from __future__ import annotations
@@ -17,35 +20,37 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
 
+import psutil
 import pytest
-from benchmarks import Report
+from benchmarks import Counters, Report
+from catching_up import Sends, bare_copy_s, bytes_per_s, tell
 
 from cometmq import AsyncProducer, Broker, Producer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 TOPIC: Final = "bench"
+COMETMQ: Final = (sys.executable, "-m", "cometmq")
 BODY: Final = random.Random(7).randbytes(128)
+LARGE: Final = random.Random(7).randbytes(1_000)
 IN_FLIGHT: Final = 64
 END_S: Final = 60
 
 Send = Callable[[str, int], None]  # to the broker at that name server, so many
 
 
-@pytest.fixture(scope="module", params=["ASYNC_FLUSH", "SYNC_FLUSH"])
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, str, str]]:
-    """How they flush, and the name servers of a broker alone and of a group."""
-    flush, folder = request.param, tmp_path_factory.mktemp("group")
-    command = [sys.executable, "-m", "cometmq", "cluster", "init", "--replicas", "3", "--port", "0"]
-    command += ["--store", str(folder / "group"), "-o", "json", "--set", f"flushDiskType={flush}"]
-    log = folder / "group.log"
+@contextmanager
+def running_group(folder: Path, flush: str) -> Iterator[str]:
+    """Its name server; the cluster lies in `folder`."""
+    command = [*COMETMQ, "cluster", "init", "--replicas", "3", "--port", "0"]
+    command += ["--store", str(folder), "-o", "json", "--set", f"flushDiskType={flush}"]
+    log = folder.with_suffix(".log")
     with (
         log.open("wb") as said,
-        Broker(folder / "alone", settings={"flushDiskType": flush}) as alone,
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
             start_new_session=True,
@@ -55,10 +60,23 @@ def pair(
         line = group.stdout.readline()
         assert line, log.read_text()
         try:
-            yield flush, alone.name_server, json.loads(line)["name_server"]
+            yield json.loads(line)["name_server"]
         finally:
             group.send_signal(signal.SIGINT)
             assert group.wait(END_S) == 0, log.read_text()
+
+
+@pytest.fixture(scope="module", params=["ASYNC_FLUSH", "SYNC_FLUSH"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str, str]]:
+    """How they flush, and the name servers of a broker alone and of a group."""
+    flush, folder = request.param, tmp_path_factory.mktemp("group")
+    with (
+        Broker(folder / "alone", settings={"flushDiskType": flush}) as alone,
+        running_group(folder / "group", flush) as group,
+    ):
+        yield flush, alone.name_server, group
 
 
 def lingering(name_server: str, count: int) -> None:
@@ -124,3 +142,63 @@ def test_group(
         report(f"{name}: alone", count / one / 1e3, "k/s")
         report(f"{name}: group", count / three / 1e3, "k/s")
     report(f"{name}: group, of alone", 100 * one / three, "%")
+
+
+# --- a follower that was away ---
+
+
+def replicas_of(folder: Path) -> dict[str, dict[str, Any]]:
+    command = [*COMETMQ, "cluster", "status", "--store", str(folder), "-o", "json"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return {each["name"]: each for each in found["replicas"]}
+
+
+def one_that(folder: Path, role: str) -> dict[str, Any]:
+    return next(each for each in replicas_of(folder).values() if each["role"] == role)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A broker with all its processes."""
+    broker = psutil.Process(pid)
+    processes = [broker, *broker.children(recursive=True)]
+    for each in processes:
+        each.suspend()
+    try:
+        yield
+    finally:
+        for each in processes:
+            each.resume()
+
+
+def wait_left_out(folder: Path, name: str) -> None:
+    deadline = time.monotonic() + END_S
+    while replicas_of(folder)[name]["in_sync"]:
+        assert time.monotonic() < deadline, "it was not left out"
+
+
+def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
+    folder, count = tmp_path / "group", 10_000_000 if full else 20_000
+    with (
+        running_group(folder, "ASYNC_FLUSH") as name_server,
+        Producer(name_server, timeout_s=60) as producer,
+    ):
+        producer.send(TOPIC, LARGE)
+        master, follower = one_that(folder, "master"), one_that(folder, "follower")
+        store = folder / master["name"] / "store"
+        wrote = Counters(store).wrote
+        has = Counters(folder / follower["name"] / "store").wrote
+        begin = has.value
+        with stopped(follower["pid"]):
+            wait_left_out(folder, follower["name"])
+            for _ in range(count // 20_000):
+                producer.send_many(TOPIC, [LARGE] * 20_000)
+            end = wrote.value
+            bare_s = bare_copy_s(store, end, tmp_path / "copy")
+            with Sends(producer) as before:
+                time.sleep(3.0 if full else 0.3)  # of quiet
+            sends = ExitStack()
+            during = sends.enter_context(Sends(producer))
+        with sends:
+            rate = bytes_per_s(has, begin, end)
+    tell(report, rate, end / bare_s, before, during)

@@ -10,11 +10,8 @@ through a socket of this machine, while somebody sends to the master.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
-import socket
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,18 +19,16 @@ from pathlib import Path
 
 import pytest
 from benchmarks import Counters, Report
-from slave_load import follow, keep
+from catching_up import Sends, bare_copy_s, bytes_per_s, tell
+from slave_load import follow
 
 from cometmq import Broker, Producer
 from cometmq.bench.peers.server import free_ports
-from cometmq.shm.os.files import COMMITLOG_DIR
 
 pytestmark = pytest.mark.slow
 
 BODY = random.Random(7).randbytes(128)
 LARGE = random.Random(7).randbytes(1_000)
-PAUSE_S = 0.002  # between two sends whose time is taken
-COUNTED = (0.05, 0.95)  # from this share of the log to that one: without starts and ends
 
 
 @pytest.fixture(params=["ASYNC_MASTER", "SYNC_MASTER"])
@@ -107,60 +102,6 @@ def test_one_in_flight(pair: tuple[str, Broker, Broker], full: bool, report: Rep
 # --- a slave that was away ---
 
 
-def bare_copy_s(store: Path, size: int, target: Path) -> float:
-    """Seconds for so many bytes of the log's files through a socket into another file."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    port = listener.getsockname()[1]
-    taker = context.Process(target=keep, args=(port, str(target), theirs))
-    taker.start()
-    with listener, listener.accept()[0] as connection:
-        began = time.perf_counter()
-        left = size
-        for path in sorted((store / COMMITLOG_DIR).iterdir()):
-            with path.open("rb") as file:
-                at, end = 0, min(left, path.stat().st_size)
-                while at < end:
-                    at += os.sendfile(connection.fileno(), file.fileno(), at, end - at)
-                left -= end
-        connection.shutdown(socket.SHUT_WR)
-        assert ours.poll(600)
-        took = time.perf_counter() - began
-        assert ours.recv() == size
-    taker.join(60)
-    target.unlink()
-    return took
-
-
-class Sends:
-    """One at a time, in a thread: what each took."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-        self._over = threading.Event()
-        self._times: list[float] = []
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._over.wait(PAUSE_S):
-            began = time.perf_counter()
-            self._producer.send("bench_meanwhile", BODY)
-            self._times.append(time.perf_counter() - began)
-
-    def __enter__(self) -> Sends:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    @property
-    def p99_ms(self) -> float:
-        return sorted(self._times)[len(self._times) * 99 // 100] * 1e3
-
-
 def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
     port, count = free_ports(1), 10_000_000 if full else 20_000
     master = {"brokerName": "bench", "haListenPort": port}
@@ -175,16 +116,5 @@ def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
         with Sends(producer) as before:
             time.sleep(3.0 if full else 0.3)  # of quiet
         with Sends(producer) as during, Broker(tmp_path / "slave", settings=slave):
-            has = Counters(tmp_path / "slave").wrote
-            marks = []
-            for share in COUNTED:
-                while has.value < share * size:
-                    time.sleep(0.001)  # a counter of another broker's wakes nobody here
-                marks.append((time.perf_counter(), has.value))
-        (first, low), (last, high) = marks
-        rate = (high - low) / max(last - first, 1e-6)
-    report("catch-up, bare copy", size / bare_s / 1e6, "MB/s")
-    report("catch-up", rate / 1e6, "MB/s")
-    report("catch-up, of a bare copy", 100 * rate * bare_s / size, "%")
-    report("catch-up, sends before: p99", before.p99_ms, "ms")
-    report("catch-up, sends meanwhile: p99", during.p99_ms, "ms")
+            rate = bytes_per_s(Counters(tmp_path / "slave").wrote, 0, size)
+    tell(report, rate, size / bare_s, before, during)
