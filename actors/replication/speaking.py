@@ -22,7 +22,7 @@ from cometmq.actors.replication.tls import (
 from cometmq.protocol.retry import pause_s, spread
 
 MIB: Final = 1_048_576
-WAITING_COUNT: Final = 8_192  # records that the system has no room for yet
+WAITING_COUNT: Final = 8_192  # pieces that the system has no room for yet
 WAITING_BYTES: Final = 64 * MIB
 JOINED_BYTES: Final = 16_000  # that go with their frame, in one record
 CONNECT_S: Final = 1.0

@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any, Final
 
 RECORD_BYTES: Final = 16_384  # RFC 8446, 5.1: at most, of what a record carries
-SEALED_AT_ONCE: Final = 8 * RECORD_BYTES  # by one call, which a record each would be a tenth dearer
-PIECES_AT_ONCE: Final = 4
+SEALED_AT_ONCE: Final = 8 * RECORD_BYTES  # bytes that one call encrypts: a piece
+PIECES_AT_ONCE: Final = 4  # to the system
 # What AES-GCM may encrypt with one key, with room to spare (RFC 8446, 5.5: 2^24.5 records). Then
 # the connection ends, and another one follows.
 KEY_BYTES_MAX: Final = (1 << 24) * RECORD_BYTES
@@ -47,7 +47,7 @@ class TlsConnection:
         self._socket = plain
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self._came, self._goes, server_side=is_server)
-        self._waiting: deque[bytes | memoryview] = deque()  # records, for room in the socket
+        self._waiting: deque[bytes | memoryview] = deque()  # pieces, for room in the socket
         self.waiting_bytes = 0
         self.received_bytes = 0
         self._sealed_bytes = 0
@@ -59,7 +59,7 @@ class TlsConnection:
 
     @property
     def waiting_count(self) -> int:
-        """Of records, or parts of one, that the system has no room for yet."""
+        """Of pieces, or parts of one, that the system has no room for yet."""
         return len(self._waiting)
 
     def shake_hands(self) -> bool:
@@ -164,7 +164,7 @@ class TlsConnection:
             except OSError as error:
                 raise ConnectionLost(f"the connection broke: {error.strerror}") from None
             self.waiting_bytes -= count
-            while count:  # of whole records, or of a part of one
+            while count:  # of whole pieces, or of a part of one
                 first = waiting.popleft()
                 if count < len(first):
                     waiting.appendleft(memoryview(first)[count:])

@@ -26,6 +26,7 @@ from cometmq.shm.kernel._kernel import (
     LogCopy,
     OwnedCell,
     QueueCursor,
+    unset_bytes,
 )
 
 SEGMENT_BYTES = 1_000
@@ -436,3 +437,15 @@ def test_memory_has_a_bound() -> None:
     with here, there:
         there.sendall(b"more")
         assert copying.copy.receive(here.fileno()) == -1
+
+
+@pytest.mark.parametrize("size", [0, 1, 5_000_000])
+def test_memory_that_is_not_cleared_is_all_ones_own(size: int) -> None:
+    one, other = unset_bytes(size), unset_bytes(size)
+    one[:], other[:] = b"1" * size, b"2" * size
+    assert one == b"1" * size
+
+
+def test_memory_of_a_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        unset_bytes(-1)
