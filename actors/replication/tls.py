@@ -119,7 +119,7 @@ class TlsConnection:
         came, at, end = self._came, 0, len(memory)
         try:
             while True:
-                count = read(end - at, memory[at:])
+                count: int = read(end - at, memory[at:])
                 if not count:
                     raise ConnectionLost(ENDED)
                 at += count
