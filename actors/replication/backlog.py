@@ -51,6 +51,10 @@ class Backlog:
             self._is_due = True
             self._call_soon(self._go_on)
 
+    def drop_of(self, to: str) -> None:
+        """What waits for one replica is lost."""
+        self._waiting.pop(to, None)
+
     def drop(self) -> None:
         """It is lost: the log is about to be another one, or this replica is no master any more."""
         self._waiting.clear()

@@ -26,7 +26,7 @@ from cometmq.actors.replication.core.actions import (
     Stop,
     Truncate,
 )
-from cometmq.actors.replication.core.frames import Bytes
+from cometmq.actors.replication.core.frames import Bytes, Welcome
 from cometmq.actors.replication.engine_calls import EngineCalls
 from cometmq.actors.replication.log_line import LogLine
 from cometmq.actors.replication.log_view import GroupLog
@@ -113,6 +113,8 @@ class Deeds:
     # --- to the others ---
 
     def _send(self, action: Send) -> None:
+        if isinstance(action.frame, Welcome):
+            self.backlog.drop_of(action.to)  # it is all of sessions that are over
         if self.backlog.has(action.to):
             self.backlog.put(action)
         else:

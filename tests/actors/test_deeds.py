@@ -18,7 +18,7 @@ from cometmq.actors.replication.core.actions import (
     StepDown,
     Truncate,
 )
-from cometmq.actors.replication.core.frames import Beat, Bytes
+from cometmq.actors.replication.core.frames import Beat, Bytes, Welcome
 from cometmq.actors.replication.deeds import RECENT_FRAMES, Deeds
 from cometmq.protocol.errors import StoreDamaged
 
@@ -161,6 +161,19 @@ def test_those_who_are_behind_take_turns() -> None:
     assert [rig.turn() for _ in range(4)] == [
         [("n1", 0)], [("n2", 0)], [("n1", 20)], [("n2", 20)],
     ]  # fmt: skip
+
+
+def test_what_waits_is_lost_with_its_session() -> None:
+    """A follower that was started anew is not sent what the one before lacked."""
+    rig = Rig()
+    rig.log_end = 150
+    for offset in (0, 20):
+        for to in ("n1", "n2"):
+            rig.deeds.do(Ship(to, 3, 7, offset, 20, 0))
+    rig.deeds.do(Send("n1", Welcome("orders", 3, 8, (), 0, 150)))
+    assert [to for to, _, _ in rig.sent] == ["n1"]
+    rig.deeds.do(Ship("n1", 3, 8, 40, 20, 0))
+    assert [rig.turn() for _ in range(4)] == [[("n2", 0)], [("n1", 40)], [("n2", 20)], []]
 
 
 @pytest.mark.parametrize("action", [StepDown(3), Truncate(10), StartOver(10)])
