@@ -14,7 +14,7 @@ from typing import NoReturn
 from cometmq.actors.replication.core.actions import Send, Ship
 from cometmq.protocol.errors import StoreError
 
-Said = Send | Ship
+Outgoing = Send | Ship
 
 
 class Backlog:
@@ -30,7 +30,7 @@ class Backlog:
 
     def __init__(
         self,
-        say: Callable[[Said], object],
+        say: Callable[[Outgoing], object],
         *,
         call_soon: Callable[[Callable[[], object]], object],
         on_fault: Callable[[str], NoReturn],
@@ -38,14 +38,14 @@ class Backlog:
         self._say = say
         self._call_soon = call_soon
         self._on_fault = on_fault
-        self._waiting: dict[str, deque[Said]] = {}  # by replica; the first has the next turn
+        self._waiting: dict[str, deque[Outgoing]] = {}  # by replica; the first has the next turn
         self._is_due = False
 
     def has(self, to: str) -> bool:
         """Whether something waits: then all that follows has to wait behind it."""
         return to in self._waiting
 
-    def put(self, action: Said) -> None:
+    def put(self, action: Outgoing) -> None:
         self._waiting.setdefault(action.to, deque()).append(action)
         if not self._is_due:
             self._is_due = True
