@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from cometmq.client.sending.lanes import Lane
 from cometmq.client.sending.outgoing import Alike, Outgoing, Target
+from cometmq.client.sending.overdue import Overdue
 from cometmq.client.sending.receipt import Batch, Receipt, Watching
 from cometmq.client.sending.sender import Held, Sender
 from cometmq.protocol.errors import CometError, again
@@ -63,9 +64,24 @@ class LoopLines:
         lend_line(channel, line)
 
 
+# Of loops that read a line now: what has come home by it. Each loop uses its own alone.
+_arrived: Final[dict[asyncio.AbstractEventLoop, list[tuple[Callable[..., object], Any]]]] = {}
+
+
 def _read(loop: asyncio.AbstractEventLoop, channel: Channel, line: Line) -> None:
-    if not read_line(channel, line):
-        loop.remove_reader(line.fd)
+    """A callback of the loop, and no task: so what has come home may be called here, which spares
+    the loop a turn. It is one answer as a rule; if it fails, the others do not."""
+    arrived = _arrived[loop] = []
+    try:
+        if not read_line(channel, line):
+            loop.remove_reader(line.fd)
+    finally:
+        del _arrived[loop]
+        for action, arguments in arrived[1:]:
+            loop.call_soon(action, *arguments)
+    if arrived:
+        action, arguments = arrived[0]
+        action(*arguments)
 
 
 def call_home(
@@ -74,7 +90,11 @@ def call_home(
     """Have the loop call it, from whatever thread; nothing if the loop is closed."""
     try:
         if asyncio.get_running_loop() is loop:
-            loop.call_soon(action, *arguments)
+            arrived = _arrived.get(loop)
+            if arrived is None:
+                loop.call_soon(action, *arguments)
+            else:
+                arrived.append((action, arguments))
             return
     except RuntimeError:
         pass  # another thread
@@ -88,6 +108,7 @@ class LoopSends:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._lines = LoopLines()
+        self._overdue = Overdue(_late)
         self._held: Held = {}  # what leaves at the end of this turn
         self._last: list[Callable[[], None]] = []  # called before, they add to it
         # In whose turn that is; it may be closed before it comes to that, and nobody tells.
@@ -104,7 +125,7 @@ class LoopSends:
         future: asyncio.Future[Receipt] = loop.create_future()
 
         def watch(batch: Batch, index: int) -> None:
-            _wait(loop, batch, _One(future, index))
+            _wait(loop, self._overdue, batch, _One(future, index))
 
         if self._sender.lingers:
             self._sender.gather(target, message, watch)
@@ -131,7 +152,7 @@ class LoopSends:
             begin = alike.next
 
             def added(batch: Batch, index: int, begin: int = begin) -> None:
-                _wait(loop, batch, watch(index, begin, alike.next - begin))
+                _wait(loop, self._overdue, batch, watch(index, begin, alike.next - begin))
 
             self._sender.gather(target, alike, added, held=self._held)
 
@@ -139,6 +160,20 @@ class LoopSends:
         if self._due_in is not loop:
             self._due_in = loop
             loop.call_soon(self.let_go)
+
+    def hold(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """What is sent from now on waits for the caller's `let_go` or `let_go_soon`; False: it
+        leaves at the end of this turn."""
+        if self._due_in is loop:
+            return False
+        self._due_in = loop
+        return True
+
+    def let_go_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What was held leaves at the end of this turn."""
+        self._due_in = None
+        if self._last or self._held:
+            self._see_to_the_end(loop)
 
     def let_go(self) -> None:
         """As far as queues are idle; what is left leaves when one is."""
@@ -168,40 +203,31 @@ class LoopSends:
             self._lines.hear(channel, asyncio.get_running_loop())
 
 
-def _wait(loop: asyncio.AbstractEventLoop, batch: Batch, watching: Watching) -> None:
+def _wait(
+    loop: asyncio.AbstractEventLoop, overdue: Overdue[Batch], batch: Batch, watching: Watching
+) -> None:
     """Under the producer's lock."""
     if batch.waiters is not None and batch.loop is loop:
         batch.waiters.append(watching)
         return
     # Or tasks of a loop wait for it that was closed since: they never go on.
     batch.waiters, batch.loop = [watching], loop
-    batch.on_settled.append(partial(_come_home, loop))
-    _set_alarm(loop, batch)
+    batch.on_settled.append(partial(_come_home, loop, overdue))
+    overdue.add(loop, batch)
 
 
-def _come_home(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
+def _come_home(loop: asyncio.AbstractEventLoop, overdue: Overdue[Batch], batch: Batch) -> None:
     """In the thread that heard the answer."""
-    call_home(loop, _resolve, batch)
+    call_home(loop, _resolve, overdue, batch)
 
 
-def _set_alarm(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-    left_s = batch.limit - time.monotonic()
-    batch.alarm = loop.call_later(max(0.0, left_s), _overdue, loop, batch)
-
-
-def _overdue(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-    """Its time may be up; it has more when it left later than was to be expected."""
-    if batch.limit > time.monotonic():
-        _set_alarm(loop, batch)
-        return
+def _late(batch: Batch) -> None:
     for watching in _take(batch):
         watching.failed(batch.overdue())
 
 
-def _resolve(batch: Batch) -> None:
-    if batch.alarm is not None:
-        batch.alarm.cancel()
-        batch.alarm = None  # it knows the batch
+def _resolve(overdue: Overdue[Batch], batch: Batch) -> None:
+    overdue.discard(batch)
     for watching in _take(batch):
         if batch.error is not None:
             watching.failed(batch.error)

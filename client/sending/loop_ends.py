@@ -6,11 +6,13 @@ What its tasks end while a command is on its way shares the next command.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final, Protocol
 
 from cometmq.client.sending.attempts import typed
 from cometmq.client.sending.ends import ATTEMPT_S, COMMAND_PARTS, Ends, pause_until, told, words_of
 from cometmq.client.sending.in_loop import call_home
+from cometmq.client.sending.overdue import Overdue
 from cometmq.protocol.commands import EndTransactions
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
@@ -37,6 +39,7 @@ class LoopEnds:
         self.ends = ends
         self.shared = shared
         self._busy: set[str] = set()  # brokers that a command is on its way to
+        self.overdue = Overdue(_Command.late)
 
     def forget(self) -> None:
         """There is another loop: nobody hears what was asked in the last one."""
@@ -91,17 +94,18 @@ class _Command:
         self._broker = broker
         self._transactions = transactions
         self._loop = ends.shared.loop
-        self._alarm: asyncio.TimerHandle | None = None
+        self._asked: tuple[Pending, Channel] | None = None
         self._is_over = False
+        self.limit = time.monotonic() + ATTEMPT_S
 
     def send(self, command: EndTransactions) -> None:
         try:
             ends, topic = self._ends.ends, command.topics[0]
-            pending, channel = ends.send(self._broker, topic, command, self._come_home)
+            self._asked = ends.send(self._broker, topic, command, self._come_home)
         except Exception as error:
             self._fail(typed(error))
             return
-        self._alarm = self._loop.call_later(ATTEMPT_S, self._late, pending, channel)
+        self._ends.overdue.add(self._loop, self)
 
     def _come_home(self, pending: Pending) -> None:
         """In the thread that hears the answer."""
@@ -110,8 +114,7 @@ class _Command:
     def _heard(self, pending: Pending) -> None:
         if self._is_over:
             return
-        assert self._alarm is not None, "it is set in the turn that sends"
-        self._alarm.cancel()
+        self._ends.overdue.discard(self)
         try:
             errors = words_of(pending, len(self._transactions))
         except CometError as error:
@@ -119,7 +122,9 @@ class _Command:
         else:
             self._tell(errors)
 
-    def _late(self, pending: Pending, channel: Channel) -> None:
+    def late(self) -> None:
+        assert self._asked is not None, "it was sent"
+        pending, channel = self._asked
         self._fail(channel.give_up(pending, "EndTransactions", ATTEMPT_S))
 
     def _fail(self, error: CometError) -> None:

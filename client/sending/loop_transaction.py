@@ -112,13 +112,18 @@ class LoopTransactions(TaskTransactions):
     def go_on(self, some: list[TaskTransaction]) -> None:
         """Their tasks go on. All of them before anything is sent: portions, with which the broker
         would be at work meanwhile, cost more commands than that is worth."""
+        is_held = self._sends.hold(self.loop)
         try:
             let_go_on(some, 0, len(some))
         except BaseException:  # which ends the loop; those that were told are passed over
             self.loop.call_soon(self.go_on, some)
+            if is_held:
+                self._sends.let_go_soon(self.loop)
             raise
         if self.gathered and self.gathered >= self.waiting:  # nobody else will send in this turn
             self._sends.let_go()
+        elif is_held:
+            self._sends.let_go_soon(self.loop)
 
     def fail(self, some: list[TaskTransaction], error: Exception) -> None:
         """Of several tasks each has an error of its own."""

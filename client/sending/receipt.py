@@ -59,7 +59,6 @@ class Batch:
     __slots__ = (
         "_event",
         "after",
-        "alarm",
         "attempts",
         "body",
         "broker",
@@ -138,7 +137,6 @@ class Batch:
         self.on_settled: list[Callable[[Batch], None]] = []
         self.waiters: list[Watching] | None = None  # tasks, of that loop; for them
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.alarm: asyncio.TimerHandle | None = None
         self._event: threading.Event | None = None
 
     @property

@@ -120,9 +120,10 @@ class Shortcut:
         return True
 
     def receive_all(self, line: Line, settled: list[Settled]) -> Line | None:
-        """Everything that has come; the line, if it has ended."""
+        """Everything that somebody waits for and that has come; the line, if it has ended. Whoever
+        sleeps on the line is woken again by what is left."""
         try:
-            while self.receive(line, 0, settled):
+            while self.receive(line, 0, settled) and self._requests:
                 pass
         except EOFError:
             return line
