@@ -19,7 +19,7 @@ from cometmq.protocol.commands import QueueKey
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.protocol.uptime import NAME as UPTIME_NAME
 from cometmq.protocol.uptime import Uptime, uptime_of
-from cometmq.shm.kernel._kernel import note_ended, op_text
+from cometmq.shm.kernel._kernel import HalfEnds, note_ended, op_text
 
 KEPT: Final = 1 << 20  # halves before the first pending one whose end is remembered
 SPAN_MAX: Final = 1 << 26  # from the first that is remembered to the last
@@ -59,6 +59,9 @@ _LETTERS: Final = {
 }
 _OUTCOMES: Final = {letter: outcome for outcome, letter in _LETTERS.items()}
 _LETTERS_OF: Final = "".join([_LETTERS.get(outcome, "?") for outcome in Outcome]).encode()
+BY_PRODUCERS: Final = (Outcome.ROLLED_BACK, Outcome.COMMITTED)  # what ends come to
+END_LETTERS: Final = "".join([_LETTERS[outcome] for outcome in BY_PRODUCERS]).encode()
+OP_HEAD: Final = b"TAGS\1d\2WAIT\1true\2%b\1" % _ENDS  # properties of an op: letters, and a 2
 
 Ended = tuple[int, Outcome]  # queue offset of a half, and how it has ended
 
@@ -102,6 +105,11 @@ class Halves:
         note_ended(self._outcomes, self._base, SPAN_MAX, ended)
         self._go_on()
 
+    def take_ends(self, ends: HalfEnds) -> None:
+        """Note the ends that were picked."""
+        ends.note(self._outcomes, self._base, SPAN_MAX, BY_PRODUCERS)
+        self._go_on()
+
     def pending(self, begin: int, end: int) -> int:
         """The queue offset of the first that is pending from `begin` on; `end` if there is none."""
         index = max(begin, self.low) - self._base
@@ -127,9 +135,9 @@ class OpQueue:
         self.low = begin
         self._needed: deque[tuple[int, int]] = deque()  # (an op, the last of its halves)
 
-    def take(self, queue_offset: int, ended: Sequence[Ended], halves: Halves) -> None:
-        """An op that is stored now."""
-        self._needed.append((queue_offset, max([each[0] for each in ended], default=-1)))
+    def take(self, queue_offset: int, last: int, halves: Halves) -> None:
+        """An op that is stored now, and the last of the halves that it names."""
+        self._needed.append((queue_offset, last))
         while self._needed and self._needed[0][1] < halves.low:
             self.low = self._needed.popleft()[0] + 1
 
@@ -140,7 +148,12 @@ class OpQueue:
 def op_of(ended: Sequence[Ended]) -> tuple[bytes, bytes]:
     """Body and properties of the op that says so."""
     body, letters = op_text(list(ended), _LETTERS_OF)
-    return body, b"TAGS\1d\2WAIT\1true\2%b\1%b\2" % (_ENDS, letters)
+    return body, OP_HEAD + letters + b"\2"
+
+
+def last_of(ended: Iterable[Ended]) -> int:
+    """The highest queue offset of a half among them."""
+    return max([each[0] for each in ended], default=-1)
 
 
 def read_op(body: bytes, properties: Mapping[str, str]) -> Iterator[Ended]:

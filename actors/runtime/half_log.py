@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from cometmq.actors.books.transactions import Ended, Halves, OpQueue, read_op
+from cometmq.actors.books.transactions import Ended, Halves, OpQueue, last_of, read_op
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.shm.kernel._kernel import Message, decode
 from cometmq.shm.reading.store_reader import StoreReader
@@ -51,7 +51,7 @@ class HalfLog:
             ]
             halves.take(ended)
             if message.queue_offset >= needed:
-                ops.take(message.queue_offset, ended, halves)
+                ops.take(message.queue_offset, last_of(ended), halves)
 
     def pending(self, halves: Halves) -> Iterator[Message | None]:
         """Half messages that are pending; None between two reads."""

@@ -130,6 +130,8 @@ class Answers:
     @property
     def disk_since(self) -> float | None:
         """When the first of those that wait for the disk was stored."""
+        if not self._waiting:
+            return None
         flushed = self._confirming[Cover.FLUSHED].counter.value
         return min(
             (

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from cometmq.actors.books.derivers import Derivers
 from cometmq.protocol.commands import Derivation, QueueKey
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 SNAPSHOT_MARKS: Final = 1_024  # after so many marks the positions are written down anew
 SNAPSHOT_LOOK_S: Final = 1.0  # how soon, where the log has come to another segment
+T = TypeVar("T")
 NOTHING: Final = (1 << 63) - 1  # behind every log: no mark is needed
 _QUEUE: Final = QueueKey(DERIVED_TOPIC, DERIVED_QUEUE)
 
@@ -89,11 +91,23 @@ class DerivedWrites:
 
         None: they are there already. Raises OffsetIllegal, and what appending raises.
         """
+        append = partial(self._append_behind, queues=queues, payload=payload, count=count)
+        return self.write_behind(what, count, append)
+
+    def write_behind(
+        self, what: Derivation, count: int, append: Callable[[bytes], tuple[int, T]]
+    ) -> T | None:
+        """`write` for a caller that lays down the records by itself.
+
+        Args:
+            append: lays down a mark with that body, and the records behind it, all or nothing; the
+                mark's physical offset, and what is to be known of the records.
+        """
         if not self.book.is_new(what.deriver, what.before, what.after):
             return None
         self.book.check_room(what.deriver, what.note)
         mark = Mark(what.deriver, what.before, what.after, count, what.note)
-        places = self._lay(mark, queues, payload, count)
+        places = self._lay(mark, append)
         self.writes += 1
         if self.is_snapshot_due:
             self.keep()
@@ -102,7 +116,7 @@ class DerivedWrites:
     def forget(self, deriver: str) -> None:
         """Its writes may be made again from then on."""
         if self.book.find(deriver) is not None:
-            self._lay(Forgotten(deriver))
+            self._lay(Forgotten(deriver), self._append_behind)
 
     def find(self, deriver: str) -> Known | None:
         return self.book.find(deriver)
@@ -120,7 +134,7 @@ class DerivedWrites:
     def keep(self) -> bool:
         """Write down all positions; False if it cannot be done now, and is to be tried again."""
         try:
-            self._lay(self.book.snapshot())
+            self._lay(self.book.snapshot(), self._append_behind)
         except CometError as error:
             if str(error) != self._could_not:
                 log.warning("the positions of derivers are not written down anew: %s", error)
@@ -137,22 +151,27 @@ class DerivedWrites:
             self._tell_from(self._last_at)
 
     def _lay(
-        self,
-        mark: Mark | Snapshot | Forgotten,
-        queues: Sequence[QueueKey] = (),
-        payload: bytes | memoryview = b"",
-        count: int = 0,
-    ) -> bytes:
-        encoder = InnerEncoder()
-        encoder.add(len(queues), pack_mark(mark))
-        whole = b"".join((encoder.take(), payload))
-        places = self._append([*queues, _QUEUE], whole, count + 1)
-        at = memoryview(places)[8:16].cast("q")[0]
+        self, mark: Mark | Snapshot | Forgotten, append: Callable[[bytes], tuple[int, T]]
+    ) -> T:
+        at, found = append(pack_mark(mark))
         self.book.take(mark, int(time.time() * 1000))
         self._note(mark, at)
         if self._needed_from == NOTHING:  # before anybody can see the mark, and rely on it
             self._tell_from(at)
-        return places[16:]
+        return found
+
+    def _append_behind(
+        self,
+        mark: bytes,
+        queues: Sequence[QueueKey] = (),
+        payload: bytes | memoryview = b"",
+        count: int = 0,
+    ) -> tuple[int, bytes]:
+        encoder = InnerEncoder()
+        encoder.add(len(queues), mark)
+        whole = b"".join((encoder.take(), payload))
+        places = self._append([*queues, _QUEUE], whole, count + 1)
+        return memoryview(places)[8:16].cast("q")[0], places[16:]
 
     def _note(self, mark: Mark | Snapshot | Forgotten, at: int) -> None:
         self._marks += 1

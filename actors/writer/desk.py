@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from cometmq.actors.books.derivers import Derivers
+from cometmq.actors.books.transactions import END_LETTERS, OP_HEAD
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.inner import properties_max
@@ -20,6 +21,7 @@ from cometmq.actors.writer.batches import NOTHING_FOUND, Batches, Found, Stored
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.derived import DerivedWrites
 from cometmq.actors.writer.half_book import HalfBook
+from cometmq.actors.writer.half_writes import queue_of
 from cometmq.actors.writer.keyed import Keyed
 from cometmq.actors.writer.producers import Producers
 from cometmq.actors.writer.transactions import Enders, Transactions
@@ -34,7 +36,13 @@ from cometmq.protocol.commands import (
     Section,
     SendMessages,
 )
-from cometmq.protocol.derived import MARK_BYTES_MAX, WRITE_BYTES_MAX, snapshot_bytes_max
+from cometmq.protocol.derived import (
+    DERIVED_QUEUE,
+    DERIVED_TOPIC,
+    MARK_BYTES_MAX,
+    WRITE_BYTES_MAX,
+    snapshot_bytes_max,
+)
 from cometmq.protocol.errors import (
     BadRequest,
     FlushDiskTimeout,
@@ -43,8 +51,9 @@ from cometmq.protocol.errors import (
     ServiceNotAvailable,
 )
 from cometmq.protocol.frames import failed
-from cometmq.protocol.names import HIDDEN_TOPICS
+from cometmq.protocol.names import HIDDEN_TOPICS, OP_TOPIC
 from cometmq.shm.kernel._kernel import (
+    HalfEnds,
     OwnedCell,
     ReadCell,
 )
@@ -119,7 +128,11 @@ class Desk:
         )
         self.transactions = Transactions(
             HalfBook(
-                family, self.derived, call_soon, lambda error: self.transactions.is_ready(error)
+                family,
+                self.derived,
+                self._append_ends,
+                call_soon,
+                lambda error: self.transactions.is_ready(error),
             ),
             segment_bytes=segment_bytes,
             properties_max=properties_max(settings),
@@ -202,6 +215,17 @@ class Desk:
         # Either all of them, or one mark with others' messages behind it.
         self.own_records += count if own == len(queues) else own
         return places
+
+    def _append_ends(self, ends: HalfEnds, mark: bytes) -> tuple[int, int]:
+        """Lay down a mark, and behind it what these come to; see CommitLog.append_ends."""
+        of = self._cursors.of
+        queues = [of(*queue_of(topic, queue_id)) for topic, queue_id in ends.queues]
+        found = self._log.append_ends(
+            ends, queues, of(DERIVED_TOPIC, DERIVED_QUEUE), mark, of(OP_TOPIC, 0), OP_HEAD,
+            END_LETTERS, size_max=WRITE_BYTES_MAX,
+        )  # fmt: skip
+        self.own_records += 1  # the mark
+        return found
 
     @property
     def unflushed_bytes(self) -> int:

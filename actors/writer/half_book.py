@@ -9,9 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
-from cometmq.actors.books.transactions import Ended, Halves, OpQueue, Outcome, first_of, op_of
+from cometmq.actors.books.transactions import (
+    Ended,
+    Halves,
+    OpQueue,
+    Outcome,
+    first_of,
+    last_of,
+    op_of,
+)
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
@@ -27,6 +36,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.shm.kernel._kernel import HalfEnds
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.store_reader import ReadLimits
 
@@ -47,6 +57,8 @@ class HalfBook:
 
     Args:
         derived: lays down an op and what comes of it, in one piece.
+        append_ends: lays down a mark, and behind it what ends that were picked come to; the mark's
+            physical offset, and the op's queue offset.
         call_soon: of the actor.
         on_ready: called once it is known what is pending; with an error, where that cannot be told
             now: it begins again when it is told to.
@@ -56,6 +68,7 @@ class HalfBook:
         self,
         family: Family,
         derived: DerivedWrites,
+        append_ends: Callable[[HalfEnds, bytes], tuple[int, int]],
         call_soon: Callable[[Callable[[], None]], object],
         on_ready: Callable[[CometError | None], None],
     ) -> None:
@@ -65,6 +78,7 @@ class HalfBook:
         self._ops = OpQueue()
         self._log = HalfLog(self.reader)
         self._derived = derived
+        self._append_ends = append_ends
         self._call_soon = call_soon
         self._on_ready = on_ready
         self._dispatched = Dispatched(family)
@@ -162,19 +176,31 @@ class HalfBook:
         """
         body, properties = op_of(ended)
         records.encoder.add(records.queue(OP_TOPIC, 0), body, properties)
-        known = self._derived.find(NAME)
-        before = Position() if known is None else known.position
-        after = Position(before.epoch, before.number + 1)
         command, payload = records.take()
-        places = self._derived.write(
-            Derivation(NAME, before, after), command.queues, payload[0], command.count
-        )
+        places = self._derived.write(self._next(), command.queues, payload[0], command.count)
         assert places is not None, "nobody else has the position"
         found = memoryview(places).cast("q")
         self.halves.take(ended)
-        self._ops.take(found[-2], ended, self.halves)
-        self._forget_gone()
+        self._has_laid(found[-2], last_of(ended))
         return found
+
+    def write_ends(self, ends: HalfEnds) -> None:
+        """`write` for ends that were picked, and what they commit."""
+        append = partial(self._append_ends, ends)
+        op = self._derived.write_behind(self._next(), ends.committed + 1, append)
+        assert op is not None, "nobody else has the position"
+        self.halves.take_ends(ends)
+        self._has_laid(op, ends.last)
+
+    def _next(self) -> Derivation:
+        known = self._derived.find(NAME)
+        before = Position() if known is None else known.position
+        return Derivation(NAME, before, Position(before.epoch, before.number + 1))
+
+    def _has_laid(self, op: int, last: int) -> None:
+        """An op with that queue offset; the last half that it names."""
+        self._ops.take(op, last, self.halves)
+        self._forget_gone()
 
     def _forget_gone(self) -> None:
         """Halves that were deleted with the log hold up what is remembered of later ones."""

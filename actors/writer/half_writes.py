@@ -71,7 +71,7 @@ class HalfWrite:
 
     def queue_of(self, topic: str, queue_id: int) -> int:
         """The number that the encoder has for it. Raises NameIllegal, MessageIllegal."""
-        return self.records.queue(*_queue_of(topic, queue_id))
+        return self.records.queue(*queue_of(topic, queue_id))
 
     def has_plain(self, indexes: range, committed: int) -> None:
         """These ends are in it, of one message each."""
@@ -130,7 +130,8 @@ def half_of(named: Named) -> Half:
 
 
 @lru_cache(maxsize=4096)
-def _queue_of(topic: str, queue_id: int) -> tuple[str, int]:
+def queue_of(topic: str, queue_id: int) -> tuple[str, int]:
+    """That a half message is meant for. Raises NameIllegal, MessageIllegal."""
     return destination({"REAL_TOPIC": topic, "REAL_QID": str(queue_id)})
 
 

@@ -376,6 +376,28 @@ class HalfEnds:
         queue_offsets: list[int],
         physical_offsets: list[int],
     ) -> None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def committed(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+    @property
+    def queues(self) -> list[tuple[str, int]]: ...
+    def pick(
+        self,
+        segment: Buffer | FileMap,
+        start: int,
+        limit: int,
+        outcomes: bytearray,
+        base: int,
+        bytes_max: int,
+    ) -> bool:
+        """Whether all of them are as most are: then an EndsBatch can be made of them."""
+
+    def note(self, outcomes: bytearray, base: int, span_max: int, words: tuple[int, int]) -> None:
+        """Note the outcomes of what was picked."""
+
     def store(
         self,
         index: int,
@@ -393,6 +415,28 @@ class HalfEnds:
         ends_max: int,
     ) -> int:
         """Put ends into a write, from `index` on; the index of the first that is another."""
+
+@final
+class EndsBatch:
+    """A mark, the copies of what picked ends commit, and their op: checked against the log.
+
+    Raises RecordTooLarge."""
+
+    def __init__(
+        self,
+        log: LogAppender,
+        ends: HalfEnds,
+        queues: list[QueueCursor],
+        mark_queue: QueueCursor,
+        mark: bytes,
+        op_queue: QueueCursor,
+        op_head: bytes,
+        letters: bytes,
+    ) -> None: ...
+    @property
+    def size(self) -> int: ...
+    def append(self, store_timestamp: int = 0) -> tuple[int, int] | None:
+        """Physical offset of the mark, queue offset of the op; None: there is no room."""
 
 def op_text(ended: list[tuple[int, Any]], letters: bytes) -> tuple[bytes, bytes]:
     """The body of the op that says so, and the letter of each outcome. Raises ValueError."""

@@ -91,16 +91,11 @@ cdef class InnerEncoder:
 
     cdef int _add_delivered(self, int32_t queue, Record *record) except -1:
         """One that waits no more: without the property that says since when."""
-        cdef const uint8_t *properties = record.properties
-        cdef const uint8_t *value = NULL
-        cdef Py_ssize_t value_bytes = 0, begin, end, count = record.properties_length
-        if not find_property(properties, count, b"COMETMQ_UP", UPTIME_NAME_BYTES, &value,
-                             &value_bytes):
+        cdef Py_ssize_t begin = 0, end = 0, count = record.properties_length
+        if not find_uptime(record, &begin, &end):
             return self._add(queue, record)
-        begin = value - properties - UPTIME_NAME_BYTES - 1
-        end = min(value - properties + value_bytes + 1, count)
         record.properties_length = <int32_t>begin
-        return self._add(queue, record, properties + end, count - end)
+        return self._add(queue, record, record.properties + end, count - end)
 
     def add(self, int32_t queue, body, bytes properties=b"", *, int32_t flag=0, int32_t sys_flag=0,
             int64_t born_timestamp=0, bytes born_host=b"", bytes store_host=b"",
@@ -229,6 +224,18 @@ cdef class InnerEncoder:
         return payload
 
 
+cdef bint find_uptime(Record *record, Py_ssize_t *begin, Py_ssize_t *end) noexcept nogil:
+    """Where among its properties the one stands that says since when it waits."""
+    cdef const uint8_t *value = NULL
+    cdef Py_ssize_t value_bytes = 0
+    if not find_property(record.properties, record.properties_length, b"COMETMQ_UP",
+                         UPTIME_NAME_BYTES, &value, &value_bytes):
+        return False
+    begin[0] = value - record.properties - UPTIME_NAME_BYTES - 1
+    end[0] = min(value - record.properties + value_bytes + 1, record.properties_length)
+    return True
+
+
 cdef int set_hosts(Record *record, bytes born_host, bytes store_host) except -1:
     for host in (born_host, store_host):
         if len(host) not in (0, 8, 20):
@@ -336,7 +343,7 @@ cdef class InnerBatch:
             if queue < 0:
                 raise BatchIllegal(f"record {self.count}, at byte {at}, is none")
             at += record.total_size
-            self.size += self._size_of(<QueueCursor>queues[queue], &record)
+            self.size += check_inner(log, <QueueCursor>queues[queue], &record)
             self.count += 1
         if self.count != count or at != payload.shape[0] or count == 0:
             raise BatchIllegal(
@@ -345,29 +352,6 @@ cdef class InnerBatch:
         if self.size + BLANK_BYTES > log._segment_bytes:
             raise RecordTooLarge("batch", self.size, log._segment_bytes - BLANK_BYTES)
 
-    cdef bint _complete(self, Record *record) noexcept:
-        """Hosts that are not given are the broker's; whether the properties want a separator."""
-        cdef bytes own = self._log.store_host
-        if record.store_host_length == 0:
-            record.store_host = <const uint8_t *>PyBytes_AS_STRING(own)
-            record.store_host_length = <int32_t>len(own)
-        if record.born_host_length == 0:
-            record.born_host = <const uint8_t *>PyBytes_AS_STRING(own)
-            record.born_host_length = <int32_t>len(own)
-        return (self._log._crc_property and record.properties_length > 0
-                and record.properties[record.properties_length - 1] != 2)
-
-    cdef int64_t _size_of(self, QueueCursor queue, Record *record) except -1:
-        cdef LogAppender log = self._log
-        cdef bint separator = self._complete(record)
-        cdef int64_t size = log._record_size(
-            queue, record.body_length, record.properties_length, separator,
-            record.born_host_length,
-        ) + record.store_host_length - log._host_bytes
-        log._check_stored(record.properties_length + (
-            CRC_PROPERTY_BYTES + separator if log._crc_property else 0), size)
-        return size
-
     def append(self, int64_t store_timestamp=0):
         """Lay all of it into the log; queue offset and physical offset of each record, as int64s.
         None if it does not fit into what is left of the segment.
@@ -375,12 +359,11 @@ cdef class InnerBatch:
         Prepared and rolled-back transaction records get queue offset 0 and take none (RocketMQ).
         """
         cdef LogAppender log = self._log
-        cdef int64_t index, size, timestamp, at = 0
+        cdef int64_t index, timestamp, at = 0
         cdef QueueCursor queue
         cdef bytes places
         cdef int64_t *place
         cdef Record record
-        cdef bint separator
         if log._base == NULL:
             raise ValueError("no segment is attached")
         if not log._has_room(self.size):
@@ -394,18 +377,54 @@ cdef class InnerBatch:
             queue = <QueueCursor>self._queues[parse_inner(
                 &self._payload[at], self._payload.shape[0] - at, len(self._queues), &record)]
             at += record.total_size
-            size = self._size_of(queue, &record)
-            separator = self._complete(&record)
-            record.store_timestamp = timestamp
-            if record.born_timestamp <= 0:
-                record.born_timestamp = timestamp
-            record.queue_offset = queue.next_offset if is_queued(&record) else 0
-            log._set_queue(&record, queue)
-            log._lay(&record, log._at, size, record.queue_offset, record.body, record.body_length,
-                     record.properties, record.properties_length, separator)
-            place[2 * index] = record.queue_offset
             place[2 * index + 1] = log.segment_start + log._at
-            queue.next_offset += is_queued(&record)
-            log._at += size
+            lay_inner(log, queue, &record, timestamp)
+            place[2 * index] = record.queue_offset
         log.count += self.count
         return places
+
+
+cdef inline bint complete_inner(LogAppender log, Record *record) noexcept:
+    """Hosts that are not given are the broker's; whether the properties want a separator."""
+    cdef bytes own = log.store_host
+    if record.store_host_length == 0:
+        record.store_host = <const uint8_t *>PyBytes_AS_STRING(own)
+        record.store_host_length = <int32_t>len(own)
+    if record.born_host_length == 0:
+        record.born_host = <const uint8_t *>PyBytes_AS_STRING(own)
+        record.born_host_length = <int32_t>len(own)
+    return (log._crc_property and record.properties_length > 0
+            and record.properties[record.properties_length - 1] != 2)
+
+
+cdef inline int64_t inner_size(LogAppender log, QueueCursor queue, Record *record,
+                               bint separator) noexcept:
+    """Bytes in the log of a record that is complete."""
+    return log._record_size(
+        queue, record.body_length, record.properties_length, separator, record.born_host_length,
+    ) + record.store_host_length - log._host_bytes
+
+
+cdef int64_t check_inner(LogAppender log, QueueCursor queue, Record *record) except -1:
+    """Bytes in the log of what an actor has stored. Raises RecordTooLarge."""
+    cdef bint separator = complete_inner(log, record)
+    cdef int64_t size = inner_size(log, queue, record, separator)
+    log._check_stored(record.properties_length + (
+        CRC_PROPERTY_BYTES + separator if log._crc_property else 0), size)
+    return size
+
+
+cdef void lay_inner(LogAppender log, QueueCursor queue, Record *record,
+                    int64_t timestamp) noexcept:
+    """The next record of the log, which has room for it; its queue was noted."""
+    cdef bint separator = complete_inner(log, record)
+    cdef int64_t size = inner_size(log, queue, record, separator)
+    record.store_timestamp = timestamp
+    if record.born_timestamp <= 0:
+        record.born_timestamp = timestamp
+    record.queue_offset = queue.next_offset if is_queued(record) else 0
+    log._set_queue(record, queue)
+    log._lay(record, log._at, size, record.queue_offset, record.body, record.body_length,
+             record.properties, record.properties_length, separator)
+    queue.next_offset += is_queued(record)
+    log._at += size

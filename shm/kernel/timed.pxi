@@ -17,18 +17,6 @@ cdef int64_t number_of(const uint8_t *text, Py_ssize_t count) noexcept nogil:
     return found
 
 
-cdef int64_t number_property(
-    Record *record, const char *name, Py_ssize_t name_bytes
-) noexcept nogil:
-    """The number that a property has; -1: there is none, or it is no number."""
-    cdef const uint8_t *value = NULL
-    cdef Py_ssize_t count = 0
-    if not find_property(record.properties, record.properties_length, name, name_bytes, &value,
-                         &count):
-        return -1
-    return number_of(value, count)
-
-
 cdef struct Timing:  # what properties say of a message's time; of two of a name, the last
     int64_t exact  # TIMER_DELIVER_MS; -1: there is none, or it is no number
     int64_t delay  # TIMER_DELAY_MS

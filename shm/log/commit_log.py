@@ -12,8 +12,10 @@ from typing import TypeVar
 from cometmq.protocol.errors import MessageIllegal, MessageTooLarge
 from cometmq.shm.kernel._kernel import (
     BatchIllegal,
+    EndsBatch,
     FileMap,
     Gate,
+    HalfEnds,
     InnerBatch,
     LogAppender,
     QueueCursor,
@@ -267,6 +269,36 @@ class CommitLog:
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
         return self.append_checked(partial(batch.append, store_timestamp_ms))
+
+    def append_ends(
+        self,
+        ends: HalfEnds,
+        queues: list[QueueCursor],
+        mark_queue: QueueCursor,
+        mark: bytes,
+        op_queue: QueueCursor,
+        op_head: bytes,
+        letters: bytes,
+        *,
+        size_max: int = sys.maxsize,
+    ) -> tuple[int, int]:
+        """Append what picked ends come to, all or none; see EndsBatch for the arguments. The mark's
+        physical offset, and the queue offset of the op.
+
+        Raises MessageIllegal; MessageTooLarge also for more than `size_max` bytes, or than a
+        segment holds.
+        """
+        try:
+            if self._memory is None:
+                self.open_segment()
+            batch = EndsBatch(
+                self.appender, ends, queues, mark_queue, mark, op_queue, op_head, letters
+            )
+            if batch.size > size_max:
+                raise RecordTooLarge("batch", batch.size, size_max)
+        except RecordTooLarge as error:
+            raise refusal(error) from None
+        return self.append_checked(batch.append)
 
     def waiting(
         self,

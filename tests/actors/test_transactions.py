@@ -37,6 +37,7 @@ from cometmq.actors.books.transactions import (
     copy_properties,
     first_of,
     judge,
+    last_of,
     op_of,
     read_op,
 )
@@ -130,11 +131,11 @@ def test_what_has_become_of_halves() -> None:
     assert (halves.find(9), halves.find(10), halves.low) == (Outcome.ENDED, Outcome.PENDING, 10)
     ended = [(11, Outcome.COMMITTED), (13, Outcome.ROLLED_BACK)]
     halves.take(ended)
-    ops.take(3, ended, halves)
+    ops.take(3, last_of(ended), halves)
     assert (halves.low, ops.low, halves.pending(11, 20), halves.pending(13, 20)) == (10, 3, 12, 14)
     for op, queue_offset in enumerate((10, 12), 4):
         halves.take([(queue_offset, Outcome.COPIED)])
-        ops.take(op, [(queue_offset, Outcome.COPIED)], halves)
+        ops.take(op, queue_offset, halves)
     assert (halves.low, ops.low, halves.pending(0, 14)) == (14, 6, 14)
     halves.take([(12, Outcome.COMMITTED), (1 << 60, Outcome.COMMITTED), (3, Outcome.COMMITTED)])
     assert (halves.find(12), halves.low) == (Outcome.COMMITTED, 14)

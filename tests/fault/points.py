@@ -198,6 +198,8 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("derived.loaded", "commitlog", _DERIVED + "load", "restart", 1),
     # Transactions: an end or a check is written, and answered; a commitlog process begins.
     **_both("transactions.write", "commitlog", _HALF_BOOK + "write", "transactions", 5),
+    **_both("transactions.whole", "commitlog", _HALF_BOOK + "write_ends", "transactions", 5),
+    **_both("transactions.appended", "commitlog", _COMMIT_LOG + "append_ends", "transactions", 5),
     **_both(
         "transactions.ended",
         "commitlog",
