@@ -74,6 +74,8 @@ class Derivers:
         """Raises MessageTooLarge for a note, SystemBusy for a deriver more, with which a snapshot
         would not be one record any more."""
         known = self._known.get(deriver)
+        if known is not None and note is None:
+            return  # as it is
         before = 0 if known is None else _bytes_of(deriver, known.note)
         kept = b"" if known is None else known.note
         wanted = self.bytes - before + _bytes_of(deriver, kept if note is None else note)

@@ -141,6 +141,7 @@ cdef class TaskTransactions:
     cdef readonly Py_ssize_t waiting  # transactions whose tasks wait, or did until they were cancelled
     cdef readonly set open
     cdef dict _beginning, _ending  # by topic; by broker
+    cdef Py_ssize_t _telling  # above 0: a task goes on now, so its loop is not closed
     cdef object _part
     cdef Py_ssize_t _bytes_max
     cdef double _timeout_s
@@ -179,7 +180,8 @@ cdef class TaskTransactions:
     cdef int _put(self, dict waiting, str key, TaskTransaction transaction) except -1:
         """It waits among those of that key, to be sent."""
         cdef object some
-        if not self.is_due or self.loop.is_closed():  # then nobody has come to send it
+        # A loop that was closed since has not come to send it.
+        if not self.is_due or not self._telling and self.loop.is_closed():
             self.send_soon()
             self.is_due = True
         some = waiting.get(key)
@@ -338,6 +340,12 @@ def let_go_on(list transactions not None, Py_ssize_t start, Py_ssize_t stop, err
     """The tasks that wait for these go on: in the event loop, and in no task."""
     cdef Py_ssize_t index
     cdef TaskTransaction each
+    cdef TaskTransactions shared
     for index in range(max(start, 0), min(stop, len(transactions))):
         each = transactions[index]
-        each._go_on(error)
+        shared = each._shared
+        shared._telling += 1
+        try:
+            each._go_on(error)
+        finally:
+            shared._telling -= 1

@@ -1,5 +1,5 @@
-"""Ends of transactions that one native write lays down: what the log gets is what it would get of the
-same ends one by one."""
+"""Ends of transactions that one native write lays down: the log gets what it would get of the same
+ends one by one."""
 
 from __future__ import annotations
 
