@@ -273,19 +273,15 @@ class Batches:
             now_ms: that this is, where each says itself when it is due.
         """
         place = self.place_of(section)
-        return self._log.waiting(
-            self._cursors.of(place.topic, place.queue_id),
-            batch,
-            section.count,
-            more,
-            now_ms=now_ms,
-            latest_ms=LATEST_MS,
-            sys_flag=section.sys_flag,
-            born_timestamp_ms=command.born_timestamp_ms,
-            born_host=host_bytes(command.born_host),
-            up_at=-1 if now_ms >= 0 else len(more) - 1 - MS_DIGITS,
-            half=half,
-        )
+        queue = self._cursors.of(place.topic, place.queue_id)
+        return self._log.checked(
+            lambda appender: WaitingBatch(
+                appender, queue, batch, section.count, more, now=now_ms, latest=LATEST_MS,
+                sys_flag=section.sys_flag, born_timestamp=command.born_timestamp_ms,
+                born_host=host_bytes(command.born_host),
+                up_at=-1 if now_ms >= 0 else len(more) - 1 - MS_DIGITS, half=half,
+            )
+        )  # fmt: skip
 
 
 def _real(section: Section) -> str:

@@ -47,12 +47,14 @@ from cometmq.protocol.errors import (
     BadRequest,
     FlushDiskTimeout,
     MessageIllegal,
+    MessageTooLarge,
     NotConfirmed,
     ServiceNotAvailable,
 )
 from cometmq.protocol.frames import failed
 from cometmq.protocol.names import HIDDEN_TOPICS, OP_TOPIC
 from cometmq.shm.kernel._kernel import (
+    EndsBatch,
     HalfEnds,
     OwnedCell,
     ReadCell,
@@ -217,15 +219,19 @@ class Desk:
         return places
 
     def _append_ends(self, ends: HalfEnds, mark: bytes) -> tuple[int, int]:
-        """Lay down a mark, and behind it what these come to; see CommitLog.append_ends."""
+        """Lay down a mark, and behind it what these come to, all or none: where the mark lies, and
+        the op's queue offset."""
         of = self._cursors.of
         queues = [of(*queue_of(topic, queue_id)) for topic, queue_id in ends.queues]
-        found = self._log.append_ends(
-            ends, queues, of(DERIVED_TOPIC, DERIVED_QUEUE), mark, of(OP_TOPIC, 0), OP_HEAD,
-            END_LETTERS, size_max=WRITE_BYTES_MAX,
-        )  # fmt: skip
+        derived, ops = of(DERIVED_TOPIC, DERIVED_QUEUE), of(OP_TOPIC, 0)
+        batch = self._log.checked(
+            lambda log: EndsBatch(log, ends, queues, derived, mark, ops, OP_HEAD, END_LETTERS)
+        )
+        if batch.size > WRITE_BYTES_MAX:
+            raise MessageTooLarge(f"ends of {batch.size} bytes, at most {WRITE_BYTES_MAX}")
+        places = self._log.append_checked(batch.append)
         self.own_records += 1  # the mark
-        return found
+        return places
 
     @property
     def unflushed_bytes(self) -> int:

@@ -12,15 +12,12 @@ from typing import TypeVar
 from cometmq.protocol.errors import MessageIllegal, MessageTooLarge
 from cometmq.shm.kernel._kernel import (
     BatchIllegal,
-    EndsBatch,
     FileMap,
     Gate,
-    HalfEnds,
     InnerBatch,
     LogAppender,
     QueueCursor,
     RecordTooLarge,
-    WaitingBatch,
 )
 from cometmq.shm.kernel.layout import BLANK
 from cometmq.shm.log.segment_maps import SegmentMaps
@@ -260,74 +257,21 @@ class CommitLog:
 
         Raises MessageIllegal; MessageTooLarge also for more than that, or than a segment holds.
         """
-        try:
-            if self._memory is None:
-                self.open_segment()
-            batch = InnerBatch(self.appender, queues, payload, count)
-            if batch.size > size_max:
-                raise RecordTooLarge("batch", batch.size, size_max)
-        except (RecordTooLarge, BatchIllegal) as error:
-            raise refusal(error) from None
+        batch = self.checked(lambda appender: InnerBatch(appender, queues, payload, count))
+        if batch.size > size_max:
+            raise refusal(RecordTooLarge("batch", batch.size, size_max))
         return self.append_checked(partial(batch.append, store_timestamp_ms))
 
-    def append_ends(
-        self,
-        ends: HalfEnds,
-        queues: list[QueueCursor],
-        mark_queue: QueueCursor,
-        mark: bytes,
-        op_queue: QueueCursor,
-        op_head: bytes,
-        letters: bytes,
-        *,
-        size_max: int = sys.maxsize,
-    ) -> tuple[int, int]:
-        """Append what picked ends come to, all or none; see EndsBatch for the arguments. The mark's
-        physical offset, and the queue offset of the op.
-
-        Raises MessageIllegal; MessageTooLarge also for more than `size_max` bytes, or than a
-        segment holds.
-        """
-        try:
-            if self._memory is None:
-                self.open_segment()
-            batch = EndsBatch(
-                self.appender, ends, queues, mark_queue, mark, op_queue, op_head, letters
-            )
-            if batch.size > size_max:
-                raise RecordTooLarge("batch", batch.size, size_max)
-        except RecordTooLarge as error:
-            raise refusal(error) from None
-        return self.append_checked(batch.append)
-
-    def waiting(
-        self,
-        queue: QueueCursor,
-        batch: bytes | memoryview,
-        count: int,
-        more: bytes,
-        *,
-        now_ms: int = -1,
-        latest_ms: int = 0,
-        sys_flag: int = 0,
-        born_timestamp_ms: int = 0,
-        born_host: bytes = b"",
-        up_at: int = -1,
-        half: bool = False,
-    ) -> WaitingBatch:
-        """A client batch that waits in that queue, checked; see WaitingBatch. Its `append` is for
-        `append_checked`.
+    def checked(self, make: Callable[[LogAppender], T]) -> T:
+        """A batch that this makes of the log, checked against it: a WaitingBatch, an EndsBatch. Its
+        `append` is for `append_checked`.
 
         Raises MessageIllegal; MessageTooLarge also where a segment does not hold all of it.
         """
         try:
             if self._memory is None:
                 self.open_segment()
-            return WaitingBatch(
-                self.appender, queue, batch, count, more, now=now_ms, latest=latest_ms,
-                sys_flag=sys_flag, born_timestamp=born_timestamp_ms, born_host=born_host,
-                up_at=up_at, half=half,
-            )  # fmt: skip
+            return make(self.appender)
         except (RecordTooLarge, BatchIllegal) as error:
             raise refusal(error) from None
 

@@ -199,7 +199,13 @@ POINTS: Final[Mapping[str, Point]] = {
     # Transactions: an end or a check is written, and answered; a commitlog process begins.
     **_both("transactions.write", "commitlog", _HALF_BOOK + "write", "transactions", 5),
     **_both("transactions.whole", "commitlog", _HALF_BOOK + "write_ends", "transactions", 5),
-    **_both("transactions.appended", "commitlog", _COMMIT_LOG + "append_ends", "transactions", 5),
+    **_both(
+        "transactions.appended",
+        "commitlog",
+        "cometmq.actors.writer.desk:Desk._append_ends",
+        "transactions",
+        5,
+    ),
     **_both(
         "transactions.ended",
         "commitlog",
