@@ -238,3 +238,18 @@ def test_properties_that_are_as_large_as_can_be() -> None:
         else:
             with pytest.raises(RecordTooLarge):
                 log.append_whole(ends)
+
+
+def test_spoilt_records_are_passed_over_or_copied() -> None:
+    """Whatever lies in the segment; a checksum covers the body alone."""
+    chance = random.Random(SEED)
+    segment, found = halves(chance, 3)
+    laid = 0
+    for _ in range(3_000):
+        spoilt = bytearray(segment)
+        for _ in range(chance.randrange(1, 4)):
+            spoilt[chance.randrange(len(spoilt))] = chance.choice([0, 1, 2, 127, 255])
+        ends = ends_of(found)
+        if pick(ends, bytes(spoilt)):
+            laid += Log(size=1 << 14).append_whole(ends) is not None
+    assert laid
