@@ -124,8 +124,19 @@ class Scheduler(LoadFileScheduling):
             self._reschedule(other)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Where one crashed the others take over what it had."""
-        crashed = super().remove_node(node)
+        """Where one crashed the others take over what it had not begun; the test that it was at,
+        which nobody runs again. (pytest-xdist's own hands out that one again, and units of which
+        nothing is left, for which nobody reports anything: then all wait for ever.)"""
+        units = self.assigned_work.pop(node)
+        left = [each for tests in units.values() for each in tests if not tests[each]]
+        if not left:
+            return None
+        crashed = left[0]
+        for unit, tests in units.items():
+            if crashed in tests:
+                tests[crashed] = True
+            if not all(tests.values()):
+                self.workqueue[unit] = tests
         if ALONE in self.workqueue:
             self.workqueue.move_to_end(ALONE)
         for other in self._staying():
@@ -136,7 +147,9 @@ class Scheduler(LoadFileScheduling):
         return list(self.workqueue) == [ALONE]
 
     def _staying(self) -> list[WorkerController]:
-        return [node for node in self.nodes if not node.shutting_down]
+        """Without one that was started in another's place, and does not know the tests yet."""
+        known = self.registered_collections
+        return [node for node in self.nodes if node in known and not node.shutting_down]
 
     def _others_are_busy(self, node: WorkerController) -> bool:
         return any(

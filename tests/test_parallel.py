@@ -1,0 +1,65 @@
+"""What the tests are run by: a process of it that crashes costs the test that it was at, and no
+other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import parallel
+import pytest
+
+CONFTEST = """
+import pytest
+from parallel import Scheduler, arrange
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: last")
+
+
+def pytest_xdist_make_scheduler(config, log):
+    config.option.loadscopereorder = False
+    return Scheduler(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        arrange(items, config.workerinput)
+"""
+FILES, TESTS = 40, 25  # that are done while another process is started
+ORDINARY = f"""
+import pytest
+
+@pytest.mark.parametrize("number", range({TESTS}))
+def test_it(number): pass
+"""
+CRASH = """
+import os
+
+def test_it(): os._exit(9)
+"""
+ALONE = """
+import pytest
+
+@pytest.mark.alone
+def test_it(): pass
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_crashes(tmp_path: Path) -> None:
+    contents = {"conftest.py": CONFTEST, "test_crash.py": CRASH, "test_alone.py": ALONE}
+    contents |= {f"test_{number}.py": ORDINARY for number in range(FILES)}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    kit = Path(parallel.__file__).parent
+    options = ("-q", "-n", "2", "-p", "no:cacheprovider", f"-o=pythonpath={kit}")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"1 failed, {FILES * TESTS + 1} passed"), done.stdout + done.stderr
