@@ -25,6 +25,7 @@ from cometmq.spark.listener import LagRow
 pytestmark = pytest.mark.slow
 
 README = Path(__file__).resolve().parents[2] / "README.md"
+WAIT_S = 240  # of a stream, on a machine that has other work to do
 TRANSPORTS = ("file", "rpc")
 COLUMNS = "topic string, queue_id int, queue_offset bigint, body binary, tags string, keys string"
 
@@ -80,7 +81,7 @@ def test_the_readmes_program(spark: SparkSession, broker: RunningBroker) -> None
     exec(program.replace("127.0.0.1:9876", broker.ready.name_server), names)
     broker.send("orders", 0, [b"paid"])
     orders = names["orders"].writeStream.format("memory").queryName("orders")
-    orders.trigger(availableNow=True).start().awaitTermination(60)
+    assert orders.trigger(availableNow=True).start().awaitTermination(WAIT_S)
     assert names["spark"] is spark or names["spark"]._jvm is spark._jvm
     assert spark.table("orders").count() == 0  # a stream begins at the latest message
 
@@ -280,7 +281,7 @@ class Stream:
     def run(self, **more: Any) -> list[dict[str, Any]]:
         """To what is there now; the progress of every batch that had something."""
         query = self.start(**more)
-        query.awaitTermination(60)
+        assert query.awaitTermination(WAIT_S)
         failed = query.exception()
         if failed is not None:
             raise failed

@@ -33,6 +33,7 @@ from cometmq.spark.sink_options import WriteOptions, parse_write
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 240  # of a stream, on a machine that has other work to do
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +252,7 @@ class Stream:
 
     def run(self, **more: Any) -> None:
         query = self.start(**more)
-        query.awaitTermination(60)
+        assert query.awaitTermination(WAIT_S)
         failed = query.exception()
         if failed is not None:
             raise failed
@@ -480,7 +481,7 @@ def test_modes_that_are_refused(
     stream = counted.writeStream.format("cometmq").outputMode("complete")
     stream = stream.options(namesrv="h", topic=topic, checkpointLocation=str(tmp_path / "c"))
     with pytest.raises(PySparkException, match="outputMode complete"):
-        stream.start().awaitTermination(60)
+        assert stream.start().awaitTermination(WAIT_S)
 
 
 def test_a_broker_that_has_gone(spark: SparkSession, tmp_path: Path) -> None:
