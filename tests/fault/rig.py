@@ -132,6 +132,14 @@ def _counts(times: list[int], found: list[int]) -> dict[int, int]:
     return counts
 
 
+def is_alive(pid: int) -> bool:
+    """Neither gone nor a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def gaps_ms(acknowledged_ns: list[int], faults_ns: list[int]) -> list[float]:
     """By fault, the longest gap between two acknowledgements from it to the next fault."""
     gaps = []
@@ -344,16 +352,19 @@ class Rig:
         if point.when == "restart":
             self.broker.end(pid)
         elif point.when == "clean":
-            self._order_cleaning()
+            self._order_cleaning(pid)
 
-    def _order_cleaning(self) -> None:
-        """A cleaner that has just taken a dead one's place takes orders once it knows the holds."""
+    def _order_cleaning(self, pid: int) -> None:
+        """A cleaner that has just taken a dead one's place takes orders once it knows the holds. An
+        order may also be lost with the connection to the dead one, or be answered late."""
         deadline = time.monotonic() + HIT_S
         while True:
             try:
                 self.broker.ask("cleaner", DeleteSegments(), timeout_s=2)
             except NotConfirmed:
-                return  # it is dead, as it was to be
+                if not is_alive(pid):
+                    return  # as it was to be
+                assert time.monotonic() < deadline
             except ServiceNotAvailable:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)  # nothing tells when it does
