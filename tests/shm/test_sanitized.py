@@ -28,6 +28,7 @@ FLAGS = (
 )  # fmt: skip
 KERNEL_TESTS = (
     "test_kernel.py", "test_columns.py", "test_rows.py", "test_java.py", "test_packets.py",
+    "test_ends_batch.py",
 )  # fmt: skip
 LIMITS_S = 600
 
