@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
+import crashes
 import jvm
 import psutil
 import pytest
@@ -60,6 +61,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return Scheduler(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        crashes.keep_traces(session.config.workerinput)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: Any) -> None:
+    report.longrepr = f"{report.longrepr}\n{crashes.words(report.node)}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -120,6 +132,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         psutil.wait_procs(left, 10)
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left"] = _left
+        crashes.forget_traces(session.config.workerinput)
     elif _left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

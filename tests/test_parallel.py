@@ -1,5 +1,5 @@
 """What the tests are run by: a process of it that crashes costs the test that it was at, and no
-other."""
+other, and is told how it ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import parallel
 import pytest
 
 CONFTEST = """
+import crashes
 import pytest
 from parallel import Scheduler, arrange
 
@@ -28,6 +29,15 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         arrange(items, config.workerinput)
+
+
+def pytest_sessionstart(session):
+    if hasattr(session.config, "workerinput"):
+        crashes.keep_traces(session.config.workerinput)
+
+
+def pytest_handlecrashitem(report):
+    report.longrepr = f"{report.longrepr}\\n{crashes.words(report.node)}"
 """
 FILES, TESTS = 40, 25  # that are done while another process is started
 ORDINARY = f"""
@@ -37,9 +47,9 @@ import pytest
 def test_it(number): pass
 """
 CRASH = """
-import os
+import os, signal
 
-def test_it(): os._exit(9)
+def test_it(): os.kill(os.getpid(), signal.SIGSEGV)
 """
 ALONE = """
 import pytest
@@ -63,3 +73,5 @@ def test_a_process_that_crashes(tmp_path: Path) -> None:
     )  # fmt: skip
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"1 failed, {FILES * TESTS + 1} passed"), done.stdout + done.stderr
+    assert "it was ended by SIGSEGV" in done.stdout
+    assert 'test_crash.py", line 4 in test_it' in done.stdout

@@ -1,4 +1,8 @@
-"""Rubbish at the sockets and at the kernel: a typed error, a log line, and nothing else."""
+"""Rubbish at the sockets and at the kernel: a typed error, a log line, and nothing else.
+
+The long form: COMETMQ_FUZZ=20 python -m pytest tests/e2e/test_fuzz_frames.py, with so many times
+the inputs.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +51,10 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.wire.channel import Channel
 
-IN_CI = bool(os.environ.get("CI"))
-MESSAGES = 2_500 if IN_CI else 600  # at each of the four sockets
+TIMES = int(os.environ.get("COMETMQ_FUZZ", "1"))
+MESSAGES = 800 * TIMES  # at each of the four sockets
 CHECK_EVERY = 50  # of them: does the good client still get served?
-KERNEL_INPUTS = 40_000 if IN_CI else 10_000
+KERNEL_INPUTS = 10_000 * TIMES
 ANSWER_TIMEOUT_S = 5
 HELD_MS_MAX = 20  # a pull or a join that may be held is answered after that
 
@@ -391,7 +395,7 @@ def test_the_kernel(seed: int, tmp_path: Path) -> None:
         [sys.executable, kernel_fuzz.__file__, str(seed), str(KERNEL_INPUTS), str(note)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200 * TIMES,
         env={**os.environ, "PYTHONPATH": SEARCH},
     )
     assert done.stdout == "survived\n", (done.returncode, done.stderr, note.read_text())

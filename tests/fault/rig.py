@@ -352,24 +352,19 @@ class Rig:
         if point.when == "restart":
             self.broker.end(pid)
         elif point.when == "clean":
-            self._order_cleaning(pid)
+            self._order_cleaning()
 
-    def _order_cleaning(self, pid: int) -> None:
-        """A cleaner that has just taken a dead one's place takes orders once it knows the holds. An
-        order may also be lost with the connection to the dead one, or be answered late."""
+    def _order_cleaning(self) -> None:
+        """Until the point is passed, or the time is over. A cleaner that has just taken a dead
+        one's place takes orders once it knows the holds; an order may be lost with the connection
+        to the dead one, or be answered late; and its own round may have had what was old."""
         deadline = time.monotonic() + HIT_S
-        while True:
-            try:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(NotConfirmed, ServiceNotAvailable):
                 self.broker.ask("cleaner", DeleteSegments(), timeout_s=2)
-            except NotConfirmed:
-                if not is_alive(pid):
-                    return  # as it was to be
-                assert time.monotonic() < deadline
-            except ServiceNotAvailable:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)  # nothing tells when it does
-            else:
+            if self.points.is_hit(0.05):
                 return
+            self._wait_for_old_segments()
 
     def _see_hit(self, point: Point) -> int:
         pid = self.points.wait_hit(HIT_S)

@@ -110,7 +110,7 @@ def test_kill_9_while_old_segments_go(tmp_path: Path) -> None:
             tmp_path / "rig",
             SEED,
             False,
-            2 * len(chosen),
+            len(chosen),
             partial(kill_at_one, chosen),
             retention=True,
         )

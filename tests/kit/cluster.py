@@ -1,6 +1,7 @@
 """A Spark standalone cluster of the pip distribution, and drivers for it. No tests here.
 
-    with Cluster(python, folder) as cluster, cluster.driver("count", ...) as driver:
+    with Cluster(python, folder) as cluster, cluster.driver() as driver:
+        driver.begin("count", ...)
         rows = driver.wait_for("rows")
 
 Every process is in a process group of its own and has the run's mark in its environment, by which
@@ -39,8 +40,10 @@ CONF: Final[Mapping[str, str]] = {
     "spark.driver.memory": "512m",
     "spark.executor.extraJavaOptions": SMALL_JVM,
     "spark.executor.memory": "512m",
-    "spark.cores.max": "2",
-    # No task before both executors are there.
+    # To compile code for each query takes longer than to interpret it for some rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # No task before all executors are there.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
     "spark.sql.shuffle.partitions": "2",
@@ -58,7 +61,7 @@ class Process:
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [str(each) for each in command],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 start_new_session=True, env=environ, cwd=cwd,
             )  # fmt: skip
         self.pid = self._process.pid
@@ -90,11 +93,10 @@ class Process:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self._drain.join()
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.close()
         self._process.stdout.close()
-
-    def wait(self, timeout_s: float) -> int:
-        return self._process.wait(timeout_s)
 
 
 class Daemon(Process):
@@ -108,7 +110,18 @@ class Daemon(Process):
 
 
 class Driver(Process):
-    """A Python process with a Spark session; see cluster_driver."""
+    """A Python process with a Spark session, which does one task after the other; see
+    cluster_driver."""
+
+    def begin(self, task: str, **told: Any) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps([task, told]), file=self._process.stdin, flush=True)
+
+    def end(self, timeout_s: float) -> int:
+        """After its tasks; its exit status."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(timeout_s)
 
     def wait_for(self, event: str) -> Any:
         """What it says of the next such event; those before are passed over."""
@@ -181,14 +194,14 @@ class Cluster:
 
         return Path(pyspark.__file__).with_name("bin") / "spark-class"
 
-    def driver(self, task: str, **given: Any) -> Driver:
-        """A driver of its own that does one task."""
+    def driver(self, cores: int = 2) -> Driver:
+        """A driver, with an executor for each core."""
         self._drivers += 1
-        name = f"driver-{self._drivers}-{task}"
-        home = self.folder / name
+        home = self.folder / f"driver-{self._drivers}"
         home.mkdir()
-        told = json.dumps({"master": self.url, "conf": CONF, **given})
-        return Driver([self.python, DRIVER, task, told], home / "log", self._environ, home)
+        conf = {**CONF, "spark.cores.max": str(cores)}
+        told = json.dumps({"master": self.url, "conf": conf})
+        return Driver([self.python, DRIVER, told], home / "log", self._environ, home)
 
     def executors(self) -> list[psutil.Process]:
         return [each for each in left_behind(SPARK_MARK) if EXECUTOR in " ".join(each.cmdline())]

@@ -1,7 +1,8 @@
 """The driver of test_spark_cluster, run by the interpreter that has the wheel: no tests here.
 
-What happens is a line `[event, value]` of JSON on standard output. Nothing is registered: Spark
-finds the source and the sink by itself.
+Its tasks are lines `[name, options]` of JSON on standard input, until that ends; what happens is a
+line `[event, value]` on standard output. Nothing is registered: Spark finds the source and the sink
+by itself.
 """
 
 from __future__ import annotations
@@ -55,15 +56,13 @@ def summed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 SUMS = pa.schema([("executor", pa.int64()), ("count", pa.int64()), ("crc", pa.int64())])
 
 
-def read(told: dict[str, Any]) -> None:
+def read(spark: SparkSession, told: dict[str, Any]) -> None:
     """Each of `sources`, as a batch."""
-    spark = start(told)
     for options in told["sources"]:
         frame = spark.read.format("cometmq").options(**options).load()
         rows = frame.select("body").mapInArrow(summed, "executor long, count long, crc long")
         parts = [row.asDict() for row in rows.collect()]
         say("read", parts)
-    spark.stop()
 
 
 # --- a stream ---
@@ -108,9 +107,8 @@ class Told(StreamingQueryListener):
         pass
 
 
-def copy(told: dict[str, Any]) -> None:
+def copy(spark: SparkSession, told: dict[str, Any]) -> None:
     """One topic to another, up to what is there."""
-    spark = start(told)
     spark.streams.addListener(Told())
     frame: DataFrame = spark.readStream.format("cometmq").options(**told["source"]).load()
     rows = frame.select("body", "queue_id", "keys", "tags")
@@ -123,8 +121,15 @@ def copy(told: dict[str, Any]) -> None:
     if failed is not None:
         raise failed
     say("done", [row["batchId"] for row in query.recentProgress])
+
+
+def main() -> None:
+    spark = start(json.loads(sys.argv[1]))
+    for line in sys.stdin:
+        name, told = json.loads(line)
+        {"read": read, "copy": copy}[name](spark, told)
     spark.stop()
 
 
 if __name__ == "__main__":
-    {"read": read, "copy": copy}[sys.argv[1]](json.loads(sys.argv[2]))
+    main()

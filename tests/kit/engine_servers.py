@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any, Final
 import pytest
 from engine_child import Child
 from ports import free_ports
+from still import wait_stopped
 
 from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.errors import EngineMissing, EngineUnreachable
@@ -52,6 +54,15 @@ class World:
         return open_engine(f"{kind}://{named}", TIMEOUT_S)
 
     def signal(self, number: int, server: int) -> None:
+        """SIGSTOP: returns when it has stopped."""
+        self._send(number, server)
+        if number == signal.SIGSTOP:
+            wait_stopped(self._pid(server))
+
+    def _send(self, number: int, server: int) -> None:
+        raise NotImplementedError
+
+    def _pid(self, server: int) -> int:
         raise NotImplementedError
 
     def restart(self, server: int) -> None:
@@ -118,8 +129,11 @@ class ZooKeeperWorld(World):
         for server in self._servers:
             server.close()
 
-    def signal(self, number: int, server: int) -> None:
+    def _send(self, number: int, server: int) -> None:
         self._servers[server].kill(number)
+
+    def _pid(self, server: int) -> int:
+        return self._servers[server].pid
 
     def restart(self, server: int) -> None:
         self._servers[server].close()
@@ -169,8 +183,11 @@ class EtcdWorld(World):
         for process in self._processes:
             process.wait()
 
-    def signal(self, number: int, server: int) -> None:
+    def _send(self, number: int, server: int) -> None:
         self._processes[server].send_signal(number)
+
+    def _pid(self, server: int) -> int:
+        return self._processes[server].pid
 
     def restart(self, server: int) -> None:
         self._processes[server].kill()

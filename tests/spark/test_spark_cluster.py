@@ -35,6 +35,13 @@ def cluster(installed_python: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
+def driver(cluster: Cluster) -> Iterator[Driver]:
+    """With two executors; the last test kills it."""
+    with cluster.driver() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     folder = tmp_path_factory.mktemp("broker")
     settings = {"brokerName": "broker-a", "mappedFileSizeCommitLog": 16 << 20}
@@ -75,26 +82,24 @@ def arrived(broker: RunningBroker, topic: str) -> Counter[bytes]:
     return found
 
 
-def test_batches(cluster: Cluster, broker: RunningBroker, produced: Counter[bytes]) -> None:
+def test_batches(driver: Driver, broker: RunningBroker, produced: Counter[bytes]) -> None:
     """By the files and by the readers; both executors read."""
     common = {"subscribe": "in", "maxMessagesPerPartition": COUNT, "isolation": "dispatched"}
     places = [{"store": str(broker.store)}, {"namesrv": broker.ready.name_server}]
     crc = sum(map(zlib.crc32, produced))
-    with cluster.driver("read", sources=[common | place for place in places]) as driver:
-        for _ in places:
-            found = driver.wait_for("read")
-            assert sum(part["count"] for part in found) == produced.total()
-            assert sum(part["crc"] for part in found) == crc
-            assert len({part["executor"] for part in found}) == 2
-        assert driver.wait(STEP_S) == 0
+    driver.begin("read", sources=[common | place for place in places])
+    for _ in places:
+        found = driver.wait_for("read")
+        assert sum(part["count"] for part in found) == produced.total()
+        assert sum(part["crc"] for part in found) == crc
+        assert len({part["executor"] for part in found}) == 2
 
 
 class Copying:
     """A stream from `in` to another topic, each row once, by drivers one after the other."""
 
-    def __init__(self, cluster: Cluster, broker: RunningBroker, out: str, folder: Path) -> None:
+    def __init__(self, broker: RunningBroker, out: str, folder: Path) -> None:
         self.broker = broker
-        self.cluster = cluster
         pipe = folder / "held"
         os.mkfifo(pipe)
         self._held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -117,8 +122,8 @@ class Copying:
     def __exit__(self, *_: object) -> None:
         os.close(self._held)
 
-    def driver(self) -> Driver:
-        return self.cluster.driver("copy", **self.told)
+    def begin(self, driver: Driver) -> None:
+        driver.begin("copy", **self.told)
 
     def wait_held(self) -> int:
         """Until a task stands still in mid-write; the pid of its executor."""
@@ -135,27 +140,39 @@ class Copying:
 
 
 def test_an_executor_is_killed(
-    cluster: Cluster, broker: RunningBroker, produced: Counter[bytes], out: str, tmp_path: Path
+    cluster: Cluster,
+    driver: Driver,
+    broker: RunningBroker,
+    produced: Counter[bytes],
+    out: str,
+    tmp_path: Path,
 ) -> None:
-    with Copying(cluster, broker, out, tmp_path) as copying, copying.driver() as driver:
+    with Copying(broker, out, tmp_path) as copying:
+        copying.begin(driver)
         victim = copying.wait_held()
         assert victim in [each.pid for each in cluster.executors()]
         os.kill(victim, signal.SIGKILL)
         driver.wait_for("done")
-        assert driver.wait(STEP_S) == 0
     assert arrived(broker, out) == produced
 
 
 def test_the_driver_is_killed(
-    cluster: Cluster, broker: RunningBroker, produced: Counter[bytes], out: str, tmp_path: Path
+    cluster: Cluster,
+    driver: Driver,
+    broker: RunningBroker,
+    produced: Counter[bytes],
+    out: str,
+    tmp_path: Path,
 ) -> None:
-    """In mid-write; the next one goes on from the checkpoint."""
-    with Copying(cluster, broker, out, tmp_path) as copying:
-        with copying.driver() as driver:
-            query = driver.wait_for("started")
-            copying.wait_held()
-        with copying.driver() as driver:
-            assert driver.wait_for("started") == query
-            driver.wait_for("done")
-            assert driver.wait(STEP_S) == 0
+    """In mid-write; another one goes on from the checkpoint."""
+    with Copying(broker, out, tmp_path) as copying:
+        copying.begin(driver)
+        query = driver.wait_for("started")
+        copying.wait_held()
+        driver.kill()
+        with cluster.driver(cores=1) as another:
+            copying.begin(another)
+            assert another.wait_for("started") == query
+            another.wait_for("done")
+            assert another.end(STEP_S) == 0
     assert arrived(broker, out) == produced
