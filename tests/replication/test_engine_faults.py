@@ -38,6 +38,8 @@ from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine, _Ephem
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
+ELECTION_S = 60  # at most, on a busy machine
+
 
 class Counter:
     """Counts in a group by compare-and-set, in a thread, until it is told to end."""
@@ -161,18 +163,18 @@ def test_a_server_that_hangs_is_left_and_sessions_are_kept(
     with world.open(2.0) as broker:
         assert isinstance(broker.cas(group, None, b"0"), Applied)
         watch = broker.watch(group)
-        session = broker.open_session(group, 1, 6)
+        session = broker.open_session(group, 1, 10)
         for server in range(world.servers):
             world.signal(signal.SIGSTOP, server)
-            until = now_s() + 1.5 * session.ttl_s
+            until = now_s() + 1.2 * session.ttl_s
             answered = 0
-            while now_s() < until:
+            while now_s() < until or not answered:
+                assert now_s() < until + ELECTION_S
                 with contextlib.suppress(EngineUnreachable):
                     assert broker.get(group) is not None
                     answered += 1
                 assert session.holding is not Holding.LOST
                 time.sleep(0.1)  # as a broker does, which asks from time to time
-            assert answered > 0
             stored = eventually(lambda: engine.get(group))
             record = b"%d" % (server + 1)
             outcome = engine.cas(group, stored.version, record)
