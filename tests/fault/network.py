@@ -64,19 +64,19 @@ class Network:
 
     def _make(self) -> None:
         bridge = f"cmqb{self._id}"
-        _ip("link", "add", bridge, "type", "bridge")
-        self._stack.callback(_ip, "link", "del", bridge)
-        _ip("addr", "add", f"{self.address(HOST)}/24", "dev", bridge)
-        _ip("link", "set", bridge, "up")
+        run_ip("link", "add", bridge, "type", "bridge")
+        self._stack.callback(run_ip, "link", "del", bridge)
+        run_ip("addr", "add", f"{self.address(HOST)}/24", "dev", bridge)
+        run_ip("link", "set", bridge, "up")
         for number, name in enumerate(self._names):
             space, outer, inner = self._space(name), f"cmqo{self._id}.{number}", "eth0"
-            _ip("netns", "add", space)
-            self._stack.callback(_ip, "netns", "del", space)
-            _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", space)
-            _ip("link", "set", outer, "master", bridge, "up")
-            _ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", inner)
+            run_ip("netns", "add", space)
+            self._stack.callback(run_ip, "netns", "del", space)
+            run_ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", space)
+            run_ip("link", "set", outer, "master", bridge, "up")
+            run_ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", inner)
             for device in ("lo", inner):
-                _ip("-n", space, "link", "set", device, "up")
+                run_ip("-n", space, "link", "set", device, "up")
             _wait_forwarding(outer)
 
     def _space(self, name: str) -> str:
@@ -101,7 +101,7 @@ class Network:
 
     def cut(self, sender: str, receiver: str) -> None:
         """Nothing more of one comes to the other. The sender is a replica."""
-        _ip(
+        run_ip(
             "-n", self._space(sender), "neigh", "replace", self.address(receiver),
             "lladdr", _NOBODY, "nud", "permanent", "dev", "eth0",
         )  # fmt: skip
@@ -110,7 +110,7 @@ class Network:
     def heal(self) -> None:
         for sender, receiver in self._cuts:
             space = self._space(sender)
-            _ip("-n", space, "neigh", "del", self.address(receiver), "dev", "eth0")
+            run_ip("-n", space, "neigh", "del", self.address(receiver), "dev", "eth0")
         self._cuts.clear()
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ def _wait_forwarding(device: str) -> None:
         time.sleep(0.01)
 
 
-def _ip(*words: str) -> str:
+def run_ip(*words: str) -> str:
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise NetworkTrouble(f"ip {' '.join(words)}: {(done.stderr or done.stdout).strip()}")
