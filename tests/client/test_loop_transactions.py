@@ -237,7 +237,7 @@ def test_an_end_that_nobody_confirms_raises(fake: Handle, monkeypatch: pytest.Mo
     monkeypatch.setattr(loop_ends, "ATTEMPT_S", 0.1)
 
     async def work() -> None:
-        async with producer_of(fake, timeout_s=0.3) as producer:
+        async with producer_of(fake, timeout_s=2.0) as producer:
             with suppress(CometError):
                 await known(producer)
             fake.broker.tells_ends = False

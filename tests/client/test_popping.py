@@ -24,6 +24,7 @@ from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.actors.launch.addresses import address_of
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
 from cometmq.client.popping.broker import taken_of
+from cometmq.client.popping.run import PopRun
 from cometmq.protocol.commands import (
     AckPopped,
     ChangeInvisible,
@@ -719,6 +720,44 @@ def test_a_handler_that_does_not_return(
     assert begun.is_set()
     assert f"the handler has had {topic}/" in caplog.text
     assert f"offset 0 keys k (attempt 1) is left: its handler {ENDS[is_async]}" in caplog.text
+
+
+@pytest.mark.parametrize("wants_to_end", [False, True])
+def test_what_a_run_has_not_begun_comes_again_soon(
+    broker: Broker, topic: str, wants_to_end: bool
+) -> None:
+    """Long before its time is over: others take it. What was handled does not come again."""
+    bodies = send(broker, topic, 20)
+    begun, goes_on = threading.Event(), threading.Event()
+    handled: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        handled.append(message.body)
+        begun.set()
+        assert goes_on.wait(WAIT_S)
+        if wants_to_end:
+            raise SystemExit
+
+    consumer = broker.pop_consumer(topic, topic, invisible_s=10 * WAIT_S)
+    with ThreadPoolExecutor(2) as pool, consumer:
+        run = pool.submit(consumer.run, handle, concurrency=1)
+        assert begun.wait(WAIT_S)
+        assert isinstance(consumer._running, PopRun)
+        until(lambda: bool(consumer._running._todo))
+        if not wants_to_end:
+            closed = pool.submit(consumer.close)
+            until(lambda: consumer._running._ends)
+        goes_on.set()
+        if wants_to_end:
+            with pytest.raises(SystemExit):
+                run.result(WAIT_S)
+        else:
+            run.result(WAIT_S)
+            closed.result(WAIT_S)
+    assert len(handled) == 1
+    left = sorted(set(bodies) - set(handled if not wants_to_end else ()))
+    with broker.pop_consumer(topic, topic) as other:
+        assert sorted(message.body for message in pop(other, len(left), ack=True)) == left
 
 
 def test_what_is_acknowledged_too_late_for_the_end_comes_again(

@@ -210,7 +210,7 @@ def stored(name_server: str, wanted: set[int]) -> list[int]:
                 if time.monotonic() > deadline:
                     raise
         quiet = 0
-        while quiet < 3 and not wanted <= set(found):
+        while quiet < 15 and not wanted <= set(found):
             messages = consumer.poll(1_000, timeout_s=2)
             quiet = 0 if messages else quiet + 1
             found += [int(message.body) for message in messages]
