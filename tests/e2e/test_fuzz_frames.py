@@ -1,7 +1,8 @@
 """Rubbish at the sockets and at the kernel: a typed error, a log line, and nothing else.
 
-The long form: COMETMQ_FUZZ=20 python -m pytest tests/e2e/test_fuzz_frames.py, with so many times
-the inputs.
+The long form, with so many times the inputs:
+
+    COMETMQ_TEST_FUZZ=20 python -m pytest tests/e2e/test_fuzz_frames.py
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.wire.channel import Channel
 
-TIMES = int(os.environ.get("COMETMQ_FUZZ", "1"))
+TIMES = int(os.environ.get("COMETMQ_TEST_FUZZ", "1"))
 MESSAGES = 800 * TIMES  # at each of the four sockets
 CHECK_EVERY = 50  # of them: does the good client still get served?
 KERNEL_INPUTS = 10_000 * TIMES

@@ -41,8 +41,6 @@ QUEUES: Final = 4
 TOO_LARGE: Final = (256 << 10) + 1  # for a broker with family.SMALL: refused, it must not appear
 DRAIN_S: Final = 60
 END_S: Final = 40
-#: Between two rounds of a client's; the tests' short forms, which share the machine, have more.
-PACE_S: Final = float(os.environ.get("COMETMQ_FAULT_PACE_S", "0.002"))
 
 
 class Spec(msgspec.Struct, omit_defaults=True):
@@ -69,7 +67,7 @@ class Spec(msgspec.Struct, omit_defaults=True):
     queues: int = QUEUES
     group: str = ""
     timeout_s: float = 30.0
-    pace_s: float = PACE_S
+    pace_s: float = 0.002
     size_max: int = 150_000
     transport: str = "auto"
     module: str = MODULE
@@ -146,7 +144,7 @@ class Workload:
         groups: Sequence[str] = GROUPS,
         members: int = 2,
         watch: bool = True,
-        pace_s: float = PACE_S,
+        pace_s: float = 0.002,
         transport: str = "auto",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)

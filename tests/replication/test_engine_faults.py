@@ -164,9 +164,12 @@ def test_a_server_that_hangs_is_left_and_sessions_are_kept(
         assert isinstance(broker.cas(group, None, b"0"), Applied)
         watch = broker.watch(group)
         session = broker.open_session(group, 1, 10)
+        # A leader of an etcd from before March 2024 that wakes up after a lease's time has it
+        # revoked, although it was renewed at the next leader (etcd-io/etcd#15247).
+        hang_s = session.ttl_s * (0.6 if world.kind == "etcd" else 1.2)
         for server in range(world.servers):
             world.signal(signal.SIGSTOP, server)
-            until = now_s() + 1.2 * session.ttl_s
+            until = now_s() + hang_s
             answered = 0
             while now_s() < until or not answered:
                 assert now_s() < until + ELECTION_S
