@@ -95,7 +95,8 @@ class Process:
         self._drain.join()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has not read all that it was told
+            self._process.stdin.close()
         self._process.stdout.close()
 
 

@@ -21,6 +21,9 @@ import psutil
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from streams import finished
+
+END_S = 600  # longer than whoever waits for a step
 
 
 def say(event: str, value: Any) -> None:
@@ -115,11 +118,7 @@ def copy(spark: SparkSession, told: dict[str, Any]) -> None:
     rows = rows.mapInArrow(holding(Path(told["hold"]), told["hold_after"]), rows.schema)
     writer = rows.writeStream.format("cometmq").options(**told["sink"])
     writer = writer.option("checkpointLocation", told["checkpoint"])
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    failed = query.exception()
-    if failed is not None:
-        raise failed
+    query = finished(writer.trigger(availableNow=True).start, END_S)
     say("done", [row["batchId"] for row in query.recentProgress])
 
 

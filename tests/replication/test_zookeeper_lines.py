@@ -19,9 +19,12 @@ from engine_servers import eventually
 from kazoo.protocol.connection import ConnectionHandler
 from scripted_zookeeper import (
     AUTH,
+    BAD_VERSION,
+    CHILDREN,
     CONNECT,
     EXISTS,
     GET,
+    NODE_EXISTS,
     SET,
     Asked,
     Node,
@@ -39,7 +42,7 @@ from cometmq.actors.replication.engines.engine import (
     Unknown,
     now_s,
 )
-from cometmq.actors.replication.engines.errors import EngineError, EngineUnreachable
+from cometmq.actors.replication.engines.errors import EngineError, EngineFault, EngineUnreachable
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
@@ -253,6 +256,20 @@ def test_it_is_said_once(group: str, caplog: pytest.LogCaptureFixture) -> None:
         assert server.url in said[0].message
         assert "it answers request" in said[0].message
         assert said[0].exc_info is None
+
+
+@pytest.mark.parametrize("code", [BAD_VERSION, NODE_EXISTS])
+def test_an_error_that_is_no_answer_to_what_was_asked(group: str, code: int) -> None:
+    """As one flipped bit makes it of "there is no such node"."""
+    with served() as (server, engine):
+        server.say = lambda asked, reply: (
+            replied(asked.xid, 1, code) if asked.op in (GET, CHILDREN) else reply
+        )
+        for call in (engine.get, engine.alive, lambda g: engine.cas(g, None, b"x")):
+            with pytest.raises(EngineFault, match="is no answer to what was asked"):
+                call(group)
+        server.say = lambda _, reply: reply
+        assert engine.get(group) is None
 
 
 def test_whatever_is_said(group: str) -> None:

@@ -8,6 +8,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from family import RunningBroker
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from streams import finished
 
 from cometmq.client import Admin
 from cometmq.shm.live.control import Counter as Counters
@@ -81,7 +83,7 @@ def test_the_readmes_program(spark: SparkSession, broker: RunningBroker) -> None
     exec(program.replace("127.0.0.1:9876", broker.ready.name_server), names)
     broker.send("orders", 0, [b"paid"])
     orders = names["orders"].writeStream.format("memory").queryName("orders")
-    assert orders.trigger(availableNow=True).start().awaitTermination(WAIT_S)
+    finished(orders.trigger(availableNow=True).start, WAIT_S)
     assert names["spark"] is spark or names["spark"]._jvm is spark._jvm
     assert spark.table("orders").count() == 0  # a stream begins at the latest message
 
@@ -280,11 +282,7 @@ class Stream:
 
     def run(self, **more: Any) -> list[dict[str, Any]]:
         """To what is there now; the progress of every batch that had something."""
-        query = self.start(**more)
-        assert query.awaitTermination(WAIT_S)
-        failed = query.exception()
-        if failed is not None:
-            raise failed
+        query = finished(partial(self.start, **more), WAIT_S)
         return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
     def rows(self) -> list[Row]:

@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
+from streams import finished
 
 from cometmq.client.routes import Routes
 from cometmq.client.sending.staging import SinkLine
@@ -251,11 +253,7 @@ class Stream:
         return writer.trigger(availableNow=True).start()
 
     def run(self, **more: Any) -> None:
-        query = self.start(**more)
-        assert query.awaitTermination(WAIT_S)
-        failed = query.exception()
-        if failed is not None:
-            raise failed
+        finished(partial(self.start, **more), WAIT_S)
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])

@@ -199,8 +199,17 @@ class Line:
                 self._waits_since, self._odd = None, ""
                 return answer
 
-    def ask(self, timeout_s: float, *starts: Callable[[Any], Any]) -> list[Any]:
-        """As `call`, of what may be done twice: it is sent again. Raises EngineUnreachable."""
+    def ask(
+        self,
+        timeout_s: float,
+        *starts: Callable[[Any], Any],
+        known: tuple[type[Exception], ...] = (),
+    ) -> list[Any]:
+        """As `call`, of what may be done twice: it is sent again. Raises EngineUnreachable.
+
+        Args:
+            known: the errors about nodes that are answers to this; another one is an EngineFault.
+        """
         until = time.monotonic() + timeout_s
         failures = 0
         while True:
@@ -212,6 +221,12 @@ class Line:
                 if time.monotonic() + pause >= until:
                     raise self._unreachable() from error
                 time.sleep(pause)  # nothing tells when a server is there again
+            except self._errors.KazooException as error:
+                if isinstance(error, known):
+                    raise
+                raise EngineFault(
+                    f"{self._where}: {type(error).__name__} is no answer to what was asked"
+                ) from error
 
     def _unreachable(self) -> EngineUnreachable:
         why = self._odd or self._handler.why_none()

@@ -99,7 +99,9 @@ class ZooKeeperEngine(Handle):
         path = self.record_path(group)
         starts = (barrier,) if sure else ()
         try:
-            *_, (data, stat) = self._line.ask(timeout_s, *starts, lambda c: c.get_async(path))
+            *_, (data, stat) = self._line.ask(
+                timeout_s, *starts, lambda c: c.get_async(path), known=(self._no_node,)
+            )
         except self._no_node:
             return -1, None
         if not data:
@@ -153,7 +155,10 @@ class ZooKeeperEngine(Handle):
     def _alive(self, group: str) -> frozenset[int]:
         path = self.sessions_path(group)
         try:
-            _, names = self._line.ask(self.timeout_s, barrier, lambda c: c.get_children_async(path))
+            _, names = self._line.ask(
+                self.timeout_s, barrier, lambda c: c.get_children_async(path),
+                known=(self._no_node,),
+            )  # fmt: skip
         except self._no_node:
             return frozenset()
         return self._ids(path, names)
@@ -188,8 +193,9 @@ class ZooKeeperEngine(Handle):
         )
         try:
             _, names = self._line.ask(
-                self.timeout_s, barrier, lambda c: c.get_children_async(sessions, watch=poke)
-            )
+                self.timeout_s, barrier, lambda c: c.get_children_async(sessions, watch=poke),
+                known=(self._no_node,),
+            )  # fmt: skip
         except self._no_node:
             names = []
         return View(self._get(group), self._ids(sessions, names), at_s), None
@@ -219,6 +225,7 @@ class _Ephemeral:
             self._line.ask(
                 timeout_s,
                 lambda c: c.create_async(self._path, self._nonce, ephemeral=True, makepath=True),
+                known=(self._engine._node_exists,),
             )
         except self._engine._node_exists:
             if not self._is_ours(timeout_s):  # it may be, after an answer that was lost
