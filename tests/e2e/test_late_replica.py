@@ -115,10 +115,11 @@ def offset_of(broker: RunningBroker, queue_id: int) -> int:
 
 def whole_ledger(slave: RunningBroker) -> int:
     """The queue offset behind it, once the slave's coordinator has come there; else 0."""
+    if slave.counter(Counter.DISPATCHED) != slave.counter(Counter.WROTE):
+        return 0  # the queue may still grow
     end = QueueFiles(slave.store, LEDGER_TOPIC, LEDGER_QUEUE, 2_000).find_end().next_index
     position = slave.statistics("coordinator")["ledger_position"]
-    dispatched = slave.counter(Counter.DISPATCHED) == slave.counter(Counter.WROTE)
-    return int(position) if dispatched and position == end else 0
+    return int(position) if position == end else 0
 
 
 def assert_there(broker: RunningBroker, sent: list[Sent]) -> None:
@@ -158,7 +159,7 @@ def undecided(store: Path) -> set[str]:
     """What is in a store and may be needed elsewhere or not: nobody has said."""
     there = {path.name for path in store.iterdir()} - {"config"}
     there |= {f"config/{path.name}" for path in (store / "config").iterdir()}
-    names = {name: re.sub(r"(\.json)?\.(bak|tmp)$", r"\1", name) for name in there}
+    names = {name: re.sub(r"(\.bak|\.tmp)+$", "", name) for name in there}
     return {name for name, plain in names.items() if not {name, plain} & STORE_FILES.keys()}
 
 
