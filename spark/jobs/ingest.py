@@ -18,6 +18,7 @@ import msgspec
 from cometmq.shm.os.durable import replace_file
 from cometmq.spark.jobs.running import JobFailed, Progress
 from cometmq.spark.schema import COLUMNS as SOURCE_COLUMNS
+from cometmq.spark.streams import finished
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,11 +136,7 @@ def ingest(
     batches = _Batches(table, schema, on_bad, more, progress)
     writer = frame.writeStream.foreachBatch(batches).option("checkpointLocation", str(checkpoint))
     how: dict[str, Any] = {"processingTime": trigger} if trigger else {"availableNow": True}
-    query = writer.trigger(**how).start()
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
+    finished(writer.trigger(**how).start)
     counts = batches.counts.values()
     return Ingested(
         str(table), len(counts), sum(good for good, _ in counts), sum(bad for _, bad in counts),

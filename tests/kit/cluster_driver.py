@@ -21,7 +21,8 @@ import psutil
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
-from streams import finished
+
+from cometmq.spark.streams import finished
 
 END_S = 600  # longer than whoever waits for a step
 

@@ -17,12 +17,12 @@ from family import RunningBroker
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from streams import finished
 
 from cometmq.client import Admin
 from cometmq.shm.live.control import Counter as Counters
 from cometmq.spark import LagListener
 from cometmq.spark.listener import LagRow
+from cometmq.spark.streams import finished
 
 pytestmark = pytest.mark.slow
 

@@ -663,6 +663,31 @@ def test_a_batch_that_is_begun_again(
     assert len(rows) == len(lines["Apache"])
 
 
+SLOW_ONCE = """#!/bin/sh
+case "$*" in *python_streaming_source_runner*)
+  [ -e '{mark}' ] || { : > '{mark}'; exit 1; };;
+esac
+exec '{python}' "$@"
+"""
+
+
+def test_a_source_that_spark_does_not_wait_for(clean: Path, tmp_path: Path) -> None:
+    """Its process has ten seconds to start, which a busy machine does not give it."""
+    python, mark = tmp_path / "python", tmp_path / "mark"
+    python.write_text(SLOW_ONCE.replace("{mark}", str(mark)).replace("{python}", sys.executable))
+    python.chmod(0o755)
+    done = cli_process.run(
+        "spark", "ingest", "--store", str(clean), "-t", "Apache", "--table", str(tmp_path / "t"),
+        "--master", "local[1]", "--driver-memory", "512m", "-o", "json",
+        cwd=tmp_path, PYSPARK_PYTHON=str(python),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    assert mark.exists()
+    assert b"the stream is started again" in done.stderr
+    count = sum(each["topic"] == "Apache" for each in golden.listing("loghub-clean"))
+    assert json.loads(done.stdout)["rows"] == count
+
+
 def test_compact(spark: SparkSession, broker: RunningBroker, tmp_path: Path) -> None:
     broker.create_topic("keyed", 1)
     for number in range(10):

@@ -19,7 +19,6 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
-from streams import finished
 
 from cometmq.client.routes import Routes
 from cometmq.client.sending.staging import SinkLine
@@ -31,6 +30,7 @@ from cometmq.spark.encoding import as_table as column_table
 from cometmq.spark.options import OptionError, as_table
 from cometmq.spark.sink import BatchWriter, Written
 from cometmq.spark.sink_options import WriteOptions, parse_write
+from cometmq.spark.streams import finished
 
 pytestmark = pytest.mark.slow
 
