@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from inside import wait_dispatched
 from ports import free_ports
 
 from cometmq.client import Consumer, Message, PopConsumer, Producer
@@ -132,6 +133,7 @@ def test_recovery_loses_none(end: str, tmp_path: Path) -> None:
                 sent += broker.send("t", 0, [SMALL])
                 broker.assert_stored(sent)
             if end != "clean":
+                wait_dispatched(broker)  # or verify_store finds that the last entry is missing
                 broker.kill_all()
         if end == "scanned":
             (store / CONTROL_FILE).unlink(missing_ok=True)
