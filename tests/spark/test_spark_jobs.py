@@ -677,14 +677,14 @@ def test_a_source_that_spark_does_not_wait_for(clean: Path, tmp_path: Path) -> N
     python.write_text(SLOW_ONCE.replace("{mark}", str(mark)).replace("{python}", sys.executable))
     python.chmod(0o755)
     done = cli_process.run(
-        "spark", "ingest", "--store", str(clean), "-t", "Apache", "--table", str(tmp_path / "t"),
+        "spark", "ingest", "--store", str(clean), "-t", "loghub_Apache", "--table", str(tmp_path / "t"),
         "--master", "local[1]", "--driver-memory", "512m", "-o", "json",
         cwd=tmp_path, PYSPARK_PYTHON=str(python),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     assert mark.exists()
     assert b"the stream is started again" in done.stderr
-    count = sum(each["topic"] == "Apache" for each in golden.listing("loghub-clean"))
+    count = sum(each["topic"] == "loghub_Apache" for each in golden.listing("loghub-clean"))
     assert json.loads(done.stdout)["rows"] == count
 
 
