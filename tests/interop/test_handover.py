@@ -101,7 +101,7 @@ def test_what_a_consumer_is_shown_of_a_retry(over: Handover) -> None:
         assert {name: each.properties.get(name) for name in names} == {
             name: sent.properties.get(name) for name in names
         }
-        # RocketMQ's client sends it anew, with this property, where a broker does not answer in time.
+        # With this property RocketMQ's client has sent it anew: a broker did not answer in time.
         if "MAX_RECONSUME_TIMES" not in each.properties:
             assert each.born_ms == sent.born_ms
         if each.reconsume_times:

@@ -38,10 +38,13 @@ from cometmq.spark.jobs.findings import Lane, SegmentAudit
 from cometmq.spark.jobs.manifest import ArchiveError
 from cometmq.spark.jobs.running import JobFailed, log_bounds
 from cometmq.spark.schema import COLUMNS
+from cometmq.spark.source import CometDataSource
+from cometmq.spark.streams import finished
 
 pytestmark = pytest.mark.slow
 
 UNIT = CONSUME_QUEUE_UNIT.size
+WAIT_S = 240.0  # for a stream, beside other tests
 
 
 @pytest.fixture(scope="module")
@@ -671,21 +674,33 @@ exec '{python}' "$@"
 """
 
 
-def test_a_source_that_spark_does_not_wait_for(clean: Path, tmp_path: Path) -> None:
+def test_a_source_that_spark_does_not_wait_for(
+    spark: SparkSession,
+    clean: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Its process has ten seconds to start, which a busy machine does not give it."""
+
+    class SlowOnce(CometDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "slow"
+
     python, mark = tmp_path / "python", tmp_path / "mark"
     python.write_text(SLOW_ONCE.replace("{mark}", str(mark)).replace("{python}", sys.executable))
     python.chmod(0o755)
-    done = cli_process.run(
-        "spark", "ingest", "--store", str(clean), "-t", "loghub_Apache", "--table", str(tmp_path / "t"),
-        "--master", "local[1]", "--driver-memory", "512m", "-o", "json",
-        cwd=tmp_path, PYSPARK_PYTHON=str(python),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    spark.dataSource.register(SlowOnce)
+    reader = spark.readStream.format("slow").options(store=str(clean), startingOffsets="earliest")
+    rows = reader.option("subscribe", "loghub_Apache").load()
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "at"))
+    query = finished(writer.trigger(availableNow=True).start, WAIT_S)
     assert mark.exists()
-    assert b"the stream is started again" in done.stderr
+    assert [each.message for each in caplog.records if "started again" in each.message]
     count = sum(each["topic"] == "loghub_Apache" for each in golden.listing("loghub-clean"))
-    assert json.loads(done.stdout)["rows"] == count
+    assert sum(each.numInputRows for each in query.recentProgress) == count
 
 
 def test_compact(spark: SparkSession, broker: RunningBroker, tmp_path: Path) -> None:
