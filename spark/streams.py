@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ TOO_LATE: Final = "Python worker failed to connect back"
 STARTS: Final = 5
 
 
-def finished(start: Callable[[], StreamingQuery], wait_s: float | None = None) -> StreamingQuery:
+def finished(start: Callable[[], StreamingQuery], wait_s: int | None = None) -> StreamingQuery:
     """The query once it has ended; Ctrl-C stops it.
 
     Where Spark has not waited for the source's process, the query is started again and goes on from
@@ -27,7 +27,7 @@ def finished(start: Callable[[], StreamingQuery], wait_s: float | None = None) -
         finished(writer.trigger(availableNow=True).start)
 
     Args:
-        wait_s: that one start may take; None: for ever.
+        wait_s: whole seconds that one start may take; None: for ever.
 
     Raises what the query ended with, and TimeoutError.
     """
@@ -41,7 +41,7 @@ def finished(start: Callable[[], StreamingQuery], wait_s: float | None = None) -
             if wait_s is None:
                 query.awaitTermination()
             elif not query.awaitTermination(wait_s):
-                raise TimeoutError(f"the stream has not ended after {wait_s:g} s")
+                raise TimeoutError(f"the stream has not ended after {wait_s} s")
         except KeyboardInterrupt:
             query.stop()
             return query

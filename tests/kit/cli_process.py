@@ -16,7 +16,10 @@ from typing import Any
 import forked
 
 COMMAND = (sys.executable, "-m", "cometmq")
-IMPORTED = "cometmq.cli.messages cometmq.cli.topics cometmq.cli.groups cometmq.cli.stat"
+IMPORTED = (
+    "cometmq.cli.messages cometmq.cli.topics cometmq.cli.groups cometmq.cli.stat "
+    "cometmq.client.consumer cometmq.client.aio"
+)
 TIMEOUT_S = 240  # Spark beside other tests
 
 

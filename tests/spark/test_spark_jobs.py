@@ -44,7 +44,7 @@ from cometmq.spark.streams import finished
 pytestmark = pytest.mark.slow
 
 UNIT = CONSUME_QUEUE_UNIT.size
-WAIT_S = 240.0  # for a stream, beside other tests
+WAIT_S = 240  # for a stream, beside other tests
 
 
 @pytest.fixture(scope="module")
