@@ -37,7 +37,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 os.environ.setdefault("COMETMQ_TEST_PACE_S", "0.01")
-os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(jvm.SMALL))
+os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(jvm.SPARK))
 os.environ.setdefault("MAVEN_OPTS", " ".join(jvm.SMALL))
 
 # A shell that starts us in the background has Ctrl-C ignored, and our children would inherit that.

@@ -32,13 +32,13 @@ DRIVER: Final = Path(__file__).with_name("cluster_driver.py")
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 START_S: Final = 90  # of a JVM, on a machine that has other work to do
 STEP_S: Final = 240  # of a driver, from one event to the next
-SMALL_JVM: Final = " ".join(jvm.SMALL)
+SPARK_JVM: Final = " ".join(jvm.SPARK)
 CONF: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
-    "spark.executor.extraJavaOptions": SMALL_JVM,
+    "spark.executor.extraJavaOptions": SPARK_JVM,
     "spark.executor.memory": "512m",
     # To compile code for each query takes longer than to interpret it for some rows.
     "spark.sql.codegen.wholeStage": "false",
@@ -151,7 +151,7 @@ class Cluster:
             **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": SMALL_JVM,
+            "SPARK_DAEMON_JAVA_OPTS": SPARK_JVM,
             "PYSPARK_PYTHON": str(python),
             MARK: SPARK_MARK,
         }

@@ -59,7 +59,7 @@ DOCTOR = ("-m", "cometmq", "spark", "doctor", "-o", "json", "--master", "local[1
 
 
 def test_the_doctor_finds_all_well(installed_python: Path, tmp_path: Path) -> None:
-    quick = f"spark.driver.extraJavaOptions={' '.join(jvm.SMALL)}"
+    quick = f"spark.driver.extraJavaOptions={' '.join(jvm.SPARK)}"
     done = run(installed_python, tmp_path, *DOCTOR, "--driver-memory", "512m", "--conf", quick)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {each["check"]: each["state"] for each in json.loads(done.stdout)} == dict.fromkeys(
