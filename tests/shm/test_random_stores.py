@@ -153,7 +153,7 @@ def record_of(
 
 
 @pytest.mark.slow
-@RANDOM
+@settings(RANDOM, max_examples=25)  # each of up to ten batches
 @given(groups=st.lists(batches(), max_size=10), crc=st.booleans())
 def test_append_batch(groups: list[Batch], crc: bool) -> None:
     """One queue, born host and time a batch; flags, bodies and properties an element."""

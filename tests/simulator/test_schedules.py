@@ -13,8 +13,8 @@ from simulator.schedule import STEPS, Schedule, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CHUNK = 1000
-CHUNKS = [(3, first) for first in range(0, 7 * CHUNK, CHUNK)]
-CHUNKS += [(5, first) for first in range(0, 3 * CHUNK, CHUNK)]
+CHUNKS = [(3, first) for first in range(0, 4 * CHUNK, CHUNK)]
+CHUNKS += [(5, first) for first in range(0, 2 * CHUNK, CHUNK)]
 
 
 @pytest.mark.slow
