@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import mmap
 import os
+import shutil
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -41,18 +45,26 @@ INVISIBLE_S: Final = 5.0
 LATE_S: Final = 20.0  # this machine may be busy; a day is not to be mistaken for that
 
 
+@functools.cache
+def library() -> Path:
+    """clock.c, built once: programs that have it preloaded are forked from one process."""
+    folder = Path(tempfile.mkdtemp(prefix="cometmq-clock-"))
+    atexit.register(shutil.rmtree, folder)
+    built = folder / "clock.so"
+    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(built), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True)
+    return built
+
+
 class WallClock:
     """Of the processes that have `environ`."""
 
     def __init__(self, place: Path) -> None:
-        library = place / "clock.so"
-        command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"]
-        subprocess.run(command, check=True)
         state = place / "clock.state"
         state.write_bytes(bytes(8))
         with state.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 8)
-        self.environ = {"LD_PRELOAD": str(library), "CLOCK_STATE": str(state)}
+        self.environ = {"LD_PRELOAD": str(library()), "CLOCK_STATE": str(state)}
 
     def set_ahead(self, ns: int) -> None:
         self._memory[:] = struct.pack("=q", ns)
@@ -136,7 +148,7 @@ def test_delays_are_as_long_as_they_were_to_be(
 ) -> None:
     """Levels, timers, retries and checks, of before a step and of after it; whatever dies then."""
     clock, waiting, store = WallClock(tmp_path), Waiting(), tmp_path / "store"
-    again = {"environ": clock.environ, "program": True}
+    again = {"environ": clock.environ}
     with RunningBroker(store, SETTINGS, **again) as broker:
         for topic in ("later", "failed", "%RETRY%g"):
             broker.create_topic(topic, 1)
@@ -163,7 +175,7 @@ def test_a_time_of_day_goes_by_the_clock_as_it_is(tmp_path: Path) -> None:
     """In both directions."""
     clock = WallClock(tmp_path)
     with (
-        RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker,
+        RunningBroker(tmp_path / "store", environ=clock.environ) as broker,
         Producer(broker.ready.name_server) as producer,
     ):
         began = up_s()
@@ -187,7 +199,7 @@ def test_what_is_recalled_is_found_behind_a_step(tmp_path: Path, then: str) -> N
     """By a receipt that says when it was due by the clock before."""
     clock = WallClock(tmp_path)
     with (
-        RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker,
+        RunningBroker(tmp_path / "store", environ=clock.environ) as broker,
         Producer(broker.ready.name_server) as producer,
     ):
         names = [b"recalled before", b"recalled behind", b"not recalled"]
@@ -207,7 +219,7 @@ def test_what_is_recalled_is_found_behind_a_step(tmp_path: Path, then: str) -> N
 def test_a_window_of_keys_ends_no_earlier(tmp_path: Path) -> None:
     clock = WallClock(tmp_path)
     with (
-        RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker,
+        RunningBroker(tmp_path / "store", environ=clock.environ) as broker,
         Producer(broker.ready.name_server, dedup="keys", dedup_window=3_600) as producer,
     ):
         first = producer.send("keyed", b"one", keys="k", queue_id=0)
@@ -220,7 +232,7 @@ def test_a_window_of_keys_ends_no_earlier(tmp_path: Path) -> None:
 def test_a_step_makes_no_segment_older(tmp_path: Path) -> None:
     """What is kept for 3 days stays when the clock is set forward by 4, but for what was old."""
     clock = WallClock(tmp_path)
-    with RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker:
+    with RunningBroker(tmp_path / "store", environ=clock.environ) as broker:
         broker.create_topic("t", 1)
         write_segments(broker, 3)
         old = time.time() - 10 * 86_400
@@ -241,7 +253,7 @@ def test_popped_messages_stay_invisible_for_as_long_as_they_were_to(
     tmp_path: Path, step_ns: int
 ) -> None:
     clock = WallClock(tmp_path)
-    with RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker:
+    with RunningBroker(tmp_path / "store", environ=clock.environ) as broker:
         server = broker.ready.name_server
         with Producer(server) as producer:
             before = producer.send("t", b"job", queue_id=0).store_timestamp_ms
@@ -268,7 +280,7 @@ def test_a_repeat_is_found_over_a_step(tmp_path: Path, step_ns: int) -> None:
     """By its time, where its producer does not know what else is in the queue."""
     clock = WallClock(tmp_path)
     batch = encode_batch([b"a", b"b"])
-    with RunningBroker(tmp_path / "store", environ=clock.environ, program=True) as broker:
+    with RunningBroker(tmp_path / "store", environ=clock.environ) as broker:
         broker.create_topic("t", 1)
 
         def send(number: int, **kinds: Any) -> SectionResult:

@@ -164,7 +164,6 @@ def test_what_is_overdue_is_delivered_once(
             SETTINGS,
             module=points.MODULE,
             environ=points.environ | clock.environ,
-            program=True,
         )
         with broker, Producer(broker.ready.name_server) as producer:
             sending = Sending(broker, producer)
@@ -195,7 +194,7 @@ def test_what_is_overdue_is_delivered_once(
         (store / CONTROL_FILE).unlink()
     if dies == "power":  # deliveries are not awaited on the disk, and the timer log may be there
         zero_behind(store, sending.page_end)
-    with RunningBroker(store, settings, environ=clock.environ, program=True) as broker:
+    with RunningBroker(store, settings, environ=clock.environ) as broker:
         sending.check(broker, clock)
 
 
