@@ -36,7 +36,7 @@ RemoteRef.ask.__kwdefaults__["timeout"] = 30.0
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-os.environ.setdefault("COMETMQ_TEST_PACE_S", "0.01")
+os.environ.setdefault("COMETMQ_TEST_PACE_S", "0.02")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(jvm.SPARK))
 os.environ.setdefault("MAVEN_OPTS", " ".join(jvm.SMALL))
 

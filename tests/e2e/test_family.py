@@ -70,8 +70,6 @@ START_MAX_S = 2.0
 WAIT_S = 60
 TOO_MUCH_TO_SYNC = bytes(SYNC_HERE_BYTES)  # for the commitlog process: the flush process does
 
-SEEDS = [pytest.param(seed, id=f"seed{seed}") for seed in (1, 2)]
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
@@ -117,9 +115,9 @@ def test_its_processes(store: Path) -> None:
         assert names == {f"cmq-{role}"[:15] for role in CHILDREN}
 
 
-@pytest.mark.parametrize("role", [*CHILDREN, "broker"])
-def test_every_process_answers_for_itself(role: str, broker: RunningBroker) -> None:
-    assert isinstance(broker.statistics(role), dict)
+def test_every_process_answers_for_itself(broker: RunningBroker) -> None:
+    for role in (*CHILDREN, "broker"):
+        assert isinstance(broker.statistics(role), dict), role
 
 
 def test_an_orderly_end_leaves_nothing_behind(store: Path) -> None:
@@ -152,14 +150,18 @@ def test_an_empty_store_ends_in_order_too(store: Path) -> None:
     assert reference.check_store(store) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_in_order(number: signal.Signals, store: Path) -> None:
-    with RunningBroker(store) as broker:
-        broker.create_topic("t")
-        sent = broker.send("t", 0, [b"a", b"b"])
-        os.kill(broker.pid, number)
-        assert broker.wait_ended() == 0
-        assert marks(store) == []
+def test_a_signal_ends_it_in_order(store: Path) -> None:
+    """Each of three."""
+    sent: list[Sent] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        with RunningBroker(store) as broker:
+            assert not sent or "after an orderly end" in broker.log
+            broker.assert_stored(sent)
+            broker.create_topic("t")
+            sent += broker.send("t", 0, [b"a", b"b"])
+            os.kill(broker.pid, number)
+            assert broker.wait_ended() == 0, number
+            assert marks(store) == [], number
     with RunningBroker(store) as broker:
         assert "after an orderly end" in broker.log
         broker.assert_stored(sent)
@@ -220,16 +222,16 @@ def end_under_load(
 
 
 @pytest.mark.parametrize("seed", [pytest.param(1, id="seed1")])
-@pytest.mark.parametrize("role", CHILDREN)
 @pytest.mark.slow
-def test_a_child_is_killed_under_load(role: str, seed: int, store: Path) -> None:
-    end_under_load(store, [role] * 3, seed)
+def test_a_child_is_killed_again_and_again_under_load(seed: int, store: Path) -> None:
+    """Each of them, before it is the next one's turn."""
+    end_under_load(store, [role for role in CHILDREN for _ in range(3)], seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [pytest.param(2, id="seed2")])
 @pytest.mark.slow
 def test_children_are_killed_in_any_order(seed: int, store: Path) -> None:
-    roles = list(CHILDREN) * 2
+    roles = list(CHILDREN)
     random.Random(seed).shuffle(roles)
     end_under_load(store, roles, seed)
 
@@ -245,7 +247,7 @@ def test_children_are_killed_under_load_with_sync_flush(seed: int, store: Path) 
 @pytest.mark.slow
 def test_children_that_finish_under_load_are_started_again(seed: int, store: Path) -> None:
     """An orderly end of one child alone takes nothing away that the others go on with."""
-    roles = list(CHILDREN) * 2
+    roles = list(CHILDREN)
     random.Random(seed).shuffle(roles)
     end_under_load(store, roles, seed, RunningBroker.finish)
 
@@ -257,18 +259,18 @@ def test_a_signal_to_the_whole_group_ends_it_in_order(store: Path) -> None:
     assert marks(store) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_a_child_is_the_supervisors_business(number: int, store: Path) -> None:
+def test_a_signal_to_a_child_is_the_supervisors_business(store: Path) -> None:
     """It may have gone to the whole group; the family ends in order when the supervisor says so."""
     with RunningBroker(store) as broker:
         before = broker.pids()
         broker.create_topic("t")
         with Load(broker, "t", seed=4) as load:
-            for role in CHILDREN:
-                os.kill(before[role], number)
-            load.wait_for_more(200)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                for role in CHILDREN:
+                    os.kill(before[role], number)
+                load.wait_for_more(200)
+                assert broker.pids() == before, number
         load.check()
-        assert broker.pids() == before
 
 
 def test_what_was_sent_in_front_of_the_end_is_kept(store: Path) -> None:
@@ -292,7 +294,7 @@ def test_what_was_sent_in_front_of_the_end_is_kept(store: Path) -> None:
         assert message.body == b"last words"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [pytest.param(1, id="seed1")])
 @pytest.mark.slow
 def test_several_children_are_killed_at_once(seed: int, store: Path) -> None:
     print(f"seed {seed}")
@@ -312,7 +314,7 @@ def test_several_children_are_killed_at_once(seed: int, store: Path) -> None:
         load.check()
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, id=f"seed{seed}") for seed in range(1, 4)])
+@pytest.mark.parametrize("seed", [pytest.param(2, id="seed2")])
 @pytest.mark.slow
 def test_all_are_killed_at_once(seed: int, store: Path) -> None:
     print(f"seed {seed}")
@@ -966,16 +968,12 @@ def test_nothing_is_deleted_that_others_still_need(role: str, small_disk: Path) 
         stop(slow)
         for _ in range(5):  # what cannot be deleted must not fill the disk
             broker.send("t", 0, [b"x" * 200_000] * 4)
-        rounds = broker.statistics("cleaner")
-        deadline = time.monotonic() + 1
-        while time.monotonic() < deadline and not rounds["deleted_segments"]:
-            rounds = broker.statistics("cleaner")
+        last = broker.statistics("cleaner")["rounds"] + 10
+        until(lambda: broker.statistics("cleaner")["rounds"] >= last)
         reached = Counter.DISPATCHED if role == "dispatcher" else Counter.FLUSHED
         assert broker.counter(Counter.MIN_OFFSET) <= broker.counter(reached)
         go_on(slow)
-        deadline = time.monotonic() + WAIT_S
-        while not broker.statistics("cleaner")["deleted_segments"]:
-            assert time.monotonic() < deadline
+        until(lambda: broker.statistics("cleaner")["deleted_segments"])
         assert broker.counter(Counter.MIN_OFFSET) > 0
         assert broker.pids()[role] == slow
         (sent,) = broker.send("t", 0, [b"last"])

@@ -110,9 +110,11 @@ def begun(store: Path, sync: bool, **options: object) -> RunningBroker:
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_the_commitlog_process_is_killed_at_every_point(sync: bool, tmp_path: Path) -> None:
+    """Half of them in either mode; `python -m tests.fault timed` has them all in both."""
     points = [each for each in POINTS.values() if each.name.startswith(("derived.", "producers."))]
-    chance = random.Random(SEED + sync)
+    chance = random.Random(SEED)
     chance.shuffle(points)
+    points = points[sync::2]
     stored: list[bytes] = []
     with Points(tmp_path / "points") as hits:
         for at in range(0, len(points), POINTS_EACH):
@@ -145,8 +147,7 @@ def die_at(line: Generations, hits: Points, point: Point, nth: int) -> None:
 
 
 @pytest.mark.parametrize("sync", [False, True])
-@pytest.mark.parametrize("cold", [False, True])
-def test_the_whole_broker_is_killed(sync: bool, cold: bool, tmp_path: Path) -> None:
+def test_the_whole_broker_is_killed(sync: bool, tmp_path: Path) -> None:
     """With its counters, and without them. A producer that was there before is still fenced."""
     store = tmp_path / "store"
     before = begun(store, sync)
@@ -154,9 +155,9 @@ def test_the_whole_broker_is_killed(sync: bool, cold: bool, tmp_path: Path) -> N
     line.begin()
     line.begin()
     epochs = [each._sender.delivery.identity for each in line.living]
-    for _ in range(3):
+    for round_ in range(4):
         before.kill_all()
-        if cold:
+        if round_ % 2:
             (store / CONTROL_FILE).unlink()
         before = begun(store, sync)
         with Producer(before.ready.name_server) as plain:

@@ -418,7 +418,7 @@ def consume(spec: Spec, history: History, stop: Stop) -> None:
     ) as consumer:
         for topic in spec.topics:
             subscribe(consumer, topic)
-        while not stop.wait(0):
+        while not stop.wait(spec.pace_s):
             history.invoke("poll", group=group)
             messages = consumer.poll(256, 0.1)
             t_ns = now_ns()
@@ -456,7 +456,7 @@ def subscribe(consumer: Consumer, topic: str) -> None:
 def watch(spec: Spec, history: History, stop: Stop) -> None:
     """Look at the committed offsets, which may only grow."""
     with Admin(spec.name_server, timeout_s=2) as admin:
-        while not stop.wait(0.05):
+        while not stop.wait(max(0.05, 10 * spec.pace_s)):
             for group in spec.groups:
                 for topic in spec.topics:
                     history.write(

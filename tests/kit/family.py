@@ -74,6 +74,7 @@ SMALL: Mapping[str, object] = {
     "diskMaxUsedSpaceRatio": 95,
 }
 
+PACE_S = 0.003  # of a load, between two batches
 START_TIMEOUT_S = 90
 RECOVER_TIMEOUT_S = 60
 CHILDREN = ("namesrv", "commitlog", "allocator", "dispatcher", "flush", "cleaner", "coordinator")
@@ -619,6 +620,7 @@ class Load:
                     with self._grown:
                         self.acknowledged += sent
                         self._grown.notify_all()
+                    self._over.wait(PACE_S)
                     break
                 else:
                     return

@@ -14,6 +14,7 @@ from cometmq.shm.os.files import list_segments, segment_name
 
 MIB = 1 << 20
 WAIT_S = 60
+LOOK_S = 0.005
 ALL_HOURS = ";".join(f"{hour:02d}" for hour in range(24))
 OLD_S = 73 * 3600
 FAST: dict[str, Any] = {
@@ -32,6 +33,7 @@ def until(what: Callable[[], Any], says: Callable[[], object] = lambda: "") -> A
     deadline = time.monotonic() + WAIT_S
     while not (found := what()):
         assert time.monotonic() < deadline, says()
+        time.sleep(LOOK_S)  # nothing tells when
     return found
 
 

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import pairwise
 from pathlib import Path
@@ -157,6 +157,10 @@ class Record:
         return self.sys_flag & TRANSACTION_MASK in QUEUED_TRANSACTIONS
 
 
+_NUMBERS = {code: struct.Struct(">" + code) for code in "bhiq"}
+_address = lru_cache(ip_address)  # of a few, in many records
+
+
 class _Fields:
     """Takes fields off a record, one after the other; never reads over the record's end."""
 
@@ -164,22 +168,28 @@ class _Fields:
         self._buffer, self._record_at = buffer, record_at
         self._at, self._end = record_at, record_at + total_size
 
-    def take(self, size: int) -> bytes:
-        if not 0 <= size <= self._end - self._at:
-            detail = f"{size} bytes wanted, {self._end - self._at} left"
+    def _pass(self, size: int) -> int:
+        """Where so many bytes begin."""
+        begin = self._at
+        if not 0 <= size <= self._end - begin:
+            detail = f"{size} bytes wanted, {self._end - begin} left"
             raise BadRecord(Reason.BAD_LENGTH, self._record_at, detail)
         self._at += size
-        return bytes(self._buffer[self._at - size : self._at])
+        return begin
 
-    def unpack(self, code: str) -> tuple[Any, ...]:
-        layout = struct.Struct(">" + code)
-        return layout.unpack(self.take(layout.size))
+    def take(self, size: int) -> bytes:
+        begin = self._pass(size)
+        return bytes(self._buffer[begin : self._at])
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack_from(self._buffer, self._pass(layout.size))
 
     def number(self, code: str) -> int:
-        return int(self.unpack(code)[0])
+        layout = _NUMBERS[code]
+        return int(layout.unpack_from(self._buffer, self._pass(layout.size))[0])
 
     def host(self, is_v6: int) -> Host:
-        return ip_address(self.take(16 if is_v6 else 4)), self.number("i")
+        return _address(self.take(16 if is_v6 else 4)), self.number("i")
 
     def finish(self) -> None:
         if self._at != self._end:
@@ -228,7 +238,7 @@ def _size_and_magic(buffer: Buffer, at: int) -> tuple[int, int]:
 
 
 def _decode_head(fields: _Fields) -> dict[str, Any]:
-    return dict(zip(_HEAD_NAMES, fields.unpack(_HEAD.format[1:]), strict=True))
+    return dict(zip(_HEAD_NAMES, fields.unpack(_HEAD), strict=True))
 
 
 def _decode_rest(fields: _Fields, magic: int, sys_flag: int) -> dict[str, Any]:
@@ -278,6 +288,7 @@ def crc_property(record_before: bytes) -> bytes:
     return CRC_NAME + b"\x01" + str(crc31(record_before))[::-1].ljust(10, "0").encode() + b"\x02"
 
 
+@lru_cache(1_000)  # of a few tags, in many records
 def java_hash(text: str) -> int:
     """Java's String.hashCode: UTF-16 code units, signed 32 bit."""
     units = text.encode("utf-16-be", "surrogatepass")
@@ -618,13 +629,13 @@ def _check_entry(
         return
     if not record.queued:
         yield f"{where}: the record at {record.lies_at} is of a kind that has no entry"
-    pairs = {
-        "queue": (queue, f"{record.topic}/{record.queue_id}"),
-        "index": (entry.index, record.queue_offset),
-        "size": (entry.size, record.total_size),
-        "tags code": (entry.tags_code, tags_code(record)),
-    }
-    for what, (found, expected) in pairs.items():
+    pairs = (
+        ("queue", queue, f"{record.topic}/{record.queue_id}"),
+        ("index", entry.index, record.queue_offset),
+        ("size", entry.size, record.total_size),
+        ("tags code", entry.tags_code, tags_code(record)),
+    )
+    for what, found, expected in pairs:
         if found != expected:
             yield f"{where}: {what} {found}, the record at {record.lies_at} has {expected}"
 

@@ -38,6 +38,7 @@ from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine, _Ephem
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
+PACE_S = 0.005  # of who counts, between two changes
 ELECTION_S = 60  # at most, on a busy machine
 
 
@@ -63,7 +64,7 @@ class Counter:
     def _run(self) -> None:
         known: Stored | None = None
         is_known = False
-        while not self.over.is_set():
+        while not self.over.wait(PACE_S):
             try:
                 if not is_known:
                     known, is_known = self._engine.get(self._group), True
