@@ -246,7 +246,7 @@ SEED = 20_261_121
 def test_killed_at_any_line(of: str, store: Path, tmp_path: Path) -> None:
     """The next cleaner ends where an undisturbed one does: five old segments are gone, no more.
 
-    At 30 lines; with COMETMQ_ALL_LINES at all of them.
+    At 15 lines; with COMETMQ_ALL_LINES at all of them.
     """
     kept = {segment_name(number * SEGMENT): number + 1 for number in range(5, 8)}
 
@@ -269,7 +269,7 @@ def test_killed_at_any_line(of: str, store: Path, tmp_path: Path) -> None:
     assert len(lines) > 60
     chance = random.Random(SEED)
     print(f"seed {SEED}")
-    for line, passes in some_of(sorted(lines.items()), 30):
+    for line, passes in some_of(sorted(lines.items()), 15):
         for nth in sorted({1, chance.randint(1, passes)}):
             at = copy()
             assert die_at(at, line, nth) == DIED, (line, nth)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -130,17 +132,25 @@ def test_full_files_are_flushed_and_said_so(broker: RunningBroker) -> None:
     assert header.index_count == 500
 
 
-@pytest.mark.parametrize("end", ["orderly", "killed"])
-@pytest.mark.parametrize("lost", ["nothing", "oldest", "middle", "newest", "all", "bytes", "size"])
-@pytest.mark.slow
-def test_after_a_restart_all_is_found(end: str, lost: str, tmp_path: Path) -> None:
-    store = tmp_path / "store"
+@pytest.fixture(scope="module", params=["orderly", "killed"])
+def ended(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Sent]:
+    """A store of five files of the index, and how its broker has ended."""
+    store = tmp_path_factory.mktemp("ended") / "store"
     with RunningBroker(store, SMALL_INDEX) as broker:
         sent = Sent(broker)
         sent.send(broker.commitlog, 40)
         wait_indexed(broker)
-        if end == "killed":
+        if request.param == "killed":
             broker.kill_all()
+    return store, sent
+
+
+@pytest.mark.parametrize("lost", ["nothing", "oldest", "middle", "newest", "all", "bytes", "size"])
+@pytest.mark.slow
+def test_after_a_restart_all_is_found(ended: tuple[Path, Sent], lost: str, tmp_path: Path) -> None:
+    store, sent = Path(shutil.copytree(ended[0], tmp_path / "store")), copy.deepcopy(ended[1])
     files = [store / "index" / name for name in list_index_files(store)]
     assert len(files) == 5
     damage(files, lost)

@@ -94,7 +94,7 @@ def test_killed_at_any_line(before: Path, tmp_path: Path) -> None:
     check(writer)
     writer.close()
     assert len(passed) > 150
-    for place, (line, count) in some_of(enumerate(passed.items()), 50):
+    for place, (line, count) in some_of(enumerate(passed.items()), 25):
         nth = count if place % 2 else 1  # the first time that it is passed, or the last
         shutil.rmtree(store)
         shutil.copytree(before, store)
@@ -144,7 +144,7 @@ def finish_killed_at_each_line(half: Path, store: Path) -> None:
     lines: set[Line] = set()
     with traced(lines.add, child.WATCHED):
         child.again(store)
-    for line in some_of(sorted(lines), 40):
+    for line in some_of(sorted(lines), 15):
         shutil.rmtree(store)
         shutil.copytree(half, store)
         assert child.die_at(store, line, 1, child.again) == DIED
@@ -167,7 +167,7 @@ def test_killed_by_a_power_cut(before: Path, tmp_path: Path) -> None:
     shutil.copytree(before, store)
     passed = child.lines_of_an_epoch(store)
     shorter = 0
-    for seed, (line, count) in some_of(enumerate(passed.items()), 70):
+    for seed, (line, count) in some_of(enumerate(passed.items()), 40):
         nth = 1 if seed % 4 < 2 else count
         shutil.rmtree(store)
         shutil.copytree(before, store)

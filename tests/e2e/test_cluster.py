@@ -37,6 +37,7 @@ from cometmq.protocol.errors import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 WAIT_S = 90
+PACE_S = 0.01  # between two messages
 AWAY_S = 45  # of writing, at the most: a session of 2 s, and a machine that others use as well
 TOPIC = "orders"
 
@@ -100,7 +101,7 @@ class RunningCluster:
         deadline = time.monotonic() + WAIT_S
         while not holds(found := self.status()):
             assert time.monotonic() < deadline, f"{what}\n{json.dumps(found)}\n{self.said}"
-            time.sleep(0.1)
+            time.sleep(0.3)
         return found
 
     def until_all_in_sync(self) -> dict[str, Any]:
@@ -172,7 +173,7 @@ class Sending:
     def _send(self) -> None:
         number, last = self._begin, time.monotonic()
         with Producer(self._name_server, timeout_s=WAIT_S, wait_for_broker=WAIT_S) as producer:
-            while not self._ending.is_set():
+            while not self._ending.wait(PACE_S):
                 with contextlib.suppress(CometError):  # it is not known to be stored
                     producer.send(TOPIC, b"%d" % number).wait()
                     self.acknowledged.append(number)

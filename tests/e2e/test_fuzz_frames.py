@@ -53,9 +53,9 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.wire.channel import Channel
 
 TIMES = int(os.environ.get("COMETMQ_TEST_FUZZ", "1"))
-MESSAGES = 800 * TIMES  # at each of the four sockets
+MESSAGES = 400 * TIMES  # at each of the four sockets
 CHECK_EVERY = 50  # of them: does the good client still get served?
-KERNEL_INPUTS = 10_000 * TIMES
+KERNEL_INPUTS = 5_000 * TIMES
 ANSWER_TIMEOUT_S = 5
 HELD_MS_MAX = 20  # a pull or a join that may be held is answered after that
 

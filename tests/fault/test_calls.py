@@ -22,7 +22,7 @@ from cometmq.shm.log.last_run import LastRun
 
 pytestmark = pytest.mark.slow
 
-RUNS = 10
+RUNS = 6
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def run_some(scenario: Scenario, fault: Fault, runs: int) -> None:
     print(
         f"{fault}: {count} calls, {len(hit)} hit, of {len({o.what.split()[0] for o in hit})} kinds"
     )
-    assert len(hit) >= len(outcomes) - 3  # the last calls of a run come later in another one
+    assert len(hit) >= len(outcomes) - 2  # the last calls of a run come later in another one
 
 
 @pytest.mark.timeout(300)

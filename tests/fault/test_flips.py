@@ -37,19 +37,19 @@ def judge_all(victim: Victim, count: int, *, served: bool, targets: tuple[str, .
 def test_damage_to_our_own_store(clean: bool, tmp_path: Path) -> None:
     settings = make_store(tmp_path / "store", clean=clean, seed=SEED)
     victim = Victim(tmp_path / "store", settings)
-    judge_all(victim, 70, served=False, targets=("sealed", "tail", "queue"))
+    judge_all(victim, 36, served=False, targets=("sealed", "tail", "queue"))
 
 
 @pytest.mark.parametrize("name", ["loghub-clean", "loghub-abort"])
 def test_damage_to_a_store_of_rocketmq(name: str, tmp_path: Path) -> None:
     victim = Victim(golden.unpack(name, tmp_path))
-    judge_all(victim, 20, served=False, targets=("sealed", "tail", "queue"))
+    judge_all(victim, 12, served=False, targets=("sealed", "tail", "queue"))
 
 
 def test_a_broker_serves_a_damaged_store(tmp_path: Path) -> None:
     settings = make_store(tmp_path / "store", clean=True, seed=SEED)
     victim = Victim(tmp_path / "store", settings)
-    judge_all(victim, 21, served=True, targets=tuple(TARGETS))
+    judge_all(victim, 14, served=True, targets=tuple(TARGETS))
 
 
 def test_a_wrong_reader_would_be_noticed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import ClassVar, Final, Protocol
 from fault.checker import Rules, Verdict, check, stored_in
 from fault.history import Op
 from fault.reading import Values
-from fault.rig import SETTINGS
+from fault.rig import PACE_S, SETTINGS
 from fault.workload import QUEUES, TOPICS, Workload
 
 from cometmq.client import Admin
@@ -62,7 +62,7 @@ class PlainWork(Work):
     settings: ClassVar[Mapping[str, object]] = SETTINGS
 
     producers: Sequence[str] = PRODUCERS
-    pace_s: float = 0.02
+    pace_s: float = max(0.02, 2 * PACE_S)
 
     def clients(
         self, name_server: str, folder: Path, *, seed: int, transport: str = "auto"

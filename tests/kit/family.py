@@ -327,6 +327,7 @@ class RunningBroker:
                 assert isinstance(answer, Pong)
                 if answer.pid != not_pid and self.pids()[role] == answer.pid:
                     return answer.pid
+            time.sleep(0.005)  # nothing tells when
 
     def kill_all(self) -> None:
         """kill -9 of everything, the supervisor last but one moment later."""

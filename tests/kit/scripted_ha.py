@@ -221,7 +221,7 @@ class Replica(RunningBroker):
                 if told["epoch"] == epoch and told["serves"] and ids == [wanted]:
                     return
                 assert time.monotonic() < deadline, self.log
-                time.sleep(0.002)
+                time.sleep(0.01)
 
     def run(self, epoch: int, **order: int) -> int:
         end = self.order(epoch, **order)
