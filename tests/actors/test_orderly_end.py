@@ -4,7 +4,7 @@ not settle leaves `abort`, with the reason in the log."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -80,6 +80,13 @@ def ask_to_end(broker: RunningBroker) -> None:
 
 def assert_in_order(broker: RunningBroker, sent: list[Sent]) -> None:
     """Everything is where an orderly end has it, and the next start sees that."""
+    assert_ended(broker)
+    with RunningBroker(broker.store) as again:
+        assert "after an orderly end" in again.log
+        again.assert_stored(sent)
+
+
+def assert_ended(broker: RunningBroker) -> None:
     store = broker.store
     assert "finished in order" in broker.log
     assert not (store / ABORT_FILE).exists()
@@ -87,62 +94,75 @@ def assert_in_order(broker: RunningBroker, sent: list[Sent]) -> None:
     last = reference.records(store)[-1].store_timestamp
     assert (words["physic_msg_timestamp"], words["logics_msg_timestamp"]) == (last, last)
     assert reference.check_store(store) == []
-    with RunningBroker(store) as again:
+
+
+def end_each_in_order(
+    slow: Slow, roles: Sequence[str], end: Callable[[RunningBroker, str], None]
+) -> None:
+    """One life of the broker for each, which begins with what the one before has left.
+
+    Args:
+        end: of a broker, with something done to the role.
+    """
+    sent: list[Sent] = []
+    for role in roles:
+        broker = slow.start()
+        try:
+            assert not sent or "after an orderly end" in broker.log
+            broker.assert_stored(sent)
+            sent += fill(broker)
+            end(broker, role)
+            assert broker.wait_ended() == 0
+            assert_ended(broker)
+        except BaseException:
+            print(role, broker.log)
+            broker.kill_all()
+            raise
+    with RunningBroker(slow.store) as again:
         assert "after an orderly end" in again.log
         again.assert_stored(sent)
 
 
-@pytest.mark.parametrize("role", CHILDREN)
 @pytest.mark.slow
-def test_an_end_while_a_child_is_being_restarted(
-    role: str, slow: Slow, running: RunningBroker
-) -> None:
+def test_an_end_while_a_child_is_being_restarted(slow: Slow) -> None:
     """The one that is not there has work left: it is started, and asked like the others."""
-    sent = fill(running)
-    slow.set("restart")
-    running.end(running.pids()[role])
-    until(lambda: "starting it again" in running.log)
-    ask_to_end(running)
-    until(lambda: f"the end waits for {role} (which is started again)" in running.log)
-    slow.unset("restart")
-    assert running.wait_ended() == 0
-    assert_in_order(running, sent)
+
+    def end(broker: RunningBroker, role: str) -> None:
+        slow.set("restart")
+        broker.end(broker.pids()[role])
+        until(lambda: "starting it again" in broker.log)
+        ask_to_end(broker)
+        until(lambda: f"the end waits for {role} (which is started again)" in broker.log)
+        slow.unset("restart")
+
+    end_each_in_order(slow, CHILDREN, end)
 
 
-@pytest.mark.parametrize("role", ["commitlog", "dispatcher", "flush", "coordinator"])
+@pytest.mark.parametrize(
+    ("moment", "roles"),
+    [
+        ("settle", ("commitlog", "dispatcher", "flush", "coordinator")),
+        ("exit", ("commitlog", "dispatcher", "coordinator")),
+    ],
+)
 @pytest.mark.slow
 def test_a_child_that_is_killed_while_it_ends(
-    role: str, slow: Slow, running: RunningBroker
+    moment: str, roles: Sequence[str], slow: Slow
 ) -> None:
-    sent = fill(running)
-    kind = role.partition("-")[0]
-    slow.set(f"settle-{kind}", 60)
-    pid = running.pids()[role]
-    ask_to_end(running)
-    until(lambda: f"the end waits for {role} (process {pid})" in running.log)
-    slow.unset(f"settle-{kind}")
-    running.end(pid)
-    assert running.wait_ended() == 0
-    assert f"{role} (process {pid}) ended by SIGKILL: starting it again" in running.log
-    assert_in_order(running, sent)
+    """Or after its answer: the one that takes its place is asked as well, though the first has
+    answered."""
 
+    def end(broker: RunningBroker, role: str) -> None:
+        slow.set(f"{moment}-{role}", 60)
+        pid = broker.pids()[role]
+        ask_to_end(broker)
+        until(lambda: f"the end waits for {role} (process {pid})" in broker.log)
+        slow.unset(f"{moment}-{role}")
+        broker.end(pid)
+        ended = f"{role} (process {pid}) ended by SIGKILL: starting it again"
+        until(lambda: ended in broker.log)
 
-@pytest.mark.parametrize("role", ["commitlog", "dispatcher", "coordinator"])
-@pytest.mark.slow
-def test_a_child_that_is_killed_after_its_answer(
-    role: str, slow: Slow, running: RunningBroker
-) -> None:
-    """The one that takes its place is asked as well, though the first has answered."""
-    sent = fill(running)
-    slow.set(f"exit-{role}", 60)
-    pid = running.pids()[role]
-    ask_to_end(running)
-    until(lambda: f"the end waits for {role} (process {pid})" in running.log)
-    slow.unset(f"exit-{role}")
-    running.end(pid)
-    assert running.wait_ended() == 0
-    assert f"{role} (process {pid}) ended by SIGKILL: starting it again" in running.log
-    assert_in_order(running, sent)
+    end_each_in_order(slow, roles, end)
 
 
 def test_two_are_killed_while_a_third_ends(slow: Slow, running: RunningBroker) -> None:
@@ -175,16 +195,18 @@ def test_a_child_that_died_and_nobody_to_start_it(slow: Slow, running: RunningBr
         again.assert_stored(sent)
 
 
-@pytest.mark.parametrize("role", ["commitlog", "dispatcher", "flush", "coordinator"])
 @pytest.mark.slow
-def test_an_end_waits_for_what_moves(role: str, slow: Slow, running: RunningBroker) -> None:
+def test_an_end_waits_for_what_moves(slow: Slow) -> None:
     """For longer than it waits for what does not, and says so."""
-    sent = fill(running)
-    slow.set(f"settle-{role}", 20)  # 5 s, where 2 s of silence are too much
-    ask_to_end(running)
-    assert running.wait_ended() == 0
-    assert running.log.count(f"the end waits for {role} (process ") > 2
-    assert_in_order(running, sent)
+
+    def end(broker: RunningBroker, role: str) -> None:
+        slow.set(f"settle-{role}", 20)  # 5 s, where 2 s of silence are too much
+        ask_to_end(broker)
+        broker.wait_ended()
+        slow.unset(f"settle-{role}")
+        assert broker.log.count(f"the end waits for {role} (process ") > 2
+
+    end_each_in_order(slow, ("commitlog", "dispatcher", "flush", "coordinator"), end)
 
 
 @pytest.mark.slow

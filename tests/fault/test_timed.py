@@ -22,6 +22,7 @@ from transacting import until
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 SEED = 41
+CUTS = 3
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,6 @@ def test_points_of_time(tmp_path: Path) -> None:
 def test_the_power_is_cut(kind: str, tmp_path: Path) -> None:
     need(kind, "power cuts of timers and transactions")
     with Disk(tmp_path, kind, space_bytes=2 << 30) as disk:
-        outcome = cut_often(Options(quiet=True), tmp_path, disk, SEED, 4)
+        outcome = cut_often(Options(quiet=True), tmp_path, disk, SEED, CUTS)
     assert outcome.ok, outcome.verdict
-    assert sum(line.faults for line in outcome.tally("timed-cuts", SEED, True)) >= 4
+    assert sum(line.faults for line in outcome.tally("timed-cuts", SEED, True)) >= CUTS

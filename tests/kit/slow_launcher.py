@@ -50,7 +50,7 @@ def install(folder: Path) -> None:
 
     def exit_slowly(child: Child, reports: int, lifeline: int) -> int:
         status = run_child(child, reports, lifeline)
-        pause(folder / f"exit-{child.role}", 0.05)
+        pause(folder / f"exit-{child.role}", 0.03)
         return status
 
     supervisor.run_child = exit_slowly
@@ -78,7 +78,7 @@ def pause(path: Path, busy_s: float) -> None:
 
 def slowly(folder: Path, role: str, settle: Callable[[Any], None]) -> Callable[[Any], None]:
     def settle_slowly(self: Any) -> None:
-        for name, busy_s in (("settle", 0.05), ("idle", 0.0)):
+        for name, busy_s in (("settle", 0.03), ("idle", 0.0)):
             pause(folder / f"{name}-{role}", busy_s)
         if (folder / f"refuse-{role}").exists():
             raise DiskFull("as the test wants it")
