@@ -73,8 +73,7 @@ def fault_with(rig: Rig, pair: Pair) -> None:
     """Do both, and see that everything is made good."""
     killed = [pair.role] if pair.first == "kill" else []
     killed += [pair.other] if pair.second == "kill" and pair.other in CHILDREN else []
-    for role in killed:
-        rig._spare(role)
+    rig._spare(*killed)
     before = rig.broker.pids()
     rig.work.fault(f"{pair.first}+{pair.second}", pair.role, pair.other)
     _do(rig, pair.first, pair.role, before)

@@ -338,7 +338,7 @@ class Rig:
             self._end_broker()
             self.broker = self._start()
         else:
-            self._spare(point.role, 2 if point.when == "restart" else 1)
+            self._spare(*[point.role] * (2 if point.when == "restart" else 1))
             pid = self.broker.pids()[point.role]
             self.work.fault("kill", point.role, point.name)
             if point.when == "clean":
@@ -431,21 +431,18 @@ class Rig:
             else:
                 return
 
-    def _spare(self, role: str, count: int = 1) -> None:
-        """Wait until the supervisor will take so many more deaths of this role for bad luck."""
-        deaths = self._deaths[role]
-        while True:
-            now = time.monotonic()
-            deaths[:] = [at for at in deaths if at > now - DEATHS_WITHIN_S]
-            if len(deaths) + count <= DEATHS_MAX:
-                deaths += [now] * count
-                return
-            time.sleep(deaths[0] + DEATHS_WITHIN_S - now)
+    def _spare(self, *roles: str) -> None:
+        """A process of each of these is going to be killed. Begin anew where the supervisor would
+        not take that for bad luck any more: to wait takes longer."""
+        if not all(self.may_kill(role, roles.count(role)) for role in roles):
+            self.restart()
+        for role in roles:
+            self._deaths[role].append(time.monotonic())
 
-    def may_kill(self, role: str) -> bool:
-        """Whether it could be killed now without waiting."""
+    def may_kill(self, role: str, count: int = 1) -> bool:
+        """Whether it could be killed so often now without another start of the broker."""
         recent = time.monotonic() - DEATHS_WITHIN_S
-        return len([at for at in self._deaths[role] if at > recent]) < DEATHS_MAX
+        return len([at for at in self._deaths[role] if at > recent]) + count <= DEATHS_MAX
 
     def wait_resumed(self, after: str) -> None:
         """Until every producer has been told of one more message."""

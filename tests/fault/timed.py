@@ -75,6 +75,8 @@ class TimedRig(Rig):
             if point.when == "named":
                 self.work.replace(*self.work.of_kind("named"))
             else:
+                while not self.may_kill(point.role):
+                    time.sleep(0.2)  # the point is armed: not now another start of the broker
                 self._spare(point.role)
                 with contextlib.suppress(psutil.NoSuchProcess, CometError):
                     self.broker.end(self.broker.pids()[point.role])
