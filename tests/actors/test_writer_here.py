@@ -21,7 +21,7 @@ import psutil
 import pytest
 import reference
 import writer_child
-from family import MARK, RUN, SMALL, RunningBroker, encode_batch, left_behind
+from family import MARK, RUN, SMALL, RunningBroker, encode_batch, left_behind, read_queue
 from paths import KIT
 from still import stopped
 
@@ -444,8 +444,8 @@ def test_the_supervisor_is_killed(settings: dict[str, object], store: Path) -> N
         assert isinstance(error, errors.StoreError | errors.FlushDiskTimeout)
         with pytest.raises(errors.StoreError):
             broker.appender("other")
-    with service(store, settings) as broker:
-        found = consume(broker, "t", len(bodies))[0]
+    with RunningBroker(store, settings) as again:
+        found = again.read_queue("t", 0, len(bodies))
         assert [message.body for message in found][: len(bodies)] == bodies
     assert reference.check_store(store) == []
 
@@ -459,8 +459,8 @@ def test_a_broker_that_gives_up(store: Path) -> None:
         zygote.kill()
         appends_fail(appender, errors.StoreError)
     assert (store / "abort").exists()
-    with service(store) as broker:
-        assert consume(broker, "t", 1)[0][0].body == b"one"
+    with RunningBroker(store) as again:
+        assert again.read_queue("t", 0, 1)[0].body == b"one"
 
 
 def test_a_broken_invariant_ends_the_broker_and_not_the_service(
@@ -481,8 +481,8 @@ def test_a_broken_invariant_ends_the_broker_and_not_the_service(
         appends_fail(appender, errors.StoreError)
         assert broker._process.wait(WAIT_S) == 1
     monkeypatch.undo()
-    with service(store) as broker:
-        assert consume(broker, "t", 1)[0][0].body == b"one"
+    with RunningBroker(store) as again:
+        assert again.read_queue("t", 0, 1)[0].body == b"one"
     assert reference.check_store(store) == []
 
 
@@ -603,7 +603,7 @@ def test_nothing_stays_behind_in_the_service(tmp_path: Path) -> None:
     with service(tmp_path / "first") as broker:  # and whatever is made once
         broker.appender("t").append(b"one")
     before = opened()
-    for _ in range(3):
+    for _ in range(2):
         with service(tmp_path / "store") as broker:
             broker.appender("t").append(b"one")
     deadline = time.monotonic() + WAIT_S
@@ -656,12 +656,15 @@ def test_the_service_is_killed(settings: dict[str, object], whom: str, store: Pa
     wait_until_all_are_gone()
     assert (store / "abort").exists()
     acked = writer_child.read_acked(store.parent / "acked")
-    with RunningBroker(store) as broker:
+    with (
+        service(store, settings) as here,
+        Channel(address_of(here._ready.token, "reader-0"), "reader-0") as reader,
+    ):
         for thread, (own, _) in enumerate(acked):
-            found = [message.body for message in broker.read_queue("kill", thread, own)]
+            found = [message.body for message in read_queue(reader, "kill", thread, own)]
             assert own <= len(found) <= own + 1
             assert found == [writer_child.body_of(thread, each) for each in range(len(found))]
-        shared = broker.read_queue("kill", writer_child.SHARED)
+        shared = read_queue(reader, "kill", writer_child.SHARED)
         assert [message.queue_offset for message in shared] == list(range(len(shared)))
         numbers: dict[int, list[int]] = defaultdict(list)
         for message in shared:
@@ -670,7 +673,6 @@ def test_the_service_is_killed(settings: dict[str, object], whom: str, store: Pa
         for thread, (_, count) in enumerate(acked):
             assert numbers[thread] == list(range(len(numbers[thread])))
             assert count <= len(numbers[thread]) <= count + writer_child.MANY
-    with service(store, settings) as here:
         assert here.appender("kill", writer_child.SHARED).append(b"goes on") == len(shared)
     assert reference.check_store(store) == []
 
