@@ -223,7 +223,7 @@ def test_without_the_writer_there_is_no_appender(store: Path) -> None:
 @pytest.mark.slow
 def test_threads_and_producers_at_once(settings: dict[str, object], store: Path) -> None:
     """Over roll-overs: each one's order is kept, an offset is given once, nothing is lost."""
-    rounds = 400 if settings else 1500
+    rounds = 250 if settings else 900
     stored: dict[tuple[int, int], bytes] = {}
     failed: list[BaseException] = []
 
