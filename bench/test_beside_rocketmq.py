@@ -147,29 +147,30 @@ class Theirs:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory, full: bool) -> Iterator[Theirs]:
+    system: Any = peers.require("rocketmq")
     with pytest.MonkeyPatch.context() as patch:
         if not full:  # JVMs that are not here to be fast
             patch.setenv("JAVA_TOOL_OPTIONS", " ".join(jvm.QUICK))
-        with serving("rocketmq", tmp_path_factory) as theirs:
+            system.settings.update(peers.ROCKETMQ_IN_SHORT)
+        with serving(system, tmp_path_factory) as theirs:
             yield theirs
 
 
 @pytest.fixture(scope="module")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
-    with serving("nats", tmp_path_factory) as theirs:
+    with serving(peers.require("nats"), tmp_path_factory) as theirs:
         yield theirs
 
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
-    with serving("redis", tmp_path_factory) as theirs:
+    with serving(peers.require("redis"), tmp_path_factory) as theirs:
         yield theirs
 
 
 @contextmanager
-def serving(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
-    system: Any = peers.require(name)
-    folder = tmp_path_factory.mktemp(name)
+def serving(system: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
+    folder = tmp_path_factory.mktemp(system.name)
     try:
         system.start(folder / "broker", Durability.PAGE_CACHE)
         yield Theirs(system, folder)

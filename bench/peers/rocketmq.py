@@ -40,7 +40,7 @@ from typing import Any, ClassVar, Final
 
 from cometmq.bench.extra import BenchError
 from cometmq.bench.peers.maven import Bundle
-from cometmq.bench.peers.server import LOOPBACK, Servers, free_ports
+from cometmq.bench.peers.server import LOOK_S, LOOPBACK, READY_S, Servers, free_ports
 from cometmq.bench.systems import Durability, System
 
 VERSION: Final = "5.3.3"
@@ -128,6 +128,7 @@ SETTINGS: Final = {
 # RocketMQ RequestCode, PermName and RemotingCommand.
 _CREATE_TOPIC: Final = 17
 _ROUTE: Final = 105
+_HA_STATUS: Final = 907
 _READ_WRITE: Final = 6
 _SUCCESS: Final = 0
 ANSWER_S: Final = 30.0
@@ -212,7 +213,7 @@ class RocketMQ(Servers):
             "topicSysFlag": 0,
             "order": False,
         }
-        code, said = remoting(self._listen, _CREATE_TOPIC, fields)
+        code, said, _ = remoting(self._listen, _CREATE_TOPIC, fields)
         if code != _SUCCESS:
             raise BenchError(f"rocketmq does not create {topic}: {said}")
         deadline = time.monotonic() + ANSWER_S
@@ -242,6 +243,20 @@ class RocketPair(RocketMQ):
         self._launch_broker(folder, self._listen, durability, master)
         slave = both | {"brokerRole": "SLAVE", "brokerId": "1"}
         self._launch_broker(folder / "slave", free_ports(4) + 2, durability, slave)
+        self._wait_for_the_slave()
+
+    def _wait_for_the_slave(self) -> None:
+        """It connects some seconds after its start; a message before that is refused."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            code, said, body = remoting(self._listen, _HA_STATUS, {})
+            if code != _SUCCESS:
+                raise BenchError(f"rocketmq does not say how its slave is: {said}")
+            if json.loads(body)["inSyncSlaveNums"]:
+                return
+            if time.monotonic() > deadline:
+                raise BenchError(f"rocketmq's slave is not in sync after {READY_S:g} s")
+            time.sleep(LOOK_S)
 
 
 def _home(folder: Path) -> list[str]:
@@ -254,8 +269,8 @@ def _properties(path: Path, values: dict[str, str]) -> Path:
     return path
 
 
-def remoting(port: int, code: int, fields: dict[str, Any]) -> tuple[int, str]:
-    """One request of RocketMQ's remoting protocol without a body: the answer's code and remark.
+def remoting(port: int, code: int, fields: dict[str, Any]) -> tuple[int, str, bytes]:
+    """One request of RocketMQ's remoting protocol without a body: the answer's code, remark, body.
 
     Frame: i32 size of what follows, i32 size of the header (JSON: first byte 0), header, body.
     """
@@ -270,8 +285,9 @@ def remoting(port: int, code: int, fields: dict[str, Any]) -> tuple[int, str]:
         with connection.makefile("rb") as answer:
             size, header_size = struct.unpack(">ii", answer.read(8))
             content = answer.read(size - 4)
-    found = json.loads(content[: header_size & 0xFFFFFF])
-    return int(found["code"]), str(found.get("remark", ""))
+    header_size &= 0xFFFFFF
+    found = json.loads(content[:header_size])
+    return int(found["code"]), str(found.get("remark", "")), content[header_size:]
 
 
 def system() -> System:

@@ -21,6 +21,7 @@ from cometmq.bench.extra import BenchError
 from cometmq.bench.peers import fetch, maven, server
 from cometmq.bench.peers.nats import Nats
 from cometmq.bench.peers.redis import Redis
+from cometmq.bench.peers.rocketmq import RocketMQ
 from cometmq.bench.systems import Durability, System
 from cometmq.bench.worker import Job
 
@@ -51,6 +52,8 @@ def jvm(name: str) -> Any:
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A peer that serves; nothing of it is left afterwards."""
     system = peers.require(request.param)
+    if isinstance(system, RocketMQ):
+        system.settings.update(peers.ROCKETMQ_IN_SHORT)
     try:
         system.start(tmp_path_factory.mktemp(system.name), Durability.PAGE_CACHE)
         pids = system.processes()

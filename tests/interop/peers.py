@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import functools
+from typing import Final
 
 import pytest
 
 from cometmq.bench import systems
 from cometmq.bench.peers import fetch
+
+#: Of a broker of RocketMQ that lives for seconds. Its timers' wheel is compared whole at each flush,
+#: mostly by the interpreter; and a new broker asks for the time without a pause until the first of
+#: the other intervals is over. Milliseconds. Pops need the wheel itself.
+ROCKETMQ_IN_SHORT: Final = {
+    "timerFlushIntervalMs": "60000",
+    "transactionMetricFlushInterval": "200",
+}
 
 
 @functools.cache
