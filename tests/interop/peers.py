@@ -10,7 +10,7 @@ import pytest
 from cometmq.bench import systems
 from cometmq.bench.peers import fetch
 
-#: Of a broker of RocketMQ that lives for seconds. Its timers' wheel is compared whole at each flush,
+#: Of a broker of RocketMQ that lives for seconds. The timer wheel is compared whole at each flush,
 #: mostly by the interpreter; and a new broker asks for the time without a pause until the first of
 #: the other intervals is over. Milliseconds. Pops need the wheel itself.
 ROCKETMQ_IN_SHORT: Final = {
