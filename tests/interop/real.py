@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any
 
 import jvm
+from interop.peers import ROCKETMQ_IN_SHORT
 from ports import free_ports
 
 from cometmq.bench.peers.rocketmq import FULL_DISK, JARS, OPENED
@@ -41,6 +42,7 @@ _BROKER = {
     "autoCreateTopicEnable": "false",
     "enablePropertyFilter": "true",
     "diskMaxUsedSpaceRatio": 95,
+    **ROCKETMQ_IN_SHORT,
 }
 
 Event = dict[str, Any]

@@ -15,7 +15,7 @@ from pathlib import Path
 import jvm
 import pytest
 from family import RunningBroker
-from interop.peers import require
+from interop.peers import ROCKETMQ_IN_SHORT, require
 from ports import free_ports
 from scripted_slave import log_bytes
 
@@ -86,6 +86,7 @@ class RealSlave:
             "maxIndexNum": 4_000,
             "maxHashSlotNum": 1_000,
             "diskMaxUsedSpaceRatio": 95,
+            **ROCKETMQ_IN_SHORT,
         }
         config = folder / "broker.properties"
         config.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
