@@ -81,7 +81,7 @@ def test_the_sdists_tests_run(wheel: Path, unpacked: Path, tmp_path: Path) -> No
     """Against the wheel, and where nobody has the test data; all of them can be collected."""
     python = install(wheel, tmp_path / "venv")
     pytest_ = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
-    done = run(*pytest_, "--collect-only", "tests", "bench", cwd=unpacked)
+    done = run(*pytest_, "--collect-only", "--assert=plain", "tests", "bench", cwd=unpacked)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     quick = ("tests/conf", "tests/test_errors.py", "tests/shm/test_records.py")
     done = run(*pytest_, "-m", "not slow", f"--basetemp={tmp_path / 'inner'}", *quick, cwd=unpacked)
