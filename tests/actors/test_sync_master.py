@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from family import RunningBroker
+from old_segments import until
 from ports import free_ports
 from scripted_slave import ScriptedSlave, log_bytes
 
@@ -27,12 +28,14 @@ def master(store: Path, **settings: object) -> RunningBroker:
     return RunningBroker(store, SYNC | {"haListenPort": free_ports()} | settings)
 
 
-def slave_of(broker: RunningBroker, copy: bytes = b"") -> ScriptedSlave:
-    """That follows from now on, and has all."""
-    slave = ScriptedSlave(int(broker.settings["haListenPort"]), copy)
+def slave_of(broker: RunningBroker, number: int = 1) -> ScriptedSlave:
+    """That follows from now on, has all, and is counted as the so-manyth: the `ha` process does so
+    once it has sent."""
+    slave = ScriptedSlave(int(broker.settings["haListenPort"]))
     slave.report()
     slave.follow_on()
     slave.wait_end(broker.counter(Counter.WROTE))
+    until(lambda: broker.counter(Counter.SLAVES) == number)
     return slave
 
 
@@ -131,11 +134,11 @@ def batch(body: bytes, count: int) -> tuple[SendMessages, list[bytes]]:
 
 
 def test_two_slaves_are_waited_for_where_two_are_wanted(tmp_path: Path) -> None:
-    with master(tmp_path / "store", inSyncReplicas=3) as broker:
+    with master(tmp_path / "store", inSyncReplicas=3, slaveTimeout=20_000) as broker:
         broker.create_topic("t")
         with slave_of(broker) as one:
             assert ask(broker, b"one")[0] == 11
-            with slave_of(broker) as two:
+            with slave_of(broker, 2) as two:
                 assert ask(broker, b"two")[0] == 0
                 end = broker.counter(Counter.REPLICATED)
                 assert min(one.acknowledged, two.acknowledged) >= end

@@ -116,12 +116,12 @@ def test_public_classes_show_public_methods(broker: Handle) -> None:
 
 
 def test_all_is_what_is_promised() -> None:
-    public = {
-        name
-        for name, value in vars(cometmq.client).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
-    assert sorted(public) == cometmq.client.__all__
+    names = cometmq.client.__all__
+    assert dir(cometmq.client) == names == sorted(names) == sorted(cometmq.client._HOME)
+    for name in names:
+        assert getattr(cometmq.client, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Prodcuer'"):
+        cometmq.client.Prodcuer  # noqa: B018
 
 
 @pytest.mark.parametrize("linger_ms", [0, 2])
