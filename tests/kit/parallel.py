@@ -95,8 +95,9 @@ class Scheduler(LoadFileScheduling):
 
     def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
         note = note_of(node.workerinput)
-        self._alone, self._single = map(frozenset, json.loads(note.read_text()))
-        note.unlink()
+        if note.exists():  # else it has found nothing, and says why
+            self._alone, self._single = map(frozenset, json.loads(note.read_text()))
+            note.unlink()
         super().add_node_collection(node, collection)
 
     def _split_scope(self, nodeid: str) -> str:
