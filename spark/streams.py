@@ -27,7 +27,7 @@ def finished(start: Callable[[], StreamingQuery], wait_s: int | None = None) -> 
         finished(writer.trigger(availableNow=True).start)
 
     Args:
-        wait_s: whole seconds that one start may take; None: for ever.
+        wait_s: whole seconds after which a start's query is stopped; None: never.
 
     Raises what the query ended with, and TimeoutError.
     """
@@ -41,6 +41,7 @@ def finished(start: Callable[[], StreamingQuery], wait_s: int | None = None) -> 
             if wait_s is None:
                 query.awaitTermination()
             elif not query.awaitTermination(wait_s):
+                query.stop()
                 raise TimeoutError(f"the stream has not ended after {wait_s} s")
         except KeyboardInterrupt:
             query.stop()

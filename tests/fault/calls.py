@@ -14,17 +14,14 @@ what was hit stands in each outcome.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
-import functools
 import mmap
 import os
 import re
 import shutil
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +31,7 @@ from typing import Final
 
 from family import EndedEarly, RunningBroker, Sent
 from fault.disk import Disk
+from preloaded import library
 
 from cometmq.protocol.commands import (
     CommitOffsets,
@@ -75,17 +73,6 @@ SEND_TIMEOUT_S: Final = 3
 REFUSALS_MAX: Final = 3  # then this run of the broker is given up
 
 
-@functools.cache
-def library() -> Path:
-    """syscalls.c, built once: programs that have it preloaded are forked from one process."""
-    folder = Path(tempfile.mkdtemp(prefix="cometmq-fault-"))
-    atexit.register(shutil.rmtree, folder)
-    built = folder / "syscalls.so"
-    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(built), str(SOURCE), "-ldl"]
-    subprocess.run(command, check=True)
-    return built
-
-
 class Shim:
     """The preloaded library, and the memory it shares with us."""
 
@@ -121,7 +108,7 @@ class Shim:
 
     def environ(self, store: Path, fault: Fault, mount: Path | None) -> dict[str, str]:
         return {
-            "LD_PRELOAD": str(library()),
+            "LD_PRELOAD": str(library(SOURCE)),
             "FAULT_STORE": str(store.resolve()),
             "FAULT_STATE": str(self._path),
             "FAULT_PLACE": fault.place,

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import mmap
 import os
-import shutil
 import struct
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,6 +17,7 @@ import pytest
 from family import RunningBroker, encode_batch
 from fault.points import POINTS, Points
 from old_segments import MIB, until, write_segments
+from preloaded import library
 
 from cometmq import PendingTransaction, PopConsumer, Producer
 from cometmq.protocol.commands import (
@@ -45,17 +41,6 @@ INVISIBLE_S: Final = 5.0
 LATE_S: Final = 20.0  # this machine may be busy; a day is not to be mistaken for that
 
 
-@functools.cache
-def library() -> Path:
-    """clock.c, built once: programs that have it preloaded are forked from one process."""
-    folder = Path(tempfile.mkdtemp(prefix="cometmq-clock-"))
-    atexit.register(shutil.rmtree, folder)
-    built = folder / "clock.so"
-    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(built), str(SOURCE), "-ldl"]
-    subprocess.run(command, check=True)
-    return built
-
-
 class WallClock:
     """Of the processes that have `environ`."""
 
@@ -64,7 +49,7 @@ class WallClock:
         state.write_bytes(bytes(8))
         with state.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 8)
-        self.environ = {"LD_PRELOAD": str(library()), "CLOCK_STATE": str(state)}
+        self.environ = {"LD_PRELOAD": str(library(SOURCE)), "CLOCK_STATE": str(state)}
 
     def set_ahead(self, ns: int) -> None:
         self._memory[:] = struct.pack("=q", ns)
