@@ -256,7 +256,7 @@ class RocketPair(RocketMQ):
                 return
             if time.monotonic() > deadline:
                 raise BenchError(f"rocketmq's slave is not in sync after {READY_S:g} s")
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S)  # nothing tells when
 
 
 def _home(folder: Path) -> list[str]:

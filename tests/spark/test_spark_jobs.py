@@ -701,6 +701,9 @@ def test_a_source_that_spark_does_not_wait_for(
     assert [each.message for each in caplog.records if "started again" in each.message]
     count = sum(each["topic"] == "loghub_Apache" for each in golden.listing("loghub-clean"))
     assert sum(each.numInputRows for each in query.recentProgress) == count
+    with pytest.raises(TimeoutError, match="has not ended after 1 s"):
+        finished(writer.queryName("late").trigger(processingTime="1 second").start, 1)
+    assert "late" not in [each.name for each in spark.streams.active]
 
 
 def test_compact(spark: SparkSession, broker: RunningBroker, tmp_path: Path) -> None:
