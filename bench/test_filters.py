@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,8 +194,11 @@ def processor_s(broker: Broker, name: str) -> Callable[[], float]:
     tasks = Path(f"/proc/{found.pid}/task")
 
     def read() -> float:
-        ran_ns = [int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()]
-        return sum(ran_ns) / 1e9
+        ran_ns = 0
+        for task in tasks.iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+                ran_ns += int((task / "schedstat").read_text().split()[0])
+        return ran_ns / 1e9
 
     return read
 

@@ -35,7 +35,10 @@ def wait_stopped(pid: int) -> None:
 
 
 def _state(thread: Path) -> str:
-    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+        return "T"
 
 
 def go_on(pid: int) -> None:
