@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ from cometmq.shm.os.locks import check_not_in_use
 from cometmq.shm.reading.positions import LivePositions, Positions, file_sizes
 from cometmq.shm.reading.store_reader import StoreReader
 
+LOOK_S: Final = 0.002
 _BLANK: Final = 1  # an index into _kernel.REASONS
 
 
@@ -236,6 +238,16 @@ class Served:
     def dispatched(self) -> int:
         """A physical offset: everything below has its entry."""
         return self._dispatched.value
+
+    def wait_dispatched(self, physical_offset: int, timeout_s: float) -> bool:
+        """Until everything below has its entry; False if that takes longer. What may only be read
+        has no bell: it is looked at again and again."""
+        deadline = time.monotonic() + timeout_s
+        while self.dispatched < physical_offset:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_S)
+        return True
 
 
 def log_end(store: Path) -> int:

@@ -21,10 +21,16 @@ from xdist.workermanage import WorkerController
 
 ALONE: Final = "alone"  # the unit of those that are marked so
 #: Of one worker, as if they were one file: they share what takes long to start.
-TOGETHER: Final = ("tests/spark/", "tests/replication/test_engine")
+TOGETHER: Final = (
+    ("tests/spark/test_spark_cluster", "tests/spark/test_spark_installed"),  # an environment
+    ("tests/spark/",),  # a JVM
+    ("bench/spark/",),
+    ("tests/replication/test_engine",),
+)
 #: What takes longest, in this order, as the end of a run says: it would be the end of the run.
 FIRST: Final = (
     "tests/spark/",
+    "bench/spark/",
     "tests/test_source.py",
     "tests/replication/test_engine",
     "tests/interop/",
@@ -41,8 +47,8 @@ SLOW: Final = 30  # what a test that is marked slow counts against one that is n
 
 def unit_of(nodeid: str) -> str:
     """What is handed to one worker as a whole, of those that bear company and share something."""
-    folder = next((each for each in TOGETHER if nodeid.startswith(each)), None)
-    return folder or nodeid.partition("::")[0]
+    found = next((each for each in TOGETHER if nodeid.startswith(each)), None)
+    return found[0] if found else nodeid.partition("::")[0]
 
 
 def place_of(nodeid: str) -> int:

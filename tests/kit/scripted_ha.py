@@ -177,7 +177,7 @@ class Script:
             try:
                 connection.sendall(json.dumps(wanted).encode() + b"\n")
                 line = connection.makefile().readline()
-            except ConnectionResetError:
+            except (ConnectionResetError, BrokenPipeError):
                 line = ""
         if not line:
             raise EOFError

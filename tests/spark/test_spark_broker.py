@@ -8,8 +8,10 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,11 +19,18 @@ from family import RunningBroker
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from still import stopped
 
+import cometmq.spark.catalog
 from cometmq.client import Admin
 from cometmq.shm.live.control import Counter as Counters
+from cometmq.shm.live.queue_table import QueueRange
+from cometmq.shm.reading.column_reader import Served
 from cometmq.spark import LagListener
+from cometmq.spark.catalog import LocalStore
 from cometmq.spark.listener import LagRow
+from cometmq.spark.offsets import Queue
+from cometmq.spark.options import parse
 from cometmq.spark.streams import finished
 
 pytestmark = pytest.mark.slow
@@ -258,6 +267,35 @@ def test_only_what_is_durable(spark: SparkSession, tmp_path: Path) -> None:
             assert places(batch(spark, subscribe="t", **place).collect()) == durable
             rows = batch(spark, subscribe="t", isolation="dispatched", **place).collect()
             assert places(rows) == both(0, 10)
+
+
+def test_who_reads_the_files_waits_for_the_dispatcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is acknowledged is in no queue yet: it is waited for, and read; not for ever."""
+    looks = Event()
+
+    def look(served: Served) -> int:
+        looks.set()
+        return served._dispatched.value
+
+    monkeypatch.setattr(Served, "dispatched", property(look))
+    with RunningBroker(tmp_path / "store") as broker, ThreadPoolExecutor(1) as pool:
+        broker.create_topic("t", 1)
+        told = parse({"store": str(broker.store), "subscribe": "t", "isolation": "dispatched"})
+        catalog = LocalStore(told)
+        queue = Queue(catalog.broker, "t", 0)
+        with stopped(broker.pids()["dispatcher"]):
+            broker.send("t", 0, [b"x"] * 10)
+            monkeypatch.setattr(cometmq.spark.catalog, "DISPATCH_S", 0.1)
+            assert "t" not in catalog.topics()
+            monkeypatch.setattr(cometmq.spark.catalog, "DISPATCH_S", WAIT_S)
+            looks.clear()
+            found = pool.submit(catalog.ranges, [queue])
+            assert looks.wait(WAIT_S)
+        assert found.result(WAIT_S) == {queue: QueueRange(0, 10)}
+        assert catalog.topics()["t"] == [queue]
+        catalog.close()
 
 
 # --- streams ---
