@@ -85,7 +85,7 @@ class Load:
 @pytest.mark.timeout(1_800)
 def test_commits(tmp_path: Path, full: bool, report: Report) -> None:
     groups = 10_000 if full else 48
-    seconds = 3 * SECONDS if full else 0.5
+    seconds = 3 * SECONDS if full else 0.2
     store = tmp_path / "store"
     settings = {
         "flushConsumerOffsetInterval": INTERVAL_MS if full else 200,
@@ -126,7 +126,7 @@ def test_a_commit_costs_the_same_beside_many(tmp_path: Path, full: bool, report:
             with Broker(tmp_path / str(groups)) as broker:
                 endpoint = coordinator_of(broker.name_server)
                 line = line_of(endpoint)
-                load = Load(endpoint, line, groups, SECONDS if full else 0.3, FIRST * (turn + 1))
+                load = Load(endpoint, line, groups, SECONDS if full else 0.1, FIRST * (turn + 1))
                 used[groups].append(measure(broker, load, "", None)["cmq-coordinator"])
     few, many = (statistics.median(used[groups]) for groups in counts)
     report(f"a commit beside {counts[0] * QUEUES} offsets", few, "us")

@@ -10,6 +10,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,8 @@ class Copying:
 
     def __init__(self, broker: RunningBroker, out: str, folder: Path) -> None:
         self.broker = broker
-        pipe = folder / "held"
-        os.mkfifo(pipe)
-        self._held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self._pipe = folder / "held"
+        self._held = -1
         address = broker.ready.name_server
         self.told: dict[str, Any] = {
             "source": {
@@ -113,20 +113,24 @@ class Copying:
             "sink": {"namesrv": address, "topic": out, "batchBytes": 20_000,
                      "maxInFlightBytes": 60_000},
             "checkpoint": str(folder / "checkpoint"),
-            "hold": str(pipe), "hold_after": BATCH // 4,
+            "hold": str(self._pipe), "hold_after": BATCH // 4,
         }  # fmt: skip
-
-    def __enter__(self) -> Copying:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._held)
 
     def begin(self, driver: Driver) -> None:
         driver.begin("copy", **self.told)
 
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """The next task that is in mid-write stands still there."""
+        os.mkfifo(self._pipe)
+        self._held = os.open(self._pipe, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            yield
+        finally:
+            os.close(self._held)
+
     def wait_held(self) -> int:
-        """Until a task stands still in mid-write; the pid of its executor."""
+        """Until it does; the pid of its executor."""
         assert is_readable(self._held, STEP_S), "no task has come so far"
         executor = int(os.read(self._held, 20))
         deadline = time.monotonic() + STEP_S
@@ -139,7 +143,7 @@ class Copying:
         raise AssertionError("the task has not written")
 
 
-def test_an_executor_is_killed(
+def test_an_executor_is_killed_and_then_the_driver(
     cluster: Cluster,
     driver: Driver,
     broker: RunningBroker,
@@ -147,32 +151,21 @@ def test_an_executor_is_killed(
     out: str,
     tmp_path: Path,
 ) -> None:
-    with Copying(broker, out, tmp_path) as copying:
+    """Each in mid-write: another executor does the task once more, another driver goes on from the
+    checkpoint."""
+    copying = Copying(broker, out, tmp_path)
+    with copying.holding():
         copying.begin(driver)
+        query = driver.wait_for("started")
         victim = copying.wait_held()
         assert victim in [each.pid for each in cluster.executors()]
         os.kill(victim, signal.SIGKILL)
-        driver.wait_for("done")
-    assert arrived(broker, out) == produced
-
-
-def test_the_driver_is_killed(
-    cluster: Cluster,
-    driver: Driver,
-    broker: RunningBroker,
-    produced: Counter[bytes],
-    out: str,
-    tmp_path: Path,
-) -> None:
-    """In mid-write; another one goes on from the checkpoint."""
-    with Copying(broker, out, tmp_path) as copying:
-        copying.begin(driver)
-        query = driver.wait_for("started")
-        copying.wait_held()
+    with copying.holding():
+        assert copying.wait_held() != victim
         driver.kill()
-        with cluster.driver(cores=1) as another:
-            copying.begin(another)
-            assert another.wait_for("started") == query
-            another.wait_for("done")
-            assert another.end(STEP_S) == 0
+    with cluster.driver(cores=1) as another:
+        copying.begin(another)
+        assert another.wait_for("started") == query
+        another.wait_for("done")
+        assert another.end(STEP_S) == 0
     assert arrived(broker, out) == produced
