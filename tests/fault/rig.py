@@ -134,14 +134,6 @@ def _counts(times: list[int], found: list[int]) -> dict[int, int]:
     return counts
 
 
-def is_alive(pid: int) -> bool:
-    """Neither gone nor a zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def gaps_ms(acknowledged_ns: list[int], faults_ns: list[int]) -> list[float]:
     """By fault, the longest gap between two acknowledgements from it to the next fault."""
     gaps = []

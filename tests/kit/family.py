@@ -422,20 +422,20 @@ def left_behind(mark: str = RUN) -> list[psutil.Process]:
             its = process.environ().get(MARK, "")
             if its != mark and its.partition("/")[0] != mark:
                 continue
-            if process.status() != psutil.STATUS_ZOMBIE and not forked.is_nursery(process.pid):
+            if not has_ended(process.pid, 0) and not forked.is_nursery(process.pid):
                 found.append(process)
     return found
 
 
 def of_session(session: int) -> list[psutil.Process]:
-    """Processes of a session that still live. Its number is no other's until the last has ended."""
+    """Processes of a session that still live: the first thread of one that was killed is a zombie
+    while another still holds its files. The session's number is no other's until the last has
+    ended."""
     found = []
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         with contextlib.suppress(ProcessLookupError, psutil.Error):
-            if os.getsid(pid) == session:
-                process = psutil.Process(pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+            if os.getsid(pid) == session and not has_ended(pid, 0):
+                found.append(psutil.Process(pid))
     return found
 
 
