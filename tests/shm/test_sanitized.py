@@ -19,6 +19,8 @@ from paths import ROOT, SEARCH
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+PYX = ROOT / "shm/kernel/_kernel.pyx"
+SOURCES = (".pyx", ".pxi", ".h")
 FUZZ_INPUTS = 3_000
 FLAGS = (
     "-O0", "-g1", "-w", "-shared", "-fPIC", "-fno-omit-frame-pointer",
@@ -44,25 +46,29 @@ def library(name: str) -> str:
     return found
 
 
+def built_from() -> Path | None:
+    """The C of the build, if none of the sources has changed since."""
+    made = PYX.with_suffix(".c")
+    written = max(path.stat().st_mtime for path in PYX.parent.iterdir() if path.suffix in SOURCES)
+    return made if made.exists() and made.stat().st_mtime > written else None
+
+
+def run_compiler(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMITS_S)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kernel as it stands in the sources."""
     library("libubsan.so")
     folder = tmp_path_factory.mktemp("sanitized")
-    source, made = folder / "_kernel.c", folder / "_kernel.so"
-    cython = [
-        sys.executable,
-        "-m",
-        "cython",
-        "-3",
-        str(ROOT / "shm/kernel/_kernel.pyx"),
-        "-o",
-        str(source),
-    ]
-    includes = [f"-I{ROOT / 'shm/kernel'}", f"-I{sysconfig.get_paths()['include']}"]
-    for command in (cython, ["gcc", *FLAGS, *includes, str(source), "-o", str(made)]):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMITS_S)
-        assert done.returncode == 0, done.stderr
+    source, made = built_from(), folder / "_kernel.so"
+    if source is None:
+        source = folder / "_kernel.c"
+        run_compiler(sys.executable, "-m", "cython", "-3", str(PYX), "-o", str(source))
+    includes = [f"-I{PYX.parent}", f"-I{sysconfig.get_paths()['include']}"]
+    run_compiler("gcc", *FLAGS, *includes, str(source), "-o", str(made))
     return made
 
 
