@@ -25,11 +25,10 @@ from cometmq.shm.log.recovery import (
     LogEnd,
     cut,
     recover_log,
-    without_torn_write,
     zero_behind,
 )
 from cometmq.shm.log.replica import recover_replica
-from cometmq.shm.log.torn import without_torn_record
+from cometmq.shm.log.torn import without_torn_end, without_torn_record, without_torn_write
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment, list_segments
 
@@ -88,6 +87,7 @@ def _recover(family: Family) -> tuple[LogEnd, LastRun | None]:
             check_crc=settings.check_crc_on_recover,
             last_run=family.last_run,
         )
+    without_torn = without_torn_write if family.clean else without_torn_end
     end = recover_log(
         family.store,
         segment_bytes,
@@ -95,7 +95,7 @@ def _recover(family: Family) -> tuple[LogEnd, LastRun | None]:
         check_crc=settings.check_crc_on_recover,
         cut_at_damage=settings.cut_log_at_damage,
         last_run=family.last_run,
-        without_torn=without_torn_record if settings.is_slave else without_torn_write,
+        without_torn=without_torn_record if settings.is_slave else without_torn,
     )
     return end, family.last_run if end.reason == LAST_RUN_ENDED else None
 

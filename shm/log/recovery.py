@@ -20,12 +20,10 @@ from typing import Final
 
 import msgspec
 
-from cometmq.protocol.derived import DERIVED_TOPIC, Mark, read_mark
-from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.frames import FRAME_MAX
 from cometmq.protocol.progress import Progress
 from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, RecordDamaged
+from cometmq.shm.kernel._kernel import FileMap
 from cometmq.shm.log.cutting import finish_cut
 from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.os.durable import sync_folder
@@ -51,7 +49,6 @@ FLUSH_SLACK_MS: Final = 1000  # a message beside the last that was flushed may h
 SEGMENT_MISSING: Final = "the segment is missing"
 LAST_SEGMENT_FULL: Final = "end of the last segment"
 PAGES_LOST: Final = "pages behind it were never written to the disk"
-TORN_WRITE: Final = "the derived write that begins there was not whole"
 LAST_RUN_ENDED: Final = "the killed run had come to here"
 RECORD_OVERHEAD_BYTES: Final = 128 << 10  # what a record has beside its body, at most
 
@@ -367,63 +364,6 @@ def _record_before(
         os.close(descriptor)
 
 
-def without_torn_write(store: Path, segment_bytes: int, end: LogEnd) -> LogEnd:
-    """The log's end, or where its last derived write begins, if not all of that is there.
-
-    A mark says how many records follow on it (protocol/derived.py). They lie in one segment, and
-    were published together: a power cut may have left some of them. Reads only; records which were
-    damaged later, with whole ones behind them, count as there.
-    """
-    start = (end.physical_offset - 1) // segment_bytes * segment_bytes
-    path = store / COMMITLOG_DIR / segment_name(max(0, start))
-    if start < 0 or not path.exists():
-        return end
-    with map_segment(path, segment_bytes, writable=False) as memory:
-        found = _last_mark(memory, path, start, end.physical_offset)
-        if found is None or any(each.physical_offset >= found.at for each in end.damages):
-            return end
-        record = bytes(memory[found.at - start : found.at - start + found.size])
-    try:
-        mark = read_mark(_kernel.decode(record)[0].body)
-    except (StoreDamaged, RecordDamaged) as error:
-        log.error("%s: at physical offset %d: %s", path, found.at, error)
-        return end
-    if not isinstance(mark, Mark) or mark.count <= found.behind:
-        return end
-    log.warning(
-        "a write of deriver %s at %d has %d of its %d records: it is cut, to be made again",
-        mark.deriver, found.at, found.behind, mark.count,
-    )  # fmt: skip
-    return msgspec.structs.replace(
-        end,
-        physical_offset=found.at,
-        reason=TORN_WRITE,
-        last_store_timestamp=found.timestamp_before or end.last_store_timestamp,
-        records=end.records - found.behind - 1,
-    )
-
-
-class _LastMark(msgspec.Struct, frozen=True):
-    at: int  # physical offset
-    size: int
-    behind: int  # records
-    timestamp_before: int  # store time of the record before it, 0 if that is not in the segment
-
-
-def _last_mark(memory: FileMap, path: Path, start: int, end: int) -> _LastMark | None:
-    """The last record of DERIVED_TOPIC in a segment, from `start` to the log's end."""
-    topic, last, at = DERIVED_TOPIC.encode(), None, start
-    with path.open("rb") as file:
-        while 0 <= at < end:
-            reached, found, size, behind, before = _kernel.find_last(memory, start, at, end, topic)
-            if found >= 0:
-                last = _LastMark(found, size, behind, before)
-            if reached >= end:
-                break
-            at = find_whole(memory, file.fileno(), start, reached + 1, end, 0)
-    return last
-
-
 def telling(store: Path, segment_bytes: int) -> Callable[[int], None]:
     """For `on_step`: says in the log how far it is."""
     progress = Progress("recovering the log", log.info)
@@ -446,12 +386,12 @@ def recover_log(
     check_crc: bool = True,
     cut_at_damage: bool = False,
     last_run: LastRun | None = None,
-    without_torn: Callable[[Path, int, LogEnd], LogEnd] = without_torn_write,
+    without_torn: Callable[[Path, int, LogEnd], LogEnd] = lambda _store, _bytes, end: end,
 ) -> LogEnd:
     """Bring the CommitLog to the end of its last whole record, and say so in one line.
 
     Args:
-        without_torn: what is cut at the end as well, since it is not whole.
+        without_torn: what is cut at the end as well, since it is not whole (shm/log/torn.py).
         last_run: where a killed run says that it ended. It is looked at first: nothing has to be
             searched then, and a batch that was not whole yet goes as a whole.
     """

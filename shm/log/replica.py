@@ -23,10 +23,9 @@ from cometmq.shm.log.recovery import (
     report,
     say_recovered,
     telling,
-    without_torn_write,
     zero_behind,
 )
-from cometmq.shm.log.torn import without_torn_record
+from cometmq.shm.log.torn import without_torn_record, without_torn_write
 from cometmq.shm.os.files import COMMITLOG_DIR
 from cometmq.shm.state.damage import REPLACE_IT, note_damage
 

@@ -21,6 +21,7 @@ from cometmq.shm.live.control import CONTROL_FILE, end_run
 from cometmq.shm.live.queue_table import QueueTable, queues_before
 from cometmq.shm.log.marks import remove_marks
 from cometmq.shm.log.recovery import Damage, LogEnd, find_end, recover_log
+from cometmq.shm.log.torn import without_torn_end, without_torn_write
 from cometmq.shm.os.durable import sync_all
 from cometmq.shm.os.files import ABORT_FILE, CONFIG_DIR, INDEX_DIR, Checkpoint
 from cometmq.shm.reading.ledger_log import LedgerLog
@@ -55,7 +56,10 @@ def recover_store(
         rebuild: build every ConsumeQueue from the log's beginning, whatever they look like.
     """
     clean = not (store / ABORT_FILE).exists()
-    end = recover_log(store, segment_bytes, clean=clean, cut_at_damage=cut_at_damage)
+    end = recover_log(
+        store, segment_bytes, clean=clean, cut_at_damage=cut_at_damage,
+        without_torn=without_torn_write if clean else without_torn_end,
+    )  # fmt: skip
     table, count = QueueTable.private()
     files = StoreFiles(store, segment_bytes, queue_segment_bytes)
     builder = QueueBuilder(files, table, count)

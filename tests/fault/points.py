@@ -106,6 +106,7 @@ _LEDGER = "cometmq.actors.coordination.ledger:Ledger."
 _SNAPSHOTS = "cometmq.actors.coordination.snapshots:"
 _RETIRED = "cometmq.shm.log.retired:RetiredSegments."
 _RECOVERY = "cometmq.shm.log.recovery:"
+_TORN = "cometmq.shm.log.torn:"
 _QUEUES = "cometmq.shm.derived.queue_builder:QueueBuilder."
 POINTS: Final[Mapping[str, Point]] = {
     # The life of a message: records laid down, `wrote` published, answered.
@@ -160,7 +161,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("recovery.last_run", "commitlog", _RECOVERY + "find_end_of_last_run", "start", 1),
     **_both("recovery.zero", "commitlog", _RECOVERY + "zero_behind", "start", 1),
     **_both("recovery.find", "commitlog", _RECOVERY + "find_end", "cold start", 1),
-    **_both("recovery.torn", "commitlog", _RECOVERY + "without_torn_write", "cold start", 1),
+    **_both("recovery.torn", "commitlog", _TORN + "without_torn_write", "cold start", 1),
     **_both("recovery.cut", "commitlog", _RECOVERY + "cut", "cold start", 1),
     **_both("recovery.log", "commitlog", _OPENING + "recover_log", "start", 1),
     **_both("recovery.wrote", "commitlog", _COMMITLOG + "begin_log", "start", 1),

@@ -89,7 +89,8 @@ def test_a_broker_that_answers_before_it_flushes_is_noticed(
             for _ in range(8):
                 campaign.cycle()
 
-        with pytest.raises(Violation, match="is lost with"):
+        # A message, or the topic itself, of which nothing was flushed yet.
+        with pytest.raises(Violation, match="is lost with|is gone, created"):
             cut_often()
 
 

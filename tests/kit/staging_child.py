@@ -34,7 +34,8 @@ from cometmq.protocol.names import HIDDEN_TOPICS
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import Message, QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
-from cometmq.shm.log.recovery import LogEnd, without_torn_write, zero_behind
+from cometmq.shm.log.recovery import LogEnd, zero_behind
+from cometmq.shm.log.torn import without_torn_write
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, map_segment, segment_name
 from cometmq.shm.reading.derived_log import StoredMark
 from cometmq.shm.state import staging as files

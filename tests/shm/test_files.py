@@ -14,7 +14,7 @@ import reference
 
 from cometmq.protocol.errors import StoreLocked, StoreNotOurs
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles
-from cometmq.shm.log import recovery
+from cometmq.shm.log import recovery, torn
 from cometmq.shm.os.files import (
     Checkpoint,
     check_store_folder,
@@ -192,6 +192,49 @@ def test_the_log_ends_in_front_of_pages_that_were_lost(
     again = recovery.recover_log(tmp_path, SEGMENT, clean=False)
     assert again.physical_offset == found.physical_offset
     assert not again.damages
+
+
+def write_over_a_page(store: Path, tail: int, properties: bytes) -> reference.Record:
+    """Two records, of which the second ends so many bytes behind a page's end; these are zeros, as
+    the page was never written."""
+    page = mmap.PAGESIZE
+    messages = [MESSAGE | {"body": b"first"}, MESSAGE | {"body": b"x", "properties": properties}]
+    sizes = [len(reference.encode_record(**each)) for each in messages]
+    messages[0]["body"] = b"f" * (len(b"first") + page + tail - sum(sizes))
+    *_, last = reference.write_store(store, messages, segment_size=SEGMENT, queue_segment_size=2000)
+    assert last.lies_at + last.total_size == page + tail
+    with last_segment(store).open("r+b") as segment:
+        segment.seek(page)
+        segment.write(bytes(page))
+    return last
+
+
+@pytest.mark.parametrize("tail", [1, 2, 3, 18, 60])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_record_that_lost_its_properties_with_a_page(
+    tmp_path: Path, tail: int, flushed: bool
+) -> None:
+    """The body's CRC holds. After a power cut nobody is shown half of a message; what was flushed
+    is as its sender made it."""
+    last = write_over_a_page(tmp_path, tail, b"KEYS\x01" + b"k" * 60 + b"\x02")
+    flushed_ms = last.store_timestamp + (60_000 if flushed else -60_000)
+    Checkpoint(tmp_path).store(physic_msg_timestamp=flushed_ms)
+    for _ in range(2):
+        found = recovery.recover_log(
+            tmp_path, SEGMENT, clean=False, without_torn=torn.without_torn_end
+        )
+        end = last.lies_at + last.total_size
+        assert found.physical_offset == (end if flushed else last.lies_at)
+
+
+@pytest.mark.parametrize(("tail", "is_whole"), [(1, True), (2, True), (3, False)])
+def test_a_record_without_properties_at_a_page_s_end(
+    tmp_path: Path, tail: int, is_whole: bool
+) -> None:
+    """It ends in two zeros, their size; the topic is before them."""
+    last = write_over_a_page(tmp_path, tail, b"")
+    found = recovery.recover_log(tmp_path, SEGMENT, clean=False, without_torn=torn.without_torn_end)
+    assert found.physical_offset == last.lies_at + (last.total_size if is_whole else 0)
 
 
 def test_pages_that_are_zeros_and_were_flushed_are_damage(tmp_path: Path) -> None:
