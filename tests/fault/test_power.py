@@ -90,7 +90,7 @@ def test_a_broker_that_answers_before_it_flushes_is_noticed(
                 campaign.cycle()
 
         # A message, or the topic itself, of which nothing was flushed yet.
-        with pytest.raises(Violation, match="is lost with|is gone, created"):
+        with pytest.raises(Violation, match=r"is lost with|is gone, created"):
             cut_often()
 
 
