@@ -15,6 +15,7 @@ from cometmq.shm.kernel._kernel import Columns, QueueSpans
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 from cometmq.shm.log.recovery import find_end
+from cometmq.shm.log.torn import without_torn_end
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, map_segment, segment_name
 from cometmq.shm.os.locks import check_not_in_use
 from cometmq.shm.reading.positions import LivePositions, Positions, file_sizes
@@ -253,4 +254,5 @@ class Served:
 def log_end(store: Path) -> int:
     """Where the log of a store that was not closed ends, behind its last whole record."""
     segment_bytes, _ = file_sizes(store)
-    return find_end(store, segment_bytes, clean=False).physical_offset
+    end = find_end(store, segment_bytes, clean=False)
+    return without_torn_end(store, segment_bytes, end).physical_offset
