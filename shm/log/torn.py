@@ -60,7 +60,7 @@ def without_torn_record(store: Path, segment_bytes: int, end: LogEnd) -> LogEnd:
         content, behind = message.topic.encode(), 2  # the size of no properties: zeros anyway
     if not _has_lost_page(content, reached - start - behind):
         return end
-    log.warning("the end of the record at %d never came to the disk: it is cut", last)
+    log.warning("the end of the record at %d never came to the disk: the log ends before it", last)
     records = max(0, end.records - 1)
     return msgspec.structs.replace(end, physical_offset=last, reason=PAGES_LOST, records=records)
 
