@@ -362,6 +362,7 @@ def test_a_session_that_is_moved_to_another_server(
     lease = session._lease
     assert isinstance(lease, _Ephemeral)
     lines = [engine._line, lease._line]
+    moved = 0
     for peer in world.peers * 4:
         for line in lines:
             assert engine.alive(group) == {1}
@@ -369,9 +370,12 @@ def test_a_session_that_is_moved_to_another_server(
             with socket.create_connection((peer.host, peer.client_port), 20) as other:
                 number, password = line._client.client_id
                 other.sendall(_CONNECT.pack(45, 0, 0, 10_000, number, 16, password, 0))
-                assert other.recv(_CONNECTED.size)
+                # Without an answer where the line was at the same server: that one has closed its
+                # connection, and may see the next of the line before it has answered this one.
+                moved += bool(other.recv(_CONNECTED.size))
                 assert engine.alive(group) == {1}
                 assert lease._is_ours(20)
+    assert moved, "no server has taken a session"
     assert eventually(lambda: session.holding is Holding.HELD)
 
 
