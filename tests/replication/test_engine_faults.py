@@ -162,9 +162,9 @@ def test_a_server_that_hangs_is_left_and_sessions_are_kept(
     """It has the connection, confirms what it is sent, and answers nothing. Requests are made all
     the while, as brokers do, with their limits of time."""
     with world.open(2.0) as broker:
-        assert isinstance(broker.cas(group, None, b"0"), Applied)
+        assert eventually(lambda: broker.cas(group, None, b"0") and broker.get(group))
         watch = broker.watch(group)
-        session = broker.open_session(group, 1, 10)
+        session = eventually(lambda: broker.open_session(group, 1, 10))
         # A leader of an etcd from before March 2024 that wakes up after a lease's time has it
         # revoked, although it was renewed at the next leader (etcd-io/etcd#15247).
         hang_s = session.ttl_s * (0.6 if world.kind == "etcd" else 1.2)
@@ -194,8 +194,8 @@ def test_a_server_that_hangs_is_left_and_sessions_are_kept(
 def test_when_all_servers_hang_nobody_waits_for_ever(world: World, group: str) -> None:
     """A call ends in time, and a session is in doubt; all of it comes back."""
     with world.open(1.0) as broker:
-        session = broker.open_session(group, 1, world.ttl_s)
-        version = broker.cas(group, None, b"0").version
+        session = eventually(lambda: broker.open_session(group, 1, world.ttl_s))
+        version = eventually(lambda: broker.cas(group, None, b"0") and broker.get(group)).version
         for server in range(world.servers):
             world.signal(signal.SIGSTOP, server)
         try:
@@ -265,7 +265,7 @@ def test_an_answer_that_is_lost(world: World, engine: Engine, group: str) -> Non
     before = engine.cas(group, None, b"before")
     assert isinstance(before, Applied)
     with world.open(1) as other:
-        assert other.get(group) == Stored(b"before", before.version)
+        assert eventually(lambda: other.get(group)) == Stored(b"before", before.version)
         stop_before_it_is_sent(world, other)
         try:
             began = time.monotonic()

@@ -1,0 +1,37 @@
+"""The process that starts Spark's Python workers, in a `session` on one machine.
+
+Spark has workers import pyspark from an archive, `pyspark.zip`. An archive keeps nothing that was
+compiled, so each process that imports from it compiles all it needs anew: a second of processor
+time, for every kind of worker. Next to that archive pip has put the same files, and has compiled
+them. So they are taken from there, and all else is Spark's own daemon.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+#: Where pip's pyspark has its archives, below the folder that it was installed into.
+ARCHIVES: Final = ("pyspark", "python", "lib")
+
+
+def without_archives(path: Sequence[str]) -> list[str]:
+    """Of a `sys.path`: all but archives of what is installed in a folder of the path as well."""
+    return [each for each in path if not _is_installed(Path(each), path)]
+
+
+def _is_installed(archive: Path, path: Sequence[str]) -> bool:
+    """Whether that is pyspark.zip or py4j-VERSION-src.zip, and what is in it lies unpacked too."""
+    if archive.suffix != ".zip" or archive.parts[-4:-1] != ARCHIVES:
+        return False
+    folder, package = archive.parents[len(ARCHIVES)], archive.stem.partition("-")[0]
+    return str(folder) in path and (folder / package / "__init__.py").is_file()
+
+
+if __name__ == "__main__":
+    sys.path[:] = without_archives(sys.path)
+    from pyspark.daemon import manager
+
+    manager()

@@ -1,0 +1,57 @@
+"""Where Spark's Python workers import from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cometmq.spark.daemon import without_archives
+
+
+def folder(path: Path, *packages: str) -> str:
+    for package in packages:
+        (path / package).mkdir(parents=True)
+        (path / package / "__init__.py").touch()
+    return str(path)
+
+
+def test_archives_of_what_is_installed_are_left_out(tmp_path: Path) -> None:
+    installed = folder(tmp_path / "a b", "pyspark", "py4j")
+    archives = [
+        f"{installed}/pyspark/python/lib/{each}" for each in ("pyspark.zip", "py4j-0.9-src.zip")
+    ]
+    path = ["", *archives, "/jars/some.jar", installed, "/lib/python3"]
+    assert without_archives(path) == ["", "/jars/some.jar", installed, "/lib/python3"]
+
+
+@pytest.mark.parametrize("packages", [(), ("pyspark",), ("py4j",)])
+def test_what_is_not_installed_stays(tmp_path: Path, packages: tuple[str, ...]) -> None:
+    """As where Spark is no package of pip's, or its py4j lies elsewhere."""
+    installed = folder(tmp_path, *packages)
+    archives = [f"{installed}/pyspark/python/lib/{each}-1.zip" for each in ("pyspark", "py4j")]
+    left = [each for each in archives if Path(each).stem.removesuffix("-1") not in packages]
+    assert without_archives([*archives, installed]) == [*left, installed]
+    assert without_archives(archives) == archives, "the folder is not on the path"
+    elsewhere = [installed, "/opt/spark/python/lib/pyspark.zip", f"{installed}/pyspark.zip"]
+    assert without_archives(elsewhere) == elsewhere
+
+
+def test_workers_import_what_pip_has_compiled(spark: SparkSession) -> None:
+    def paths(batches: Iterator[object]) -> Iterator[object]:
+        import py4j
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyspark
+
+        for _ in batches:
+            found = [pyspark.__file__, py4j.__file__, sys.executable]
+            yield pa.RecordBatch.from_arrays([pa.array(found)], ["path"])
+
+    rows = spark.range(0, 1, 1, 1).mapInArrow(paths, "path string").collect()
+    found = {row.path for row in rows}
+    assert sys.executable in found
+    assert len(found) == 3
+    assert not [each for each in found if ".zip" in each]
