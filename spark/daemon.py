@@ -26,8 +26,11 @@ def _is_installed(archive: Path, path: Sequence[str]) -> bool:
     """Whether that is pyspark.zip or py4j-VERSION-src.zip, and what is in it lies unpacked too."""
     if archive.suffix != ".zip" or archive.parts[-4:-1] != ARCHIVES:
         return False
-    folder, package = archive.parents[len(ARCHIVES)], archive.stem.partition("-")[0]
-    return str(folder) in path and (folder / package / "__init__.py").is_file()
+    module = Path(archive.stem.partition("-")[0], "__init__.py")
+    beside = archive.parents[len(ARCHIVES)] / module
+    # Spark follows links to its home, as an environment of linked files has them.
+    installed = (Path(each, module) for each in path)
+    return beside.is_file() and any(each.is_file() and each.samefile(beside) for each in installed)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,17 @@ def test_archives_of_what_is_installed_are_left_out(tmp_path: Path) -> None:
     assert without_archives(path) == ["", "/jars/some.jar", installed, "/lib/python3"]
 
 
+def test_linked_files_are_the_same(tmp_path: Path) -> None:
+    folder(tmp_path / "there", "pyspark", "py4j")
+    linked = folder(tmp_path / "here", "pyspark")
+    init = Path("pyspark", "__init__.py")
+    (tmp_path / "here" / init).unlink()
+    (tmp_path / "here" / init).symlink_to(tmp_path / "there" / init)
+    lib = tmp_path / "there/pyspark/python/lib"
+    archives = [str(lib / "pyspark.zip"), str(lib / "py4j.zip")]
+    assert without_archives([*archives, linked]) == [archives[1], linked]
+
+
 @pytest.mark.parametrize("packages", [(), ("pyspark",), ("py4j",)])
 def test_what_is_not_installed_stays(tmp_path: Path, packages: tuple[str, ...]) -> None:
     """As where Spark is no package of pip's, or its py4j lies elsewhere."""
