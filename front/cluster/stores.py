@@ -49,8 +49,8 @@ def supervisor_of(meta: Mapping[str, Any]) -> psutil.Process | None:
     """The broker that has written a control file; None if it is gone."""
     try:
         process = psutil.Process(meta["pid"])
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
+        if process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1:
+            return None  # with more than its first thread, it is still on its way there
         return process if process.create_time() * 1000 <= meta["started_ms"] + 1000 else None
     except psutil.NoSuchProcess:
         return None

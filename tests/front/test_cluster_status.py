@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -43,6 +44,38 @@ def gone_pid() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, pathlib, threading, time
+
+def stay():
+    while "\\tZ" not in pathlib.Path("/proc/self/status").read_text():
+        time.sleep(0.01)  # nothing tells a thread that
+    print(flush=True)
+    threading.Event().wait()
+
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_broker_is_gone_once_all_its_threads_are() -> None:
+    """Until then it has its store: the first thread of one that was killed may end before."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FIRST_THREAD_ENDS], stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            meta = {"pid": process.pid, "started_ms": int(time.time() * 1000)}
+            found = stores.supervisor_of(meta)
+        finally:
+            process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has buried it yet
+        assert stores.supervisor_of(meta) is None
+    assert found is not None
+    assert found.pid == process.pid
 
 
 # --- how a group stands ---------------------------------------------------------------------------
