@@ -33,9 +33,8 @@ def finished(start: Callable[[], StreamingQuery], wait_s: int | None = None) -> 
     """
     from pyspark.errors import StreamingQueryException
 
-    left = STARTS
+    failures = 0  # in a row
     while True:
-        left -= 1
         query = start()
         try:
             if wait_s is None:
@@ -47,7 +46,8 @@ def finished(start: Callable[[], StreamingQuery], wait_s: int | None = None) -> 
             query.stop()
             return query
         except StreamingQueryException as error:
-            if TOO_LATE not in str(error) or not left:
+            failures = 1 if query.recentProgress else failures + 1
+            if TOO_LATE not in str(error) or failures == STARTS:
                 raise
             log.warning("Spark has not waited for the process of the stream's source: this machine "
                         "is busy; the stream is started again")  # fmt: skip
