@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from packages import PACKAGE_DIR, SETUPTOOLS, link_packages
+from packages import PACKAGE_DIR, SETUPTOOLS
 from paths import ROOT
+from typed import look_at_types
 
 from cometmq.shm.kernel import _kernel, layout
 
@@ -92,13 +91,8 @@ async def wrong(broker: Broker, twin: AsyncProducer) -> None:
 
 
 def test_types(tmp_path: Path) -> None:
-    """mypy --strict over the files at the places they are imported from."""
-    link_packages(tmp_path)
-    cache = ROOT / ".mypy_cache"  # what has not changed is not looked at again
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache)]
-    command += ["-p", "cometmq", "-p", "pyspark_cometmq", "-m", "wrong_keywords"]
     (tmp_path / "wrong_keywords.py").write_text(WRONG_KEYWORDS)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = look_at_types(tmp_path, "wrong_keywords")
     assert done.returncode == 0, done.stdout + done.stderr
     checked = re.search(r"no issues found in (\d+) source files", done.stdout)
     assert checked is not None
