@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import writer_child
 from family import MARK, RUN, SMALL, RunningBroker, encode_batch, left_behind, read_queue
 from paths import KIT
 from still import stopped
+from waiting import still_there
 
 from cometmq import Broker, errors
 from cometmq.actors.launch.addresses import address_of
@@ -626,11 +627,16 @@ def start_child(store: Path, settings: dict[str, object], what: str = "") -> Any
     )  # fmt: skip
 
 
+def wait_until_gone(family: Iterable[psutil.Process]) -> None:
+    """With all that they hold: one that ends loses its mark before."""
+    assert not still_there((process.pid for process in family), WAIT_S)
+
+
 def wait_until_all_are_gone() -> None:
     deadline = time.monotonic() + WAIT_S
     while left := left_behind(CHILD_MARK):
+        wait_until_gone(left)
         assert time.monotonic() < deadline, left
-        psutil.wait_procs(left, 2)
 
 
 @pytest.mark.parametrize("whom", ["service", "service soon", "all"])
@@ -646,13 +652,15 @@ def test_the_service_is_killed(settings: dict[str, object], whom: str, store: Pa
         assert time.monotonic() < deadline
         assert child.poll() is None
         time.sleep(0.001)  # a file tells nobody that it has grown
-    victims = left_behind(CHILD_MARK) if whom == "all" else [psutil.Process(child.pid)]
+    family = left_behind(CHILD_MARK)
+    victims = family if whom == "all" else [psutil.Process(child.pid)]
     for process in victims:
         process.suspend()  # so that nobody sees another one's end
     for process in victims:
         process.kill()
     child.wait()
     child.stdout.close()
+    wait_until_gone(family)
     wait_until_all_are_gone()
     assert (store / "abort").exists()
     acked = writer_child.read_acked(store.parent / "acked")
@@ -686,12 +694,10 @@ def test_a_fork_that_outlives_the_service_keeps_no_broker(store: Path) -> None:
         if "writer_child.py" in " ".join(process.cmdline())
     ]  # fmt: skip
     assert len(fork) == 1
+    family = left_behind(CHILD_MARK)
     child.kill()
     child.wait()
-    deadline = time.monotonic() + WAIT_S
-    while {process.pid for process in left_behind(CHILD_MARK)} != {fork[0].pid}:
-        assert time.monotonic() < deadline, left_behind(CHILD_MARK)
-        time.sleep(0.05)  # nothing tells when
+    wait_until_gone(process for process in family if process != fork[0])
     with service(store) as broker:  # although the fork lives
         assert broker.appender("kill").append(b"goes on") > 0
     fork[0].kill()

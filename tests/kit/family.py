@@ -418,13 +418,25 @@ def left_behind(mark: str = RUN) -> list[psutil.Process]:
     """Processes of this test run's brokers, or those with that mark, that still live."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            its = process.environ().get(MARK, "")
+        with contextlib.suppress(psutil.Error, OSError):
+            its = mark_of(process.pid)
             if its != mark and its.partition("/")[0] != mark:
                 continue
             if not has_ended(process.pid, 0) and not forked.is_nursery(process.pid):
                 found.append(process)
     return found
+
+
+def mark_of(pid: int) -> str:
+    """By a thread that has its environment still: of a process that was killed the first one may
+    have ended before the others."""
+    name = f"{MARK}=".encode()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for each in (thread / "environ").read_bytes().split(b"\0"):
+                if each.startswith(name):
+                    return os.fsdecode(each.removeprefix(name))
+    return ""
 
 
 def of_session(session: int) -> list[psutil.Process]:

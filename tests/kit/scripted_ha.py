@@ -46,7 +46,7 @@ GROUP: Mapping[str, object] = {
     "dLegerSelfId": "n0",
     "groupEngine": "sqlite:/nowhere",  # neither is asked for: what a test follows stays as it is
     "groupSecretFile": "/nowhere",
-    "slaveTimeout": 400,
+    "slaveTimeout": 2_000,  # a busy machine may let one of our processes wait for a second
 }
 
 
