@@ -20,7 +20,8 @@ from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import BatchEncoder
 from cometmq.shm.live.control import Counter
 
-SYNC = {"brokerRole": "SYNC_MASTER", "slaveTimeout": 400}
+# A busy machine may let a slave wait for a second.
+SYNC = {"brokerRole": "SYNC_MASTER", "slaveTimeout": 1_500}
 BOTH = ["ASYNC_FLUSH", "SYNC_FLUSH"]
 
 
@@ -84,7 +85,7 @@ def test_without_one_they_are_told_at_once(broker: RunningBroker) -> None:
             "(inSyncReplicas)"
         )
         took_s.append(each_s)
-    assert min(took_s) < 0.4
+    assert min(took_s) < 1.5
     assert ask(broker, b"two", wait=False)[0] == 0
     with Producer(broker.ready.name_server) as producer:
         receipt = producer.send("t", b"three")
@@ -99,8 +100,8 @@ def test_a_slave_that_does_not_acknowledge_is_waited_for(broker: RunningBroker) 
         slave.follow(broker.counter(Counter.WROTE))
         end = broker.counter(Counter.WROTE)
         code, text, took_s = ask(broker, b"one")
-        assert (code, text) == (12, "not acknowledged by a slave within 400 ms")
-        assert took_s >= 0.4
+        assert (code, text) == (12, "not acknowledged by a slave within 1500 ms")
+        assert took_s >= 1.5
         with Producer(broker.ready.name_server) as producer:
             assert producer.send("t", b"two").status == "FLUSH_SLAVE_TIMEOUT"
         slave.follow(end + 1)
@@ -155,7 +156,7 @@ def test_groups_and_topics_go_on_without_a_slave(broker: RunningBroker) -> None:
         slave.follow(broker.counter(Counter.WROTE))
         began = time.monotonic()
         broker.create_topic("third")  # while it does not acknowledge
-        assert 0.4 <= time.monotonic() - began < 10
+        assert 1.5 <= time.monotonic() - began < 15
     entries = broker.read_queue("another", 0)
     assert entries == []
 
@@ -198,7 +199,7 @@ def test_nothing_is_acknowledged_that_the_slave_does_not_have(tmp_path: Path) ->
 
 def test_an_embedded_writer_waits_too(tmp_path: Path) -> None:
     port = free_ports()
-    settings = {"brokerRole": "SYNC_MASTER", "haListenPort": port, "slaveTimeout": 300}
+    settings = {"brokerRole": "SYNC_MASTER", "haListenPort": port, "slaveTimeout": 1_500}
     settings |= {"flushIntervalCommitLog": 50, "flushCommitLogLeastPages": 0}
     with Broker(tmp_path / "store", writer="here", settings=settings) as broker:
         appender = broker.appender("t", 0)
@@ -208,7 +209,7 @@ def test_an_embedded_writer_waits_too(tmp_path: Path) -> None:
         with ScriptedSlave(port) as slave:
             slave.report(0)
             slave.read_frame()
-            with pytest.raises(FlushSlaveTimeout, match=r"within 0\.3 s"):
+            with pytest.raises(FlushSlaveTimeout, match=r"within 1\.5 s"):
                 appender.append(b"three")
             slave.report()
             slave.follow_on()

@@ -321,7 +321,7 @@ def test_a_commit_of_stages_beside_appends(store: Path) -> None:
 
 
 def test_an_append_waits_for_the_disk(store: Path) -> None:
-    settings = {**SYNC, "syncFlushTimeout": 1000, "maxInFlightSendBytes": 400_000}
+    settings = {**SYNC, "syncFlushTimeout": 3_000, "maxInFlightSendBytes": 400_000}
     with service(store, settings) as broker:
         control = ControlFile.open(store / CONTROL_FILE, writable=False)
         flushed, wrote = control.read(Counter.FLUSHED), control.read(Counter.WROTE)

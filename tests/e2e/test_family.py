@@ -673,7 +673,7 @@ def test_what_a_killed_commitlog_process_did_not_ask_for_is_flushed(store: Path)
 
 def test_sync_flush_that_is_late(store: Path) -> None:
     """FLUSH_DISK_TIMEOUT: stored, not shown, and shown once the disk has it."""
-    settings = {"flushDiskType": "SYNC_FLUSH", "syncFlushTimeout": 300}
+    settings = {"flushDiskType": "SYNC_FLUSH", "syncFlushTimeout": 3_000}
     with RunningBroker(store, settings) as broker:
         broker.create_topic("t")
         sent = broker.send("t", 0, [b"before"])
@@ -681,9 +681,9 @@ def test_sync_flush_that_is_late(store: Path) -> None:
         flush = broker.pids()["flush"]
         stop(flush)
         began = time.monotonic()
-        with pytest.raises(FlushDiskTimeout, match="not flushed within 300 ms"):
+        with pytest.raises(FlushDiskTimeout, match="not flushed within 3000 ms"):
             broker.send("t", 0, [TOO_MUCH_TO_SYNC])
-        assert time.monotonic() - began > 0.29
+        assert time.monotonic() - began > 2.9
         assert broker.counter(Counter.FLUSHED) < broker.counter(Counter.WROTE)
         assert [m.body for m in broker.read_queue("t", 0)] == [b"before"]
         assert broker.statistics("commitlog")["waiting_for_flush"] == 0
