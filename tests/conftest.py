@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import os
 import signal
@@ -73,13 +72,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(report: Any) -> None:
     report.longrepr = f"{report.longrepr}\n{crashes.words(report.node)}"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """What thousands of tests need is not looked through for garbage again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
