@@ -46,8 +46,10 @@ def finished(start: Callable[[], StreamingQuery], wait_s: int | None = None) -> 
             query.stop()
             return query
         except StreamingQueryException as error:
+            if TOO_LATE not in str(error):
+                raise
             failures = 1 if query.recentProgress else failures + 1
-            if TOO_LATE not in str(error) or failures == STARTS:
+            if failures == STARTS:
                 raise
             log.warning("Spark has not waited for the process of the stream's source: this machine "
                         "is busy; the stream is started again")  # fmt: skip

@@ -20,6 +20,7 @@ from cometmq.protocol.errors import CometError, StoreError, StoreLocked
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase, Service
 from cometmq.shm.os.locks import check_not_in_use
+from cometmq.shm.os.processes import is_zombie
 from cometmq.shm.state.damage import noted_damage
 
 ASK_S: Final = 0.5
@@ -49,8 +50,8 @@ def supervisor_of(meta: Mapping[str, Any]) -> psutil.Process | None:
     """The broker that has written a control file; None if it is gone."""
     try:
         process = psutil.Process(meta["pid"])
-        if process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1:
-            return None  # with more than its first thread, it is still on its way there
+        if is_zombie(process.pid):
+            return None
         return process if process.create_time() * 1000 <= meta["started_ms"] + 1000 else None
     except psutil.NoSuchProcess:
         return None

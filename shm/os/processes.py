@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -63,8 +64,20 @@ def has_ended(process: str) -> bool:
         fields = _stat(pid)
     except OSError:
         return False
-    is_zombie = fields[_STATE] == "Z" and int(fields[_THREADS]) <= 1
-    return is_zombie or fields[_BEGAN] != found[3]
+    return _is_zombie(fields) or fields[_BEGAN] != found[3]
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether it has ended, with all its threads, and nobody has buried it yet."""
+    try:
+        return _is_zombie(_stat(pid))
+    except OSError:
+        return False
+
+
+def _is_zombie(fields: Sequence[str]) -> bool:
+    # The first thread of one that was killed may end before others, which hold its files still.
+    return fields[_STATE] == "Z" and int(fields[_THREADS]) <= 1
 
 
 def pids() -> list[int]:
