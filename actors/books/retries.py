@@ -10,16 +10,11 @@ from typing import Final
 import msgspec
 
 from cometmq.actors.books.delays import level_for
-from cometmq.actors.books.lean import CRC
 from cometmq.protocol.commands import GivenBack, StoreRetries
 from cometmq.protocol.names import DLQ_PREFIX, POP_RETRY_SIGNS, RETRY_PREFIX, pop_retry_topic
-from cometmq.protocol.uptime import NAME as UPTIME_NAME
 from cometmq.protocol.uptime import Uptime
 
 FIRST_LEVEL: Final = 3  # after the first attempt
-# What a copy has anew; everything else is as in the original. So a dead letter that was a retry
-# names the retry topic's queue that it came by.
-_REPLACED: Final = frozenset({b"DELAY", b"WAIT", UPTIME_NAME.encode(), CRC})
 _DOUBLINGS_MAX: Final = 62
 
 
@@ -69,37 +64,25 @@ def retry_of(
     return Retry(topic, min(FIRST_LEVEL + reconsume_times, len(levels_ms)))
 
 
-def retry_properties(
-    properties: bytes, retry: Retry, queue_id: int, topic: str, offset_msg_id: str, now: Uptime
-) -> bytes:
-    """The copy's properties, as they stand in its record.
+def retry_tail(retry: Retry, queue_id: int, now: Uptime) -> bytes:
+    """The properties that a copy has anew, as they stand in its record.
 
     Args:
-        properties: of the message that was given back.
         queue_id: of the retry topic.
-        topic, offset_msg_id: of the message; the copy keeps those of the first of all.
         now: when it begins to wait, if it does.
     """
-    pairs: dict[bytes, bytes] = {}
-    for pair in properties.split(b"\2"):
-        name, separator, value = pair.partition(b"\1")
-        if separator and name and value and name not in _REPLACED:
-            pairs[name] = value
-    pairs.setdefault(b"RETRY_TOPIC", topic.encode())
-    pairs.setdefault(b"ORIGIN_MESSAGE_ID", offset_msg_id.encode())
-    pairs[b"WAIT"] = b"false"
+    tail = b"WAIT\1false\2"
     if retry.level or retry.is_dead:
-        pairs[b"DELAY"] = b"%d" % retry.level
+        tail += b"DELAY\1%d\2" % retry.level
     if retry.level:
-        pairs[b"REAL_TOPIC"] = retry.topic.encode()
-        pairs[b"REAL_QID"] = b"%d" % queue_id
-    copy = b"".join(b"%b\1%b\2" % pair for pair in pairs.items())
-    return copy + now.as_property() if retry.level else copy
+        tail += b"REAL_TOPIC\1%b\2REAL_QID\1%d\2" % (retry.topic.encode(), queue_id)
+        tail += now.as_property()
+    return tail
 
 
-def bare_properties(properties: bytes, topic: str, bytes_max: int) -> bytes:
+def bare_properties(properties: bytes, topic: bytes, bytes_max: int) -> bytes:
     """The properties of a copy that has no room for more: as they were, and where it was sent to
     if that fits. It cannot wait, as nothing would say for what."""
-    place = b"RETRY_TOPIC\1%b\2" % topic.encode()
+    place = b"RETRY_TOPIC\1%b\2" % topic
     known = b"\2RETRY_TOPIC\1" in b"\2" + properties
     return properties if known or len(place + properties) > bytes_max else place + properties

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from cometmq.actors.books.delays import Now, delay_ms
 from cometmq.actors.runtime.deriver import Deriver
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords, properties_max
 from cometmq.actors.runtime.uptime import now_up
-from cometmq.actors.semantics.portion import Portion, SetAside
+from cometmq.actors.semantics.portion import Portion, SetAside, Targets
 from cometmq.protocol.commands import Cover, Position
 from cometmq.protocol.errors import MessageIllegal
 from cometmq.protocol.names import DELAY_TOPIC
-from cometmq.protocol.uptime import uptime_of
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchFull, Message, decode
+from cometmq.shm.kernel._kernel import (
+    DELAYS_AHEAD,
+    DELAYS_DONE,
+    DELAYS_EARLY,
+    DELAYS_NEW_QUEUE,
+    BatchFull,
+    decode,
+    fill_due,
+)
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
@@ -39,6 +45,14 @@ def now_ms() -> int:
 
 def read_clocks() -> Now:
     return Now(now_ms(), now_up())
+
+
+class _Copies(NamedTuple):
+    """Of what is due, up to a queue offset; how long what lies there waits."""
+
+    records: InnerRecords
+    after: int
+    wait_ms: int = 0
 
 
 class DelayLevel:
@@ -71,6 +85,7 @@ class DelayLevel:
         self._properties_max = properties_max(family.settings)
         self._portion = Portion(COUNT_MAX)
         self._aside = aside
+        self._targets = Targets()
         self._store = store
         self._deriver = Deriver(commitlog, f"delays.{level}", timeout_s=WRITE_TIMEOUT_S)
         # Queue offsets. RocketMQ may have come further than the log knows of: delayOffset.json.
@@ -96,46 +111,54 @@ class DelayLevel:
                 self._pass_over(offset, result.next_queue_offset)
                 return 0.0
             return None
-        records = InnerRecords(size_max=2 * self._bytes_max, properties_max=self._properties_max)
-        added: list[Message] = []
-        now = read_clocks()
-        wait_s, after = 0.0, result.next_queue_offset
-        for message in decode(result.payload):
-            properties = message.properties
-            wait_ms = self._wait_ms(message, properties, now)
-            if wait_ms > 0:
-                wait_s, after = wait_ms / 1000, message.queue_offset
-                break
-            try:
-                if self._aside.add_copy(records, message, properties):
-                    added.append(message)
-            except BatchFull:
-                after = message.queue_offset
-                break
-        if after == offset:
-            return wait_s
+        copies = self._copies(result.payload, result.next_queue_offset, read_clocks())
+        if copies.after == offset:
+            return copies.wait_ms / 1000
         try:
-            self._write(records, after)
+            self._write(copies.records, copies.after)
         except MessageIllegal as error:  # one of them is, and hinders all
-            if self._portion.refused(len(added)):
-                for each in added:
-                    self._aside.message(each, error)
-                self._write(InnerRecords(), after)
+            if self._portion.refused(copies.after - offset):
+                self._aside.message(decode(result.payload)[0], error)
+                self._write(InnerRecords(), copies.after)
             return 0.0
         self._portion.stored()
-        return wait_s
+        return copies.wait_ms / 1000
 
-    def _wait_ms(self, message: Message, properties: Mapping[str, str], now: Now) -> int:
-        """How much longer it waits. What a clock stamped that is ahead of this one, in another
-        boot, waits no longer than its delay from when it is seen here: it hides all behind it."""
-        waited = now.waited_ms(message.store_timestamp_ms, uptime_of(properties))
-        if waited < 0:
-            if message.queue_offset >= self._there[0]:
-                reach = self._store.positions.queue_range(DELAY_TOPIC, self.queue_id)
-                end = reach.max_queue_offset if reach else message.queue_offset + 1
-                self._there = max(end, message.queue_offset + 1), now.up.ms
-            waited = now.up.ms - self._there[1]
-        return self._delay_ms - waited
+    def _copies(self, payload: bytes, end: int, now: Now) -> _Copies:
+        """Of what is due among these records, which reach up to that queue offset."""
+        records = InnerRecords(size_max=2 * self._bytes_max, properties_max=self._properties_max)
+        queues: dict[bytes, int] = {}
+        clock, up_ms, at = int(now.up.clock, 16), now.up.ms, 0
+        while True:
+            reason, at, offset, detail = fill_due(
+                records.encoder, payload, at, queues, self._delay_ms, now.wall_ms, clock, up_ms
+            )
+            if reason == DELAYS_DONE:
+                return _Copies(records, end if offset < 0 else offset)
+            if reason == DELAYS_NEW_QUEUE:
+                queue = self._targets.of(detail)
+                queues[detail] = -1 if queue is None else records.queue(*queue)
+                continue
+            wait_ms = detail if reason == DELAYS_EARLY else 0
+            if reason == DELAYS_AHEAD:
+                wait_ms = self._delay_ms - self._seen_for_ms(offset, up_ms)
+            if wait_ms > 0:
+                return _Copies(records, offset, wait_ms)
+            message = decode(memoryview(payload)[at:])[0]
+            try:
+                self._aside.add_copy(records, message, message.properties)
+            except BatchFull:
+                return _Copies(records, offset)
+            at += message.size
+
+    def _seen_for_ms(self, offset: int, up_ms: int) -> int:
+        """What a clock stamped that is ahead of this one, in another boot, waits its delay from
+        when it is seen here, and no longer: it hides all behind it."""
+        if offset >= self._there[0]:
+            reach = self._store.positions.queue_range(DELAY_TOPIC, self.queue_id)
+            end = reach.max_queue_offset if reach else offset + 1
+            self._there = max(end, offset + 1), up_ms
+        return up_ms - self._there[1]
 
     def _pass_over(self, begin: int, end: int) -> None:
         log.warning("messages %d to %d of %s, queue %d, are gone: they are not delivered",

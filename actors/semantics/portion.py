@@ -16,6 +16,7 @@ from cometmq.shm.reading.store_reader import StoreReader
 log = logging.getLogger(__name__)
 
 SAID_MAX: Final = 65_536
+KNOWN_MAX: Final = 65_536
 
 
 class Portion:
@@ -39,6 +40,25 @@ class Portion:
 
     def stored(self) -> None:
         self.count = min(self._most, 2 * self.count)
+
+
+class Targets:
+    """The queues that what waits is meant for, by the keys that the kernel gives them."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[str, int] | None] = {}
+
+    def of(self, key: bytes) -> tuple[str, int] | None:
+        """Of b"topic\\x01queue id"; None: there can be no such queue."""
+        if key not in self._known:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            topic, _, queue = key.decode(errors="replace").partition("\1")
+            try:
+                self._known[key] = destination({"REAL_TOPIC": topic, "REAL_QID": queue})
+            except CometError:  # it is said of each message
+                self._known[key] = None
+        return self._known[key]
 
 
 class SetAside:

@@ -6,12 +6,12 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from cometmq.actors.books.lean import AGAIN, DELIVERED, lean
-from cometmq.actors.books.retries import bare_properties, retry_of, retry_properties
+from cometmq.actors.books.retries import Retry, bare_properties, retry_of, retry_tail
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords, properties_max
 from cometmq.actors.runtime.service import Request
@@ -33,8 +33,15 @@ from cometmq.protocol.errors import (
     OffsetIllegal,
 )
 from cometmq.protocol.names import DELAY_TOPIC, POP_RETRY_SIGNS, RETRY_PREFIX
+from cometmq.protocol.uptime import Uptime
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchFull, Message, RecordTooLarge, decode
+from cometmq.shm.kernel._kernel import (
+    BatchFull,
+    Message,
+    RecordTooLarge,
+    again_properties,
+    decode,
+)
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.store_reader import StoreReader
 
@@ -109,7 +116,10 @@ class Retries:
     def _store_all(self, command: StoreRetries) -> list[int]:
         """The code of each."""
         storing = _Storing(
-            command, [0] * len(command.messages), _Batch(self._bytes_max, self._properties_max)
+            command,
+            [0] * len(command.messages),
+            _Batch(self._bytes_max, self._properties_max),
+            stored_now(),
         )
         for index, found in self._read(command.messages):
             if isinstance(found, CometError):
@@ -133,23 +143,19 @@ class Retries:
 
     def _add(self, storing: _Storing, index: int, message: Message) -> None:
         command, batch = storing.command, storing.batch
-        entry = command.messages[index]
         times = message.reconsume_times + (command.handed_out[index] if command.handed_out else 0)
-        retry = retry_of(command, entry, times, self._levels_ms)
-        if not retry.is_dead and command.retry_queues <= 0:
+        way = self._way(storing, command.messages[index], times)
+        if way is None:
             return  # such a group drops what it could not consume
-        queue_id = 0 if retry.is_dead else random.randrange(command.retry_queues)
-        topic, raw = _sent_to(message.topic, command.group), message.raw_properties
-        properties = retry_properties(
-            raw, retry, queue_id, topic, message.offset_msg_id, stored_now()
-        )
-        most = self._properties_max
-        properties = lean(properties, AGAIN, most)
+        topic = storing.sent_to(message.topic)
+        # A dead letter that was a retry goes on naming the retry topic's queue that it came by.
+        properties = again_properties(message, topic, way.tail, way.queue[0] == DELAY_TOPIC)
+        queue, most = way.queue, self._properties_max
         if len(properties) > most:
-            retry = msgspec.structs.replace(retry, level=0)
-            properties = lean(bare_properties(raw, topic, most), DELIVERED, most)
-        at_once = retry.topic, queue_id
-        queue = (DELAY_TOPIC, retry.level - 1) if retry.level else at_once
+            properties = lean(properties, AGAIN, most)
+        if len(properties) > most:
+            bare = bare_properties(message.raw_properties, topic, most)
+            queue, properties = way.at_once, lean(bare, DELIVERED, most)
         batch.records.encoder.add_stored(
             batch.records.queue(*queue),
             message.record,
@@ -159,6 +165,21 @@ class Retries:
             prepared_offset=0,
         )
         batch.messages[index] = message
+
+    def _way(self, storing: _Storing, entry: GivenBack, times: int) -> _Way | None:
+        """Of a message that was given back so often before; None: none."""
+        command = storing.command
+        queues = command.retry_queues
+        queue_id = random.randrange(queues) if queues > 1 else 0
+        popped = entry.handle != 0
+        topic = entry.topic if popped or command.at_once else ""  # else all have the same
+        key = times, entry.delay_level, entry.after_ms, popped, topic, queue_id
+        if key not in storing.ways:
+            retry = retry_of(command, entry, times, self._levels_ms)
+            storing.ways[key] = (
+                None if queues <= 0 and not retry.is_dead else _way(retry, queue_id, storing.now)
+            )
+        return storing.ways[key]
 
     def _append(self, storing: _Storing) -> None:
         """Have the batch stored, all or none of it, and note what became of it."""
@@ -198,19 +219,14 @@ class Retries:
 
     def _read(self, entries: Sequence[GivenBack]) -> Iterator[tuple[int, Message | CometError]]:
         """Each message where it is said to lie; neighbours of a queue at once."""
-        order = sorted(
-            range(len(entries)),
-            key=lambda i: (entries[i].topic, entries[i].queue_id, entries[i].queue_offset),
-        )
+        places = [(each.topic, each.queue_id, each.queue_offset) for each in entries]
+        order = sorted(range(len(places)), key=places.__getitem__)
         at = 0
         while at < len(order):
-            first = entries[order[at]]
+            topic, queue_id, offset = places[order[at]]
+            most = min(RUN_MAX, len(order) - at)
             run = 1
-            while at + run < len(order) and run < RUN_MAX:
-                following = entries[order[at + run]]
-                here = (following.topic, following.queue_id, following.queue_offset)
-                if here != (first.topic, first.queue_id, first.queue_offset + run):
-                    break
+            while run < most and places[order[at + run]] == (topic, queue_id, offset + run):
                 run += 1
             yield from self._read_run(entries, order[at : at + run])
             at += run
@@ -253,14 +269,19 @@ def _say_never(message: Message, why: object) -> None:
               message.physical_offset, message.offset_msg_id, message.keys, why)  # fmt: skip
 
 
-def _sent_to(topic: str, group: str) -> str:
-    """Where a message was sent that lies in this topic; a retry topic of RocketMQ's POP names it,
-    its messages do not."""
-    for sign in POP_RETRY_SIGNS:
-        first = f"{RETRY_PREFIX}{group}{sign}"
-        if topic.startswith(first):
-            return topic.removeprefix(first)
-    return topic
+class _Way(NamedTuple):
+    """Of a copy: the queue that it is stored in, the one in which it comes again, and the
+    properties that it has anew."""
+
+    queue: tuple[str, int]
+    at_once: tuple[str, int]
+    tail: bytes
+
+
+def _way(retry: Retry, queue_id: int, now: Uptime) -> _Way:
+    at_once = retry.topic, 0 if retry.is_dead else queue_id
+    queue = (DELAY_TOPIC, retry.level - 1) if retry.level else at_once
+    return _Way(queue, at_once, retry_tail(retry, queue_id, now))
 
 
 class _Batch:
@@ -291,4 +312,16 @@ class _Storing(msgspec.Struct):
     command: StoreRetries
     codes: list[int]
     batch: _Batch
+    now: Uptime  # what waits of it does so since then
+    ways: dict[tuple[object, ...], _Way | None] = {}
+    topics: dict[str, bytes] = {}
     refusal: CometError | None = None  # of the log, which takes nothing for now
+
+    def sent_to(self, topic: str) -> bytes:
+        """Where a message was sent that lies in this topic; a retry topic of RocketMQ's POP names
+        it, its messages do not."""
+        if topic not in self.topics:
+            retries = [f"{RETRY_PREFIX}{self.command.group}{sign}" for sign in POP_RETRY_SIGNS]
+            prefix = next(filter(topic.startswith, retries), "")
+            self.topics[topic] = topic.removeprefix(prefix).encode()
+        return self.topics[topic]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from cometmq.actors.books.delays import destination
 from cometmq.actors.books.lean import WAITING
 from cometmq.actors.books.timers import is_recalled, recalled_key, rolled
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.uptime import now_up
-from cometmq.actors.semantics.portion import SetAside
+from cometmq.actors.semantics.portion import SetAside, Targets
 from cometmq.actors.semantics.timer_clock import TimerClock
-from cometmq.protocol.errors import CometError, MessageNotFound
+from cometmq.protocol.errors import MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.shm.kernel._kernel import (
     TIMERS_DONE,
@@ -43,7 +42,7 @@ class TimerCopies:
         self._clock = clock
         self._recalled = recalled
         self._aside = aside
-        self._targets: dict[bytes, tuple[str, int] | None] = {}
+        self._targets = Targets()
 
     def fill(
         self, wheel: TimerWheel, records: InnerRecords, now: int, most: int
@@ -59,7 +58,7 @@ class TimerCopies:
                 if reason == TIMERS_DONE:
                     return at, rolls
                 if reason == TIMERS_NEW_QUEUE:
-                    queue = self._target(detail)
+                    queue = self._targets.of(detail)
                     queues[detail] = -1 if queue is None else records.queue(*queue)
                 elif reason in (TIMERS_ROLL, TIMERS_EARLY):
                     anew = self._roll if reason == TIMERS_ROLL else self._clock.retime
@@ -111,15 +110,3 @@ class TimerCopies:
         except MessageNotFound:
             return False
         return True
-
-    def _target(self, key: bytes) -> tuple[str, int] | None:
-        """The queue that a message is meant for; None: there can be none."""
-        if key not in self._targets:
-            if len(self._targets) >= 65_536:
-                self._targets.clear()
-            topic, _, queue = key.decode(errors="replace").partition("\1")
-            try:
-                self._targets[key] = destination({"REAL_TOPIC": topic, "REAL_QID": queue})
-            except CometError:  # it is said of each
-                self._targets[key] = None
-        return self._targets[key]

@@ -22,7 +22,7 @@ from typing import Final
 from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handling
 from cometmq.client.handling.outcomes import DEAD, LATE, verdict_of
-from cometmq.client.handling.returns import Drops, Failure, Returns
+from cometmq.client.handling.returns import Drops, Failure, Outcome, Returns
 from cometmq.client.handling.stuck import tell_if_stuck
 from cometmq.client.handling.work import (
     Parcel,
@@ -345,17 +345,17 @@ class Dispatcher:
         unit = messages[0] if self._handling.batch == 1 else messages
         self._post(after_s, partial(self._go_on, track, unit, strand))
 
-    def _settled(self, failure: Failure, kept: list[Message], left: list[Message]) -> None:
+    def _settled(self, outcomes: list[Outcome]) -> None:
         """What the broker has taken back is done here; the rest is tried again."""
-        track, strand = failure.track, failure.strand
-        if kept:
+        for failure, kept, left in outcomes:
+            track, strand = failure.track, failure.strand
             track.finished.extend(kept)
-            self._wake()
-        if left:
-            self._again(AGAIN_S, track, left, strand)
-        elif strand is not None:
-            strand.resting = False
-            self.leave(strand)
+            if left:
+                self._again(AGAIN_S, track, left, strand)
+            elif strand is not None:
+                strand.resting = False
+                self.leave(strand)
+        self._wake()
 
     # --- the end ---
 

@@ -37,7 +37,15 @@ class Failure(NamedTuple):
     strand: Strand | None = None  # that waits for the outcome
 
 
-Settled = Callable[[Failure, list[Message], list[Message]], None]
+class Outcome(NamedTuple):
+    """Which of a failure's messages the broker has now, and which it has not."""
+
+    failure: Failure
+    kept: list[Message]
+    left: list[Message]
+
+
+Settled = Callable[[list[Outcome]], None]
 
 
 class Drops:
@@ -51,7 +59,7 @@ class Drops:
         self._settled = settled
 
     def put(self, failure: Failure) -> None:
-        self._settled(failure, failure.messages, [])
+        self._settled([Outcome(failure, failure.messages, [])])
 
     def wait(self, _timeout_s: float) -> bool:
         return True
@@ -64,8 +72,7 @@ class Returns:
     """Threads may share it.
 
     Args:
-        settled: told of a failure: which of its messages the broker has now, and which it has not.
-            Called in the thread.
+        settled: told what has become of failures. Called in the thread.
     """
 
     def __init__(self, member: Member, max_reconsume_times: int | None, settled: Settled) -> None:
@@ -137,14 +144,15 @@ class Returns:
         codes: list[int] = []
         for begin in range(0, len(given), ASK_COUNT):
             codes += self._ask(broker, given[begin : begin + ASK_COUNT])
-        position = 0
+        outcomes = []
+        answers = iter(codes)
         for failure in failures:
             kept: list[Message] = []
             left: list[Message] = []
             for message in failure.messages:
-                (left if codes[position] else kept).append(message)
-                position += 1
-            self._settled(failure, kept, left)
+                (left if next(answers) else kept).append(message)
+            outcomes.append(Outcome(failure, kept, left))
+        self._settled(outcomes)
 
     def _ask(self, broker: str, given: list[GivenBack]) -> list[int]:
         try:

@@ -337,6 +337,30 @@ class WaitingBatch:
     def append(self, store_timestamp: int = 0) -> int | None:
         """Physical offset of the first record; None if it does not fit."""
 
+# --- delay levels ---
+
+DELAYS_DONE: Final[int]
+DELAYS_EARLY: Final[int]
+DELAYS_NEW_QUEUE: Final[int]
+DELAYS_AHEAD: Final[int]
+DELAYS_ODD: Final[int]
+
+def fill_due(
+    encoder: InnerEncoder,
+    payload: Buffer,
+    begin: int,
+    queues: dict[bytes, int],
+    delay: int,
+    wall: int,
+    clock: int,
+    up: int,
+) -> tuple[int, int, int, Any]:
+    """(a DELAYS_ reason, the byte and the queue offset of the record that is next, ms or the key of
+    a queue). Raises RecordDamaged."""
+
+def again_properties(message: Message, topic: bytes, tail: bytes, waits: bool) -> bytes:
+    """The properties of a copy that comes again, as they stand in its record."""
+
 # --- the timer wheel ---
 
 TIMERS_DONE: Final[int]

@@ -97,6 +97,13 @@ cdef class InnerEncoder:
         record.properties_length = <int32_t>begin
         return self._add(queue, record, record.properties + end, count - end)
 
+    cdef int _add_due(self, int32_t queue, Record *record) except -1:
+        """A record as it lies in the log, for the queue that it was meant for."""
+        record.properties_length = without_crc_property(
+            record.properties, record.properties_length)
+        record.store_host_length = 0  # it is stored here
+        return self._add_delivered(queue, record)
+
     def add(self, int32_t queue, body, bytes properties=b"", *, int32_t flag=0, int32_t sys_flag=0,
             int64_t born_timestamp=0, bytes born_host=b"", bytes store_host=b"",
             int32_t reconsume_times=0, int64_t prepared_offset=0):

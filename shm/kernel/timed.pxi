@@ -27,6 +27,8 @@ cdef struct Timing:  # what properties say of a message's time; of two of a name
     const char *contradiction  # a property that does not go with a time; NULL: none
     const uint8_t *topic  # REAL_TOPIC
     Py_ssize_t topic_bytes
+    const uint8_t *queue  # REAL_QID
+    Py_ssize_t queue_bytes
 
 
 cdef inline Py_ssize_t value_bytes_of(
@@ -47,6 +49,7 @@ cdef void read_timing(const uint8_t *properties, Py_ssize_t count, Timing *found
     found.exact = found.delay = found.out = found.up = found.clock = -1
     found.recalls, found.contradiction = False, NULL
     found.topic, found.topic_bytes = NULL, 0
+    found.queue, found.queue_bytes = NULL, 0
     while at < count:
         mark = <const uint8_t *>memchr(properties + at, 2, count - at)
         end = count if mark == NULL else mark - properties
@@ -76,6 +79,8 @@ cdef inline void note_timing(
     elif entry[0] == 82:  # R
         if (size := value_bytes_of(entry, count, b"REAL_TOPIC", 10)):
             found.topic, found.topic_bytes = entry + 11, size
+        elif (size := value_bytes_of(entry, count, b"REAL_QID", 8)):
+            found.queue, found.queue_bytes = entry + 9, size
     elif entry[0] == 67:  # C
         if (size := value_bytes_of(entry, count, b"COMETMQ_UP", UPTIME_NAME_BYTES)):
             note_uptime(entry + count - size, size, found)
@@ -98,6 +103,16 @@ cdef inline void note_uptime(const uint8_t *value, Py_ssize_t count, Timing *fou
     found.up = number_of(value + UPTIME_CLOCK_DIGITS + 1, UPTIME_DIGITS)
     if found.up >= 0:
         found.clock = clock
+
+
+cdef bytes queue_key(Timing *timing):
+    """Of the queue that it is meant for: b"topic\\x01queue id"."""
+    cdef bytes key = PyBytes_FromStringAndSize(NULL, timing.topic_bytes + 1 + timing.queue_bytes)
+    cdef char *at = PyBytes_AS_STRING(key)
+    memcpy(at, timing.topic, timing.topic_bytes)
+    at[timing.topic_bytes] = 1
+    memcpy(at + timing.topic_bytes + 1, timing.queue, timing.queue_bytes)
+    return key
 
 
 cdef int64_t due_of(Timing *timing) noexcept nogil:

@@ -552,17 +552,14 @@ cdef class TimerWheel:
                     return TM_EARLY, at, self._due[at].physical_offset
                 if self.left > 0:
                     break
-            key = queue_key(&record)
+            key = queue_key(&timing)
             number = queues.get(key)
             if number is None:
                 return TM_NEW_QUEUE, at, key
             if number < 0:
                 return TM_NOWHERE, at, self._due[at].physical_offset
             try:
-                record.properties_length = without_crc_property(
-                    record.properties, record.properties_length)
-                record.store_host_length = 0  # it is stored here
-                encoder._add_delivered(number, &record)
+                encoder._add_due(number, &record)
             except BatchFull:
                 break
             except RecordTooLarge:
@@ -660,16 +657,6 @@ cdef bint may_recall(LogView log, int64_t place, int32_t size) noexcept:
         return True
     read_timing(record.properties, record.properties_length, &timing)
     return timing.recalls
-
-
-cdef bytes queue_key(Record *record):
-    cdef const uint8_t *topic = NULL
-    cdef const uint8_t *queue = NULL
-    cdef Py_ssize_t topic_bytes = 0, queue_bytes = 0
-    find_property(record.properties, record.properties_length, b"REAL_TOPIC", 10, &topic,
-                  &topic_bytes)
-    find_property(record.properties, record.properties_length, b"REAL_QID", 8, &queue, &queue_bytes)
-    return topic[:topic_bytes] + b"\x01" + queue[:queue_bytes]
 
 
 cdef bint is_recalled(Record *record, set recalled):

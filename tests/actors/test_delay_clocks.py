@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import reference
 
 from cometmq.actors.books.delays import Now
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.semantics.delays import DelayLevel
 from cometmq.actors.semantics.portion import SetAside
 from cometmq.protocol.names import DELAY_TOPIC
-from cometmq.protocol.uptime import NAME, Uptime
+from cometmq.protocol.uptime import Uptime
 from cometmq.shm.kernel._kernel import LogAppender, QueueCursor, decode
 
 NONE: Any = None
@@ -37,9 +38,17 @@ class Level:
         self.level = DelayLevel(family, NONE, store, 2, SetAside(store))
 
     def wait_ms(self, offset: int, stored_ms: int, up: Uptime | None, now: Now) -> int:
-        message: Any = SimpleNamespace(queue_offset=offset, store_timestamp_ms=stored_ms)
-        said = {} if up is None else {NAME: up.as_property()[:-1].decode().partition("\1")[2]}
-        return self.level._wait_ms(message, said, now)
+        """How long a record waits; 0: it is due."""
+        record = reference.encode_record(
+            topic=DELAY_TOPIC,
+            properties=b"REAL_TOPIC\1t\2REAL_QID\0010\2" + (up.as_property() if up else b""),
+            queue_offset=offset,
+            store_timestamp=stored_ms,
+        )
+        copies = self.level._copies(record, offset + 1, now)
+        count = copies.records.encoder.count
+        assert (copies.after - offset, copies.wait_ms > 0) == (count, count == 0)
+        return copies.wait_ms
 
 
 def test_by_a_clock_that_nobody_sets() -> None:
@@ -56,7 +65,7 @@ def test_by_a_clock_that_nobody_sets() -> None:
         now = Now(wall_ms, Uptime("0123abcd", up_ms))
         for offset, (store_time, up) in enumerate(stored):
             waits = level.wait_ms(offset, store_time, Uptime("0123abcd", up), now)
-            assert waits == up + DELAY_MS - up_ms
+            assert waits == max(0, up + DELAY_MS - up_ms)
 
 
 def test_of_another_boot_the_wall_clock_counts() -> None:
@@ -64,7 +73,7 @@ def test_of_another_boot_the_wall_clock_counts() -> None:
     now = Now(10**12, Uptime("0123abcd", 50_000))
     for up in (None, Uptime("ffffffff", 49_999), Uptime("0123abcd", 60_000)):
         assert level.wait_ms(0, 10**12 - 4_000, up, now) == 1_000
-        assert level.wait_ms(0, 10**12 - 86_400_000, up, now) < 0
+        assert level.wait_ms(0, 10**12 - 86_400_000, up, now) == 0
 
 
 def test_what_is_stored_tomorrow_waits_its_delay_from_now_on() -> None:

@@ -11,11 +11,12 @@ from typing import Any
 
 import golden
 import pytest
+import reference
 from family import RunningBroker, encode_batch
 from shared_data import data_path
 
 from cometmq.actors.books.delays import destination, level_for
-from cometmq.actors.books.retries import Retry, bare_properties, retry_of, retry_properties
+from cometmq.actors.books.retries import Retry, bare_properties, retry_of, retry_tail
 from cometmq.client import Consumer, Producer
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (
@@ -39,7 +40,7 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import NAME, Uptime
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel._kernel import Message, again_properties, decode
 from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.shm.state.fastjson import loads
 
@@ -140,27 +141,34 @@ def test_what_becomes_of_what_is_given_back() -> None:
 
 
 def test_a_copy_keeps_what_the_first_one_had() -> None:
-    first = retry_properties(b"a\1b\2DELAY\0019\2x\2\1y\2", Retry("%RETRY%g", 3), 1, "t", "ID", UP)
+    first = copied(b"a\1b\2DELAY\0019\2x\2\1y\2", b"t", Retry("%RETRY%g", 3), 1)
     pairs = dict(pair.split(b"\1") for pair in first.split(b"\2")[:-1])
     assert pairs == {
-        b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
+        b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"0" * 32, b"WAIT": b"false",
         b"DELAY": b"3", b"REAL_TOPIC": b"%RETRY%g", b"REAL_QID": b"1",
         b"COMETMQ_UP": b"0123abcd-000000005000",
     }  # fmt: skip
     first += b"__CRC32#\x010123456789\2"  # of its record
-    dead = retry_properties(first, Retry("%DLQ%g", 0, True), 0, "%RETRY%g", "OTHER", UP)
+    dead = copied(first, b"%RETRY%g", Retry("%DLQ%g", 0, True), 0, place=7)
     pairs = dict(pair.split(b"\1") for pair in dead.split(b"\2")[:-1])
     assert pairs == {
-        b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"ID", b"WAIT": b"false",
+        b"a": b"b", b"RETRY_TOPIC": b"t", b"ORIGIN_MESSAGE_ID": b"0" * 32, b"WAIT": b"false",
         b"DELAY": b"0", b"REAL_TOPIC": b"%RETRY%g", b"REAL_QID": b"1",
     }  # fmt: skip
 
 
+def copied(raw: bytes, topic: bytes, retry: Retry, queue_id: int, place: int = 0) -> bytes:
+    """The properties of a copy of a message with these."""
+    record = reference.encode_record(topic="t", properties=raw, physical_offset=place)
+    tail = retry_tail(retry, queue_id, UP)
+    return again_properties(decode(record)[0], topic, tail, retry.level > 0)
+
+
 def test_a_copy_without_room() -> None:
-    assert bare_properties(b"a\1b\2", "t", 99) == b"RETRY_TOPIC\1t\2a\1b\2"
+    assert bare_properties(b"a\1b\2", b"t", 99) == b"RETRY_TOPIC\1t\2a\1b\2"
     for raw in (b"RETRY_TOPIC\1u\2a\1b\2", b"a\1b\2RETRY_TOPIC\1u\2"):
-        assert bare_properties(raw, "t", 99) == raw
-    assert bare_properties(b"a\1b\2", "t", 17) == b"a\1b\2"
+        assert bare_properties(raw, b"t", 99) == raw
+    assert bare_properties(b"a\1b\2", b"t", 17) == b"a\1b\2"
 
 
 @pytest.mark.parametrize("levels", ["", "1", "1x", "-1s", "1s  ²s", "9999999999s", "s"])

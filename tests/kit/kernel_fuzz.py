@@ -32,6 +32,7 @@ from cometmq.shm.kernel.layout import FILTER_BLOCK_ENTRIES
 
 FILTER = _kernel.Filter(*compile_filter("TAGS = 'a' OR b > 1 OR KEYS IS NULL"))
 SEGMENT_BYTES = 65_536
+WAITS = b"REAL_TOPIC\1t\2REAL_QID\0010\2COMETMQ_UP\00100000007-000000000009\2"
 PROT_NONE = 0
 # What a caller is told of bytes that are none of ours.
 TYPED = (
@@ -73,7 +74,8 @@ def real_records(chance: random.Random) -> bytes:
         made += reference.encode_record(
             topic="t" * chance.choice([1, 127, 128, 200]),
             body=chance.randbytes(chance.choice([0, 1, 63, 64, 65, 300])),
-            properties=b"TAGS\x01a\x02KEYS\x01k\x02"[: chance.randrange(20)],
+            properties=b"TAGS\x01a\x02KEYS\x01k\x02"[: chance.randrange(20)]
+            + chance.choice([b"", b"", b"\x02" + WAITS[: chance.randrange(len(WAITS) + 1)]]),
             queue_offset=chance.choice([index] * 20 + [2**63 - 1, -1, 2**62]),
             physical_offset=len(made),
             store_timestamp=chance.choice([1] * 10 + [2**63 - 1, -(2**63)]),
@@ -438,9 +440,27 @@ def try_copy(chance: random.Random, content: bytes) -> None:
     assert not any(segment[end:]), "something stays behind it"
 
 
+def try_due(chance: random.Random, content: bytes) -> None:
+    """Of a delay level, with queues that are known, are none, or come as they are met."""
+    encoder = _kernel.InnerEncoder(size_max=chance.choice([1, 500, 1 << 20]))
+    queues: dict[bytes, int] = {}
+    view, at = CONTENT.put(content), chance.choice([0, 0, 1, len(content), -1])
+    delay = chance.choice([0, 5, 1 << 40])
+    while True:
+        reason, at, _, detail = _kernel.fill_due(
+            encoder, view, at, queues, delay, 10**12, 7, chance.choice([0, 10**9])
+        )
+        assert 0 <= at <= len(content)
+        if reason != _kernel.DELAYS_NEW_QUEUE:
+            break
+        queues[detail] = chance.choice([len(queues), -1])
+    for message in decode(content):
+        _kernel.again_properties(message, b"t", b"WAIT\1false\2", chance.random() < 0.5)
+
+
 BY_CONTENT = (
-    try_copy, try_deliver, try_columns, try_spans, try_tail, try_walk, try_index, try_put_records,
-    try_filter_block,
+    try_copy, try_due, try_deliver, try_columns, try_spans, try_tail, try_walk, try_index,
+    try_put_records, try_filter_block,
 )  # fmt: skip
 
 
