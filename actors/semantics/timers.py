@@ -48,7 +48,8 @@ from cometmq.shm.reading.store_reader import StoreReader
 log = logging.getLogger(__name__)
 
 DELIVERED_MAX: Final = 2_048  # messages of one write,
-BESIDE_MAX: Final = 512  # if anybody else has something stored meanwhile,
+BESIDE_MAX: Final = 512  # if anybody else has had something stored
+BESIDE_S: Final = 0.1  # of late,
 BESIDE_SHARE: Final = 2  # who then has so much more time than that write took
 READ_COUNT: Final = 2_048  # messages that are put into the wheel at once,
 RECALLS_MAX: Final = 2_048  # that are read at once, as well
@@ -87,6 +88,7 @@ class Timers:
         self._store = store
         self._dispatched = dispatched
         self._wrote = family.control.read(Counter.WROTE)
+        self._beside_until = 0.0  # by the monotonic clock
         self._own_end = 0  # of the log, behind what was delivered last
         self._flushed = family.control.read(Counter.FLUSHED)
         self._window_ms = window_ms(self._settings.file_reserved_time_hours)
@@ -227,7 +229,10 @@ class Timers:
             return 0.0
         if not self._take_recalls(wheel):
             return 0.0
-        began, is_alone = time.monotonic(), self._wrote.value == self._own_end
+        began = time.monotonic()
+        if self._wrote.value != self._own_end:
+            self._beside_until = began + BESIDE_S
+        is_alone = began >= self._beside_until
         records = self._records()
         most = min(self._portion.count, DELIVERED_MAX if is_alone else BESIDE_MAX)
         after, rolls = self._copies.fill(wheel, records, now, most)

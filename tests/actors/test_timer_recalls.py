@@ -152,6 +152,23 @@ def test_who_else_sends_comes_in_between(world: World, others: bool) -> None:
     assert len(world.came) == BESIDE_MAX + 1
 
 
+def test_who_sends_now_and_then_has_time_between_any_two_writes(world: World) -> None:
+    """Also where nothing of theirs came between two: they are shorter than a sender's pauses."""
+    for number in range(2 * BESIDE_MAX + 3):
+        world.send(f"m{number}", DELAY_MS)
+    world.run()
+    world.up += DELAY_MS
+    world.scheduler._wrote.value, world.scheduler._dispatched = 1, lambda: 1
+    for count in (BESIDE_MAX, 2 * BESIDE_MAX):
+        pause = None
+        while len(world.came) < count:
+            pause = world.step()
+        assert (len(world.came), bool(pause)) == (count, True)
+    world.scheduler._beside_until = 0.0  # a while later
+    assert world.step() == 0.0
+    assert len(world.came) == 2 * BESIDE_MAX + 3
+
+
 def test_one_that_no_record_of_ours_can_hold_hinders_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

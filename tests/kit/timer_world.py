@@ -88,7 +88,7 @@ class World:
             _copies=TimerCopies(store, clock, recalls.keys, self.aside), _aside=self.aside,
             _properties_max=PROPERTIES_MAX_BYTES,
             _frontier=state.frontier, seen=0, delivered=0, _wheel=self.wheel,
-            _own_end=0, _wrote=SimpleNamespace(value=0), _dispatched=lambda: 0,
+            _own_end=0, _beside_until=0.0, _wrote=SimpleNamespace(value=0), _dispatched=lambda: 0,
             _drop_over=lambda _wheel: None, _write=self.write, _read=self.read, _unsure=None,
             _portion=Portion(timers.DELIVERED_MAX),
         )  # fmt: skip
