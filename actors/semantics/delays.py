@@ -117,8 +117,10 @@ class DelayLevel:
         try:
             self._write(copies.records, copies.after)
         except MessageIllegal as error:  # one of them is, and hinders all
-            if self._portion.refused(copies.after - offset):
-                self._aside.message(decode(result.payload)[0], error)
+            tried = [m for m in decode(result.payload) if m.queue_offset < copies.after]
+            if self._portion.refused(len(tried)):
+                for each in tried:
+                    self._aside.message(each, error)
                 self._write(InnerRecords(), copies.after)
             return 0.0
         self._portion.stored()

@@ -13,6 +13,7 @@ from cometmq.actors.books.delays import Now
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.semantics.delays import DelayLevel
 from cometmq.actors.semantics.portion import SetAside
+from cometmq.protocol.errors import MessageIllegal
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import Uptime
 from cometmq.shm.kernel._kernel import LogAppender, QueueCursor, decode
@@ -107,3 +108,45 @@ def test_one_that_no_record_of_ours_can_hold_hinders_no_other(
     assert (records.encoder.count, aside.count) == (2, 1)
     assert f"message 1 of {DELAY_TOPIC}, queue 1, at physical offset " in caplog.text
     assert "is never delivered: record of" in caplog.text
+
+
+def test_one_that_the_log_refuses_is_set_aside_also_in_front_of_a_gap(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    level = Level()
+    place = b"REAL_TOPIC\1t\2REAL_QID\0010\2"
+    waiting = [
+        reference.encode_record(topic=DELAY_TOPIC, properties=place, queue_offset=offset, body=body)
+        for offset, body in ((0, b"a"), (1, b"refused"), (7, b"b"), (8, b"c"))
+    ]
+    stored: list[bytes] = []
+
+    def get_message(_topic: str, _queue: int, offset: int, most: int, **_: int) -> SimpleNamespace:
+        records = [each for each in waiting if decode(each)[0].queue_offset >= offset][:most]
+        after = decode(records[-1])[0].queue_offset + 1 if records else 9
+        if records and after == 2:
+            after = 7  # what lay between is gone
+        return SimpleNamespace(payload=b"".join(records) or None, next_queue_offset=after)
+
+    def write(records: InnerRecords, _after: object, **_: object) -> None:
+        payload = records.encoder.take()
+        if b"refused" in payload:
+            raise MessageIllegal("no log takes it")
+        stored.append(payload)
+
+    delays: Any = level.level
+    delays.offset = 0
+    delays._store.get_message = get_message
+    delays._deriver = SimpleNamespace(
+        write=write, position=lambda: SimpleNamespace(number=delays.begin)
+    )
+    seen = [0]
+    for _ in range(20):
+        if delays.deliver() is None:
+            break
+        delays.begin = seen[-1] if delays.offset is None else delays.offset
+        seen.append(delays.begin)
+    assert delays.offset == 9
+    assert [any(body in each for each in stored) for body in (b"a", b"b", b"c")] == [True] * 3
+    assert "message 1 of " in caplog.text
+    assert caplog.text.count("is never delivered") == 1
