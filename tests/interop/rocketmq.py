@@ -35,6 +35,10 @@ FETCH_TIMEOUT_S = maven.FETCH_TIMEOUT_S  # for tests that may be the first to fe
 HELPER = Path(__file__).with_name("StoreLister.java")
 RUN_TIMEOUT_S = 110  # below the limit of a test, so that the reason is seen and not only a timeout
 REFUSED = 3  # StoreLister's exit code
+# RocketMQ looks at all network interfaces before it opens anything, and cannot do that while one
+# goes: those of tests that have a network of their own do.
+INTERFACE_GONE = 'because "localHost" is null'
+STARTS_MAX = 5
 
 
 class StoreRefused(Exception):
@@ -147,13 +151,16 @@ def _run(store_dir: Path, request: dict[str, Any]) -> tuple[list[dict[str, Any]]
     """One run of StoreLister: the lines it wrote, and its summary."""
     require()
     flags = ["-Xmx512m", *jvm.SMALL]
-    done = subprocess.run(
-        STORE.java("StoreLister", compile_helper(), flags=flags),
-        input=json.dumps({**request, "storeDir": str(store_dir)}).encode(),
-        capture_output=True,
-        timeout=RUN_TIMEOUT_S,
-    )
-    logged = done.stderr.decode(errors="replace")
+    for _ in range(STARTS_MAX):
+        done = subprocess.run(
+            STORE.java("StoreLister", compile_helper(), flags=flags),
+            input=json.dumps({**request, "storeDir": str(store_dir)}).encode(),
+            capture_output=True,
+            timeout=RUN_TIMEOUT_S,
+        )
+        logged = done.stderr.decode(errors="replace")
+        if done.returncode == 0 or INTERFACE_GONE not in logged:
+            break
     if done.returncode == REFUSED:
         raise StoreRefused(logged)
     # Not splitlines(): a property may hold any of the characters that would also end a line there.
