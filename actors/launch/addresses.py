@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cometmq.actors.runtime.roles import port_of, role_of
+from cometmq.actors.launch.binding import HeldPorts
+from cometmq.actors.runtime.roles import role_of
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import BrokerEndpoints
 
@@ -27,7 +28,7 @@ class Addresses:
     Args:
         token: random, so that no other family has these addresses.
         name: what clients call the broker.
-        before: of the run before this one: everybody listens where it listened then.
+        ports: of its processes, in all of its runs.
     """
 
     def __init__(
@@ -36,26 +37,13 @@ class Addresses:
         roles: Sequence[str],
         token: str,
         name: str,
-        before: Addresses | None = None,
+        ports: HeldPorts,
     ) -> None:
         self.family = {role: address_of(token, role) for role in (*roles, "broker")}
-        self.binds = {role: self._first_bind(settings, role) for role in roles}
-        if before is not None:
-            self.binds |= {role: bind for role, bind in before.binds.items() if role in self.binds}
+        self.binds = {role: _bind(settings, ports.of(role, settings)) for role in roles}
         self._settings = settings
         self._roles = roles
         self._name = name
-
-    @staticmethod
-    def _first_bind(settings: BrokerSettings, role: str) -> str | None:
-        port = port_of(role, settings.port)
-        if port is None:
-            return None
-        return f"tcp://{bracketed(settings.bind_address)}:{port or '*'}"
-
-    def bound(self, role: str, address: str) -> None:
-        """It listens there; where it is started again, it is to listen there as well."""
-        self.binds[role] = address
 
     @property
     def name_servers(self) -> list[str]:
@@ -86,6 +74,10 @@ class Addresses:
         """The address as clients reach it: the port that was bound, at the advertised host."""
         port = (self.binds[role] or "").rpartition(":")[2]
         return f"tcp://{bracketed(self._settings.advertised_address)}:{port}"
+
+
+def _bind(settings: BrokerSettings, port: int | None) -> str | None:
+    return None if port is None else f"tcp://{bracketed(settings.bind_address)}:{port}"
 
 
 def default_name(store: Path) -> str:

@@ -21,8 +21,6 @@ _CODES: Final = (
 
 def check_ports(settings: BrokerSettings) -> None:
     """Raises ConfigError for an address or a port that the broker could not listen on."""
-    address = settings.bind_address
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for role in roles_of(settings):
         port = port_of(role, settings.port) or 0
         if port > PORT_MAX:
@@ -30,17 +28,52 @@ def check_ports(settings: BrokerSettings) -> None:
                 f"port = {settings.port}: {role} would listen on {port}, {PORT_MAX} is the last; "
                 "choose a lower one"
             )
-        with socket.socket(family) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
+        with _bound(role, port, settings) as tried:
             try:
-                tried.bind((address.strip("[]"), port))
                 tried.listen()
-            except socket.gaierror:
-                raise _why(role, port, errno.ENODEV, settings) from None
             except OSError as error:
                 raise _why(role, port, error.errno or 0, settings) from None
     if settings.ha_port is not None:
         open_port(settings).close()
+
+
+class HeldPorts:
+    """The port of each process of a broker that clients reach, held as long as the broker runs.
+
+    A socket is bound to it, and does not listen. While a process is started again nobody listens
+    there, and the system would give the port to whoever connects to something else then, who might
+    keep it for hours.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, socket.socket] = {}
+
+    def of(self, role: str, settings: BrokerSettings) -> int | None:
+        """None: clients do not reach it. Raises ConfigError."""
+        port = port_of(role, settings.port)
+        if port is None:
+            return None
+        if role not in self._sockets:
+            self._sockets[role] = _bound(role, port, settings)
+        return int(self._sockets[role].getsockname()[1])
+
+    def close(self) -> None:
+        for each in self._sockets.values():
+            each.close()
+
+
+def _bound(role: str, port: int, settings: BrokerSettings) -> socket.socket:
+    """A socket that is bound to it. Raises ConfigError."""
+    address = settings.bind_address
+    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
+        bound.bind((address.strip("[]"), port))
+    except OSError as error:
+        bound.close()
+        code = errno.ENODEV if isinstance(error, socket.gaierror) else error.errno or 0
+        raise _why(role, port, code, settings) from None
+    return bound
 
 
 def bind_error(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from cometmq.actors.launch.addresses import Addresses, address_of, default_name
-from cometmq.actors.launch.binding import bind_error
+from cometmq.actors.launch.binding import HeldPorts, bind_error
 from cometmq.actors.launch.ending import end_now, send_signal
 from cometmq.actors.launch.orderly_end import (
     KILL_TIMEOUT_S,
@@ -121,7 +121,8 @@ class BrokerActor(ServiceActor):
         self._on_ready = on_ready
         roles = roles_of(settings)
         self._table = ProcessTable(roles, hosted="" if host is None else "commitlog")
-        self._addresses = Addresses(settings, roles, token, self._name)
+        self._ports = HeldPorts()
+        self._addresses = Addresses(settings, roles, token, self._name, self._ports)
         self._telling = Telling(self.call_soon, self._registered)
         self._is_ready = False
         self._run_is_ready = False  # in a group there may be one that never is
@@ -224,9 +225,7 @@ class BrokerActor(ServiceActor):
             self._epoch, self._clean, self._last_run = order.epoch, left.clean, left.last_run
             roles = roles_of(self._settings)
             self._table.begin_run(roles)
-            self._addresses = Addresses(
-                self._settings, roles, self.token, self._name, self._addresses
-            )
+            self._addresses = Addresses(self._settings, roles, self.token, self._name, self._ports)
             self._control = create_control(
                 self._settings, self._doorbells, roles, self._name, self.token, self._epoch
             )
@@ -290,10 +289,8 @@ class BrokerActor(ServiceActor):
             case Started(role, pid):
                 self._table.started(role, pid)
                 self._on_serving(role)
-            case Ready(role, _, address):
+            case Ready(role, _):
                 self._table.serves(role)
-                if address:
-                    self._addresses.bound(role, address)
                 self._on_serving(role)
             case Broken(role, _, text, code):
                 if not self._ending_run:
@@ -471,6 +468,7 @@ class BrokerActor(ServiceActor):
         if self._host is not None:
             self._host.close()
         self._zygote.close()
+        self._ports.close()
 
     def statistics(self) -> dict[str, int | float | str]:
         found: dict[str, int | float | str] = {

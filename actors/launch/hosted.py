@@ -293,7 +293,7 @@ class Guest:
         if actor.start_error is not None:
             self._report_broken(actor.start_error)
         else:
-            self._report(Ready("commitlog", os.getpid(), actor.addresses[1]))
+            self._report(Ready("commitlog", os.getpid()))
         actor.ended.wait()
         if not actor.settled:
             actor.take_out(StoreError(f"{actor.store}: its writer has died, see the log"))

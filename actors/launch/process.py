@@ -123,8 +123,7 @@ def _serve(role: str, actor: ServiceActor, reports: int, lifeline: int) -> int:
             is_told = True
             if actor.start_error is not None:
                 return _report_broken(reports, role, actor.start_error)
-            address = actor.addresses[1] if len(actor.addresses) > 1 else ""
-            write_report(reports, Ready(role, os.getpid(), address))
+            write_report(reports, Ready(role, os.getpid()))
         if has_ended:
             break
         ready = {descriptor for descriptor, _ in poll.poll()}

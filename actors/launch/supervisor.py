@@ -25,7 +25,7 @@ from cometmq.actors.runtime.logs import set_up_logging
 from cometmq.actors.runtime.roles import doorbell_count
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import Finish
-from cometmq.protocol.errors import ConfigError, StoreError
+from cometmq.protocol.errors import CometError, ConfigError, StoreError
 from cometmq.protocol.wire.descriptors import need_in_all
 from cometmq.shm.derived.queue_check import StoreFiles
 from cometmq.shm.os.files import COMMITLOG_DIR, LOCK_FILE, check_store_folder, make_store_folders
@@ -81,7 +81,11 @@ def run_broker(
     if settings.replication_remark:
         log.warning("%s", settings.replication_remark)
     token = os.urandom(8).hex()
-    reference = BrokerActor.start(settings, zygote, doorbells, token, on_ready, host)
+    try:
+        reference = BrokerActor.start(settings, zygote, doorbells, token, on_ready, host)
+    except CometError:  # a port was taken since it was looked at
+        zygote.close()
+        raise
     actor = reference._actor_weakref()
     assert actor is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -40,11 +40,10 @@ class Started(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """A child serves; `address` is where clients reach it, empty if it has none."""
+    """A child serves."""
 
     role: str
     pid: int
-    address: str
 
 
 class Broken(msgspec.Struct, tag=True):

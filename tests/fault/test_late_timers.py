@@ -210,7 +210,7 @@ def test_a_start_reads_a_part_again(tmp_path: Path) -> None:
         def frontier() -> int:
             answer = broker.ask("commitlog", GetDerived("timers"))
             assert isinstance(answer, DerivedPosition)
-            return TimersState.unpack(answer.note).frontier
+            return TimersState.unpack(answer.note).frontier if answer.is_known else 0
 
         sent = 0
         while sent < count:
