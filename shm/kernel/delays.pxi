@@ -68,7 +68,8 @@ cdef inline int64_t waited_by(
     Record *record, Timing *timing, int64_t wall, int64_t clock, int64_t up
 ) noexcept nogil:
     """For how many ms: by the clock that nobody sets, if the record has a time of it; else by the
-    wall clock, below 0 where that has been set back since."""
+    wall clock, below 0 where that has been set back since. As `Now.waited_ms`, for which a time
+    that is a little ahead (`UP_AHEAD_MS`) is below 0."""
     if timing.up < 0 or timing.clock != clock or timing.up > up + UP_AHEAD_MS:
         return wall - max(<int64_t>0, record.store_timestamp)
     return max(<int64_t>0, up - timing.up)
