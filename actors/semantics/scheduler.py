@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 60.0  # a timer runs by another clock than what is due: that one may have been set
 
 SET_LOOK_S: Final = 1.0  # while something waits for a time of the wall clock
+TURN_S: Final = 0.001  # the loop sleeps for whole milliseconds; what is less is slept out
 
 Waiting = DelayLevel | Timers
 
@@ -167,7 +169,8 @@ class SchedulerActor(ServiceActor):
             self._timed_alarm = self.after(wait_s, self._go_on_with_timers)
             return
         timers.failures = 0
-        if wait_s == 0:
+        if wait_s is not None and wait_s < TURN_S:
+            time.sleep(wait_s)
             self.call_soon(self._go_on_with_timers)
             return
         if wait_s is not None:

@@ -23,6 +23,7 @@ from cometmq.actors.books.timers import (
 from cometmq.actors.runtime.deriver import Deriver
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords, properties_max
+from cometmq.actors.semantics.beside import ALONE_MAX, Beside
 from cometmq.actors.semantics.delays import BYTES_MAX, WRITE_TIMEOUT_S, now_ms
 from cometmq.actors.semantics.portion import Portion, SetAside
 from cometmq.actors.semantics.timer_clock import TimerClock
@@ -47,10 +48,6 @@ from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
 
-DELIVERED_MAX: Final = 2_048  # messages of one write,
-BESIDE_MAX: Final = 512  # if anybody else has had something stored
-BESIDE_S: Final = 0.1  # of late,
-BESIDE_SHARE: Final = 2  # who then has so much more time than that write took
 READ_COUNT: Final = 2_048  # messages that are put into the wheel at once,
 RECALLS_MAX: Final = 2_048  # that are read at once, as well
 READS_MAX: Final = 16  # so often before anything else is heard
@@ -88,7 +85,7 @@ class Timers:
         self._store = store
         self._dispatched = dispatched
         self._wrote = family.control.read(Counter.WROTE)
-        self._beside_until = 0.0  # by the monotonic clock
+        self._beside = Beside()
         self._own_end = 0  # of the log, behind what was delivered last
         self._flushed = family.control.read(Counter.FLUSHED)
         self._window_ms = window_ms(self._settings.file_reserved_time_hours)
@@ -98,7 +95,7 @@ class Timers:
         self._clock = TimerClock(TimersState(), store, self._records, aside)
         self._deriver = Deriver(commitlog, "timers", timeout_s=WRITE_TIMEOUT_S)
         self._number = 0  # of the last write
-        self._portion = Portion(DELIVERED_MAX)
+        self._portion = Portion(ALONE_MAX)
         self._unsure: Callable[[], None] | None = None  # what is to be done if that was stored
         self._files: TimerFiles | None = None
         self._wheel: TimerWheel | None = None
@@ -230,11 +227,10 @@ class Timers:
         if not self._take_recalls(wheel):
             return 0.0
         began = time.monotonic()
-        if self._wrote.value != self._own_end:
-            self._beside_until = began + BESIDE_S
-        is_alone = began >= self._beside_until
+        others_stored = self._wrote.value != self._own_end
+        count_max = self._beside.count(now=began, others_stored=others_stored)
         records = self._records()
-        most = min(self._portion.count, DELIVERED_MAX if is_alone else BESIDE_MAX)
+        most = min(self._portion.count, count_max)
         after, rolls = self._copies.fill(wheel, records, now, most)
         if after == wheel.next:  # by the clock that nobody sets it is some ms until then
             return max(wheel.left, 1) / 1000
@@ -249,8 +245,8 @@ class Timers:
             return 0.0
         if rolls:
             self._due_by = None  # they are read before anything that is due later
-        self._own_end, self.rests = self._wrote.value, not is_alone
-        return 0.0 if is_alone else BESIDE_SHARE * (time.monotonic() - began)
+        self._own_end, self.rests = self._wrote.value, not self._beside.is_alone(began)
+        return self._beside.rest_s(time.monotonic() - began) if self.rests else 0.0
 
     def _delivered_to(self, number: int) -> None:
         assert self._wheel is not None

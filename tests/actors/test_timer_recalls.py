@@ -14,8 +14,8 @@ import timer_world
 from timer_world import DAY_MS, World
 
 from cometmq.actors.books.timers import PASSED_MAX
+from cometmq.actors.semantics.beside import COUNT_MIN
 from cometmq.actors.semantics.timer_clock import AHEADS_MAX, MOVES_MAX
-from cometmq.actors.semantics.timers import BESIDE_MAX
 from cometmq.protocol.names import TIMER_TOPIC
 
 SEEDS: Final = (10, 12, 20_261_125)  # a message was lost by the first two
@@ -136,7 +136,7 @@ def test_a_recall_that_is_dispatched_as_its_message_comes_due(world: World) -> N
 @pytest.mark.parametrize("others", [True, False])
 def test_who_else_sends_comes_in_between(world: World, others: bool) -> None:
     """Of many that are due together less is stored at once, and others have time behind it."""
-    for number in range(BESIDE_MAX + 1):
+    for number in range(COUNT_MIN + 1):
         world.send(f"m{number}", DELAY_MS)
     world.run()
     world.up += DELAY_MS
@@ -145,28 +145,28 @@ def test_who_else_sends_comes_in_between(world: World, others: bool) -> None:
     pause = None
     while not world.came:
         pause = world.step()
-    assert len(world.came) == (BESIDE_MAX if others else BESIDE_MAX + 1)
+    assert len(world.came) == (COUNT_MIN if others else COUNT_MIN + 1)
     assert bool(pause) == world.scheduler.rests == others
     world.wait(1_000)
     assert {len(each) for each in world.came.values()} == {1}
-    assert len(world.came) == BESIDE_MAX + 1
+    assert len(world.came) == COUNT_MIN + 1
 
 
 def test_who_sends_now_and_then_has_time_between_any_two_writes(world: World) -> None:
     """Also where nothing of theirs came between two: they are shorter than a sender's pauses."""
-    for number in range(2 * BESIDE_MAX + 3):
+    for number in range(2 * COUNT_MIN + 3):
         world.send(f"m{number}", DELAY_MS)
     world.run()
     world.up += DELAY_MS
     world.scheduler._wrote.value, world.scheduler._dispatched = 1, lambda: 1
-    for count in (BESIDE_MAX, 2 * BESIDE_MAX):
+    for count in (COUNT_MIN, 2 * COUNT_MIN):
         pause = None
         while len(world.came) < count:
             pause = world.step()
         assert (len(world.came), bool(pause)) == (count, True)
-    world.scheduler._beside_until = 0.0  # a while later
+    world.scheduler._beside._until = 0.0  # a while later
     assert world.step() == 0.0
-    assert len(world.came) == 2 * BESIDE_MAX + 3
+    assert len(world.came) == 2 * COUNT_MIN + 3
 
 
 def test_one_that_no_record_of_ours_can_hold_hinders_no_other(

@@ -11,6 +11,7 @@ import pytest
 from cometmq.actors.books.timers import WINDOW_MS, Recalls, TimersState
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.semantics import timer_clock, timer_copies, timers
+from cometmq.actors.semantics.beside import ALONE_MAX, Beside
 from cometmq.actors.semantics.portion import Portion, SetAside
 from cometmq.actors.semantics.timer_clock import TimerClock
 from cometmq.actors.semantics.timer_copies import TimerCopies
@@ -88,9 +89,9 @@ class World:
             _copies=TimerCopies(store, clock, recalls.keys, self.aside), _aside=self.aside,
             _properties_max=PROPERTIES_MAX_BYTES,
             _frontier=state.frontier, seen=0, delivered=0, _wheel=self.wheel,
-            _own_end=0, _beside_until=0.0, _wrote=SimpleNamespace(value=0), _dispatched=lambda: 0,
+            _own_end=0, _beside=Beside(), _wrote=SimpleNamespace(value=0), _dispatched=lambda: 0,
             _drop_over=lambda _wheel: None, _write=self.write, _read=self.read, _unsure=None,
-            _portion=Portion(timers.DELIVERED_MAX),
+            _portion=Portion(ALONE_MAX),
         )  # fmt: skip
         known = [each.physical_offset for each in self.waiting]
         self.scheduler.seen = sum(each <= self.wheel.last_place for each in known)
