@@ -1,9 +1,11 @@
 """A million messages that wait for their time: what they cost while they wait, at a start after
-kill -9, and when they are all due at once."""
+kill -9, when they are all due at once, and how late they are when they are due over a minute."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import psutil
 import pytest
 from benchmarks import Report
 from probe_load import probe_until_told
+from shared_data import data_path
 from test_restart import start_and_kill
 
 from cometmq import Broker
@@ -25,6 +28,8 @@ ROUNDS = 5
 LOOK_S = 0.05
 PROBED_S = 10.0  # before anything is due
 WAIT_S = 600.0
+SEED = 20_261_127
+LATE_MAX_MS = 100  # of 99 in 100
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -125,6 +130,47 @@ def test_they_are_due_together(tmp_path: Path, full: bool, report: Report) -> No
             for name, share in ("p50", 50), ("p99", 99):
                 value = statistics.quantiles(found, n=100, method="inclusive")[share - 1]
                 report(f"a plain send, {what}, {name}", value * 1e6, "us")
+
+
+def test_they_are_due_over_a_minute(tmp_path: Path, full: bool, report: Report) -> None:
+    """Log lines, each with a time of its own, sent in any order: each comes once, none early. How
+    late they are stored, and come to a consumer."""
+    count, ahead_s, over_ms = (1_000_000, 40, 60_000) if full else (2_000, 3, 4_000)
+    files = sorted(data_path("loghub").glob("*.log"))
+    lines = [line for file in files for line in file.read_bytes().splitlines() if line]
+    with Broker(tmp_path / "store") as broker, broker.consumer("looks", "later") as consumer:
+        begin = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=ahead_s)
+        begin_ms = round(begin.timestamp() * 1000)
+        after_ms = [number * over_ms // count for number in range(count)]
+        random.Random(SEED).shuffle(after_ms)
+        with broker.producer(linger_ms=5) as producer:
+            for number, line in zip(range(count), itertools.cycle(lines), strict=False):
+                at = begin + timedelta(milliseconds=after_ms[number])
+                producer.send("later", line, keys=str(number), deliver_at=at)
+        assert time.time() * 1000 < begin_ms, "scheduling took too long"
+        stored_late: list[float] = []
+        came_late: list[float] = []
+        seen: set[int] = set()
+        while len(seen) < count:
+            messages = consumer.poll(16_384, timeout_s=WAIT_S)
+            assert messages, f"{len(seen)} of {count} came"
+            now_ms = time.time() * 1000
+            for message in messages:
+                number = int(message.keys)
+                assert number not in seen, f"{number} came twice"
+                assert message.body == lines[number % len(lines)]
+                seen.add(number)
+                due_ms = begin_ms + after_ms[number]
+                stored_late.append(message.store_timestamp_ms - due_ms)
+                came_late.append(now_ms - due_ms)
+            consumer.ack(messages)
+    assert min(stored_late) >= 0
+    for what, late in ("stored", stored_late), ("handed over", came_late):
+        p99 = statistics.quantiles(late, n=100, method="inclusive")[98]
+        report(f"late when {what}, p50", statistics.median(late), "ms")
+        report(f"late when {what}, p99", p99, "ms")
+        report(f"late when {what}, the latest", max(late), "ms")
+        assert not full or p99 < LATE_MAX_MS
 
 
 def _last_stored_ms(broker: Broker, count: int) -> int:
