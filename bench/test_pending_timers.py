@@ -101,7 +101,7 @@ def test_they_wait(tmp_path: Path, full: bool, report: Report) -> None:
 def test_they_are_due_together(tmp_path: Path, full: bool, report: Report) -> None:
     """Deliveries a second, by the store times of the copies; and how long a plain `send` of another
     process takes meanwhile."""
-    count, wait_s = (1_000_000, 60.0) if full else (2_000, 15.0)
+    count, wait_s = (1_000_000, 60.0) if full else (2_000, 5.0)
     here, there = SPAWN.Pipe()
     with Broker(tmp_path / "store") as broker:
         at = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=wait_s)
@@ -112,7 +112,7 @@ def test_they_are_due_together(tmp_path: Path, full: bool, report: Report) -> No
         prober.start()
         try:
             here.recv()
-            assert time.time() < due_ms / 1000 - PROBED_S, "scheduling took too long"
+            assert not full or time.time() < due_ms / 1000 - PROBED_S, "scheduling took too long"
             wait_until(lambda: scheduler(broker)["timers_delivered"] >= count)
             here.send(None)
             probes: list[tuple[float, float]] = here.recv()
@@ -120,7 +120,7 @@ def test_they_are_due_together(tmp_path: Path, full: bool, report: Report) -> No
             prober.kill()
             prober.join()
         last_ms = _last_stored_ms(broker, count)
-    took_s = (last_ms - due_ms) / 1000
+    took_s = max(last_ms - due_ms, 1) / 1000
     report("deliveries, all due together", count / took_s / 1000, "k/s")
     assert not full or count / took_s >= 100_000
     before = [took for at_s, took in probes if due_ms - PROBED_S * 1000 < at_s * 1000 < due_ms]
@@ -135,7 +135,7 @@ def test_they_are_due_together(tmp_path: Path, full: bool, report: Report) -> No
 def test_they_are_due_over_a_minute(tmp_path: Path, full: bool, report: Report) -> None:
     """Log lines, each with a time of its own, sent in any order: each comes once, none early. How
     late they are stored, and come to a consumer."""
-    count, ahead_s, over_ms = (1_000_000, 40, 60_000) if full else (2_000, 3, 4_000)
+    count, ahead_s, over_ms = (1_000_000, 40, 60_000) if full else (2_000, 2, 3_000)
     files = sorted(data_path("loghub").glob("*.log"))
     lines = [line for file in files for line in file.read_bytes().splitlines() if line]
     with Broker(tmp_path / "store") as broker, broker.consumer("looks", "later") as consumer:
@@ -147,7 +147,7 @@ def test_they_are_due_over_a_minute(tmp_path: Path, full: bool, report: Report) 
             for number, line in zip(range(count), itertools.cycle(lines), strict=False):
                 at = begin + timedelta(milliseconds=after_ms[number])
                 producer.send("later", line, keys=str(number), deliver_at=at)
-        assert time.time() * 1000 < begin_ms, "scheduling took too long"
+        assert not full or time.time() * 1000 < begin_ms, "scheduling took too long"
         stored_late: list[float] = []
         came_late: list[float] = []
         seen: set[int] = set()
