@@ -14,7 +14,7 @@ import timer_world
 from timer_world import DAY_MS, World
 
 from cometmq.actors.books.timers import PASSED_MAX
-from cometmq.actors.semantics.beside import COUNT_MIN
+from cometmq.actors.semantics.beside import COUNT_MAX, COUNT_MIN
 from cometmq.actors.semantics.timer_clock import AHEADS_MAX, MOVES_MAX
 from cometmq.protocol.names import TIMER_TOPIC
 
@@ -154,19 +154,21 @@ def test_who_else_sends_comes_in_between(world: World, others: bool) -> None:
 
 def test_who_sends_now_and_then_has_time_between_any_two_writes(world: World) -> None:
     """Also where nothing of theirs came between two: they are shorter than a sender's pauses."""
-    for number in range(2 * COUNT_MIN + 3):
+    total = 2 * COUNT_MAX + 3
+    for number in range(total):
         world.send(f"m{number}", DELAY_MS)
     world.run()
     world.up += DELAY_MS
     world.scheduler._wrote.value, world.scheduler._dispatched = 1, lambda: 1
-    for count in (COUNT_MIN, 2 * COUNT_MIN):
-        pause = None
-        while len(world.came) < count:
+    for _ in range(2):
+        before, pause = len(world.came), None
+        while len(world.came) == before:
             pause = world.step()
-        assert (len(world.came), bool(pause)) == (count, True)
+        assert COUNT_MIN <= len(world.came) - before <= COUNT_MAX
+        assert pause
     world.scheduler._beside._until = 0.0  # a while later
     assert world.step() == 0.0
-    assert len(world.came) == 2 * COUNT_MIN + 3
+    assert len(world.came) == total
 
 
 def test_one_that_no_record_of_ours_can_hold_hinders_no_other(
