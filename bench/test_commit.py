@@ -68,6 +68,7 @@ def bare(path: Path, record_bytes: int, size: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("in_flight", [1, 64])
+@pytest.mark.slow
 def test_sync_flush(in_flight: int, tmp_path: Path, full: bool, report: Report) -> None:
     """The public way; 64 in flight are 64 appends of which the last one waits for all."""
     settings = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": 1 << (30 if full else 26)}

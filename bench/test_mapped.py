@@ -103,6 +103,7 @@ def backlog(broker: Broker, full: bool) -> int:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.slow
 def test_warm_backlog(
     broker: Broker, backlog: int, full: bool, report: Report, groups: int
 ) -> None:

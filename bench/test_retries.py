@@ -22,6 +22,7 @@ GOAL = 50_000  # retries a second
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("raises", [True, False], ids=["an exception", "Retry()"])
+@pytest.mark.slow
 def test_retries(
     tmp_path: Path, full: bool, report: Report, raises: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,6 +98,7 @@ def many(broker: Broker, count: int, options: Options) -> None:
         (many, 600_000),
     ],
 )
+@pytest.mark.slow
 def test_scheduling(
     way: Callable[[Broker, int, Options], None],
     count: int,

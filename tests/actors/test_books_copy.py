@@ -363,6 +363,7 @@ contents = (
     max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(content=contents)
+@pytest.mark.slow
 def test_whatever_comes(content: bytes, tmp_path: Path) -> None:
     """It is refused, and nothing is changed; or it is laid, and a start can read it."""
     store = tmp_path / "store"

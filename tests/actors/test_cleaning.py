@@ -590,6 +590,7 @@ def test_what_a_connected_slave_needs_is_kept(tmp_path: Path) -> None:
         until(lambda: wanted in broker.log, lambda: broker.log)
 
 
+@pytest.mark.slow
 def test_a_lease_ends(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "store", FAST | {"deleteWhen": ALL_HOURS}) as broker:
         broker.create_topic("t")

@@ -327,6 +327,7 @@ def test_a_record_too_large_for_the_log_hinders_no_other(tmp_path: Path) -> None
 # --- odd states ---
 
 
+@pytest.mark.slow
 def test_without_its_file_the_log_knows_how_far_it_has_come(tmp_path: Path) -> None:
     """delayOffset.json is for RocketMQ; damaged, it keeps nobody from starting."""
     store = tmp_path / "store"
@@ -357,6 +358,7 @@ def test_levels_that_the_table_has_no_longer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.slow
 def test_a_store_of_rocketmq_goes_on(name: str, tmp_path: Path) -> None:
     """What waited is delivered as its own broker delivered it when it was started again."""
     store = golden.unpack(name, tmp_path, golden.BROKERS)

@@ -175,6 +175,7 @@ def registered(store: Path) -> dict[str, tuple[str, bool]]:
     }
 
 
+@pytest.mark.slow
 def test_members_register_it_and_it_outlives_a_kill(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with RunningBroker(store, {"flushConsumerOffsetInterval": 600_000}) as broker:

@@ -43,6 +43,7 @@ pytestmark = pytest.mark.timeout(180)
 # --- drains ---
 
 
+@pytest.mark.slow
 def test_what_is_drained_by_maps_is_what_is_wanted(tmp_path: Path) -> None:
     traffic = Traffic()
     chance = traffic.chance
@@ -170,6 +171,7 @@ def test_an_orderly_end_leaves_no_maps(tmp_path: Path) -> None:
 # --- what befalls them ---
 
 
+@pytest.mark.slow
 def test_damaged_maps_hide_nothing(tmp_path: Path) -> None:
     traffic = Traffic()
     with running(tmp_path) as broker:
@@ -203,6 +205,7 @@ def damaged(chance: random.Random, content: bytes) -> bytes:
             return bytes(len(content))  # all messages surely unwanted
 
 
+@pytest.mark.slow
 def test_maps_of_the_run_before_are_not_believed(tmp_path: Path) -> None:
     """They say of queue 0 what is true of queue 0, and are put back once the broker has begun anew;
     to see that nobody looks, all of them say that nothing is wanted."""
@@ -261,6 +264,7 @@ def test_the_dispatcher_dies_and_filters_change_under_load(tmp_path: Path) -> No
             assert sorted(found) == sorted(wanted), (traffic.seed, tags, sql, transport)
 
 
+@pytest.mark.slow
 def test_a_place_that_is_given_again_after_a_cut_is_judged_anew(tmp_path: Path) -> None:
     """In a group the log is cut behind what was confirmed: no map has told of that."""
     no, ok = {"mark": "no"}, {"mark": "ok"}

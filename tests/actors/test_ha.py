@@ -122,6 +122,7 @@ def test_a_segment_is_passed_on_with_its_blank(broker: RunningBroker) -> None:
         assert slave.copy == log_bytes(broker.store, 0, slave.end)
 
 
+@pytest.mark.slow
 def test_idle_slaves_hear_heartbeats_and_silent_ones_are_let_go(broker: RunningBroker) -> None:
     began = time.monotonic()
     with ScriptedSlave(port_of(broker)) as silent, ScriptedSlave(port_of(broker)) as slave:

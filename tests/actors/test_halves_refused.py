@@ -78,6 +78,7 @@ def test_an_end_that_is_refused_hinders_no_other(broker: RunningBroker) -> None:
     assert committed(broker) == [FULL, LAST]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_copied_is_asked_for_where_it_is(broker: RunningBroker) -> None:
     """And the others as ever; a word that cannot be carried out is asked for again."""
     asked: Counter[str] = Counter()

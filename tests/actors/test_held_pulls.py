@@ -240,6 +240,7 @@ def result_of(channel: Channel, pending: Pending) -> PullResult:
     return answer
 
 
+@pytest.mark.slow
 def test_of_many_held_pulls_those_are_answered_whose_queue_gets_something(tmp_path: Path) -> None:
     """Queues that exist already, and queues that do not yet."""
     with RunningBroker(tmp_path / "store") as broker:

@@ -223,6 +223,7 @@ def test_the_cleaner_is_told_by_a_coordinator_that_starts(tmp_path: Path) -> Non
         assert all_of_them.told()[-1] == {"a": 5}
 
 
+@pytest.mark.slow
 def test_a_hold_that_is_not_in_the_log_yet_is_told_to_nobody(tmp_path: Path) -> None:
     """And a dropped one is still held. Who is told that nothing is known may find it kept later:
     then the cleaner has it, too, without being asked."""

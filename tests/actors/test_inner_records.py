@@ -74,6 +74,7 @@ def groups(records: list[reference.Record]) -> Iterator[list[reference.Record]]:
 
 
 @pytest.mark.parametrize("name", BROKERS)
+@pytest.mark.slow
 def test_the_bytes_are_those_of_rocketmq(name: str, tmp_path: Path) -> None:
     records = laid_down(unpack(name, tmp_path / "theirs"))
     assert records

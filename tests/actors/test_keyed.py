@@ -217,6 +217,7 @@ def test_a_repeat_is_found_by_its_keys(broker: Served, topic: str) -> None:
 
 
 @pytest.mark.parametrize("index_entries", [64, 1_000])
+@pytest.mark.slow
 def test_against_a_set(tmp_path: Path, index_entries: int) -> None:
     """Random keys, by producers with dedup and without, through many index files, segments and
     restarts: exactly what a set of keys says."""
@@ -266,6 +267,7 @@ def answered(broker: Served, batch: bytes, count: int) -> SectionResult:
     return result
 
 
+@pytest.mark.slow
 def test_what_a_service_appends(tmp_path: Path) -> None:
     """Its own threads append beside the actor, which sees what they have laid down."""
     with Broker(tmp_path / "store", writer="here", profile="test") as broker:

@@ -154,6 +154,7 @@ def test_a_refusal_comes_by_the_line(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
+@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_acknowledged(broker: Broker, linger_ms: float) -> None:
     acknowledged = []
     with broker.producer(transport="local", linger_ms=linger_ms, timeout_s=WAIT_S) as producer:
@@ -209,6 +210,7 @@ def test_a_client_that_does_not_read_is_hung_up_on(broker: Broker) -> None:
         b"\1" + b"x" * 65_536,
     ],
 )
+@pytest.mark.slow
 def test_rubbish_ends_the_line_and_nothing_else(broker: Broker, packet: bytes) -> None:
     with line_to(broker) as line:
         line.send(packet)

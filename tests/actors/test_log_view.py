@@ -57,6 +57,7 @@ def expected_end(built: Built, offset: int, end: int, bytes_max: int) -> int:
 
 
 @given(WRITES, st.integers(0, 3))
+@pytest.mark.slow
 def test_any_log_as_a_walk_finds_it(writes: list[Write], first: int) -> None:
     built = build(writes, SEGMENT, begin=first * SEGMENT)
     with viewed(built) as view:

@@ -53,6 +53,7 @@ def sizes(messages: list[Any]) -> list[int]:
 BOTH = sorted(map(len, (LARGE, SMALL)))
 
 
+@pytest.mark.slow
 def test_what_waits_comes_when_it_is_due(tmp_path: Path) -> None:
     """It stopped its delay level, and all timers, for ever."""
     with running(tmp_path / "store", LEVELS) as (_, names), Producer(names) as producer:
@@ -116,6 +117,7 @@ def test_a_half_is_committed_and_no_larger_one_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["clean", "killed", "scanned"])
+@pytest.mark.slow
 def test_recovery_loses_none(end: str, tmp_path: Path) -> None:
     """Neither is the log cut at such a record, nor is it damage; the counters of a killed run are
     believed, behind a large record as well."""

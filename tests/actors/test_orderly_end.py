@@ -165,6 +165,7 @@ def test_a_child_that_is_killed_while_it_ends(
     end_each_in_order(slow, roles, end)
 
 
+@pytest.mark.slow
 def test_two_are_killed_while_a_third_ends(slow: Slow, running: RunningBroker) -> None:
     sent = fill(running)
     slow.set("settle-commitlog", 60)

@@ -778,6 +778,7 @@ def rss_bytes() -> int:
 
 
 @pytest.mark.parametrize("size", [None, 1_000, MIB])
+@pytest.mark.slow
 def test_a_full_queue_refuses_and_does_not_grow(three: Group, size: int | None) -> None:
     sender, taker, _ = three.replicas
     three.tell(sender, "n1", beat(0))
@@ -808,6 +809,7 @@ def test_a_full_queue_refuses_and_does_not_grow(three: Group, size: int | None) 
     assert set(heard) <= set(taken)
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_stopped_costs_bounded_memory_and_its_connection(group: Group) -> None:
     """The system sees to the latter; once it goes on it is spoken to again."""
     sender = group.add("n0")

@@ -60,6 +60,7 @@ def test_both_epochs_are_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.slow
 def test_any_order_of_opening_losing_and_sending(seed: int) -> None:
     """Processes of one name open it, the broker loses what it knows or goes back to before, its
     clock steps. At any time one may send at most, none that is fenced by what the broker knows; and

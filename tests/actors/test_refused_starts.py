@@ -163,6 +163,7 @@ def refusal_of(store: Path, settings: Settings) -> str:
 
 
 @pytest.mark.parametrize("behind", range(4))
+@pytest.mark.slow
 def test_a_taken_port(behind: int, store: Path) -> None:
     base = free_ports(5)
     before = tree_of(store)

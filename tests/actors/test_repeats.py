@@ -154,6 +154,7 @@ def test_while_the_dispatcher_stands_still(broker: RunningBroker, topic: str) ->
     assert sender.bodies() == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_a_dispatcher_that_does_not_come_back(broker: RunningBroker, topic: str) -> None:
     """The producer is told to come again, before it asks itself whether anybody is there."""
     sender = Sender(broker, topic)

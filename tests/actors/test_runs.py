@@ -90,6 +90,7 @@ def pull(replica: Replica, queue_offset: int) -> PullResult:
 # --- roles ---
 
 
+@pytest.mark.slow
 def test_a_follower_serves_what_is_confirmed_and_a_master_goes_on(
     tmp_path: Path, flush: str
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_follower_serves_what_is_confirmed_and_a_master_goes_on(
         replica.assert_stored(sent)
 
 
+@pytest.mark.slow
 def test_a_producer_sends_through_changes_of_runs(replica: Replica) -> None:
     """Every message that was acknowledged is there once and in order; unanswered ones may be."""
     over, failures, sent = threading.Event(), [], []
@@ -191,6 +193,7 @@ def test_a_service_that_appends_by_itself_is_no_replica(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rolled", [False, True])
+@pytest.mark.slow
 def test_what_is_cut_was_never_there(replica: Replica, rolled: bool) -> None:
     """Its places, in the log and in its queues, are others' then."""
     sent = replica.send("t", 0, [b"kept"])
@@ -236,6 +239,7 @@ def test_counters_of_a_run_that_had_hardly_begun() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.slow
 def test_a_process_is_killed_as_runs_change(replica: Replica, when: str) -> None:
     """Each of them in a change of its own."""
     sent = replica.send("t", 0, [b"one", b"two"])
@@ -254,6 +258,7 @@ def test_a_process_is_killed_as_runs_change(replica: Replica, when: str) -> None
         replica.assert_stored(sent)
 
 
+@pytest.mark.slow
 def test_without_its_ha_process_it_follows(replica: Replica) -> None:
     sent = replica.send("t", 0, [b"one"])
     before = replica.pids()
@@ -269,6 +274,7 @@ def test_without_its_ha_process_it_follows(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("role", ["ha", "namesrv"])
+@pytest.mark.slow
 def test_what_outlives_runs_is_killed_while_one_ends(replica: Replica, role: str) -> None:
     sent = replica.send("t", 0, [b"one"])
     old = replica.pids()[role]
@@ -287,6 +293,7 @@ def suppress_lost(replica: Replica, epoch: int) -> None:
         Script(replica.token).ask({"order": {"epoch": epoch}})
 
 
+@pytest.mark.slow
 def test_it_ends_in_order_in_the_middle_of_a_change(tmp_path: Path) -> None:
     with Replica(tmp_path / "store") as replica:
         replica.run(1)
@@ -301,6 +308,7 @@ def test_it_ends_in_order_in_the_middle_of_a_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["end_run", "cut_log", "create_control"])
+@pytest.mark.slow
 def test_the_supervisor_is_killed_as_it_cuts(tmp_path: Path, step: str) -> None:
     """The next one begins with the log as it is; whoever wanted it cut wants it again."""
     flag = tmp_path / "flag"
@@ -331,6 +339,7 @@ def test_the_supervisor_is_killed_as_it_cuts(tmp_path: Path, step: str) -> None:
 # --- what is confirmed ---
 
 
+@pytest.mark.slow
 def test_nothing_is_readable_that_is_not_confirmed(replica: Replica) -> None:
     """Not pulled, not mapped, not by its place, not by its key."""
     replica.send("t", 0, [b"one"], keys="k1")
@@ -360,6 +369,7 @@ def test_nothing_is_readable_that_is_not_confirmed(replica: Replica) -> None:
     assert [m.body for m in replica.read_queue("t", 0, 2)] == [b"one", b"two"]
 
 
+@pytest.mark.slow
 def test_a_master_serves_once_all_that_it_had_is_confirmed(replica: Replica) -> None:
     sent = replica.send("t", 0, [b"one"])
     confirmed = replica.counter(Counter.WROTE)
@@ -427,6 +437,7 @@ def test_nothing_is_popped_by_a_master_that_is_not_certain(replica: Replica) -> 
         assert [m.body for m in consumer.poll(1, timeout_s=30)] == [b"one"]
 
 
+@pytest.mark.slow
 def test_no_member_is_told_that_it_owns_queues_by_a_master_that_is_not_certain(
     tmp_path: Path,
 ) -> None:
@@ -505,6 +516,7 @@ def test_derived_writes_go_on_when_there_are_enough_again(replica: Replica) -> N
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_change_that_the_group_does_not_confirm_is_not_told(replica: Replica) -> None:
     """It may be cut; and is made once there is confirmation."""
     replica.tell(confirm=replica.counter(Counter.WROTE))
@@ -521,6 +533,7 @@ def test_a_change_that_the_group_does_not_confirm_is_not_told(replica: Replica) 
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_an_end_of_a_transaction_that_the_group_does_not_confirm_is_not_told(
     replica: Replica,
 ) -> None:
@@ -545,6 +558,7 @@ def test_an_end_of_a_transaction_that_the_group_does_not_confirm_is_not_told(
 # --- clients ---
 
 
+@pytest.mark.slow
 def test_clients_follow_the_master_from_one_replica_to_another(
     tmp_path: Path, replica: Replica
 ) -> None:

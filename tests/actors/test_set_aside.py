@@ -53,6 +53,7 @@ def set_aside(broker: RunningBroker) -> int:
 
 
 @pytest.mark.parametrize("due", ["later", "overdue"])
+@pytest.mark.slow
 def test_what_no_record_can_be_hinders_no_other(due: str, tmp_path: Path) -> None:
     """The first and another in the middle; overdue: when the timers are read."""
     store, records = tmp_path / "store", InnerRecords()
@@ -125,6 +126,7 @@ def test_the_scheduler_is_killed_around_its_writes(point: str, nth: int, tmp_pat
             check(broker, once=False)
 
 
+@pytest.mark.slow
 def test_a_copy_goes_without_what_nobody_needs_where_there_is_no_room(tmp_path: Path) -> None:
     """Beside its own properties it has none for the checksum that records have by now."""
     store, records = tmp_path / "store", InnerRecords()
@@ -156,6 +158,7 @@ def test_what_a_copy_goes_without() -> None:
     assert lean(own, DELIVERED, 1) == b"a\1b\2WAITS\1c\2"
 
 
+@pytest.mark.slow
 def test_what_is_damaged_while_it_waits_is_not_delivered(tmp_path: Path) -> None:
     """Its copy would be whole, with a checksum of its own."""
     store = tmp_path / "store"
@@ -192,6 +195,7 @@ def store_those(world: World, case: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("dies", ["", "before", "after"])
 @pytest.mark.parametrize("case", ["due", "overdue", "moved"])
+@pytest.mark.slow
 def test_timers_go_on(
     case: str,
     dies: str,

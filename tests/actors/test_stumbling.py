@@ -54,6 +54,7 @@ def test_delays_and_timers_outlive_what_nobody_foresaw(
         assert len(broker.read_queue("later", 0, 4)) == 4
 
 
+@pytest.mark.slow
 def test_transactions_outlive_what_nobody_foresaw(broker: RunningBroker, stumbles: Path) -> None:
     """The reading of those that are pending, at the first end, and each look at them."""
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()

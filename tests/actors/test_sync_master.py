@@ -94,6 +94,7 @@ def test_without_one_they_are_told_at_once(broker: RunningBroker) -> None:
     assert len(broker.read_queue("t", 0, 2)) >= 2  # stored and shown all the same
 
 
+@pytest.mark.slow
 def test_a_slave_that_does_not_acknowledge_is_waited_for(broker: RunningBroker) -> None:
     with ScriptedSlave(int(broker.settings["haListenPort"])) as slave:
         slave.report(0)
@@ -134,6 +135,7 @@ def batch(body: bytes, count: int) -> tuple[SendMessages, list[bytes]]:
     return SendMessages([Section("t", 0, count)], born_timestamp_ms=1), [encoder.take()]
 
 
+@pytest.mark.slow
 def test_two_slaves_are_waited_for_where_two_are_wanted(tmp_path: Path) -> None:
     with master(tmp_path / "store", inSyncReplicas=3, slaveTimeout=20_000) as broker:
         broker.create_topic("t")
@@ -148,6 +150,7 @@ def test_two_slaves_are_waited_for_where_two_are_wanted(tmp_path: Path) -> None:
             assert broker.counter(Counter.REPLICATED) <= two.acknowledged
 
 
+@pytest.mark.slow
 def test_groups_and_topics_go_on_without_a_slave(broker: RunningBroker) -> None:
     """What the coordinator keeps waits for slaves as well, and is not lost where there is none."""
     broker.create_topic("another")
@@ -197,6 +200,7 @@ def test_nothing_is_acknowledged_that_the_slave_does_not_have(tmp_path: Path) ->
         assert not missing, (len(missing), len(sent))
 
 
+@pytest.mark.slow
 def test_an_embedded_writer_waits_too(tmp_path: Path) -> None:
     port = free_ports()
     settings = {"brokerRole": "SYNC_MASTER", "haListenPort": port, "slaveTimeout": 1_500}

@@ -190,6 +190,7 @@ def test_one_that_no_record_of_ours_can_hold_hinders_no_other(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.slow
 def test_whatever_happens(world: World, seed: int) -> None:
     """Steps in both directions, kills, sends and recalls, as they come."""
     print("seed", seed)

@@ -111,6 +111,7 @@ def scheduler_held(broker: RunningBroker) -> Iterator[None]:
         scheduler.resume()
 
 
+@pytest.mark.slow
 def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
     """By every way of sending, in the order of their times, never early."""
     bodies = lines(120)
@@ -131,6 +132,7 @@ def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
         assert not admin.scheduled("due")  # one was recalled
 
 
+@pytest.mark.slow
 def test_what_is_recalled_does_not_come(broker: RunningBroker) -> None:
     with (
         Producer(name_server(broker)) as producer,
@@ -339,6 +341,7 @@ def test_a_store_of_rocketmq_goes_on(name: str, tmp_path: Path) -> None:
 # --- faults ---
 
 
+@pytest.mark.slow
 def test_once_whatever_is_killed(tmp_path: Path) -> None:
     """Each process that has to do with it is killed while messages come due, then all of them;
     senders and recalls go on."""
@@ -396,6 +399,7 @@ def test_once_whatever_is_killed(tmp_path: Path) -> None:
         assert message.store_timestamp_ms >= due_of(message)
 
 
+@pytest.mark.slow
 def test_without_its_files_the_wheel_is_made_anew(tmp_path: Path) -> None:
     """Of the topic of timers: once what was delivered, and what waits, also what is damaged."""
     store = tmp_path / "store"
@@ -431,6 +435,7 @@ def wait_pending(broker: RunningBroker) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
     """The wheel has come to tomorrow; what is sent today is delivered today, in time and once."""
     store = tmp_path / "store"
@@ -478,6 +483,7 @@ def test_a_clock_that_is_set_back_waits_for_timercheck(tmp_path: Path) -> None:
     assert (check.log_end, check.queue_offset) == (52, seen)
 
 
+@pytest.mark.slow
 def test_timercheck_goes_on_while_nothing_is_due(tmp_path: Path) -> None:
     """Else RocketMQ delivers the last second's again after a kill, however long ago that was."""
     store = tmp_path / "store"

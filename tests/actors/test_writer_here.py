@@ -320,6 +320,7 @@ def test_a_commit_of_stages_beside_appends(store: Path) -> None:
 # --- SYNC_FLUSH -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_append_waits_for_the_disk(store: Path) -> None:
     settings = {**SYNC, "syncFlushTimeout": 3_000, "maxInFlightSendBytes": 400_000}
     with service(store, settings) as broker:

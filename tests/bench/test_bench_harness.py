@@ -205,6 +205,7 @@ def test_an_open_loop_has_its_rate_and_three_latencies(tmp_path: Path) -> None:
     ("fault", "told"),
     [("lose", "1 lost"), ("reorder", "out of order"), ("damage", "damaged")],
 )
+@pytest.mark.slow
 def test_a_system_that_does_harm_is_caught(
     tmp_path: Path, fault: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,6 +489,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["report", "--out", "/dev/null/x", "--from", "/nowhere"], 1, "/nowhere"),
     ],
 )
+@pytest.mark.slow
 def test_bad_input_is_one_clear_error(arguments: list[str], code: int, told: str) -> None:
     done = command(*arguments)
     assert done.returncode == code, done.stderr

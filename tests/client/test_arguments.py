@@ -162,6 +162,7 @@ SENT: list[tuple[dict[str, Any], type[CometError]]] = [
 
 @pytest.mark.parametrize(("given", "kind"), SENT, ids=without_addresses)
 @pytest.mark.parametrize("linger_ms", [0, 1])
+@pytest.mark.slow
 def test_what_is_sent(
     broker: Handle, given: dict[str, Any], kind: type[CometError], linger_ms: float
 ) -> None:

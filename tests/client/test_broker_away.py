@@ -158,6 +158,7 @@ class Later:
             self._handle.stop()
 
 
+@pytest.mark.slow
 def test_a_start_waits() -> None:
     with Later() as address, Producer(address, wait_for_broker=30) as producer:
         producer.send("t", b"x")

@@ -403,6 +403,7 @@ def test_prefetch_is_bounded(broker: Handle) -> None:
     assert max(command.max_bytes for command in broker.asked(PullMessages)) == 10_000
 
 
+@pytest.mark.slow
 def test_nobody_there_names_the_address() -> None:
     with pytest.raises(errors.NotReachable, match=r"127\.0\.0\.1:1 "):
         Consumer("tcp://127.0.0.1:1", "g", "t")

@@ -121,6 +121,7 @@ def test_nor_does_it_in_asyncio(read_only: Handle) -> None:
 
 
 @pytest.mark.parametrize("how", ["send", "async", "keyed"])
+@pytest.mark.slow
 def test_the_right_to_write_is_taken_from_a_running_producer(read_only: Handle, how: str) -> None:
     """While messages of that topic linger, and others as well."""
     producer = Producer(read_only.address, linger_ms=200, timeout_s=TIMEOUT_S)
@@ -274,6 +275,7 @@ CONSUMERS_CALLS = [
 @pytest.mark.parametrize(
     ("owner", "name"), CONSUMERS_CALLS, ids=lambda each: getattr(each, "__name__", each)
 )
+@pytest.mark.slow
 def test_whatever_fails_in_a_consumer(
     broker: Handle, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
@@ -408,6 +410,7 @@ def test_an_awaited_send_ends_although_nothing_runs_any_more(
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_waiting_for_room_ends(broker: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Steady, "start", lambda self: None)
     broker.broker.hold.clear()

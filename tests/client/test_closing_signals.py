@@ -59,6 +59,7 @@ def poll(consumer: Consumer | PopConsumer, seen: Callable[[], None]) -> None:
 )
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.usefixtures("hangs")
+@pytest.mark.slow
 def test_a_signal_closes_who_polls(
     broker: Broker,
     work: Callable[[Consumer | PopConsumer, Callable[[], None]], None],

@@ -277,6 +277,7 @@ def test_what_was_given_up_is_not_stored_behind_what_went_another_way(broker: Br
 
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
+@pytest.mark.slow
 def test_what_is_sent_again_is_not_stored_once_more_behind_others(
     broker: Broker, linger_ms: float
 ) -> None:

@@ -128,6 +128,7 @@ class Rule:
 
 
 @pytest.mark.parametrize("way", ["threads", "tasks"])
+@pytest.mark.slow
 def test_failures_by_rule(
     broker: Broker, topic: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -347,6 +348,7 @@ def no_time() -> None:
         (lambda: (each for each in "nobody runs this"), 2),
     ],
 )
+@pytest.mark.slow
 def test_nonsense_ends_no_thread(
     broker: Broker, topic: str, say: Callable[[], Any], times: int
 ) -> None:
@@ -389,6 +391,7 @@ def test_batches_fail_as_a_whole(broker: Broker, topic: str) -> None:
 
 @pytest.mark.parametrize("room", [100, 0])
 @pytest.mark.parametrize("pops", [False, True])
+@pytest.mark.slow
 def test_properties_without_room_for_more(
     broker: Broker, topic: str, room: int, pops: bool
 ) -> None:

@@ -233,6 +233,7 @@ def test_an_end_without_an_answer_is_sent_again(
     assert all(set(each) <= set(first) for each in others)
 
 
+@pytest.mark.slow
 def test_an_end_that_nobody_confirms_raises(fake: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_ends, "ATTEMPT_S", 0.1)
 

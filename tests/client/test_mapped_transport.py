@@ -95,6 +95,7 @@ def as_seen(messages: list[Message]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", ["Apache", "HDFS", "OpenStack", "Zookeeper"])
+@pytest.mark.slow
 def test_the_same_comes_both_ways(broker: Broker, name: str) -> None:
     lines = data_path("loghub", f"{name}.log").read_bytes().splitlines()
     lines = [line for line in lines if line]
@@ -210,6 +211,7 @@ def test_seek_and_new_queues(broker: Broker) -> None:
         assert consumer.poll(1, 0.1) == []
 
 
+@pytest.mark.slow
 def test_more_queues_than_a_sleeper_takes(tmp_path: Path) -> None:
     with (
         RunningBroker(tmp_path / "store", {"mappedFileSizeCommitLog": MIB}) as broker,

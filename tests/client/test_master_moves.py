@@ -94,6 +94,7 @@ def test_a_member_that_asks_nothing_when_its_master_goes(
         elect().wait_for(lambda fake: any(isinstance(each, JoinGroup) for each in fake.commands))
 
 
+@pytest.mark.slow
 def test_a_run_without_queues(names: Handle, old: Handle, elect: Callable[[], Handle]) -> None:
     seen: list[bytes] = []
 
@@ -116,6 +117,7 @@ def test_a_run_without_queues(names: Handle, old: Handle, elect: Callable[[], Ha
     assert new.asked(PopMessages)
 
 
+@pytest.mark.slow
 def test_a_run_of_tasks_without_queues(
     names: Handle, old: Handle, elect: Callable[[], Handle]
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_run_of_tasks_without_queues(
 
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
+@pytest.mark.slow
 def test_a_producer_whose_route_had_no_followers_yet(
     names: Handle, old: Handle, elect: Callable[[], Handle], linger_ms: int
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_producer_whose_route_had_no_followers_yet(
         sent.result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_a_poll_says_so_when_nobody_answers_for_long(names: Handle, old: Handle) -> None:
     with PopConsumer(names.address, "g", "t", timeout_s=2) as consumer:
         send(names, b"x")

@@ -120,6 +120,7 @@ def until(holds: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("what", SAYS)
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer, PopConsumer, AsyncPopConsumer])
+@pytest.mark.slow
 def test_whatever_a_handler_does(broker: Broker, kind: type[Any], orderly: bool, what: str) -> None:
     say, outcome = SAYS[what]
     name = f"{kind.__name__}-{orderly}-{list(SAYS).index(what)}"

@@ -26,6 +26,7 @@ def pop(consumer: PopConsumer, timeout_s: float = WAIT_S) -> list[Message]:
         ("a", "b", "b_c"),
     ],
 )
+@pytest.mark.slow
 def test_what_comes_again_comes_to_whoever_reads_its_topic(
     tmp_path: Path, group: str, invoices: str, orders: str
 ) -> None:

@@ -228,6 +228,7 @@ def test_the_end_is_behind_what_was_acknowledged(broker: Broker, topic: str) -> 
         assert [message.body for message in waiting.result(WAIT_S)] == [b"new"]
 
 
+@pytest.mark.slow
 def test_an_end_that_is_not_known_in_time_is_an_error(broker: Broker, topic: str) -> None:
     command = PopMessages(topic, topic, 10, 10_000, 0, True, "me")
     with Channel(coordinator_of(broker), "coordinator") as channel:
@@ -580,6 +581,7 @@ def test_threads_of_the_event_loop_may_all_be_busy(broker: Broker, topic: str) -
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
 @pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.slow
 def test_a_handler_that_wants_to_end(
     broker: Broker, topic: str, error: BaseException, is_async: bool
 ) -> None:
@@ -677,6 +679,7 @@ def test_a_task_may_return_what_it_should_have_raised(broker: Broker, topic: str
 
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.slow
 def test_a_handler_that_does_not_return(
     broker: Broker, topic: str, orderly: bool, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -798,6 +801,7 @@ def test_what_is_acknowledged_too_late_for_the_end_comes_again(
 # --- kills ---
 
 
+@pytest.mark.slow
 def test_processes_are_killed(tmp_path: Path) -> None:
     """What is acknowledged never comes again; what is out stays out until its time is over."""
     with RunningBroker(tmp_path / "store", {"flushDiskType": "SYNC_FLUSH"}) as running:
@@ -997,6 +1001,7 @@ def name_of(pid: int) -> str:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.slow
 def test_a_consumer_that_is_gone_without_a_word(
     broker: Broker, topic: str, is_killed: bool
 ) -> None:

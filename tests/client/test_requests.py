@@ -194,6 +194,7 @@ def test_time_is_up(broker: Broker, topic: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_closed_requester_is_gone(broker: Broker, topic: str) -> None:
     with broker.consumer("closed", topic) as consumer:
         producer = broker.producer()

@@ -68,6 +68,7 @@ def close_with_work(producer: AsyncProducer, work: Work) -> list[asyncio.Task[ob
 
 @pytest.mark.parametrize("first", [send, commit, learn])
 @pytest.mark.parametrize("second", [send, commit, learn])
+@pytest.mark.slow
 def test_it_goes_on_in_another(first: Work, second: Work, fake: Handle) -> None:
     producer = AsyncProducer(fake.address, name="shop")
     left = close_with_work(producer, first)

@@ -210,6 +210,7 @@ def test_a_mapped_slave_that_is_behind_moves_nobody(reads_from: str, moves: bool
 
 
 @pytest.mark.parametrize("advises", [True, False])
+@pytest.mark.slow
 def test_a_broker_says_what_lies_far_back(tmp_path: Path, advises: bool) -> None:
     settings = {
         "slaveReadEnable": advises,

@@ -332,6 +332,7 @@ class Pupil(pykka.ThreadingActor):
 
 
 @pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.slow
 def test_an_actor_gets_messages_as_its_commands(broker: Broker, batch: bool) -> None:
     topic = f"actor-{batch}"
     with broker.producer() as producer:

@@ -45,6 +45,7 @@ def run(count: int, *command: object, cwd: Path) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("client", ["admin", "producer", "consumer"])
+@pytest.mark.slow
 def test_a_client_says_what_it_needs(client: str, tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "store") as broker:
         broker.create_topic("t", 1)
@@ -66,6 +67,7 @@ def test_a_client_says_what_it_needs(client: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [64, NEEDED - 1])
+@pytest.mark.slow
 def test_a_broker_says_what_it_needs(count: int, tmp_path: Path) -> None:
     text = f"takes {NEEDED} descriptors, and this process may have {count} (ulimit -n)"
     done = run(count, "-c", PROGRAM, tmp_path / "store", cwd=tmp_path)
@@ -78,6 +80,7 @@ def test_a_broker_says_what_it_needs(count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [NEEDED, 256])
+@pytest.mark.slow
 def test_a_broker_serves_with_what_it_says(count: int, tmp_path: Path) -> None:
     done = run(count, "-c", PROGRAM, tmp_path / "store", cwd=tmp_path)
     assert done.stdout == "1\n", done.stdout + done.stderr

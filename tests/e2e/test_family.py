@@ -167,6 +167,7 @@ def test_a_signal_ends_it_in_order(store: Path) -> None:
         broker.assert_stored(sent)
 
 
+@pytest.mark.slow
 def test_sending_while_it_ends(store: Path) -> None:
     """Whoever sends meanwhile is told so, or gets no answer; what was acknowledged is there."""
     with RunningBroker(store) as broker:
@@ -671,6 +672,7 @@ def test_what_a_killed_commitlog_process_did_not_ask_for_is_flushed(store: Path)
         broker.assert_stored(sent)
 
 
+@pytest.mark.slow
 def test_sync_flush_that_is_late(store: Path) -> None:
     """FLUSH_DISK_TIMEOUT: stored, not shown, and shown once the disk has it."""
     settings = {"flushDiskType": "SYNC_FLUSH", "syncFlushTimeout": 3_000}

@@ -135,6 +135,7 @@ def test_a_fork_of_the_service_has_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["returns", "is killed"])
+@pytest.mark.slow
 def test_nothing_outlives_the_service(tmp_path: Path, end: str) -> None:
     service = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "store")],

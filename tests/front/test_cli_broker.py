@@ -404,6 +404,7 @@ def test_a_queue_that_is_not_there(broker: ServerProcess) -> None:
         assert b"topic three has no queue 3, but 0 to 2" in done.stderr
 
 
+@pytest.mark.slow
 def test_two_brokers_need_one_option(tmp_path: Path) -> None:
     """Without any configuration, in the current folder; the second one with another port."""
     conf = tmp_path / "broker.conf"
@@ -423,6 +424,7 @@ def test_two_brokers_need_one_option(tmp_path: Path) -> None:
     assert 'Warning: broker.conf, line 4: unknown key "haX", ignored' in said
 
 
+@pytest.mark.slow
 def test_a_name_server_alone(tmp_path: Path) -> None:
     with serving("namesrv", "--port", "0") as names:
         server = names.name_server.removeprefix("tcp://")

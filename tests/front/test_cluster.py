@@ -365,6 +365,7 @@ def test_failover_by_hand(served: FakeMembers) -> None:
     assert "is the master of epoch 3, it was n1; whether it serves yet" in out
 
 
+@pytest.mark.slow
 def test_replicas_are_added_and_removed_by_hand(served: FakeMembers) -> None:
     path = served.folder.path
     code, said = said_by("add", "--store", str(path), "n3")
@@ -432,6 +433,7 @@ def test_a_broker_whose_engine_can_never_be_opened_does_not_start(
     assert b"ready" not in done.stdout
 
 
+@pytest.mark.slow
 def test_ready_is_said_once_the_name_server_knows_the_master(served: FakeMembers) -> None:
     """Who sends before that is told that there is none."""
     folder = served.folder

@@ -32,6 +32,7 @@ def test_demo(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "it clears up"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_sending_and_counts(tmp_path: Path) -> None:
     demo = start("demo", str(data_path("loghub")), "--seconds", "60", TMPDIR=str(tmp_path))
     with demo:

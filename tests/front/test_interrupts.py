@@ -44,6 +44,7 @@ def run(tmp_path: Path, when: str, command: str) -> subprocess.CompletedProcess[
         ("broker", "cometmq.actors.coordination.coordinator"),
     ],
 )
+@pytest.mark.slow
 def test_an_interrupted_import_ends_silently(command: str, module: str, tmp_path: Path) -> None:
     done = run(tmp_path, module, command)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (EXIT_INTERRUPTED, b"", b"")

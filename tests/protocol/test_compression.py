@@ -75,6 +75,7 @@ def test_damage_is_a_typed_error_or_seen_by_nobody(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [zlib.compress, lz4.frame.compress, told, untold])
+@pytest.mark.slow
 def test_a_bomb_is_given_up_at_the_limit(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "BODY_BYTES_MAX", 1 << 20)
     number = {zlib.compress: 3, lz4.frame.compress: 1}.get(make, 2)  # type: ignore[call-overload]

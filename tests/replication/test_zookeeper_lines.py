@@ -117,6 +117,7 @@ odd_answers = pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @odd_answers
+@pytest.mark.slow
 def test_an_odd_answer_costs_a_connection_and_no_more(
     odd: Say, tls: bool, authority: Authority, group: str
 ) -> None:
@@ -131,6 +132,7 @@ def test_an_odd_answer_costs_a_connection_and_no_more(
 
 
 @odd_answers
+@pytest.mark.slow
 def test_a_session_goes_on_behind_an_odd_answer(odd: Say, group: str) -> None:
     with served() as (server, engine):
         session = engine.open_session(group, 1, 6)  # a busy machine renews it in time
@@ -186,6 +188,7 @@ REFUSED = ("bytes", "over")  # by a time of 0 or less
 
 
 @pytest.mark.parametrize("odd", OPENED)
+@pytest.mark.slow
 def test_a_session_that_is_opened_oddly(odd: str, group: str) -> None:
     """Also when it was there before: it is held on by whom it is of, or lost if it is refused."""
     with served() as (server, engine):
@@ -272,6 +275,7 @@ def test_an_error_that_is_no_answer_to_what_was_asked(group: str, code: int) -> 
         assert engine.get(group) is None
 
 
+@pytest.mark.slow
 def test_whatever_is_said(group: str) -> None:
     """Bytes exchanged at random, over many connections."""
     seed = random.randrange(2**32)

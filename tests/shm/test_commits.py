@@ -355,6 +355,7 @@ def furnished() -> House:
 
 
 @given(st.lists(COMMITS, max_size=30))
+@pytest.mark.slow
 def test_it_does_what_the_codec_reads(commits: list[CommitOffsets]) -> None:
     house = furnished()
     for number, command in enumerate(commits):

@@ -219,6 +219,7 @@ SYSTEM_CALLS = (
 
 
 @pytest.mark.parametrize("kind", CUTS)
+@pytest.mark.slow
 def test_any_system_call_fails(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut, check = CUTS[kind]
     calls = wanted = 0

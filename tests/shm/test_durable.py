@@ -56,6 +56,7 @@ def content_of(path: Path) -> bytes | None:
 
 @in_every_way
 @pytest.mark.parametrize("before", [None, OLD])
+@pytest.mark.slow
 def test_killed_at_every_line_it_is_the_old_or_the_new_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,6 +99,7 @@ def test_killed_at_every_line_it_is_the_old_or_the_new_one(
 
 @in_every_way
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES])
+@pytest.mark.slow
 def test_the_nth_call_of_the_system_fails(
     tmp_path: Path, write: Callable[[Path, bytes], None], code: int
 ) -> None:

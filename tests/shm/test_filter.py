@@ -64,6 +64,7 @@ def test_properties_as_they_lie(text: str, properties: bytes, said: bool | str) 
     assert outcome_of(text, properties) == said
 
 
+@pytest.mark.slow
 def test_properties_of_every_length_and_of_bytes_beside_the_separators() -> None:
     chance = random.Random(seed := 29)
     names = [("name_of_a_property" * 2)[:count] for count in (1, 2, 7, 8, 9, 15, 16, 17, 33)]

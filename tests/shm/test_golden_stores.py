@@ -71,6 +71,7 @@ def listed(row: dict[str, Any]) -> dict[str, Any]:
     return kept | {"bornHost": host(row["bornHost"]), "storeHost": host(row["storeHost"])}
 
 
+@pytest.mark.slow
 def test_every_message_by_a_plain_scan(name: str, reader: StoreReader) -> None:
     found = [as_listed(message) for message in scan_log(reader)]
     assert found == [listed(row) for row in golden.listing(name)]

@@ -124,6 +124,7 @@ def with_counters_too_high(store: Path, _tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "change", [copied, without_control, with_rubbish, with_damaged_tail, with_counters_too_high]
 )
+@pytest.mark.slow
 def test_what_does_not_hold_is_not_believed(
     change: Callable[[Path, Path], Path], tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ class Known(ScannedPositions):
 
 @pytest.mark.parametrize("way", [by_pull, by_mapping, by_columns])
 @pytest.mark.parametrize("size", [199, 256, 512])
+@pytest.mark.slow
 def test_a_flipped_bit_of_an_entry_serves_no_other_message(
     way: Callable[[Path], dict[int, bytes]],
     size: int,

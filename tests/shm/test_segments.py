@@ -132,6 +132,7 @@ def test_a_disk_that_fails_while_recycling(store: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+@pytest.mark.slow
 def test_a_broker_uses_them_again(flush: str, tmp_path: Path) -> None:
     """What was stored is there after kill -9, and nothing of the earlier life."""
     store = tmp_path / "store"

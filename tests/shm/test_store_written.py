@@ -113,6 +113,7 @@ def store(tmp_path: Path) -> Path:
     [{}, {"enabledAppendPropCRC": True}, {"flushDiskType": "SYNC_FLUSH"}],
     ids=["plain", "crc", "sync"],
 )
+@pytest.mark.slow
 def test_a_store_of_real_logs(extra: dict[str, object], store: Path) -> None:
     with RunningBroker(store, SETTINGS | extra) as broker:
         told = write_logs(broker)

@@ -76,6 +76,7 @@ def random_properties(chance: random.Random) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("crc", [False, True])
 @pytest.mark.parametrize("host", [HOST, HOST_6], ids=["IPv4", "IPv6"])
+@pytest.mark.slow
 def test_each_record_says_when_it_is_due(crc: bool, host: bytes) -> None:
     print("seed", SEED)
     chance = random.Random(SEED)

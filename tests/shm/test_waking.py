@@ -335,6 +335,7 @@ def dispatcher_of(broker: Broker) -> int:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("way", ["mapped", "zmq"])
+@pytest.mark.slow
 def test_a_services_messages_do_not_wait_for_the_dispatcher(
     tmp_path: Path, way: str, flush: str
 ) -> None:

@@ -39,6 +39,7 @@ def test_a_seed_means_the_same(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "native") == read_lines(tmp_path / "interpreted")
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_is_interpreted(tmp_path: Path) -> None:
     (tmp_path / "mypyc.py").write_text("raise ImportError('none here')")
     done = native(tmp_path / "native", search=tmp_path)

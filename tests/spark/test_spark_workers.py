@@ -51,6 +51,7 @@ def test_what_is_not_installed_stays(tmp_path: Path, packages: tuple[str, ...]) 
     assert without_archives(elsewhere) == elsewhere
 
 
+@pytest.mark.slow
 def test_workers_import_what_pip_has_compiled(spark: SparkSession) -> None:
     def paths(batches: Iterator[object]) -> Iterator[object]:
         import py4j
