@@ -110,6 +110,7 @@ def test_they_are_due_together(tmp_path: Path, full: bool, report: Report) -> No
         arguments = (broker.name_server, "plain", BODY, there)
         prober = SPAWN.Process(target=probe_until_told, args=arguments)
         prober.start()
+        there.close()  # or nobody would be told that it has died
         try:
             here.recv()
             assert not full or time.time() < due_ms / 1000 - PROBED_S, "scheduling took too long"

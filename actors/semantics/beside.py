@@ -33,7 +33,7 @@ class Beside:
     def is_alone(self, now: float) -> bool:
         return now >= self._until
 
-    def rest_s(self, took_s: float) -> float:
-        """After a write beside others that took so long."""
+    def rest_s(self, took_s: float, count: int) -> float:
+        """After a write beside others, of so many messages, that took so long."""
         self._count = min(max(round(PER_S * took_s * (1 + REST_SHARE)), COUNT_MIN), COUNT_MAX)
-        return max(REST_SHARE * took_s, COUNT_MIN / PER_S - took_s)
+        return max(REST_SHARE * took_s, count / PER_S - took_s)

@@ -170,7 +170,7 @@ class SchedulerActor(ServiceActor):
             return
         timers.failures = 0
         if wait_s is not None and wait_s < TURN_S:
-            time.sleep(wait_s)
+            time.sleep(wait_s)  # the pace of what is due together, if any: nothing is waited for
             self.call_soon(self._go_on_with_timers)
             return
         if wait_s is not None:

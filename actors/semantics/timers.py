@@ -246,7 +246,7 @@ class Timers:
         if rolls:
             self._due_by = None  # they are read before anything that is due later
         self._own_end, self.rests = self._wrote.value, not self._beside.is_alone(began)
-        return self._beside.rest_s(time.monotonic() - began) if self.rests else 0.0
+        return self._beside.rest_s(time.monotonic() - began, count) if self.rests else 0.0
 
     def _delivered_to(self, number: int) -> None:
         assert self._wheel is not None

@@ -28,12 +28,12 @@ def test_others_come_first_for_a_while_after_they_have_sent() -> None:
 
 @pytest.mark.parametrize("took_s", [0.0, 0.0001, 0.0003, 0.0005, 0.001, 0.0015, 0.002, 0.01, 3.0])
 def test_the_pace_is_kept_where_it_can_be_and_a_third_is_left_to_others(took_s: float) -> None:
-    """What the next write has, if it takes as long as that one."""
+    """What the next write has, if it takes as long as the one before."""
     beside = Beside()
-    beside.count(now=0.0, others_stored=True)
-    rest_s = beside.rest_s(took_s)
+    beside.rest_s(took_s, COUNT_MIN)
     count = beside.count(now=0.0, others_stored=True)
     assert COUNT_MIN <= count <= COUNT_MAX
+    rest_s = beside.rest_s(took_s, count)
     assert rest_s >= REST_SHARE * took_s
     per_s = count / (took_s + rest_s)
     assert per_s <= PER_S * 1.01
@@ -43,7 +43,11 @@ def test_the_pace_is_kept_where_it_can_be_and_a_third_is_left_to_others(took_s: 
 
 def test_after_a_slow_write_they_are_small_again() -> None:
     beside = Beside()
-    beside.rest_s(1.0)
+    beside.rest_s(1.0, COUNT_MIN)
     assert beside.count(now=0.0, others_stored=True) == COUNT_MAX
-    beside.rest_s(0.0001)
+    beside.rest_s(0.0001, COUNT_MAX)
     assert beside.count(now=0.0, others_stored=True) == COUNT_MIN
+
+
+def test_after_a_few_nobody_rests_for_long() -> None:
+    assert Beside().rest_s(0.0004, 5) == pytest.approx(0.0004 * REST_SHARE)
