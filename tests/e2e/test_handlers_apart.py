@@ -27,7 +27,7 @@ WAIT_S = 60
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    settings = {"consumerSessionTimeout": 1_500}
+    settings = {"consumerSessionTimeout": 3_000}
     store = tmp_path_factory.mktemp("apart") / "store"
     with Broker(store, profile="test", settings=settings) as running:
         yield running

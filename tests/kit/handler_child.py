@@ -9,6 +9,7 @@ from inside import is_ending, queues_of
 from still import stop_here
 
 from cometmq.client import Consumer, Message
+from cometmq.client.receiving.buffer import Queue
 
 STOP_AT = 5
 
@@ -19,23 +20,22 @@ def stop_in_the_sixth(name_server: str, group: str, topic: str, line: Connection
 
     def handle(message: Message) -> None:
         nonlocal seen
+        if not seen:  # it is certain to own the queue now
+            (owned,) = queues_of(consumer)
+            threading.Thread(target=wait_until_lost, args=(owned,), daemon=True).start()
         line.send(("handles", message.queue_offset))
         seen += 1
         if seen == STOP_AT + 1:
             stop_here()
 
+    def wait_until_lost(owned: Queue) -> None:
+        tick = threading.Event()
+        while not owned.dropped:  # it may come back at once, under another epoch
+            tick.wait(0.01)
+        line.send(("lost", None))
+        consumer.close()
+
     with Consumer(name_server, group, topic, member="z", auto_commit_ms=50) as consumer:
-
-        def look() -> None:
-            tick = threading.Event()
-            while not (owned := queues_of(consumer)):
-                tick.wait(0.01)
-            while not owned[0].dropped:  # it may come back at once, under another epoch
-                tick.wait(0.01)
-            line.send(("lost", None))
-            consumer.close()
-
-        threading.Thread(target=look, daemon=True).start()
         consumer.run(handle, orderly=True)
     line.send(("ended", None))
 
