@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import parallel
@@ -75,3 +76,17 @@ def test_a_process_that_crashes(tmp_path: Path) -> None:
     assert last.startswith(f"1 failed, {FILES * TESTS + 1} passed"), done.stdout + done.stderr
     assert "it was ended by SIGSEGV" in done.stdout
     assert 'test_crash.py", line 4 in test_it' in done.stdout
+
+
+def test_what_waits_is_spread_over_the_run() -> None:
+    files = {f"file {number}": 1 + number % 7 for number in range(30)}
+    single = [f"single {number:02}" for number in range(60)]
+    found = parallel.spread(files | dict.fromkeys(single, parallel.SLOW), single)
+    in_order = sorted(found, key=found.__getitem__)
+    weights = [files[unit] for unit in in_order if unit in files]
+    assert weights == sorted(weights, reverse=True)
+    for tenth in range(10):
+        within = [unit for unit in single if tenth <= 10 * found[unit] < tenth + 1]
+        assert 5 <= len(within) <= 7, within
+    neighbours = [abs(found[one] - found[other]) for one, other in pairwise(single)]
+    assert min(neighbours) > 0.3

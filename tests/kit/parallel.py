@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ FIRST: Final = (
     "tests/fault/test_calls.py",
     "tests/simulator/",
 )
+GOLDEN: Final = (5**0.5 - 1) / 2  # its multiples modulo 1 lie evenly, wherever one stops
 SLOW: Final = 30  # what a test that is marked slow counts against one that is not
 
 
@@ -73,6 +74,18 @@ def note_of(workerinput: dict[str, Any]) -> Path:
     return Path(tempfile.gettempdir(), name)
 
 
+def spread(weights: dict[str, int], single: Collection[str]) -> dict[str, float]:
+    """How much of the run lies before each unit: of files those that weigh most come first. Slow
+    tests that are handed out one by one come between them, and those of one file far from each
+    other: one often waits as long as the next, and files compute meanwhile."""
+    files = sorted(weights.keys() - single, key=lambda unit: (-weights[unit], unit))
+    total, before, found = sum(weights[unit] for unit in files), 0, {}
+    for unit in files:
+        found[unit] = before / total
+        before += weights[unit]
+    return found | {unit: at * GOLDEN % 1 for at, unit in enumerate(sorted(single))}
+
+
 def arrange(items: list[pytest.Item], workerinput: dict[str, Any]) -> None:
     """In a worker: what takes long first, and what is to run alone last."""
     slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
@@ -84,10 +97,11 @@ def arrange(items: list[pytest.Item], workerinput: dict[str, Any]) -> None:
              for each in items}  # fmt: skip
     for nodeid, unit in units.items():
         weights[unit] = weights.get(unit, 0) + (SLOW if nodeid in slow else 1)
+    shares_of_run = spread(weights, single)
 
-    def order(item: pytest.Item) -> tuple[bool, int, int]:
+    def order(item: pytest.Item) -> tuple[bool, int, float]:
         nodeid = item.nodeid
-        return nodeid in alone, place_of(nodeid), -weights[units[nodeid]]
+        return nodeid in alone, place_of(nodeid), shares_of_run[units[nodeid]]
 
     items.sort(key=order)
     note_of(workerinput).write_text(json.dumps([sorted(alone), sorted(single)]))
