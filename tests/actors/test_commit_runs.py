@@ -100,9 +100,11 @@ class Place:
             return [dealer.recv() for _ in heads]
 
     def kept(self) -> list[Any]:
-        """All changes of offsets that the ledger has."""
+        """All changes of offsets that the ledger has. An entry that was not answered in time is
+        there once more, and its place tells."""
         bodies = FakeLedger(self.commitlog._path)._bodies()
-        found = [change for body in bodies for change in decode_entry(body)[1]]
+        entries = {place: changes for place, changes, _ in map(decode_entry, bodies)}
+        found = [change for place in sorted(entries) for change in entries[place]]
         return [change for change in found if isinstance(change, OffsetSet)]
 
     def committed(self, group: str) -> list[int]:
