@@ -14,7 +14,7 @@ import msgspec
 
 from cometmq.actors.keepers.reach import Reach
 from cometmq.shm.kernel._kernel import FileMap
-from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name, write_out
+from cometmq.shm.os.files import COMMITLOG_DIR, map_log, segment_name, write_out
 
 POPULATE_READ: Final = 22  # MADV_POPULATE_READ, Linux 5.14
 POPULATE_WRITE: Final = 23
@@ -23,6 +23,8 @@ LARGE_STEP_BYTES: Final = 16 * 1_048_576
 SMALL_STEP_BYTES: Final = 1_048_576
 LOCK_STEP_BYTES: Final = 4 * 1_048_576  # half of the usual limit
 STEPS_AT_ONCE: Final = 4
+# Of one call, which the system may not interrupt for any other process before it is over.
+ADVISE_BYTES: Final = 2 * 1_048_576
 PAGE: Final = mmap.PAGESIZE
 _NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
 
@@ -187,12 +189,10 @@ class HotWindow:
     def _open(self, path: Path) -> _Segment:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            memory = map_segment(path, self._segment_bytes, writable=True)
+            memory = map_log(path, self._segment_bytes, small_pages=self._durable)
         except BaseException:
             os.close(descriptor)
             raise
-        if self._durable:
-            memory.advise(mmap.MADV_RANDOM)
         return _Segment(memory, descriptor)
 
     def _prepare(self, piece: _Piece, *, in_haste: bool) -> None:
@@ -206,7 +206,9 @@ class HotWindow:
         begin, count = piece.range
         if self._populates:
             try:
-                piece.segment.memory.advise(advice, begin, count)
+                for at in range(begin, begin + count, ADVISE_BYTES):
+                    size = min(ADVISE_BYTES, begin + count - at)
+                    piece.segment.memory.advise(advice, at, size)
             except OSError as error:
                 self._cannot_populate(error)
         if self._reads:

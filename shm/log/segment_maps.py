@@ -6,22 +6,20 @@ goes on in the next segment does neither. A mapping lives for as long as anybody
 
 from __future__ import annotations
 
-import mmap
 import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from cometmq.shm.kernel._kernel import FileMap
-from cometmq.shm.os.files import map_segment, segment_name
+from cometmq.shm.os.files import map_log, segment_name
 
 
 class SegmentMaps:
     """Maps segments of a folder for writing. Has one user, the log's writer.
 
     Args:
-        small_pages: have pages that are not in memory read in one by one, and not in large
-            folios, which SYNC_FLUSH would have to write as a whole.
+        small_pages: see `map_log`.
     """
 
     def __init__(self, folder: Path, segment_bytes: int, *, small_pages: bool) -> None:
@@ -37,10 +35,8 @@ class SegmentMaps:
         memory = self._ahead.pop(start, None)
         if memory is not None:
             return memory
-        memory = map_segment(self._folder / segment_name(start), self._segment_bytes, writable=True)
-        if self._small_pages:
-            memory.advise(mmap.MADV_RANDOM)
-        return memory
+        path = self._folder / segment_name(start)
+        return map_log(path, self._segment_bytes, small_pages=self._small_pages)
 
     def map_ahead(self, start: int) -> None:
         """Map a segment soon, if it is there; it may not be ready yet."""

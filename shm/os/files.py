@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,27 @@ def map_segment(path: Path, segment_bytes: int, *, writable: bool) -> FileMap:
         ) from None
     finally:
         os.close(descriptor)
+
+
+def map_log(path: Path, segment_bytes: int, *, small_pages: bool) -> FileMap:
+    """Map a segment of the log to write to it. Raises what `map_segment` does.
+
+    Args:
+        small_pages: have pages that are not in memory read in one by one, and not in large folios,
+            which SYNC_FLUSH would have to write as a whole.
+
+    Else they come in folios of 2 MiB, where the system has such. Without that advice a page fault
+    reads in as much as the disk's read-ahead says: where that is 8 MiB it may take 50 ms, in which
+    no other process gets that processor.
+    """
+    memory = map_segment(path, segment_bytes, writable=True)
+    if small_pages:
+        memory.advise(mmap.MADV_RANDOM)
+    else:
+        with contextlib.suppress(OSError):  # a system without
+            memory.advise(mmap.MADV_HUGEPAGE)
+            memory.advise(mmap.MADV_RANDOM)
+    return memory
 
 
 def _max_map_count() -> int:
