@@ -14,13 +14,12 @@ from cometmq.actors.keepers.reserve import STEPS, Demand
 from cometmq.actors.runtime.disk_actor import DiskActor
 from cometmq.actors.runtime.family import Family, out_of_service
 from cometmq.actors.runtime.service import Timer
-from cometmq.conf import FlushDiskType
 from cometmq.conf.settings import SendSettings
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.live.control import Counter, Phase
 from cometmq.shm.log.segments import SegmentMaker
 from cometmq.shm.os.durable import sync_folder
-from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
+from cometmq.shm.os.files import COMMITLOG_DIR, Pages, segment_name
 from cometmq.shm.os.memory import memory_has_room, memory_of
 
 log = logging.getLogger(__name__)
@@ -68,13 +67,14 @@ class AllocatorActor(DiskActor):
         self._begun = False
         self._made = 0  # physical offset: segments are there below it, with file space or without
         self._demand = Demand(settings.hot_window_bytes)
-        durable = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._maker = SegmentMaker(family.store, self._segment_bytes, small_pages=durable)
+        self._maker = SegmentMaker(
+            family.store, self._segment_bytes, small_pages=family.pages is Pages.SINGLE
+        )
         self._hot = HotWindow(
             family.store,
             self._segment_bytes,
             reach=self._reach(settings),
-            durable=durable,
+            pages=family.pages,
             lock=settings.mlock_enable,
             say=self._say,
             on_locked=control.own(Counter.LOCKED_BYTES).reset,

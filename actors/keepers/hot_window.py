@@ -14,7 +14,7 @@ import msgspec
 
 from cometmq.actors.keepers.reach import Reach
 from cometmq.shm.kernel._kernel import FileMap
-from cometmq.shm.os.files import COMMITLOG_DIR, map_log, segment_name, write_out
+from cometmq.shm.os.files import COMMITLOG_DIR, Pages, map_log, segment_name, write_out
 
 POPULATE_READ: Final = 22  # MADV_POPULATE_READ, Linux 5.14
 POPULATE_WRITE: Final = 23
@@ -71,7 +71,7 @@ class HotWindow:
 
     Args:
         reach: how far; its least is near.
-        durable: the SYNC_FLUSH way.
+        pages: how they come; SINGLE is the SYNC_FLUSH way.
         say: is told of each limit that is met.
         on_locked: is told how many bytes are locked.
     """
@@ -82,7 +82,7 @@ class HotWindow:
         segment_bytes: int,
         *,
         reach: Reach,
-        durable: bool,
+        pages: Pages,
         lock: bool,
         say: Say,
         on_locked: Callable[[int], None],
@@ -91,7 +91,8 @@ class HotWindow:
         self._segment_bytes = segment_bytes
         self._reach = reach
         self._near_bytes = reach.bytes
-        self._durable = durable
+        self._pages = pages
+        self._durable = durable = pages is Pages.SINGLE
         self._say = say
         self._on_locked = on_locked
         # A window that is smaller than a step stays as small as it is set.
@@ -189,7 +190,7 @@ class HotWindow:
     def _open(self, path: Path) -> _Segment:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            memory = map_log(path, self._segment_bytes, small_pages=self._durable)
+            memory = map_log(path, self._segment_bytes, self._pages)
         except BaseException:
             os.close(descriptor)
             raise

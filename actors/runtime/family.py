@@ -22,6 +22,7 @@ from cometmq.shm.kernel._kernel import OwnedCell
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 from cometmq.shm.log.last_run import LastRun
+from cometmq.shm.os.files import Pages
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.positions import LivePositions
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
@@ -130,6 +131,15 @@ class Family:
         abstract Unix socket, see MasterLine."""
         name = self.addresses["ha"].removeprefix("ipc://").removesuffix("-ha")
         return f"unix:{name}-log"
+
+    @property
+    def pages(self) -> Pages:
+        """How those of the log come that are written to."""
+        if self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+            return Pages.SINGLE
+        # A slave may take its log as fast as the disk does, and its master's clients wait for a
+        # processor meanwhile, if that is on the same machine.
+        return Pages.LARGE if self.settings.is_slave else Pages.AROUND
 
     def queue_table(self, *, writable: bool = False) -> QueueTable:
         return QueueTable.open(

@@ -11,7 +11,6 @@ import msgspec
 
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.writer.batches import host_bytes
-from cometmq.conf import FlushDiskType
 from cometmq.protocol.commands import ListTopics, TopicList
 from cometmq.protocol.errors import StoreError
 from cometmq.protocol.topics import TopicMirror, fetch_topics
@@ -126,7 +125,7 @@ def open_log(family: Family, flushed: SleepCell, ready: Callable[[int], int]) ->
         store_host=host_bytes(f"{settings.advertised_address}:{settings.listen_port}"),
         max_message_bytes=settings.max_message_size,
         crc_property=settings.enabled_append_prop_crc,
-        small_pages=settings.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        pages=family.pages,
         ready=ready,
     )
     commit_log.appender.publishes(

@@ -24,6 +24,7 @@ from cometmq.shm.log.segment_maps import SegmentMaps
 from cometmq.shm.os.files import (
     COMMITLOG_DIR,
     STAGING_DIR,
+    Pages,
     create_segment,
     segment_name,
 )
@@ -40,7 +41,7 @@ class CommitLog:
     to roll over first of all, is done inside `gate`.
 
     Args:
-        small_pages: for SYNC_FLUSH, see SegmentMaps.
+        pages: how they come, if they are not in memory.
         ready: called with a physical offset up to which file space is needed; returns up to where
             it is there, with the files. Nothing is stored beyond. Raises DiskFull or
             ServiceNotAvailable when it cannot be had. The default makes whole segments itself, in
@@ -56,7 +57,7 @@ class CommitLog:
         store_host: bytes,
         max_message_bytes: int,
         crc_property: bool = False,
-        small_pages: bool = False,
+        pages: Pages = Pages.AROUND,
         ready: Callable[[int], int] | None = None,
     ) -> None:
         self.folder = store / COMMITLOG_DIR
@@ -64,7 +65,7 @@ class CommitLog:
         self._staging = store / STAGING_DIR
         self._ready = ready or self._make_segment
         self.appender = LogAppender(store_host, max_message_bytes, crc_property)
-        self._maps = SegmentMaps(self.folder, segment_bytes, small_pages=small_pages)
+        self._maps = SegmentMaps(self.folder, segment_bytes, pages)
         self._left: list[FileMap] = []  # mappings of segments that are full
         self._memory: FileMap | None = None
         self._physical_offset = physical_offset

@@ -12,20 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cometmq.shm.kernel._kernel import FileMap
-from cometmq.shm.os.files import map_log, segment_name
+from cometmq.shm.os.files import Pages, map_log, segment_name
 
 
 class SegmentMaps:
     """Maps segments of a folder for writing. Has one user, the log's writer.
 
     Args:
-        small_pages: see `map_log`.
+        pages: how they come, if they are not in memory.
     """
 
-    def __init__(self, folder: Path, segment_bytes: int, *, small_pages: bool) -> None:
+    def __init__(self, folder: Path, segment_bytes: int, pages: Pages) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes
-        self._small_pages = small_pages
+        self._pages = pages
         self._ahead: dict[int, FileMap] = {}  # segment start -> mapping
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -36,7 +36,7 @@ class SegmentMaps:
         if memory is not None:
             return memory
         path = self._folder / segment_name(start)
-        return map_log(path, self._segment_bytes, small_pages=self._small_pages)
+        return map_log(path, self._segment_bytes, self._pages)
 
     def map_ahead(self, start: int) -> None:
         """Map a segment soon, if it is there; it may not be ready yet."""

@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 from collections.abc import Iterator
+from enum import Enum, auto
 from pathlib import Path
 from typing import Final
 
@@ -142,24 +143,28 @@ def map_segment(path: Path, segment_bytes: int, *, writable: bool) -> FileMap:
         os.close(descriptor)
 
 
-def map_log(path: Path, segment_bytes: int, *, small_pages: bool) -> FileMap:
-    """Map a segment of the log to write to it. Raises what `map_segment` does.
+class Pages(Enum):
+    """How pages of the log that are not in memory come, where they are written to."""
 
-    Args:
-        small_pages: have pages that are not in memory read in one by one, and not in large folios,
-            which SYNC_FLUSH would have to write as a whole.
+    #: With as many around them as the disk's read-ahead says, in large folios where those are fewer
+    #: than it. Where it is 8 MiB that takes up to 50 ms, and no other process has the processor.
+    AROUND = auto()
+    #: Alone: SYNC_FLUSH would have to write a large folio as a whole.
+    SINGLE = auto()
+    #: In folios of 2 MiB, for who writes from one end to the other and waits for no flush: one that
+    #: is being flushed is waited for.
+    LARGE = auto()
 
-    Else they come in folios of 2 MiB, where the system has such. Without that advice a page fault
-    reads in as much as the disk's read-ahead says: where that is 8 MiB it may take 50 ms, in which
-    no other process gets that processor.
-    """
+
+def map_log(path: Path, segment_bytes: int, pages: Pages) -> FileMap:
+    """Map a segment of the log to write to it. Raises what `map_segment` does."""
     memory = map_segment(path, segment_bytes, writable=True)
-    if small_pages:
-        memory.advise(mmap.MADV_RANDOM)
-    else:
+    if pages is Pages.LARGE:
         with contextlib.suppress(OSError):  # a system without
             memory.advise(mmap.MADV_HUGEPAGE)
-            memory.advise(mmap.MADV_RANDOM)
+            memory.advise(mmap.MADV_RANDOM)  # one, and none beside it
+    elif pages is Pages.SINGLE:
+        memory.advise(mmap.MADV_RANDOM)
     return memory
 
 

@@ -14,7 +14,7 @@ from cometmq.actors.keepers.hot_window import HotWindow
 from cometmq.actors.keepers.reach import PERIOD_S, Reach
 from cometmq.conf import BrokerSettings
 from cometmq.shm.os import memory
-from cometmq.shm.os.files import segment_name
+from cometmq.shm.os.files import Pages, segment_name
 from cometmq.shm.os.memory import memory_has_room, memory_of
 
 MIB = 1 << 20
@@ -174,7 +174,7 @@ def hot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HotWindow:
         tmp_path,
         SEGMENT,
         reach=Reach(SEGMENT, 4 * SEGMENT, has_room=lambda _bytes: True),
-        durable=False,
+        pages=Pages.AROUND,
         lock=False,
         say=fail,
         on_locked=lambda _count: None,

@@ -28,7 +28,7 @@ from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.segments import SegmentMaker
-from cometmq.shm.os.files import RETIRED_DIR, STAGING_DIR, segment_name
+from cometmq.shm.os.files import RETIRED_DIR, STAGING_DIR, Pages, map_log, segment_name
 
 STALE = b"\xda\xa3\x20\xa7" * (SEGMENT // 4)
 WAIT_S = 60
@@ -200,7 +200,7 @@ def window(store: Path, said: list[str], *, lock: bool = False, most_bytes: int 
         store,
         1 << 20,
         reach=Reach(1 << 20, most_bytes, has_room=lambda _bytes: True),
-        durable=True,
+        pages=Pages.SINGLE,
         lock=lock,
         say=lambda _what, text: said.append(text),
         on_locked=lambda _count: None,
@@ -229,6 +229,20 @@ def mapped_kib(store: Path, what: str) -> int:
     mappings = Path("/proc/self/smaps").read_text()
     _, _, mapping = mappings.partition(str(store / "commitlog" / segment_name(0)))
     return int(mapping.partition(f"\n{what}:")[2].split()[0])
+
+
+@pytest.mark.parametrize(
+    ("pages", "advice"),
+    [(Pages.AROUND, set()), (Pages.SINGLE, {"rr"}), (Pages.LARGE, {"rr", "hg"})],
+)
+def test_how_pages_of_the_log_come(log_store: Path, pages: Pages, advice: set[str]) -> None:
+    with map_log(log_store / "commitlog" / segment_name(0), 1 << 20, pages):
+        mappings = Path("/proc/self/smaps").read_text()
+    _, _, mapping = mappings.partition(str(log_store / "commitlog" / segment_name(0)))
+    flags = mapping.partition("\nVmFlags:")[2].partition("\n")[0].split()
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        advice -= {"rr", "hg"} if pages is Pages.LARGE else set()
+    assert {"rr", "hg"} & set(flags) == advice
 
 
 def test_pages_that_are_written_already_are_not_made_dirty(log_store: Path) -> None:
@@ -298,7 +312,8 @@ def test_a_memlock_limit_below_the_window(log_store: Path) -> None:
     assert "raise the memlock limit (ulimit -l)" in text
 
 
-def test_the_usual_memlock_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages", [Pages.AROUND, Pages.LARGE])
+def test_the_usual_memlock_limit(tmp_path: Path, pages: Pages) -> None:
     """8 MiB: smaller than a piece that is populated at a time, and locked all the same."""
     (tmp_path / "commitlog").mkdir()
     with (tmp_path / "commitlog" / segment_name(0)).open("wb") as segment:
@@ -311,7 +326,7 @@ def test_the_usual_memlock_limit(tmp_path: Path) -> None:
             tmp_path,
             16 << 20,
             reach=Reach(16 << 20, 0, has_room=lambda _bytes: True),
-            durable=False,
+            pages=pages,
             lock=True,
             say=lambda _what, _text: None,
             on_locked=lambda _count: None,
