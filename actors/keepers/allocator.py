@@ -68,13 +68,13 @@ class AllocatorActor(DiskActor):
         self._made = 0  # physical offset: segments are there below it, with file space or without
         self._demand = Demand(settings.hot_window_bytes)
         self._maker = SegmentMaker(
-            family.store, self._segment_bytes, small_pages=family.pages is Pages.SINGLE
+            family.store, self._segment_bytes, small_pages=family.log_pages is Pages.SINGLE
         )
         self._hot = HotWindow(
             family.store,
             self._segment_bytes,
             reach=self._reach(settings),
-            pages=family.pages,
+            pages=family.log_pages,
             lock=settings.mlock_enable,
             say=self._say,
             on_locked=control.own(Counter.LOCKED_BYTES).reset,

@@ -133,8 +133,8 @@ class Family:
         return f"unix:{name}-log"
 
     @property
-    def pages(self) -> Pages:
-        """How those of the log come that are written to."""
+    def log_pages(self) -> Pages:
+        """How they come to who writes to the log."""
         if self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH:
             return Pages.SINGLE
         # A slave may take its log as fast as the disk does, and its master's clients wait for a

@@ -125,7 +125,7 @@ def open_log(family: Family, flushed: SleepCell, ready: Callable[[int], int]) ->
         store_host=host_bytes(f"{settings.advertised_address}:{settings.listen_port}"),
         max_message_bytes=settings.max_message_size,
         crc_property=settings.enabled_append_prop_crc,
-        pages=family.pages,
+        pages=family.log_pages,
         ready=ready,
     )
     commit_log.appender.publishes(

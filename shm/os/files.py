@@ -146,13 +146,13 @@ def map_segment(path: Path, segment_bytes: int, *, writable: bool) -> FileMap:
 class Pages(Enum):
     """How pages of the log that are not in memory come, where they are written to."""
 
-    #: With as many around them as the disk's read-ahead says, in large folios where those are fewer
-    #: than it. Where it is 8 MiB that takes up to 50 ms, and no other process has the processor.
+    #: With as many around them as the disk's read-ahead says. Where that is 8 MiB it takes up to
+    #: 50 ms, in which no other process has the processor.
     AROUND = auto()
     #: Alone: SYNC_FLUSH would have to write a large folio as a whole.
     SINGLE = auto()
-    #: In folios of 2 MiB, for who writes from one end to the other and waits for no flush: one that
-    #: is being flushed is waited for.
+    #: In folios of 2 MiB: for a writer that may wait for the one that it is in while that is
+    #: flushed.
     LARGE = auto()
 
 
