@@ -276,8 +276,9 @@ def test_what_a_service_appends(tmp_path: Path) -> None:
         over = threading.Event()
 
         def append_on() -> None:
-            while not over.is_set():
-                appender.append(b"others", keys="others")
+            while not over.wait(0.001):
+                for _ in range(20):
+                    appender.append(b"others", keys="others")
 
         thread = threading.Thread(target=append_on)
         thread.start()

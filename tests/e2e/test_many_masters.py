@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -68,8 +69,10 @@ def stay_and_go(servers: list[str], brokers: dict[str, RunningBroker]) -> None:
         consumer_has(consumer, at_least=240)
         brokers["b"] = RunningBroker(brokers["b"].store, brokers["b"].settings)
         deadline = time.monotonic() + 90
+        pause = threading.Event()
         while producer.send("orders", b"260").wait().broker != "b":  # avoided for 10 s at most
             assert time.monotonic() < deadline
+            pause.wait(0.02)
         with suppress(NotConfirmed):
             producer.flush()
 

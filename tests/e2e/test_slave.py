@@ -583,8 +583,9 @@ def test_a_slave_becomes_a_master(master: Master, tmp_path: Path, killed: bool) 
         sent = broker.send("orders", 0, [b"of the new master"])
         broker.assert_stored([*master.sent, *sent])
         due: list[bytes] = []
-        deadline = time.monotonic() + 120
+        deadline, pause = time.monotonic() + 120, threading.Event()
         while len(due) < 2 and time.monotonic() < deadline:
+            pause.wait(0.05)
             due = [
                 message.body
                 for queue_id in range(8)
