@@ -237,7 +237,7 @@ class Relay:
 @contextlib.contextmanager
 def relayed(broker: Broker, producer: Producer) -> Iterator[Relay]:
     """Between the producer and the commitlog process; lines are not concerned."""
-    producer.send("T", b"begin", queue_id=0)
+    producer.send("T", b"begin", queue_id=0).wait()  # nobody asks for a channel beside us now
     endpoint = producer._sender.delivery.topics["T"].lanes[0].endpoint
     producer._sender.routes.retire(endpoint)
     relay = Relay(endpoint)
@@ -245,7 +245,7 @@ def relayed(broker: Broker, producer: Producer) -> Iterator[Relay]:
     producer._sender.routes._channels[endpoint] = Channel(
         relay.address, "relay", line_request=request
     )
-    producer.send("T", b"through", queue_id=0)
+    producer.send("T", b"through", queue_id=0).wait()
     try:
         yield relay
     finally:
