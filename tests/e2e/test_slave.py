@@ -128,9 +128,13 @@ def test_it_copies_serves_and_answers(master: Master, tmp_path: Path) -> None:
         told = slave.coordinator.ask(ListTopics())[0]
         assert isinstance(told, TopicList)
         assert "orders" in {info.topic for info in told.topics}
-        offsets = slave.coordinator.ask(FetchOffsets(GROUP, [KEY]))[0]
-        assert isinstance(offsets, GroupOffsets)
-        assert offsets.offsets[0].queue_offset == 123
+
+        def committed() -> int:
+            offsets = slave.coordinator.ask(FetchOffsets(GROUP, [KEY]))[0]
+            assert isinstance(offsets, GroupOffsets)
+            return offsets.offsets[0].queue_offset
+
+        wait_until(lambda: committed() == 123, "its coordinator follows the ledger")
         group = slave.coordinator.ask(DescribeGroup(GROUP))[0]
         assert isinstance(group, GroupDescription)
 

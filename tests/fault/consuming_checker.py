@@ -132,6 +132,14 @@ class _Facts:
                 return op
         return None
 
+    def coordinator_ended(self, begin: int, end: int) -> bool:
+        """Whether it was killed between these, alone or with all others."""
+        return any(
+            begin <= op.t_ns <= end and op.value in ("kill coordinator", "kill all")
+            for op in self.ops
+            if op.f == "fault"
+        )
+
 
 def _check_keys(verdict: Verdict, ops: Sequence[Op]) -> None:
     """All messages of a key lie in one queue of the topic."""
@@ -296,9 +304,18 @@ class _Handles:
             fine = before.op.offset <= offset <= before.op.offset + 1
         else:
             fine = offset == before.op.offset
-        if not fine:
+        if not fine and not (before and self._came_back(before, handle)):
             came = "nothing" if before is None else f"{before.where}: {before.outcome}"
             self._verdict.add(Kind.OUT_OF_ORDER, f"{handle.where} after {came}; done up to {done}")
+
+    def _came_back(self, before: _Handle, handle: _Handle) -> bool:
+        """Where the coordinator ends as a member gives a queue up, nobody else has it: the member
+        has it again under the same epoch, and goes on behind what is committed."""
+        op = handle.op
+        if not self._facts.coordinator_ended(before.op.t_ns, op.t_ns):
+            return False
+        floor = self._facts.floor((self._group.name, op.topic, op.queue), op.t_ns)
+        return floor <= op.offset <= before.op.offset
 
     def _check_attempts(self, handles: Sequence[_Handle]) -> None:
         before: dict[tuple[str, int, int], int] = {}

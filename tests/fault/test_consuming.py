@@ -190,6 +190,32 @@ def handled_in_order(good: Good) -> list[Op]:
     return [op for op in calls if op.queue == calls[0].queue]
 
 
+def handled_once_more(good: Good, *between: str) -> Good:
+    """By the same member, under the same epoch, at once; behind these faults."""
+    ended = [op for op in good.of("handle", "ok", STEPPERS) if op.topic == STEPS]
+    done = ended[len(ended) // 2]
+    place = done.p, done.topic, done.queue, done.offset
+    call = max(
+        (op for op in good.of("handle", "invoke", STEPPERS)
+         if op.t_ns <= done.t_ns and (op.p, op.topic, op.queue, op.offset) == place),
+        key=lambda op: op.t_ns,
+    )  # fmt: skip
+    faults = [Op("harness", "ok", "fault", done.t_ns + 1, value=each) for each in between]
+    again = changed(call, t_ns=done.t_ns + 2), changed(done, t_ns=done.t_ns + 3)
+    return good.with_more(*faults, *again)
+
+
+def test_a_queue_goes_back_under_the_same_epoch(good: Good) -> None:
+    only(Kind.OUT_OF_ORDER, handled_once_more(good), 1)
+    only(Kind.OUT_OF_ORDER, handled_once_more(good, "kill scheduler"), 1)
+
+
+@pytest.mark.parametrize("fault", ["kill coordinator", "kill all"])
+def test_a_member_has_a_queue_again_that_it_was_giving_up(good: Good, fault: str) -> None:
+    verdict = handled_once_more(good, fault).check()
+    assert not verdict.findings, verdict
+
+
 def test_a_queue_goes_on_with_another_message(good: Good) -> None:
     calls = handled_in_order(good)
     skipped = calls[len(calls) // 2]
