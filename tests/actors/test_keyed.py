@@ -267,7 +267,6 @@ def answered(broker: Served, batch: bytes, count: int) -> SectionResult:
     return result
 
 
-@pytest.mark.slow
 def test_what_a_service_appends(tmp_path: Path) -> None:
     """Its own threads append beside the actor, which sees what they have laid down."""
     with Broker(tmp_path / "store", writer="here", profile="test") as broker:

@@ -105,6 +105,7 @@ class _Facts:
             self.by_value[copy.topic, copy.value].append(copy)
         self.stalls: dict[str, list[Op]] = defaultdict(list)  # by process
         self.killed: dict[str, int] = {}  # process -> t_ns
+        self.coordinator_killed: list[int] = []  # t_ns
         self.joined: dict[str, int] = {}
         self.looks: dict[tuple[str, str, int], list[Op]] = defaultdict(list)  # at progress
         for op in ops:
@@ -114,6 +115,8 @@ class _Facts:
                 self.joined[op.p] = op.t_ns
             elif op.f in ("fault", "killed") and op.value.startswith("kill "):
                 self.killed[op.value.split()[-1]] = op.t_ns
+                if op.value.split()[1] in ("coordinator", "all"):  # at a point of it, maybe
+                    self.coordinator_killed.append(op.t_ns)
             elif op.f == "committed" and op.type == "ok":
                 self.looks[op.group, op.topic, op.queue].append(op)
         self.away = intervals(ops)
@@ -134,11 +137,7 @@ class _Facts:
 
     def coordinator_ended(self, begin: int, end: int) -> bool:
         """Whether it was killed between these, alone or with all others."""
-        return any(
-            begin <= op.t_ns <= end and op.value in ("kill coordinator", "kill all")
-            for op in self.ops
-            if op.f == "fault"
-        )
+        return any(begin <= t_ns <= end for t_ns in self.coordinator_killed)
 
 
 def _check_keys(verdict: Verdict, ops: Sequence[Op]) -> None:

@@ -210,7 +210,7 @@ def test_a_queue_goes_back_under_the_same_epoch(good: Good) -> None:
     only(Kind.OUT_OF_ORDER, handled_once_more(good, "kill scheduler"), 1)
 
 
-@pytest.mark.parametrize("fault", ["kill coordinator", "kill all"])
+@pytest.mark.parametrize("fault", ["kill coordinator", "kill coordinator at.a.point", "kill all"])
 def test_a_member_has_a_queue_again_that_it_was_giving_up(good: Good, fault: str) -> None:
     verdict = handled_once_more(good, fault).check()
     assert not verdict.findings, verdict
