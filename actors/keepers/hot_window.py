@@ -23,8 +23,6 @@ LARGE_STEP_BYTES: Final = 16 * 1_048_576
 SMALL_STEP_BYTES: Final = 1_048_576
 LOCK_STEP_BYTES: Final = 4 * 1_048_576  # half of the usual limit
 STEPS_AT_ONCE: Final = 4
-# Of one call, which the system may not interrupt for any other process before it is over.
-ADVISE_BYTES: Final = 2 * 1_048_576
 PAGE: Final = mmap.PAGESIZE
 _NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
 
@@ -207,9 +205,7 @@ class HotWindow:
         begin, count = piece.range
         if self._populates:
             try:
-                for at in range(begin, begin + count, ADVISE_BYTES):
-                    size = min(ADVISE_BYTES, begin + count - at)
-                    piece.segment.memory.advise(advice, at, size)
+                piece.segment.memory.advise(advice, begin, count)
             except OSError as error:
                 self._cannot_populate(error)
         if self._reads:
