@@ -283,6 +283,8 @@ class HaActor(ServiceActor):
             end = acknowledged[self._wanted - 1]
             if end > self._replicated.value:
                 self._replicated.advance(end)
+        # Who reads below that slaves are gone finds that nothing is kept for them.
+        self._pieces.keep({self._pieces.start_of(slave.sent) for slave in slaves})
         end = self._cover.value
         close = sum(end - slave.needs < self._gap for slave in slaves)
         if close != self._close_ones.value:
@@ -290,7 +292,6 @@ class HaActor(ServiceActor):
         needed = min((slave.needs + 1 for slave in slaves), default=0)
         if needed != self._needed_from.value:
             self._needed_from.reset(needed)
-        self._pieces.keep({self._pieces.start_of(slave.sent) for slave in slaves})
 
     # --- end ---
 
