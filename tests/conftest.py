@@ -36,6 +36,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 os.environ.setdefault("COMETMQ_TEST_PACE_S", "0.02")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads spin, for sums of some rows
 os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(jvm.SPARK))
 os.environ.setdefault("MAVEN_OPTS", " ".join(jvm.SMALL))
 
@@ -52,7 +53,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     looked_at = option.usepdb or option.collectonly or option.capture == "no"
     if whole and not is_worker and not looked_at and getattr(option, "numprocesses", 0) is None:
-        option.numprocesses = 3 + (psutil.cpu_count() or 1)
+        option.numprocesses = 4 + (psutil.cpu_count() or 1)
 
 
 @pytest.hookimpl(optionalhook=True)

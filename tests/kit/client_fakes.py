@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from mmap import mmap
 from typing import Any, TypeVar
 
 import pykka
@@ -131,7 +132,7 @@ class FakeBroker(ServiceActor):
         self.moved_to: str | None = None  # the route names this address
         self.peers: list[FakeBroker] = []  # other brokers that this one, as name server, knows
         self._appender = LogAppender(LOCALHOST + port.to_bytes(4, "big"), 4 * 1_048_576)
-        self._log = memoryview(bytearray(SEGMENT_BYTES))
+        self._log = memoryview(mmap(-1, SEGMENT_BYTES))  # no memory before it is written
         self._appender.attach(self._log, 0, 0)
 
     def handle(self, request: Request) -> None:
