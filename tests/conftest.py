@@ -133,7 +133,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What could not be tested here is said, each reason once; and with --durations which files
-    take longest: tests/kit/parallel.py has them begin first."""
+    take longest."""
     if terminalreporter.config.option.durations:
         terminalreporter.section("longest files")
         for seconds, path in longest_files(terminalreporter.stats, 15):

@@ -85,8 +85,9 @@ def test_what_waits_is_spread_over_the_run() -> None:
     in_order = sorted(found, key=found.__getitem__)
     weights = [files[unit] for unit in in_order if unit in files]
     assert weights == sorted(weights, reverse=True)
+    places = [found[unit] / parallel.SINGLE_UNTIL for unit in single]
     for tenth in range(10):
-        within = [unit for unit in single if tenth <= 10 * found[unit] < tenth + 1]
-        assert 5 <= len(within) <= 7, within
-    neighbours = [abs(found[one] - found[other]) for one, other in pairwise(single)]
+        within = sum(tenth <= 10 * place < tenth + 1 for place in places)
+        assert 5 <= within <= 7, tenth
+    neighbours = [abs(one - other) for one, other in pairwise(places)]
     assert min(neighbours) > 0.3

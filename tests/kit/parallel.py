@@ -1,10 +1,11 @@
 """Which tests run beside each other under `python -m pytest -n 3` (pytest-xdist).
 
 Files are handed out whole, since the tests of a file may share a broker. Where they share nothing,
-slow ones are handed out one by one, so that in the end no worker is left alone with a file of them.
-What takes long comes first. What is marked `alone` measures the machine or its processes: it comes
-last, when nobody else is at work. A test that is not marked must bear company: ports of 0, files
-below its own tmp_path, processes known by what it started, waits that end with an event.
+slow ones are handed out one by one, so that in the end no worker is left alone with a file of them,
+and all through the run, since some compute and others wait. Files come by what they weigh. What is
+marked `alone` measures the machine or its processes: it comes last, when nobody else is at work. A
+test that is not marked must bear company: ports of 0, files below its own tmp_path, processes known
+by what it started, waits that end with an event.
 """
 
 from __future__ import annotations
@@ -20,29 +21,16 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 ALONE: Final = "alone"  # the unit of those that are marked so
-#: Of one worker, as if they were one file: they share what takes long to start.
+#: Of one worker, as if they were one file: they share what takes long to start. They take longest,
+#: and come first of all.
 TOGETHER: Final = (
     ("tests/spark/test_spark_cluster", "tests/spark/test_spark_installed"),  # an environment
     ("tests/spark/",),  # a JVM
     ("bench/spark/",),
     ("tests/replication/test_engine",),
 )
-#: What takes longest, in this order, as the end of a run says: it would be the end of the run.
-FIRST: Final = (
-    "tests/spark/",
-    "bench/spark/",
-    "tests/test_source.py",
-    "tests/replication/test_engine",
-    "tests/interop/",
-    "tests/fault/test_kills.py",
-    "tests/fault/test_groups.py",
-    "tests/fault/test_named_producers.py",
-    "tests/fault/test_consuming.py",
-    "tests/fault/test_derived.py",
-    "tests/fault/test_calls.py",
-    "tests/simulator/",
-)
 GOLDEN: Final = (5**0.5 - 1) / 2  # its multiples modulo 1 lie evenly, wherever one stops
+SINGLE_UNTIL: Final = 0.9  # of the run: what takes a minute is not to begin as its last
 SLOW: Final = 30  # what a test that is marked slow counts against one that is not
 
 
@@ -54,8 +42,8 @@ def unit_of(nodeid: str) -> str:
 
 def place_of(nodeid: str) -> int:
     """Among those that come first."""
-    places = (at for at, each in enumerate(FIRST) if nodeid.startswith(each))
-    return next(places, len(FIRST))
+    places = (at for at, each in enumerate(TOGETHER) if nodeid.startswith(each))
+    return next(places, len(TOGETHER))
 
 
 def shares(item: pytest.Item) -> bool:
@@ -77,13 +65,13 @@ def note_of(workerinput: dict[str, Any]) -> Path:
 def spread(weights: dict[str, int], single: Collection[str]) -> dict[str, float]:
     """How much of the run lies before each unit: of files those that weigh most come first. Slow
     tests that are handed out one by one come between them, and those of one file far from each
-    other: one often waits as long as the next, and files compute meanwhile."""
+    other: one often waits, or computes, as long as the next, and others do the other meanwhile."""
     files = sorted(weights.keys() - single, key=lambda unit: (-weights[unit], unit))
     total, before, found = sum(weights[unit] for unit in files), 0, {}
     for unit in files:
         found[unit] = before / total
         before += weights[unit]
-    return found | {unit: at * GOLDEN % 1 for at, unit in enumerate(sorted(single))}
+    return found | {unit: at * GOLDEN % 1 * SINGLE_UNTIL for at, unit in enumerate(sorted(single))}
 
 
 def arrange(items: list[pytest.Item], workerinput: dict[str, Any]) -> None:
