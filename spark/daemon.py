@@ -3,11 +3,13 @@
 Spark has workers import pyspark from an archive, `pyspark.zip`. An archive keeps nothing that was
 compiled, so each process that imports from it compiles all it needs anew: a second of processor
 time, for every kind of worker. Next to that archive pip has put the same files, and has compiled
-them. So they are taken from there, and all else is Spark's own daemon.
+them. So they are taken from there. And what all workers import is imported once,
+before they are forked. All else is Spark's own daemon.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,8 +35,20 @@ def _is_installed(archive: Path, path: Sequence[str]) -> bool:
     return beside.is_file() and any(each.is_file() and each.samefile(beside) for each in installed)
 
 
+def import_ahead() -> None:
+    """What workers import, but for what starts threads, as pyarrow does: those would not be there
+    after a fork. Spark has a worker look for garbage after each task; in this there is none."""
+    import pyspark.worker  # noqa: F401
+
+    import cometmq.spark.sink
+    import cometmq.spark.source  # noqa: F401
+
+    gc.freeze()
+
+
 if __name__ == "__main__":
     sys.path[:] = without_archives(sys.path)
     from pyspark.daemon import manager
 
+    import_ahead()
     manager()

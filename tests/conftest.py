@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import signal
@@ -81,6 +82,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from parallel import arrange
 
         arrange(items, config.workerinput)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was collected stays: looking for garbage in it, again and again, finds nothing."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

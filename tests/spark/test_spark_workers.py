@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,3 +69,26 @@ def test_workers_import_what_pip_has_compiled(spark: SparkSession) -> None:
     assert sys.executable in found
     assert len(found) == 3
     assert not [each for each in found if ".zip" in each]
+
+
+def test_what_is_imported_ahead_starts_no_thread() -> None:
+    """It would not be there in the workers, which are forked."""
+    program = (
+        "import os, sys; from cometmq.spark.daemon import import_ahead; import_ahead(); "
+        "print(len(os.listdir('/proc/self/task')), 'cometmq.spark.source' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert done.stdout.split() == [b"1", b"True"]
+
+
+@pytest.mark.slow
+def test_workers_are_forked_with_what_they_need(spark: SparkSession) -> None:
+    def frozen(batches: Iterator[object]) -> Iterator[object]:
+        import pyarrow as pa
+
+        for _ in batches:
+            ahead = "cometmq.spark.source" in sys.modules
+            yield pa.RecordBatch.from_arrays([pa.array([gc.get_freeze_count() * ahead])], ["count"])
+
+    (row,) = spark.range(0, 1, 1, 1).mapInArrow(frozen, "count long").collect()
+    assert row["count"] > 10_000
