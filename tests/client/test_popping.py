@@ -283,6 +283,7 @@ def test_given_back_rejected_extended(broker: Broker, topic: str) -> None:
         (again,) = pop(consumer, 1, ack=True)  # and not what was extended
         assert (again.body, again.reconsume_times) == (back.body, 1)
         with Admin(broker.name_server) as admin:
+            until(lambda: bool(list(admin.dead_letters(topic))))  # it may not be in its queue yet
             (letter,) = admin.dead_letters(topic)
         assert letter.message.body == dead.body
         hasty.ack(extended)
@@ -405,6 +406,7 @@ def test_handlers(broker: Broker, topic: str) -> None:
     consumer.run(handle, concurrency=8)
     assert seen == Counter({body: retried.get(body, 1) for body in bodies})
     with Admin(broker.name_server) as admin:
+        until(lambda: bool(list(admin.dead_letters(topic))))  # it may not be in its queue yet
         assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"8"]
     assert lag(broker, topic, topic) == 0
 
@@ -673,6 +675,7 @@ def test_a_task_may_return_what_it_should_have_raised(broker: Broker, topic: str
 
     asyncio.run(asyncio.wait_for(main(), HANGS_S))
     with Admin(broker.name_server) as admin:
+        until(lambda: bool(list(admin.dead_letters(topic))))  # it may not be in its queue yet
         assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"0"]
     assert wrapped == [b"0"]
 

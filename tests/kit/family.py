@@ -417,12 +417,12 @@ class RunningBroker:
 def left_behind(mark: str = RUN) -> list[psutil.Process]:
     """Processes of this test run's brokers, or those with that mark, that still live."""
     found = []
-    for process in psutil.process_iter():
+    for pid in psutil.pids():  # process_iter would keep those of before, whose numbers others have
         with contextlib.suppress(psutil.Error, OSError):
-            its = mark_of(process.pid)
+            process, its = psutil.Process(pid), mark_of(pid)
             if its != mark and its.partition("/")[0] != mark:
                 continue
-            if not has_ended(process.pid, 0) and not forked.is_nursery(process.pid):
+            if not has_ended(pid, 0) and not forked.is_nursery(pid):
                 found.append(process)
     return found
 
