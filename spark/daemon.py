@@ -3,8 +3,8 @@
 Spark has workers import pyspark from an archive, `pyspark.zip`. An archive keeps nothing that was
 compiled, so each process that imports from it compiles all it needs anew: a second of processor
 time, for every kind of worker. Next to that archive pip has put the same files, and has compiled
-them. So they are taken from there. And what all workers import is imported once,
-before they are forked. All else is Spark's own daemon.
+them. So they are taken from there. And what all workers import is imported once, before they are
+forked. All else is Spark's own daemon.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class HaActor(ServiceActor):
             end = acknowledged[self._wanted - 1]
             if end > self._replicated.value:
                 self._replicated.advance(end)
-        # Who reads below that slaves are gone finds that nothing is kept for them.
+        # Before the counters: once they say that a slave is gone, nothing is kept for it.
         self._pieces.keep({self._pieces.start_of(slave.sent) for slave in slaves})
         end = self._cover.value
         close = sum(end - slave.needs < self._gap for slave in slaves)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import still
 from family import RunningBroker
+from inside import wait_dispatched
 
 import cometmq.client.popping.broker as popping_broker
 import cometmq.client.popping.loop_run as popping_loop_run
@@ -282,8 +283,8 @@ def test_given_back_rejected_extended(broker: Broker, topic: str) -> None:
         hasty.extend(extended, WAIT_S)
         (again,) = pop(consumer, 1, ack=True)  # and not what was extended
         assert (again.body, again.reconsume_times) == (back.body, 1)
+        wait_dispatched(broker)  # letters are read by their queues
         with Admin(broker.name_server) as admin:
-            until(lambda: bool(list(admin.dead_letters(topic))))  # it may not be in its queue yet
             (letter,) = admin.dead_letters(topic)
         assert letter.message.body == dead.body
         hasty.ack(extended)
@@ -405,8 +406,8 @@ def test_handlers(broker: Broker, topic: str) -> None:
 
     consumer.run(handle, concurrency=8)
     assert seen == Counter({body: retried.get(body, 1) for body in bodies})
+    wait_dispatched(broker)
     with Admin(broker.name_server) as admin:
-        until(lambda: bool(list(admin.dead_letters(topic))))  # it may not be in its queue yet
         assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"8"]
     assert lag(broker, topic, topic) == 0
 
@@ -674,8 +675,8 @@ def test_a_task_may_return_what_it_should_have_raised(broker: Broker, topic: str
             await consumer.run(handle, middleware=[noted])
 
     asyncio.run(asyncio.wait_for(main(), HANGS_S))
+    wait_dispatched(broker)
     with Admin(broker.name_server) as admin:
-        until(lambda: bool(list(admin.dead_letters(topic))))  # it may not be in its queue yet
         assert [letter.message.body for letter in admin.dead_letters(topic)] == [b"0"]
     assert wrapped == [b"0"]
 

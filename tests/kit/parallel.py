@@ -36,8 +36,8 @@ SLOW: Final = 30  # what a test that is marked slow counts against one that is n
 
 def unit_of(nodeid: str) -> str:
     """What is handed to one worker as a whole, of those that bear company and share something."""
-    found = next((each for each in TOGETHER if nodeid.startswith(each)), None)
-    return found[0] if found else nodeid.partition("::")[0]
+    place = place_of(nodeid)
+    return TOGETHER[place][0] if place < len(TOGETHER) else nodeid.partition("::")[0]
 
 
 def place_of(nodeid: str) -> int:
