@@ -1,4 +1,4 @@
-"""How a replica that was away catches up, while somebody sends to the master."""
+"""How far a replica is behind its master: one that was away, and one that was not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from cometmq.shm.os.files import COMMITLOG_DIR
 TOPIC: Final = "bench_meanwhile"
 BODY: Final = bytes(range(128))
 PAUSE_S: Final = 0.002  # between two sends whose time is taken
+LOOK_S: Final = 0.001
 COUNTED: Final = (0.05, 0.95)  # from this share of the log to that one: without starts and ends
 
 
@@ -85,6 +87,23 @@ def bytes_per_s(has: ReadCell, begin: int, end: int) -> float:
         marks.append((time.perf_counter(), has.value))
     (first, low), (last, high) = marks
     return (high - low) / max(last - first, 1e-6)
+
+
+def lags_s(wrote: ReadCell, has: ReadCell, seconds: float) -> list[float]:
+    """Of all that a master writes in that time: how much later its slave has it, as far as looks
+    every millisecond tell."""
+    marks: deque[tuple[float, int]] = deque()  # when the master had come so far
+    found = []
+    now = time.perf_counter()
+    until = now + seconds
+    while now < until:
+        time.sleep(LOOK_S)
+        end, now = has.value, time.perf_counter()
+        while marks and marks[0][1] <= end:
+            found.append(now - marks.popleft()[0])
+        if wrote.value > (marks[-1][1] if marks else end):
+            marks.append((now, wrote.value))
+    return found + [now - at for at, _ in marks]  # it does not have these yet
 
 
 def tell(report: Report, rate: float, bare: float, before: Sends, during: Sends) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from multiprocessing.connection import Connection
+
+from cometmq import Producer
 
 HEADER = struct.Struct(">qi")
 BUFFER_BYTES = 4_194_304
@@ -47,3 +50,13 @@ def keep(port: int, path: str, line: Connection) -> None:
                 at += file.write(buffer[at:count])
             size += count
     line.send(size)
+
+
+def send_steadily(name_server: str, bytes_per_s: float, line: Connection) -> None:
+    """Messages of 1,000 bytes, so many bytes of them a second, until the other end says something."""
+    bodies = [bytes(range(250)) * 4] * 1_000
+    with Producer(name_server) as producer:
+        next_at = time.perf_counter()
+        while not line.poll(max(0.0, next_at - time.perf_counter())):
+            producer.send_many("bench_steady", bodies)
+            next_at += 1_000 * len(bodies) / bytes_per_s

@@ -3,8 +3,9 @@
 The slave is a process of its own that acknowledges and keeps nothing (slave_load.py): on a machine
 of few processors it takes some of them from the master, as a slave elsewhere would not.
 
-And how soon a real slave that was away has all that it lacks, beside a bare copy of the same files
-through a socket of this machine, while somebody sends to the master.
+How far a real slave is behind while its master writes 200 MB/s; and how soon one that was away has
+all that it lacks, beside a bare copy of the same files through a socket of this machine, while
+somebody sends to the master.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import Counters, Report
-from catching_up import Sends, bare_copy_s, bytes_per_s, tell
-from slave_load import follow
+from catching_up import Sends, bare_copy_s, bytes_per_s, lags_s, tell
+from slave_load import follow, send_steadily
 
 from cometmq import Broker, Producer
 from cometmq.bench.peers.server import free_ports
@@ -99,14 +101,44 @@ def test_one_in_flight(pair: tuple[str, Broker, Broker], full: bool, report: Rep
     report(f"{pair[0]}, one in flight", with_slave / count * 1e6, "us")
 
 
-# --- a slave that was away ---
+# --- a slave that keeps what it is sent ---
+
+
+def with_slave(port: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of a master, and of its slave."""
+    at, name = f"127.0.0.1:{port}", {"brokerName": "bench"}
+    slave = {**name, "brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": at}
+    return {**name, "haListenPort": port}, slave
+
+
+def test_lag(tmp_path: Path, full: bool, report: Report) -> None:
+    rate = 200e6 if full else 20e6
+    master, slave = with_slave(free_ports(1))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with (
+        Broker(tmp_path / "master", settings=master) as broker,
+        Broker(tmp_path / "slave", settings=slave),
+    ):
+        wrote, has = Counters(tmp_path / "master").wrote, Counters(tmp_path / "slave").wrote
+        sender = context.Process(target=send_steadily, args=(broker.name_server, rate, theirs))
+        sender.start()
+        while has.value < rate / 10:
+            time.sleep(0.001)  # a counter of another broker's wakes nobody here
+        before, began = wrote.value, time.perf_counter()
+        lags = sorted(lags_s(wrote, has, 10.0 if full else 0.5))
+        written = (wrote.value - before) / (time.perf_counter() - began)
+        ours.send(None)
+        sender.join(60)
+    report("lag, the master writes", written / 1e6, "MB/s")
+    for percent in (50, 99):
+        report(f"lag, p{percent}", lags[len(lags) * percent // 100] * 1e3, "ms")
+    report("lag, longest", lags[-1] * 1e3, "ms")
 
 
 def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
-    port, count = free_ports(1), 10_000_000 if full else 20_000
-    master = {"brokerName": "bench", "haListenPort": port}
-    at = f"127.0.0.1:{port}"
-    slave = {"brokerName": "bench", "brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": at}
+    count = 10_000_000 if full else 20_000
+    master, slave = with_slave(free_ports(1))
     with Broker(tmp_path / "master", settings=master) as broker, broker.producer() as producer:
         for _ in range(count // 20_000):
             producer.send_many("bench_backlog", [LARGE] * 20_000)
