@@ -53,7 +53,7 @@ def keep(port: int, path: str, line: Connection) -> None:
 
 
 def send_steadily(name_server: str, bytes_per_s: float, line: Connection) -> None:
-    """Messages of 1,000 bytes, so many bytes of them a second, until the other end says something."""
+    """Messages of 1,000 bytes, so many bytes a second, until the other end says something."""
     bodies = [bytes(range(250)) * 4] * 1_000
     with Producer(name_server) as producer:
         next_at = time.perf_counter()

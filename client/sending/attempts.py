@@ -23,9 +23,11 @@ from cometmq.protocol.errors import (
     NotConfirmed,
     NotReachable,
     Refused,
+    SystemBusy,
     again,
     from_code,
 )
+from cometmq.protocol.retry import MOST_S, pause_s
 from cometmq.protocol.wire.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,10 @@ log = logging.getLogger(__name__)
 SEND_S: Final = 3.0  # RocketMQ sendMsgTimeout
 FAILOVER_S: Final = 15.0  # a group's session has to end, and a master to be elected
 CHECK_S: Final = 0.5  # an answer that takes longer makes us look whether the broker has moved
+# The longest pause between two attempts, and between two looks for a broker that nobody listens at:
+# who waits for another master, or for one that is started again, waits little longer than that
+# takes.
+SOON_S: Final = 0.2
 GRACE_S: Final = 4 * CHECK_S  # after its time limit whoever waits for a batch goes by himself
 
 Outcome = tuple[SectionResult | None, CometError | None]
@@ -59,12 +65,21 @@ class Flight:
         self.attempts.append((batch.number, batch.fence))
 
     def waits_for_connection(self) -> bool:
-        return self.pending is not None and not self.pending.handed_over
+        return _waits_for_connection(self.pending)
 
     def was_never_sent(self) -> bool:
         """Whether it still waits for a connection; then it does no longer."""
         pending = self.pending
         return pending is not None and pending.channel.forget(pending)
+
+
+def look_s(pending: Pending | None) -> float:
+    """After how long to look where the broker is, if it has not answered this by then."""
+    return SOON_S if _waits_for_connection(pending) else CHECK_S
+
+
+def _waits_for_connection(pending: Pending | None) -> bool:
+    return pending is not None and not pending.handed_over
 
 
 def begin_attempt(lane: Lane, batch: Batch) -> None:
@@ -215,6 +230,12 @@ class RetryPolicy:
             and time.monotonic() < batch.deadline
             and (self._attempts_max is None or batch.attempts < self._attempts_max)
         )
+
+    def pause_s(self, failures: int, error: CometError | None) -> float:
+        """Before the attempt that follows on so many that failed, the last by this error. A broker
+        that is busy gets more time, and attempts that are counted have to last for longer."""
+        is_soon = self._attempts_max is None and not isinstance(error, SystemBusy)
+        return pause_s(failures, most_s=SOON_S if is_soon else MOST_S)
 
     def last_error(self, batch: Batch, error: CometError) -> CometError:
         """Of a batch that is given up after this error."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from cometmq.client.presence import Presences
 from cometmq.client.sending.accumulator import Accumulator
-from cometmq.client.sending.attempts import CHECK_S, Expired, Flight, RetryPolicy
+from cometmq.client.sending.attempts import CHECK_S, Expired, Flight, RetryPolicy, look_s
 from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.standing import Standing
@@ -44,7 +44,8 @@ class Ticked(Protocol):
 class Clock:
     """A thread that exists from the first batch on. It sleeps until something is due.
 
-    While a batch is unsettled, all lanes are looked at every 0.5 s.
+    While a batch is unsettled, all lanes are looked at every 0.5 s, and every 0.2 s while one waits
+    for a connection.
     """
 
     def __init__(self, delivery: Ticked, lock: Any) -> None:
@@ -106,7 +107,7 @@ class Clock:
         takes suspiciously long."""
         if self._check_at is None or now < self._check_at:
             return [], []
-        self._check_at = now + CHECK_S
+        pause_s = CHECK_S
         delivery = self._delivery
         late: list[Lane] = []
         touched: list[Lane] = []
@@ -121,12 +122,15 @@ class Clock:
                     delivery.standing.heard(lane.broker, 0.0, error)
                     delivery.window.settled(batch, error)
                     expired.append((batch, error))
-                if lane.sent is not None and now - lane.sent_at >= CHECK_S:
+                if lane.sent is None:
+                    continue
+                patience_s = look_s(lane.flight.pending)
+                pause_s = min(pause_s, patience_s)
+                if now - lane.sent_at >= patience_s:
                     late.append(lane)
                     delivery.standing.heard(lane.broker, now - lane.sent_at, None)
                     self._go_elsewhere(lane, topic, touched)
-        if not delivery.window.unsettled:
-            self._check_at = None
+        self._check_at = now + pause_s if delivery.window.unsettled else None
         return delivery.collect(touched), late
 
     def _expire(self, lane: Lane, now: float, touched: list[Lane]) -> list[Batch]:

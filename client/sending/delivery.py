@@ -36,7 +36,6 @@ from cometmq.client.sending.standing import Standing
 from cometmq.client.sending.window import Window
 from cometmq.protocol.commands import SendResult
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, again
-from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.pending import Pending
 
 REQUEST_BYTES: Final = 262_144  # batches of several queues share a request up to this
@@ -107,7 +106,7 @@ class Delivery:
         deadline, failures = monotonic() + self.policy.timeout_of(lanes), 0
         while lanes.waits_for_master and (left_s := deadline - monotonic()) > 0:
             failures += 1
-            sleep(min(left_s, pause_s(failures)))
+            sleep(min(left_s, self.policy.pause_s(failures, None)))
             with suppress(NotReachable):
                 self._routes.refresh(lanes.topic, left_s)
             with self.lock:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from cometmq.client.routes import MASTER, Routes
+from cometmq.client.sending.attempts import SOON_S
 from cometmq.protocol.commands import (
     ENDS_MAX,
     EndTransactions,
@@ -62,7 +63,7 @@ def pause_until(deadline: float, attempts: int, error: CometError) -> float | No
     """After how long an end is tried again; None: not any more."""
     if not error.retriable or time.monotonic() >= deadline:
         return None
-    return pause_s(attempts)
+    return pause_s(attempts, most_s=SOON_S)
 
 
 def told(error: CometError, transaction_id: str, commit: bool) -> CometError:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from cometmq.client.routes import Routes
+from cometmq.client.sending.attempts import RetryPolicy
 from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.protocol.errors import (
     CometError,
@@ -20,7 +21,6 @@ from cometmq.protocol.errors import (
     SystemBusy,
     TopicNotExist,
 )
-from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.steady import Steady
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ class Delivers(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[Any]: ...
+    @property
+    def policy(self) -> RetryPolicy: ...
     def resume(self, lanes: Iterable[Lane]) -> None: ...
     def update(self, topic: str) -> TopicLanes:
         """Under the lock."""
@@ -59,7 +61,8 @@ class Recovery:
         now = time.monotonic()
         with self._wake:
             for lane in lanes:
-                entry = (now + pause_s(lane.failures), next(self._order), lane)
+                pause_s = self._delivery.policy.pause_s(lane.failures, lane.error)
+                entry = (now + pause_s, next(self._order), lane)
                 heapq.heappush(self._paused, entry)
             self._start()
 

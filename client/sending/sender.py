@@ -15,9 +15,9 @@ from cometmq.client.forked import Forked
 from cometmq.client.routes import Routes
 from cometmq.client.sending.accumulator import Batching
 from cometmq.client.sending.attempts import (
-    CHECK_S,
     batch_of_one,
     begin_attempt,
+    look_s,
     oneway_command,
     outcomes_of,
     send_command,
@@ -39,7 +39,6 @@ from cometmq.client.sending.receipt import Batch, Receipt, Receipts
 from cometmq.protocol.commands import SendResult
 from cometmq.protocol.errors import ArgumentIllegal, CometError, NotConfirmed, again
 from cometmq.protocol.names import check_writable_topic
-from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.kernel import _kernel
 
@@ -265,7 +264,7 @@ class Sender:
                 if not delivery.may_try_again(batch, error):
                     raise delivery.policy.last_error(batch, error) from None
                 left_s = batch.deadline - time.monotonic()
-                time.sleep(max(0.0, min(left_s, pause_s(batch.attempts))))
+                time.sleep(max(0.0, min(left_s, delivery.policy.pause_s(batch.attempts, error))))
                 delivery.recovery.look_up({batch.topic: error})
                 delivery.policy.give_time(batch, lanes)
                 if lane.endpoint != endpoint:
@@ -278,7 +277,7 @@ class Sender:
         channel = self.routes.commitlog(endpoint, f"broker {lane.broker}")
         command = send_command(endpoint, delivery.identity, [batch])
         pending = channel.request(command, [batch.body])
-        while not channel.wait(pending, CHECK_S, keep=True):
+        while not channel.wait(pending, look_s(pending), keep=True):
             if time.monotonic() >= batch.deadline:
                 if channel.forget(pending):
                     raise delivery.policy.timed_out(batch, lane)

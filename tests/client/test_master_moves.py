@@ -16,9 +16,11 @@ from client_fakes import Handle, fake_broker, start_broker
 
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
 from cometmq.client.receiving.membership import Membership
-from cometmq.client.sending.attempts import SEND_S
+from cometmq.client.sending import attempts
+from cometmq.client.sending.attempts import SEND_S, SOON_S
 from cometmq.protocol.commands import GetRoute, JoinGroup, PopMessages
-from cometmq.protocol.errors import NotConfirmed, NotReachable
+from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, SystemBusy
+from cometmq.protocol.retry import MOST_S
 
 WAIT_S = 10  # a route that nobody misses is asked for every 30 s
 
@@ -165,6 +167,46 @@ def test_a_producer_whose_route_had_no_followers_yet(
         names.wait_for(lambda _: sent.done() or time.monotonic() > began + SEND_S + 0.5)
         elect()
         sent.result(WAIT_S)
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_a_producer_looks_soon_where_nobody_listens(
+    names: Handle,
+    old: Handle,
+    elect: Callable[[], Handle],
+    linger_ms: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer that takes long is one thing, no connection another."""
+    monkeypatch.setattr(attempts, "CHECK_S", 3_600.0)
+    with (
+        ThreadPoolExecutor() as pool,
+        Producer(names.address, linger_ms=linger_ms, timeout_s=60) as producer,
+    ):
+        producer.send("t", b"before").wait()
+        old.stop()
+        asked = len(names.asked(GetRoute))
+        sent = pool.submit(lambda: producer.send("t", b"late").wait())
+        names.wait_for(lambda _: len(names.asked(GetRoute)) > asked + 2)
+        new = elect()
+        sent.result(WAIT_S)
+    assert [*new.broker.batches.values()] == [[[b"late"]]]
+
+
+@pytest.mark.parametrize(
+    ("failures", "error", "attempts_max", "longest"),
+    [
+        (1, None, None, 0.02),
+        (5, NotReachable("x"), None, SOON_S),
+        (1_000_000, NotConfirmed("x"), None, SOON_S),
+        (1_000_000, SystemBusy("x"), None, MOST_S),
+        (1_000_000, NotReachable("x"), 1_000_001, MOST_S),
+    ],
+)
+def test_a_producer_pauses(
+    failures: int, error: CometError | None, attempts_max: int | None, longest: float
+) -> None:
+    assert attempts.RetryPolicy(None, attempts_max).pause_s(failures, error) == longest
 
 
 @pytest.mark.slow
