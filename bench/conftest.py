@@ -2,6 +2,7 @@
 
     python -m pytest bench                small; says nothing about speed
     python -m pytest bench --full         the sizes that docs/performance.md quotes
+    ... --full --full-memory              what writes logs finds memory as in a service of some days
 
 Ratios are taken inside one run, since machines are noisy. Figures are printed at the end, a line
 each.
@@ -16,17 +17,30 @@ import pytest
 from benchmarks import Report
 
 from cometmq import Broker
+from cometmq.bench.harness.memory import fill
 
 _FIGURE = "figure"  # in the properties of a test's report, which comes here from any process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="benchmarks at their full size")
+    parser.addoption(
+        "--full-memory",
+        action="store_true",
+        help="fill the memory with pages of files first, as on a machine that has run for a while",
+    )
 
 
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """What is measured finds its memory as `--full-memory` says."""
+    if request.config.getoption("--full-memory"):
+        fill(tmp_path)
 
 
 @pytest.fixture

@@ -144,6 +144,24 @@ def test_group(
     report(f"{name}: group, of alone", 100 * one / three, "%")
 
 
+@pytest.mark.usefixtures("memory")
+def test_a_producer_that_stays(tmp_path: Path, full: bool, report: Report) -> None:
+    count, rounds = (1_000_000, 7) if full else (2_000, 1)
+    rates = []
+    with (
+        running_group(tmp_path / "group", "ASYNC_FLUSH") as name_server,
+        Producer(name_server, linger_ms=5, timeout_s=60) as producer,
+    ):
+        for _ in range(1 + rounds):  # of the first one nothing is warm
+            began = time.perf_counter()
+            for _ in range(count):
+                producer.send(TOPIC, BODY)
+            producer.flush()
+            rates.append(count / (time.perf_counter() - began))
+    report("lingering, median of rounds", statistics.median(rates[1:]) / 1e3, "k/s")
+    report("lingering, best round", max(rates[1:]) / 1e3, "k/s")
+
+
 # --- a follower that was away ---
 
 

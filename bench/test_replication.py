@@ -111,6 +111,7 @@ def with_slave(port: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**name, "haListenPort": port}, slave
 
 
+@pytest.mark.usefixtures("memory")
 def test_lag(tmp_path: Path, full: bool, report: Report) -> None:
     rate = 200e6 if full else 20e6
     master, slave = with_slave(free_ports(1))

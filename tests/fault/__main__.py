@@ -68,15 +68,22 @@ LIST = "\n".join(f"  {name:<12} {HELP[name]}" for name in CAMPAIGNS)
 )
 @click.option("--tally", type=click.Path(path_type=Path), default=TALLY, show_default=True)
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the tally's fail-overs.")
+@click.option("--commit", "commits", multiple=True, help="--plot, --report: what begins so alone.")
 @click.option("--report", "wants_report", is_flag=True, help="Print the totals and do nothing.")
 def main(
-    campaigns: tuple[str, ...], wants_report: bool, plot: Path | None, tally: Path, **asked: Any
+    campaigns: tuple[str, ...],
+    wants_report: bool,
+    plot: Path | None,
+    commits: tuple[str, ...],
+    tally: Path,
+    **asked: Any,
 ) -> None:
-    if plot is not None:
-        draw_fail_overs(read_tally(tally), plot)
-        return
-    if wants_report:
-        print(report(read_tally(tally)))
+    if plot is not None or wants_report:
+        lines = [each for each in read_tally(tally) if not commits or each.commit.startswith(commits)]
+        if plot is not None:
+            draw_fail_overs(lines, plot)
+        else:
+            print(report(lines))
         return
     if asked["seed"] is None:
         asked["seed"] = int.from_bytes(os.urandom(3))
