@@ -79,7 +79,7 @@ def main(
     **asked: Any,
 ) -> None:
     if plot is not None or wants_report:
-        lines = [each for each in read_tally(tally) if not commits or each.commit.startswith(commits)]
+        lines = [each for each in read_tally(tally) if each.commit.startswith(commits or "")]
         if plot is not None:
             draw_fail_overs(lines, plot)
         else:
