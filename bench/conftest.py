@@ -17,7 +17,7 @@ import pytest
 from benchmarks import Report
 
 from cometmq import Broker
-from cometmq.bench.harness.memory import fill
+from cometmq.bench.memory import fill
 
 _FIGURE = "figure"  # in the properties of a test's report, which comes here from any process
 

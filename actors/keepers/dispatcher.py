@@ -124,9 +124,10 @@ class DispatcherActor(ServiceActor):
             self._dispatched.reset(reached)
             reached = self._builder.dispatch(reached, end)
             progress.show(max(0, reached - began), end - began)
-        self._finish_recovery(reached)
-        self._family.control.own(Counter.QUEUES_RECOVERED).reset(1)
+        # First how far into the log the queues reach: who reads an entry beyond that, and beyond
+        # what is known to be confirmed, takes it for damage.
         self._tell(reached)
+        self._family.control.own(Counter.QUEUES_RECOVERED).reset(1)
 
     def _catch_up_end(self) -> int:
         family = self._family

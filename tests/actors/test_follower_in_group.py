@@ -18,6 +18,7 @@ from family import RunningBroker, Sent
 from group_member import Feed, replica_settings
 from scripted_master import Log, log_of
 
+from cometmq import Producer
 from cometmq.actors.replication.log_view import GroupLog
 from cometmq.actors.replication.master_line import ask_where_it_begins
 from cometmq.protocol.commands import CreateTopic, FetchOffsets, QueueKey, TopicInfo
@@ -70,8 +71,11 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Master:
     return Master(store, log_of(store, end, SEGMENT), sent)
 
 
-def replica(store: Path, *, raw: bool = False, **more: object) -> RunningBroker:
+def replica(
+    store: Path, *, raw: bool = False, unconfirmed: bool = False, **more: object
+) -> RunningBroker:
     environ = {group_member.RAW: "1"} if raw else {}
+    environ |= {group_member.UNCONFIRMED: "1"} if unconfirmed else {}
     settings = replica_settings(**SHAPE, **more)
     return RunningBroker(store, settings, module=group_member.MODULE, environ=environ)
 
@@ -129,6 +133,28 @@ def test_the_commitlog_process_is_killed_at_any_time(master: Master, tmp_path: P
             assert feed.wait() == offset + len(content)
         broker.assert_stored(master.sent)
         assert_same(tmp_path / "copy", master.log)
+
+
+def test_what_is_in_its_queues_was_confirmed(tmp_path: Path) -> None:
+    """Also at a start at which nobody has said yet how far that is: a record beyond what is taken
+    for confirmed would be taken for damage, and the replica would never start again."""
+    with RunningBroker(tmp_path / "master", {"brokerName": "copied", **SHAPE}) as broker:
+        broker.create_topic("orders", 4)
+        broker.send("orders", 0, [b"before the first mark"])
+        with Producer(broker.ready.name_server, producer_id="billing") as producer:
+            for number in range(20):
+                producer.send("orders", b"%d" % number)
+        end = broker.counter(Counter.WROTE)
+    log = log_of(tmp_path / "master", end, SEGMENT)
+    with replica(tmp_path / "copy") as broker, Feed(broker) as feed:
+        for offset, content in Master(tmp_path / "master", log, []).frames(0, 100_000):
+            feed.lay_down(offset, content)
+        wait_until(lambda: broker.counter(Counter.DISPATCHED) == end, "it is not dispatched")
+    with replica(tmp_path / "copy", unconfirmed=True) as broker:
+        assert broker.counter(Counter.REPLICATED) == 0
+        assert broker.counter(Counter.DISPATCHED) == end
+        assert 0 < broker.counter(Counter.MARKS_FROM) < end
+    assert not (tmp_path / "copy" / "cometmq.damaged").exists()
 
 
 @pytest.mark.parametrize("killed", [True, False])

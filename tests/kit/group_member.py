@@ -18,6 +18,8 @@ from typing import Any
 
 from family import RunningBroker
 
+from cometmq.actors.keepers import dispatcher
+from cometmq.actors.keepers.dispatcher import DispatcherActor
 from cometmq.actors.launch import embedded
 from cometmq.actors.replication import member
 from cometmq.actors.replication.log_line import LogLine
@@ -29,6 +31,9 @@ from cometmq.shm.live.control import Counter, Phase
 
 MODULE = "group_member"
 RAW = "COMETMQ_TEST_RAW"  # in the environment: nobody listens for the log, a test does it itself
+# In the environment: nothing is confirmed, and a dispatcher that has said of its queues that they
+# are recovered, and not yet of the log that it is dispatched, lets all others go first.
+UNCONFIRMED = "COMETMQ_TEST_UNCONFIRMED"
 HEAD = struct.Struct(">qi")  # of a frame that is fed
 ANSWER = struct.Struct(">qH")  # the end that is laid down, and the length of what is wrong
 TIMEOUT_S = 60.0
@@ -102,8 +107,9 @@ class FedMember(ServiceActor):
         self._phase.arm()
         if self._phase.value < Phase.RECOVERED:
             return
-        self._replicated.reset(self._wrote.value)
-        self._replicated.wake()
+        if UNCONFIRMED not in os.environ:
+            self._replicated.reset(self._wrote.value)
+            self._replicated.wake()
         self._known.advance(1)
 
     def _laid_down(self, end: int) -> None:
@@ -112,6 +118,16 @@ class FedMember(ServiceActor):
     def _answer(self, end: int, why: str) -> None:
         if self._feed is not None:
             self._feed.sendall(ANSWER.pack(end, len(why)) + why.encode())
+
+
+class LateDispatcher(DispatcherActor):
+    """Of UNCONFIRMED."""
+
+    def _tell(self, reached: int) -> None:
+        control = self._family.control
+        if control.read(Counter.QUEUES_RECOVERED).value and not self._dispatched.value:
+            self._family.wait_for(Counter.PHASE, Phase.SERVING)
+        super()._tell(reached)
 
 
 class Feed:
@@ -160,6 +176,8 @@ def replica_settings(**more: Any) -> dict[str, Any]:
 
 def main() -> None:
     member.MemberActor = FedMember  # type: ignore[misc,assignment]
+    if UNCONFIRMED in os.environ:
+        dispatcher.DispatcherActor = LateDispatcher  # type: ignore[misc]
     embedded.main()
 
 
