@@ -21,7 +21,7 @@ from cometmq.shm.os.files import COMMITLOG_DIR
 TOPIC: Final = "bench_meanwhile"
 BODY: Final = bytes(range(128))
 PAUSE_S: Final = 0.002  # between two sends whose time is taken
-LOOK_S: Final = 0.001
+LOOK_S: Final = 0.001  # a counter of another broker's wakes nobody here
 COUNTED: Final = (0.05, 0.95)  # from this share of the log to that one: without starts and ends
 
 
@@ -78,12 +78,17 @@ class Sends:
         return sorted(self._times)[len(self._times) * percent // 100] * 1e3
 
 
+def wait_for(has: ReadCell, offset: float) -> None:
+    """Until a log has come so far."""
+    while has.value < offset:
+        time.sleep(LOOK_S)
+
+
 def bytes_per_s(has: ReadCell, begin: int, end: int) -> float:
     """How fast a log grows from one offset to another."""
     marks = []
     for share in COUNTED:
-        while has.value < begin + share * (end - begin):
-            time.sleep(0.001)  # a counter of another broker's wakes nobody here
+        wait_for(has, begin + share * (end - begin))
         marks.append((time.perf_counter(), has.value))
     (first, low), (last, high) = marks
     return (high - low) / max(last - first, 1e-6)

@@ -54,9 +54,9 @@ def keep(port: int, path: str, line: Connection) -> None:
 
 def send_steadily(name_server: str, bytes_per_s: float, line: Connection) -> None:
     """Messages of 1,000 bytes, so many bytes a second, until the other end says something."""
-    bodies = [bytes(range(250)) * 4] * 1_000
+    body, count = bytes(range(250)) * 4, 1_000  # of one call
     with Producer(name_server) as producer:
         next_at = time.perf_counter()
         while not line.poll(max(0.0, next_at - time.perf_counter())):
-            producer.send_many("bench_steady", bodies)
-            next_at += 1_000 * len(bodies) / bytes_per_s
+            producer.send_many("bench_steady", [body] * count)
+            next_at += count * len(body) / bytes_per_s

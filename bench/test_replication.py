@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from benchmarks import Counters, Report
-from catching_up import Sends, bare_copy_s, bytes_per_s, lags_s, tell
+from catching_up import Sends, bare_copy_s, bytes_per_s, lags_s, tell, wait_for
 from slave_load import follow, send_steadily
 
 from cometmq import Broker, Producer
@@ -104,8 +104,8 @@ def test_one_in_flight(pair: tuple[str, Broker, Broker], full: bool, report: Rep
 # --- a slave that keeps what it is sent ---
 
 
-def with_slave(port: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of a master, and of its slave."""
+def master_and_slave(port: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of both."""
     at, name = f"127.0.0.1:{port}", {"brokerName": "bench"}
     slave = {**name, "brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": at}
     return {**name, "haListenPort": port}, slave
@@ -114,7 +114,7 @@ def with_slave(port: int) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.usefixtures("memory")
 def test_lag(tmp_path: Path, full: bool, report: Report) -> None:
     rate = 200e6 if full else 20e6
-    master, slave = with_slave(free_ports(1))
+    master, slave = master_and_slave(free_ports(1))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with (
@@ -124,8 +124,7 @@ def test_lag(tmp_path: Path, full: bool, report: Report) -> None:
         wrote, has = Counters(tmp_path / "master").wrote, Counters(tmp_path / "slave").wrote
         sender = context.Process(target=send_steadily, args=(broker.name_server, rate, theirs))
         sender.start()
-        while has.value < rate / 10:
-            time.sleep(0.001)  # a counter of another broker's wakes nobody here
+        wait_for(has, rate / 10)
         before, began = wrote.value, time.perf_counter()
         lags = sorted(lags_s(wrote, has, 10.0 if full else 0.5))
         written = (wrote.value - before) / (time.perf_counter() - began)
@@ -139,7 +138,7 @@ def test_lag(tmp_path: Path, full: bool, report: Report) -> None:
 
 def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
     count = 10_000_000 if full else 20_000
-    master, slave = with_slave(free_ports(1))
+    master, slave = master_and_slave(free_ports(1))
     with Broker(tmp_path / "master", settings=master) as broker, broker.producer() as producer:
         for _ in range(count // 20_000):
             producer.send_many("bench_backlog", [LARGE] * 20_000)

@@ -23,11 +23,10 @@ from cometmq.protocol.errors import (
     NotConfirmed,
     NotReachable,
     Refused,
-    SystemBusy,
     again,
     from_code,
 )
-from cometmq.protocol.retry import MOST_S, pause_s
+from cometmq.protocol.retry import SOON_S, pause_after, pause_s
 from cometmq.protocol.wire.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -35,10 +34,6 @@ log = logging.getLogger(__name__)
 SEND_S: Final = 3.0  # RocketMQ sendMsgTimeout
 FAILOVER_S: Final = 15.0  # a group's session has to end, and a master to be elected
 CHECK_S: Final = 0.5  # an answer that takes longer makes us look whether the broker has moved
-# The longest pause between two attempts, and between two looks for a broker that nobody listens at:
-# who waits for another master, or for one that is started again, waits little longer than that
-# takes.
-SOON_S: Final = 0.2
 GRACE_S: Final = 4 * CHECK_S  # after its time limit whoever waits for a batch goes by himself
 
 Outcome = tuple[SectionResult | None, CometError | None]
@@ -232,10 +227,9 @@ class RetryPolicy:
         )
 
     def pause_s(self, failures: int, error: CometError | None) -> float:
-        """Before the attempt that follows on so many that failed, the last by this error. A broker
-        that is busy gets more time, and attempts that are counted have to last for longer."""
-        is_soon = self._attempts_max is None and not isinstance(error, SystemBusy)
-        return pause_s(failures, most_s=SOON_S if is_soon else MOST_S)
+        """Before the attempt that follows on so many that failed, the last by this error. Attempts
+        that are counted have to last for longer."""
+        return pause_after(failures, error) if self._attempts_max is None else pause_s(failures)
 
     def last_error(self, batch: Batch, error: CometError) -> CometError:
         """Of a batch that is given up after this error."""

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Final
 
 from cometmq.client.routes import MASTER, Routes
-from cometmq.client.sending.attempts import SOON_S
 from cometmq.protocol.commands import (
     ENDS_MAX,
     EndTransactions,
@@ -23,7 +22,7 @@ from cometmq.protocol.commands import (
     TransactionsEnded,
 )
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, from_code
-from cometmq.protocol.retry import pause_s
+from cometmq.protocol.retry import pause_after
 from cometmq.protocol.wire.channel import Channel, Pending
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ def pause_until(deadline: float, attempts: int, error: CometError) -> float | No
     """After how long an end is tried again; None: not any more."""
     if not error.retriable or time.monotonic() >= deadline:
         return None
-    return pause_s(attempts, most_s=SOON_S)
+    return pause_after(attempts, error)
 
 
 def told(error: CometError, transaction_id: str, commit: bool) -> CometError:

@@ -67,7 +67,8 @@ class Counter(IntEnum):
     SYNC_WANTED = 20  # commitlog: under SYNC_FLUSH, flush has to sync everything below this at once
     SYNCS = 21  # commitlog: how often it has synced the log itself in this run
     SPACE_WANTED = 22  # commitlog: it stores nothing beyond this, and needs file space below it
-    QUEUES_RECOVERED = 23  # dispatcher: 1 once each queue ends where it has to, in this run
+    # dispatcher: 1 once each queue ends where it has to, in this run, and `dispatched` says where
+    QUEUES_RECOVERED = 23
     # commitlog: what lies at or above is needed to know how far derivers have come; 0 until it has
     # looked
     MARKS_FROM = 24

@@ -28,7 +28,7 @@ from cometmq.shm.kernel.layout import HA_FRAME
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.cutting import begin_log_at
 from cometmq.shm.log.last_run import life_of
-from cometmq.shm.state.damage import REPLACE_IT
+from cometmq.shm.state.damage import DAMAGED_FILE, REPLACE_IT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 needs_life = pytest.mark.skipif(
@@ -153,7 +153,7 @@ def test_what_is_in_its_queues_was_confirmed(tmp_path: Path) -> None:
     with replica(tmp_path / "copy", unconfirmed=True) as broker:
         assert broker.counter(Counter.REPLICATED) == 0
         assert broker.counter(Counter.DISPATCHED) == end
-    assert not (tmp_path / "copy" / "cometmq.damaged").exists()
+    assert not (tmp_path / "copy" / DAMAGED_FILE).exists()
 
 
 @pytest.mark.parametrize("killed", [True, False])

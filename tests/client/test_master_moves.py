@@ -6,6 +6,7 @@ The name server hears of the new one late, after the clients have missed the old
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +18,11 @@ from client_fakes import Handle, fake_broker, start_broker
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
 from cometmq.client.receiving.membership import Membership
 from cometmq.client.sending import attempts
-from cometmq.client.sending.attempts import SEND_S, SOON_S
+from cometmq.client.sending.attempts import SEND_S
+from cometmq.client.sending.ends import pause_until
 from cometmq.protocol.commands import GetRoute, JoinGroup, PopMessages
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, SystemBusy
-from cometmq.protocol.retry import MOST_S
+from cometmq.protocol.retry import MOST_S, SOON_S
 
 WAIT_S = 10  # a route that nobody misses is asked for every 30 s
 
@@ -207,6 +209,8 @@ def test_a_producer_pauses(
     failures: int, error: CometError | None, attempts_max: int | None, longest: float
 ) -> None:
     assert attempts.RetryPolicy(None, attempts_max).pause_s(failures, error) == longest
+    if error is not None and attempts_max is None:  # the end of a transaction as well
+        assert pause_until(math.inf, failures, error) == longest
 
 
 @pytest.mark.slow

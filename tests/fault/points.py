@@ -162,6 +162,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("recovery.zero", "commitlog", _RECOVERY + "zero_behind", "start", 1),
     **_both("recovery.find", "commitlog", _RECOVERY + "find_end", "cold start", 1),
     **_both("recovery.torn", "commitlog", _TORN + "without_torn_write", "cold start", 1),
+    **_both("recovery.told", "dispatcher", "Counter.QUEUES_RECOVERED", "start", 1),
     **_both("recovery.cut", "commitlog", _RECOVERY + "cut", "cold start", 1),
     **_both("recovery.log", "commitlog", _OPENING + "recover_log", "start", 1),
     **_both("recovery.wrote", "commitlog", _COMMITLOG + "begin_log", "start", 1),
