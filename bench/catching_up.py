@@ -111,14 +111,19 @@ def lags_s(wrote: ReadCell, has: ReadCell, seconds: float) -> list[float]:
     return found + [now - at for at, _ in marks]  # it does not have these yet
 
 
-def tell(report: Report, rate: float, bare: float, before: Sends, during: Sends) -> None:
+def tell(
+    report: Report, rate: float, bare: float, before: Sends, beside: Sends, during: Sends
+) -> None:
     """
     Args:
         rate, bare: bytes/s, the latter of a bare copy.
+        before, beside, during: with nothing else, beside the bare copy, during the catch-up. What
+            sends wait for beside the copy is the machine's: no process of a broker takes part.
     """
     report("catch-up, bare copy", bare / 1e6, "MB/s")
     report("catch-up", rate / 1e6, "MB/s")
     report("catch-up, of a bare copy", 100 * rate / bare, "%")
     for percent in (50, 99):
         report(f"catch-up, sends before: p{percent}", before.at_ms(percent), "ms")
+        report(f"catch-up, sends beside the bare copy: p{percent}", beside.at_ms(percent), "ms")
         report(f"catch-up, sends meanwhile: p{percent}", during.at_ms(percent), "ms")

@@ -145,12 +145,13 @@ def test_group(
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_producer_that_stays(tmp_path: Path, full: bool, report: Report) -> None:
+@pytest.mark.parametrize("batch_kib", [256, 1_024])  # the default, and four times that
+def test_a_producer_that_stays(tmp_path: Path, batch_kib: int, full: bool, report: Report) -> None:
     count, rounds = (1_000_000, 7) if full else (2_000, 1)
     rates = []
     with (
         running_group(tmp_path / "group", "ASYNC_FLUSH") as name_server,
-        Producer(name_server, linger_ms=5, timeout_s=60) as producer,
+        Producer(name_server, linger_ms=5, batch_bytes=batch_kib << 10, timeout_s=60) as producer,
     ):
         for _ in range(1 + rounds):  # of the first one nothing is warm
             began = time.perf_counter()
@@ -158,8 +159,9 @@ def test_a_producer_that_stays(tmp_path: Path, full: bool, report: Report) -> No
                 producer.send(TOPIC, BODY)
             producer.flush()
             rates.append(count / (time.perf_counter() - began))
-    report("lingering, median of rounds", statistics.median(rates[1:]) / 1e3, "k/s")
-    report("lingering, best round", max(rates[1:]) / 1e3, "k/s")
+    name = f"lingering, batches of {batch_kib} KiB"
+    report(f"{name}: median of rounds", statistics.median(rates[1:]) / 1e3, "k/s")
+    report(f"{name}: best round", max(rates[1:]) / 1e3, "k/s")
 
 
 # --- a follower that was away ---
@@ -212,11 +214,12 @@ def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
             for _ in range(count // 20_000):
                 producer.send_many(TOPIC, [LARGE] * 20_000)
             end = wrote.value
-            bare_s = bare_copy_s(store, end, tmp_path / "copy")
+            with Sends(producer) as beside:
+                bare_s = bare_copy_s(store, end, tmp_path / "copy")
             with Sends(producer) as before:
                 time.sleep(3.0 if full else 0.3)  # of quiet
             sends = ExitStack()
             during = sends.enter_context(Sends(producer))
         with sends:
             rate = bytes_per_s(has, begin, end)
-    tell(report, rate, end / bare_s, before, during)
+    tell(report, rate, end / bare_s, before, beside, during)

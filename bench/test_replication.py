@@ -144,9 +144,10 @@ def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
             producer.send_many("bench_backlog", [LARGE] * 20_000)
         wrote = Counters(tmp_path / "master").wrote
         size = wrote.value
-        bare_s = bare_copy_s(tmp_path / "master", size, tmp_path / "copy")
+        with Sends(producer) as beside:
+            bare_s = bare_copy_s(tmp_path / "master", size, tmp_path / "copy")
         with Sends(producer) as before:
             time.sleep(3.0 if full else 0.3)  # of quiet
         with Sends(producer) as during, Broker(tmp_path / "slave", settings=slave):
             rate = bytes_per_s(Counters(tmp_path / "slave").wrote, 0, size)
-    tell(report, rate, size / bare_s, before, during)
+    tell(report, rate, size / bare_s, before, beside, during)

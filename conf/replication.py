@@ -71,6 +71,21 @@ class ReplicationSettings:
         at_most=_SLAVE_BUFFER_BYTES - _FRAME_HEADER_BYTES,
         help="How much of the log a slave is sent in one frame, at most.",
     )
+    ha_flow_control_enable: bool = option(
+        False,
+        key="haFlowControlEnable",
+        help="Whether maxHaTransferByteInSecond limits how fast slaves are sent the log: one that "
+        "was away then leaves the network, and a small machine, to producers and consumers. "
+        "Replicas of a group are not slowed down.",
+    )
+    max_ha_transfer_byte_in_second: int = option(
+        104_857_600,
+        key="maxHaTransferByteInSecond",
+        at_least=1,
+        help="How many bytes of the log a slave is sent a second, at most, with "
+        "haFlowControlEnable. Below what producers send, it falls behind, and under SYNC_MASTER "
+        "their answers wait for it.",
+    )
     ha_send_heartbeat_interval_ms: int = option(
         5_000,
         key="haSendHeartbeatInterval",
@@ -108,6 +123,11 @@ class ReplicationSettings:
         help="A slave that is further behind than this is not waited for. Where too few are close "
         "enough, messages are answered with SLAVE_NOT_AVAILABLE at once.",
     )
+
+    @property
+    def ha_bytes_per_s(self) -> int:
+        """That a slave is sent, at most; 0: there is no limit."""
+        return self.max_ha_transfer_byte_in_second if self.ha_flow_control_enable else 0
 
     @property
     def allowed_networks(self) -> tuple[Network, ...]:

@@ -136,7 +136,7 @@ _KEYS: Final = """
     fetchControllerAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup
     fetchNamesrvAddrInterval filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed
     flushConsumerOffsetHistoryInterval flushLeastPagesWhenWarmMapedFile
-    forceRegister forceVerifyPropCRC forwardTimeout globalColdReadThreshold haFlowControlEnable
+    forceRegister forceVerifyPropCRC forwardTimeout globalColdReadThreshold
     haMaxTimeSlaveNotCatchup heartbeatThreadPoolNums
     heartbeatThreadPoolQueueCapacity highSpeedMode initAuthenticationUser
     initPopOffsetByCheckMsgInMem innerClientAuthenticationCredentials
@@ -147,7 +147,7 @@ _KEYS: Final = """
     logicQueueForceSwapMapInterval logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
     mappedFileSizeConsumeQueueExt mappedFileSwapEnable
     mapperFileSizeBatchConsumeQueue maxAsyncPutMessageRequests maxBatchDeleteFilesNum
-    maxChecksumRange maxConsumeQueueScan maxErrorRateOfBloomFilter maxHaTransferByteInSecond
+    maxChecksumRange maxConsumeQueueScan maxErrorRateOfBloomFilter
     maxLmqConsumeQueueNum maxMsgsNumBatch maxOffsetMapSize maxPopPollingSize
     maxReconnectIntervalTimeSeconds maxRecoveryCommitlogFiles maxSlaveResendLength
     maxStatsIdleTimeInMinutes maxTopicLength maxTransferBytesOnMessageInDisk

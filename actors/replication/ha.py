@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from cometmq.actors.replication.pace import REST_S as PACE_REST_S
+from cometmq.actors.replication.pace import Pace
 from cometmq.actors.replication.pieces import LogPieces
 from cometmq.actors.replication.port import Door
 from cometmq.actors.replication.said import Said
@@ -62,6 +64,7 @@ class HaActor(ServiceActor):
         self._rest_s = 0.0 if settings.slaves_wanted else REST_S
         self._heartbeat_s = settings.ha_send_heartbeat_interval_ms / 1000
         self._silence_s = settings.ha_housekeeping_interval_ms / 1000
+        self._bytes_per_s = settings.ha_bytes_per_s
         self._pieces = LogPieces(
             family.store,
             settings.mapped_file_size_commit_log_bytes,
@@ -100,7 +103,8 @@ class HaActor(ServiceActor):
             return
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._slaves[connection.fileno()] = Slave(connection, address, host)
+        pace = Pace(self._bytes_per_s) if self._bytes_per_s else None
+        self._slaves[connection.fileno()] = Slave(connection, address, host, pace)
         self._epoll.register(connection, select.EPOLLIN)
         if self._ticks is None:
             self._ticks = self.every(min(self._heartbeat_s, self._silence_s) / 4, self._tick)
@@ -226,10 +230,21 @@ class HaActor(ServiceActor):
         if slave.sent < self._min.value:
             raise self._deleted(slave)
         wanted_room = slave.wants_room
-        slave.send(self._pieces, self._limit)
+        rest_s = slave.send(self._pieces, self._limit)
         if slave.wants_room != wanted_room:
             events = select.EPOLLIN | (select.EPOLLOUT if slave.wants_room else 0)
             self._epoll.modify(slave.connection, events)
+        if rest_s and not slave.rests:
+            slave.rests = True
+            self.after(rest_s, partial(self._send_more, slave))
+
+    def _send_more(self, slave: Slave) -> None:
+        """It has rested for its pace."""
+        slave.rests = False
+        if self._slaves.get(slave.connection.fileno()) is slave:
+            self._guarded(slave, partial(self._send, slave))
+            self._tell()
+            self._follow()
 
     def _deleted(self, slave: Slave) -> SlaveLost:
         return SlaveLost(
@@ -302,9 +317,12 @@ class HaActor(ServiceActor):
         self._limit = self._cover.value
         self._send_all()
         while self._is_awaited() and (left_s := until - time.monotonic()) > 0:
-            for descriptor, events in self._epoll.poll(left_s, EVENTS_AT_ONCE):
+            look_s = min(left_s, PACE_REST_S) if self._bytes_per_s else left_s
+            for descriptor, events in self._epoll.poll(look_s, EVENTS_AT_ONCE):
                 if descriptor in self._slaves:
                     self._serve(self._slaves[descriptor], events)
+            if self._bytes_per_s:  # no timers come here
+                self._send_all()
             self._tell()
         for slave in self._slaves.values():
             if slave.reported < self._limit:

@@ -15,6 +15,7 @@ import time
 from itertools import pairwise
 from typing import Final
 
+from cometmq.actors.replication.pace import Pace
 from cometmq.actors.replication.pieces import LogPieces
 
 HEADER: Final = struct.Struct(">qi")
@@ -37,10 +38,14 @@ class Slave:
     Args:
         connection: does not block.
         address: for people.
+        pace: how fast it is sent the log; None: as fast as it takes it.
     """
 
-    def __init__(self, connection: socket.socket, address: str, host: str) -> None:
+    def __init__(
+        self, connection: socket.socket, address: str, host: str, pace: Pace | None = None
+    ) -> None:
         self.connection = connection
+        self._pace = pace
         self.address, self.host = address, host
         self.since_ms = int(time.time() * 1000)
         self.heard_at = self.sent_at = time.monotonic()
@@ -49,6 +54,7 @@ class Slave:
         self.begin = 0  # where it is sent the log from
         self.sent = 0  # the end of what it was sent, of whole frames or not
         self.wants_room = False  # its socket is full, or its turn was over
+        self.rests = False  # for its pace: somebody sends more, later
         self._rest = b""  # of a report
         self._header = b""  # what is not sent of it
         self._frame_end = 0  # above `sent` within a frame
@@ -112,28 +118,41 @@ class Slave:
 
     # --- frames ---
 
-    def send(self, pieces: LogPieces, limit: int) -> None:
-        """As much as its socket takes of the log below `limit`, and no more than its turn has.
+    def send(self, pieces: LogPieces, limit: int) -> float:
+        """As much as its socket takes of the log below `limit`, and no more than its turn and its
+        pace have; for how many seconds it is sent nothing more. 0: its pace has more.
 
         Raises SlaveLost, FileNotFoundError.
         """
-        left = TURN_BYTES
         try:
-            while self._header or self.sent < self._frame_end or self.sent < limit:
-                if left <= 0:
-                    self.wants_room = True
-                    return
-                left -= self._send_some(pieces, limit)
+            self.wants_room = self._send_turn(pieces, limit)
         except BlockingIOError:
             self.wants_room = True
-            return
         except FileNotFoundError:
             raise
         except OSError as error:
             raise SlaveLost(f"the connection broke: {error.strerror or error}") from None
-        self.wants_room = False
+        if self._pace is None or self._has_all(limit):
+            return 0.0
+        return self._pace.rest_s()
 
-    def _send_some(self, pieces: LogPieces, limit: int) -> int:
+    def _has_all(self, limit: int) -> bool:
+        return not self._header and self.sent >= max(self._frame_end, limit)
+
+    def _send_turn(self, pieces: LogPieces, limit: int) -> bool:
+        """Whether its turn is over, and it could have more at once."""
+        turn = TURN_BYTES
+        while not self._has_all(limit):
+            most = turn if self._pace is None else min(turn, self._pace.left())
+            if most <= 0:
+                return turn <= 0
+            count = self._send_some(pieces, limit, most)
+            turn -= count
+            if self._pace is not None:
+                self._pace.took(count)
+        return False
+
+    def _send_some(self, pieces: LogPieces, limit: int, most: int) -> int:
         if not self._header and self.sent == self._frame_end:
             self._frame_end, self._cut_until = pieces.end_of(self.sent, limit, self._cut_until)
             self._header = HEADER.pack(self.sent, self._frame_end - self.sent)
@@ -141,7 +160,8 @@ class Slave:
             count = self.connection.send(self._header, socket.MSG_MORE)
             self._header = self._header[count:]
             return count
-        count = pieces.send(self.connection.fileno(), self.sent, self._frame_end)
+        end = min(self._frame_end, self.sent + most)
+        count = pieces.send(self.connection.fileno(), self.sent, end)
         self.sent += count
         self.sent_at = time.monotonic()
         return count

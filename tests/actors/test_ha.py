@@ -333,6 +333,68 @@ def test_an_orderly_end_gives_slaves_all_of_it(broker: RunningBroker) -> None:
         assert not log_bytes(broker.store, slave.end).strip(b"\0")
 
 
+# --- how fast ---
+
+SLOW = {"haFlowControlEnable": True, "maxHaTransferByteInSecond": 1_000_000}
+
+
+def test_a_limit_is_kept_for_each_slave(tmp_path: Path) -> None:
+    with master(tmp_path / "store", **SLOW) as broker:
+        end = load(broker, 30)
+        with ScriptedSlave(port_of(broker)) as slave, ScriptedSlave(port_of(broker)) as other:
+            began = time.monotonic()
+            for each in (slave, other):
+                each.report(0)
+                each.follow_on()
+            for each in (slave, other):
+                each.wait_end(end)
+            assert time.monotonic() - began >= (end - 10_000) / 1e6 - 0.01
+            end = load(broker, 1)
+            for each in (slave, other):
+                each.wait_end(end)
+                assert each.copy == log_bytes(broker.store, 0, each.end)
+            wait_counter(broker, Counter.REPLICATED, end)
+
+
+def test_without_flow_control_there_is_no_limit(tmp_path: Path) -> None:
+    with master(tmp_path / "store", maxHaTransferByteInSecond=1) as broker:
+        end = load(broker, 30)
+        with ScriptedSlave(port_of(broker)) as slave:
+            slave.report(0)
+            slave.follow(end)
+            assert slave.copy == log_bytes(broker.store, 0, slave.end)
+
+
+def test_a_limit_holds_to_an_orderly_end(tmp_path: Path) -> None:
+    with master(tmp_path / "store", **SLOW) as broker, ScriptedSlave(port_of(broker)) as slave:
+        began = time.monotonic()
+        slave.report(0)
+        slave.follow_on()
+        end = load(broker, 15)
+        broker.close()
+        slave.wait_ended()
+        assert time.monotonic() - began >= (end - 10_000) / 1e6 - 0.01
+        assert slave.copy == log_bytes(broker.store, 0, slave.end)
+        assert slave.end >= end
+
+
+@pytest.mark.parametrize("bytes_per_s", [1, 100])
+def test_a_limit_of_a_few_bytes_disturbs_nobody(tmp_path: Path, bytes_per_s: int) -> None:
+    limit = {**SLOW, "maxHaTransferByteInSecond": bytes_per_s}
+    with master(tmp_path / "store", **limit) as broker, ScriptedSlave(port_of(broker)) as slave:
+        slave.report(0)
+        slave.follow_on()
+        wait_log(broker, "slave .* is connected")
+        process = psutil.Process(broker.pids()["ha"])
+        before = sum(process.cpu_times()[:2])
+        for _ in range(20):
+            load(broker, 20)
+            assert broker.statistics("ha")["slaves"] == 1
+        took_s = sum(process.cpu_times()[:2]) - before
+        assert took_s < 1, "it has spun"
+        assert slave.end == 0
+
+
 def test_descriptors_and_maps_do_not_grow(broker: RunningBroker) -> None:
     process = psutil.Process(broker.pids()["ha"])
 

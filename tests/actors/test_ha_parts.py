@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.actors.replication import said
+from cometmq.actors.replication.pace import BURST_S, REST_S, Pace
 from cometmq.actors.replication.pieces import LogPieces
 from cometmq.actors.replication.port import is_allowed
 from cometmq.actors.replication.slave import HEADER, READ_BYTES, Slave, SlaveLost
@@ -260,3 +261,49 @@ def test_frames_on_the_wire(pair: tuple[Slave, socket.socket], tmp_path: Path) -
     assert copy == log[:end]
     assert sizes[-1] == 0
     pieces.close()
+
+
+# --- how fast ---
+
+
+@pytest.mark.parametrize("bytes_per_s", [1, 99, 100, 101, 65_537, 104_857_600, 1 << 40])
+def test_no_more_goes_than_for_the_time_and_one_burst(bytes_per_s: int) -> None:
+    print("seed", SEED)
+    chance = random.Random(SEED + bytes_per_s)
+    now = [1_000.0]
+    pace = Pace(bytes_per_s, lambda: now[0])
+    burst = max(1, bytes_per_s * BURST_S + 1)
+    gone: list[tuple[float, int]] = []
+    for _ in range(2_000):
+        now[0] += chance.choice([0.0, 1e-7, 1e-4, REST_S, BURST_S, 1.0, 3.3])
+        if left := pace.left():
+            assert pace.rest_s() == 0
+            count = chance.randint(1, left)
+            pace.took(count)
+            gone.append((now[0], count))
+        assert pace.left() >= 0
+    assert gone
+    since, total = gone[0][0], 0
+    for at, count in gone:
+        total += count
+        assert total <= (at - since) * bytes_per_s + burst
+    for first in range(0, len(gone), 97):  # in any time, not from the beginning alone
+        part = gone[first : first + 50]
+        passed_s = part[-1][0] - part[0][0]
+        assert sum(count for _, count in part) <= passed_s * bytes_per_s + burst
+
+
+def test_whoever_has_sent_all_that_may_go_rests() -> None:
+    """And gets nothing meanwhile, however often it asks: not each report has a piece sent."""
+    now = [50.0]
+    pace = Pace(1_000_000, lambda: now[0])
+    assert pace.left() == 10_000
+    pace.took(9_999)
+    assert (pace.left(), pace.rest_s()) == (1, 0)
+    pace.took(13)  # a header goes whole
+    assert pace.rest_s() == pytest.approx(REST_S + 12e-6)
+    while pace.rest_s() > 1e-9:
+        assert pace.left() == 0
+        now[0] += 0.0005
+    now[0] += 1e-6
+    assert 4_990 <= pace.left() <= 5_600
