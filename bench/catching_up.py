@@ -26,7 +26,8 @@ COUNTED: Final = (0.05, 0.95)  # from this share of the log to that one: without
 
 
 def bare_copy_s(store: Path, size: int, target: Path) -> float:
-    """Seconds for so many bytes of the log's files through a socket into another file."""
+    """Seconds for so many bytes of the log's files through a socket into another file, and until
+    that is on the disk."""
     listener = socket.create_server(("127.0.0.1", 0))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -10,7 +10,7 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,10 +37,15 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def memory(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """What is measured finds its memory as `--full-memory` says."""
-    if request.config.getoption("--full-memory"):
-        fill(tmp_path)
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], None]:
+    """What is measured finds its memory as `--full-memory` says; called, it is so once more."""
+
+    def renew() -> None:
+        if request.config.getoption("--full-memory"):
+            fill(tmp_path)
+
+    renew()
+    return renew
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -37,7 +38,8 @@ def follow(port: int, line: Connection) -> None:
 
 
 def keep(port: int, path: str, line: Connection) -> None:
-    """Put all that comes from this port into a file; says how much it was."""
+    """Put all that comes from this port into a file; once it is on the disk, says how much it was.
+    """
     buffer = memoryview(bytearray(BUFFER_BYTES))
     size = 0
     with (
@@ -49,6 +51,7 @@ def keep(port: int, path: str, line: Connection) -> None:
             while at < count:
                 at += file.write(buffer[at:count])
             size += count
+        os.fdatasync(file.fileno())
     line.send(size)
 
 

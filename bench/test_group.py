@@ -207,7 +207,7 @@ def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
         master, follower = one_that(folder, "master"), one_that(folder, "follower")
         store = folder / master["name"] / "store"
         wrote = Counters(store).wrote
-        has = Counters(folder / follower["name"] / "store").wrote
+        has = Counters(folder / follower["name"] / "store").flushed
         begin = has.value
         with stopped(follower["pid"]):
             wait_left_out(folder, follower["name"])

@@ -36,7 +36,7 @@ ROUNDS = 15
 
 @pytest.fixture(params=["ASYNC_MASTER", "SYNC_MASTER"])
 def pair(
-    request: pytest.FixtureRequest, tmp_path: Path, memory: None
+    request: pytest.FixtureRequest, tmp_path: Path, memory: Callable[[], None]
 ) -> Iterator[tuple[str, Broker, Broker]]:
     """The role, a broker alone, and one with that role and a slave."""
     port = free_ports(1)
@@ -141,7 +141,7 @@ def test_lag(tmp_path: Path, full: bool, report: Report) -> None:
     report("lag, longest", lags[-1] * 1e3, "ms")
 
 
-def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
+def test_catch_up(tmp_path: Path, memory: Callable[[], None], full: bool, report: Report) -> None:
     count = 10_000_000 if full else 20_000
     master, slave = master_and_slave(free_ports(1))
     with Broker(tmp_path / "master", settings=master) as broker, broker.producer() as producer:
@@ -149,10 +149,12 @@ def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
             producer.send_many("bench_backlog", [LARGE] * 20_000)
         wrote = Counters(tmp_path / "master").wrote
         size = wrote.value
+        memory()
         with Sends(producer) as beside:
             bare_s = bare_copy_s(tmp_path / "master", size, tmp_path / "copy")
         with Sends(producer) as before:
             time.sleep(3.0 if full else 0.3)  # of quiet
+        memory()
         with Sends(producer) as during, Broker(tmp_path / "slave", settings=slave):
-            rate = bytes_per_s(Counters(tmp_path / "slave").wrote, 0, size)
+            rate = bytes_per_s(Counters(tmp_path / "slave").flushed, 0, size)
     tell(report, rate, size / bare_s, before, beside, during)

@@ -39,6 +39,7 @@ class Counters:
     def __init__(self, store: Path) -> None:
         control = ControlFile.open(store / CONTROL_FILE, writable=False)
         self.wrote = control.read(Counter.WROTE)
+        self.flushed = control.read(Counter.FLUSHED)
         self.dispatched = control.read(Counter.DISPATCHED)
 
     def wait_dispatched(self, timeout_s: float = DISPATCH_S) -> None:
