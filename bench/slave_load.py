@@ -38,7 +38,7 @@ def follow(port: int, line: Connection) -> None:
 
 
 def keep(port: int, path: str, line: Connection) -> None:
-    """Put all that comes from this port into a file; once it is on the disk, says how much it was."""
+    """Put all that comes from this port into a file; says how much, once it is on the disk."""
     buffer = memoryview(bytearray(BUFFER_BYTES))
     size = 0
     with (

@@ -9,6 +9,7 @@ from typing import Final
 
 BURST_S: Final = 0.01  # what gathers in that time may go at once
 REST_S: Final = BURST_S / 2  # so long nothing goes, once all of it has gone
+LEAST_S: Final = 0.001  # that anybody rests
 
 
 class Pace:
@@ -46,5 +47,5 @@ class Pace:
             self._rests_until = self._clock() + REST_S - self._left / self._bytes_per_s
 
     def rest_s(self) -> float:
-        """Until something may go; 0: now."""
-        return max(0.0, self._rests_until - self._clock())
+        """For who got nothing of `left`: until he may ask again. Never 0, also if that is now."""
+        return max(self._rests_until - self._clock(), 1 / self._bytes_per_s, LEAST_S)

@@ -120,7 +120,7 @@ class Slave:
 
     def send(self, pieces: LogPieces, limit: int) -> float:
         """As much as its socket takes of the log below `limit`, and no more than its turn and its
-        pace have; for how many seconds it is sent nothing more. 0: its pace has more.
+        pace have; for how many seconds it is sent nothing more. 0: that is not for its pace.
 
         Raises SlaveLost, FileNotFoundError.
         """
@@ -132,7 +132,7 @@ class Slave:
             raise
         except OSError as error:
             raise SlaveLost(f"the connection broke: {error.strerror or error}") from None
-        if self._pace is None or self._has_all(limit):
+        if self._pace is None or self.wants_room or self._has_all(limit):
             return 0.0
         return self._pace.rest_s()
 

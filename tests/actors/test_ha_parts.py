@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.actors.replication import said
-from cometmq.actors.replication.pace import BURST_S, REST_S, Pace
+from cometmq.actors.replication.pace import BURST_S, LEAST_S, REST_S, Pace
 from cometmq.actors.replication.pieces import LogPieces
 from cometmq.actors.replication.port import is_allowed
 from cometmq.actors.replication.slave import HEADER, READ_BYTES, Slave, SlaveLost
@@ -277,7 +277,6 @@ def test_no_more_goes_than_for_the_time_and_one_burst(bytes_per_s: int) -> None:
     for _ in range(2_000):
         now[0] += chance.choice([0.0, 1e-7, 1e-4, REST_S, BURST_S, 1.0, 3.3])
         if left := pace.left():
-            assert pace.rest_s() == 0
             count = chance.randint(1, left)
             pace.took(count)
             gone.append((now[0], count))
@@ -299,11 +298,46 @@ def test_whoever_has_sent_all_that_may_go_rests() -> None:
     pace = Pace(1_000_000, lambda: now[0])
     assert pace.left() == 10_000
     pace.took(9_999)
-    assert (pace.left(), pace.rest_s()) == (1, 0)
+    assert pace.left() == 1
     pace.took(13)  # a header goes whole
     assert pace.rest_s() == pytest.approx(REST_S + 12e-6)
-    while pace.rest_s() > 1e-9:
+    until = now[0] + pace.rest_s()
+    while now[0] < until - 1e-9:
         assert pace.left() == 0
         now[0] += 0.0005
     now[0] += 1e-6
+    assert pace.rest_s() == LEAST_S, "who has asked a moment ago got nothing"
     assert 4_990 <= pace.left() <= 5_600
+
+
+@pytest.mark.parametrize("bytes_per_s", [10, 1_000, 500_000, 10_000_000])
+def test_whoever_has_more_to_send_always_knows_when(
+    pair: tuple[Slave, socket.socket], tmp_path: Path, bytes_per_s: int
+) -> None:
+    """Time passes between any two looks at the clock, also at the end of a rest: either there is
+    room to be waited for, or a rest, or all is sent. Nobody waits for what nobody tells."""
+    print("seed", SEED)
+    chance = random.Random(SEED + bytes_per_s)
+    end = write_log(tmp_path, [700] * 5)
+    now = 1_000.0
+
+    def clock() -> float:
+        nonlocal now
+        now += chance.choice([0.0, 1e-6, LEAST_S, REST_S])
+        return now
+
+    connection, theirs = pair[0].connection, pair[1]
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    slave = Slave(connection, "there:1", "there", Pace(bytes_per_s, clock))
+    slave.start(0, 0, 0)
+    pieces = pieces_of(tmp_path, 1_024)
+    since = now
+    while slave.sent < end:
+        rest_s = slave.send(pieces, end)
+        assert slave.sent == end or slave.wants_room or rest_s > 0
+        assert not (slave.wants_room and rest_s)
+        if slave.wants_room:
+            assert theirs.recv(65_536)
+        now += rest_s
+    assert end <= (now - since) * bytes_per_s + bytes_per_s * BURST_S + 1
+    pieces.close()
