@@ -153,9 +153,23 @@ class Routes:
 
     def masters(self, timeout_s: float = ASK_S) -> list[BrokerEndpoints]:
         """Every broker's master. Raises NotReachable if there is none."""
-        masters = [each for each in self.brokers(timeout_s) if each.broker_id == MASTER]
+        return self._masters_of(self.brokers(timeout_s))
+
+    def _await_masters(self, deadline: float) -> list[BrokerEndpoints]:
+        """As `masters`, but where brokers are there and none is a master, they may be about to
+        elect one, which the name server tells nobody."""
+        while True:
+            brokers = self.brokers(max(0.1, deadline - time.monotonic()))
+            is_electing = brokers and all(each.broker_id != MASTER for each in brokers)
+            if not is_electing or time.monotonic() + WAIT_PAUSE_S >= deadline:
+                return self._masters_of(brokers)
+            time.sleep(WAIT_PAUSE_S)
+
+    def _masters_of(self, brokers: list[BrokerEndpoints]) -> list[BrokerEndpoints]:
+        masters = [each for each in brokers if each.broker_id == MASTER]
         if not masters:
-            raise NotReachable(f"the name server at {self._names()} knows no broker")
+            what = "no broker that is a master" if brokers else "no broker"
+            raise NotReachable(f"the name server at {self._names()} knows {what}")
         return masters
 
     def wait_for_broker(self, timeout_s: float) -> None:
@@ -173,7 +187,7 @@ class Routes:
                 return
 
     def _create(self, topic: str, deadline: float) -> TopicRoute:
-        masters = self.masters(max(0.1, deadline - time.monotonic()))
+        masters = self._await_masters(deadline)
         found: list[BrokerRoute] = []
         refusal: CometError | None = None
         for master in masters:

@@ -6,21 +6,24 @@ The name server hears of the new one late, after the clients have missed the old
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
 import pytest
 from client_fakes import Handle, fake_broker, start_broker
 
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
 from cometmq.client.receiving.membership import Membership
+from cometmq.client.routes import Routes
 from cometmq.client.sending import attempts
 from cometmq.client.sending.attempts import SEND_S
 from cometmq.client.sending.ends import pause_until
-from cometmq.protocol.commands import GetRoute, JoinGroup, PopMessages
+from cometmq.protocol.commands import BrokerEndpoints, GetRoute, JoinGroup, PopMessages
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, SystemBusy
 from cometmq.protocol.retry import MOST_S, SOON_S
 
@@ -241,3 +244,61 @@ def ask_in_vain(names: Handle, ended: Future[None]) -> None:
     asked = len(names.asked(GetRoute))
     names.wait_for(lambda _: ended.done() or len(names.asked(GetRoute)) >= asked + 2)
     assert not ended.done(), ended.exception()
+
+
+# --- a topic that is not there yet, while there is no master ---
+
+
+@pytest.fixture
+def routes(names: Handle) -> Iterator[Routes]:
+    with contextlib.closing(Routes(names.address)) as found:
+        yield found
+
+
+def followers_of(routes: Routes) -> list[BrokerEndpoints]:
+    return [msgspec.structs.replace(each, broker_id=7) for each in routes.brokers()]
+
+
+def test_a_new_topic_waits_for_a_master(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    masters, looks = routes.brokers(), 0
+    followers = followers_of(routes)
+
+    def brokers(_timeout_s: float) -> list[BrokerEndpoints]:
+        nonlocal looks
+        looks += 1
+        return followers if looks < 4 else masters
+
+    monkeypatch.setattr(routes, "brokers", brokers)
+    assert routes.ensure("t").brokers
+    assert looks == 4
+
+
+def test_it_does_not_wait_beyond_its_time(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    followers, looks = followers_of(routes), 0
+
+    def brokers(_timeout_s: float) -> list[BrokerEndpoints]:
+        nonlocal looks
+        looks += 1
+        return followers
+
+    monkeypatch.setattr(routes, "brokers", brokers)
+    began = time.monotonic()
+    with pytest.raises(NotReachable, match="no broker that is a master"):
+        routes.ensure("t", 0.5)
+    assert time.monotonic() - began >= 0.3
+    assert looks > 1
+
+
+def test_where_there_are_no_brokers_nobody_waits(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def brokers(timeout_s: float) -> list[BrokerEndpoints]:
+        looks.append(timeout_s)
+        return []
+
+    monkeypatch.setattr(routes, "brokers", brokers)
+    with pytest.raises(NotReachable, match=r"knows no broker$"):
+        routes.ensure("t")
+    assert len(looks) == 1
