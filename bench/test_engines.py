@@ -1,6 +1,6 @@
 """Engines of a group's record: how long a change takes, and how soon a session's end is told.
 
-Three servers on this machine for ZooKeeper and etcd. A holder is killed as soon as its session is
+Three servers on this machine for etcd. A holder is killed as soon as its session is
 seen, before it would renew it.
 """
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 KILLED_MAX_S = 60
 
 
-@pytest.fixture(scope="module", params=["sqlite", "zookeeper", "etcd"])
+@pytest.fixture(scope="module", params=["sqlite", "etcd"])
 def world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:

@@ -29,11 +29,6 @@ ENGINE_KEYS: Final = (
 )  # fmt: skip
 
 
-def _a_user(value: str) -> str | None:
-    # ZooKeeper's digest is of user:password.
-    return "must not hold a colon" if ":" in value else None
-
-
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class EngineSettings:
     """The connection to a group's engine"""
@@ -60,9 +55,7 @@ class EngineSettings:
     group_engine_user: str = option(
         "",
         key="groupEngineUser",
-        check=_a_user,
-        help="Who this broker is to the engine: a user of etcd, or of ZooKeeper's scheme digest. "
-        "What is made in ZooKeeper may then be read and changed by that user alone.",
+        help="User name of this broker in etcd.",
     )
     group_engine_password_file: str = option(
         "",

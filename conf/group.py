@@ -98,8 +98,8 @@ class GroupSettings:
     group_engine: str = option(
         "",
         key="groupEngine",
-        help="What keeps the group's record: sqlite:/folder, zookeeper://host:port,host:port or "
-        "etcd://host:port,host:port; see docs/engines.md.",
+        help="Engine that stores the group's record: sqlite:/folder on one machine, or "
+        "etcd://host:port,host:port between machines; see docs/engines.md.",
     )
     group_secret_file: str = option(
         "",

@@ -13,7 +13,7 @@ import click
 
 from cometmq.cli.options import LazyGroup, output_option
 from cometmq.cli.output import JSON, hint
-from cometmq.cluster.folder import ZOOKEEPER, ClusterFolder, pairs_to_settings
+from cometmq.cluster.folder import ClusterFolder, pairs_to_settings
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import ArgumentIllegal
 
@@ -75,7 +75,7 @@ def cluster() -> None:
 @click.option(
     "--engine",
     metavar="URL",
-    help='What keeps the group\'s record; "zookeeper" runs one of its own. [SQLite in DIR]',
+    help="Engine that stores the group's record: etcd://host:port,... [SQLite in DIR]",
 )
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of each one.")
 @output_option
@@ -135,7 +135,7 @@ def _check_same(folder: ClusterFolder, given: Mapping[str, object]) -> None:
         "--min-in-sync": (file.min_in_sync,),
         "--port": (port, 0),
         "--group": (file.group,),
-        "--engine": (file.engine, ZOOKEEPER if file.zookeeper else file.engine),
+        "--engine": (file.engine,),
     }
     for option, value in given.items():
         if value is None or value in there.get(option, ()):
@@ -167,9 +167,10 @@ def run(store: str, replica: str | None, output: str) -> None:
 
 
 def run_all(folder: ClusterFolder, output: str) -> None:
-    from cometmq.cluster.running import ClusterRun, ensure_formed, running_engine
+    from cometmq.actors.replication.engines.opening import open_engine
+    from cometmq.cluster.running import ClusterRun, ensure_formed
 
-    with running_engine(folder) as engine:
+    with open_engine(folder.file.engine, access=folder.engine_access) as engine:
         ensure_formed(folder, engine)
         hint(f"starting {len(folder.replicas)} replicas in {folder.path}; Ctrl-C ends them")
         ClusterRun(folder, engine, say, lambda status: _announce(folder, status, output)).run()

@@ -2,7 +2,7 @@
 
     cluster.json       which group, engine, name server and replicas; written last of all
     secret             what the replicas prove to each other that they belong together (0600)
-    engine/            of the SQLite engine, or of a ZooKeeper server of the cluster's own
+    engine/            of the SQLite engine
     lock               held by whoever runs the cluster
     n0/broker.conf     of each replica, and `store`, `broker.log`, `errors.log` beside it
 
@@ -36,7 +36,6 @@ LOCK_FILE: Final = "lock"
 ENGINE_DIR: Final = "engine"
 BROKER_CONF: Final = "broker.conf"
 STORE_DIR: Final = "store"
-ZOOKEEPER: Final = "zookeeper"  # as an engine: a server of the cluster's own
 HOST: Final = "127.0.0.1"
 VERSION: Final = 1
 _BYTES_MAX: Final = 65_536
@@ -71,7 +70,7 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     name_server: str  # host:port
     replicas: tuple[Place, ...]
     settings: dict[str, str] = {}  # further ones of each replica
-    zookeeper: tuple[int, int, int] | None = None  # ports of its own server; None: it has none
+    zookeeper: tuple[int, int, int] | None = None  # earlier releases: ports of a ZooKeeper server
     formed: bool = False  # the engine has had the group's record
 
 
@@ -102,7 +101,7 @@ class ClusterFolder:
 
         Args:
             port: the name server's; the replicas have those behind it. 0: free ones, which stay.
-            engine: its URL; "zookeeper": a server of the cluster's own; None: SQLite in the folder.
+            engine: its URL; None: SQLite in the folder.
             settings: further ones of each replica, by RocketMQ's keys.
 
         A folder that a killed run has left half made is gone on with. Raises ConfigError for
@@ -110,23 +109,21 @@ class ClusterFolder:
         """
         path = path.absolute()
         given = dict(settings or {})
-        _check_settings(given, has_own_engine=engine in (None, ZOOKEEPER))
-        count = 1 + replicas + (3 if engine == ZOOKEEPER else 0)
+        _check_settings(given, has_own_engine=engine is None)
+        count = 1 + replicas
         ports = free_ports(count) if port == 0 else range(port, port + count)
         if ports[-1] > 65_535:
             raise ConfigError(f"port = {port}: those behind it would go up to {ports[-1]}")
-        own = None if engine != ZOOKEEPER else (ports[-3], ports[-2], ports[-1])
         file = ClusterFile(
             folder=str(path),
             group=group,
-            engine=_engine(path, engine, own),
+            engine=engine or f"sqlite:{path / ENGINE_DIR}",
             min_in_sync=min_in_sync,
             name_server=f"{HOST}:{ports[0]}",
             replicas=tuple(
                 Place(f"n{number}", f"{HOST}:{ports[1 + number]}") for number in range(replicas)
             ),
             settings=given,
-            zookeeper=own,
         )
         for replica in file.replicas:
             BrokerSettings.from_keys(_keys_of(file, replica.name)).check_for_writing()
@@ -286,12 +283,6 @@ class ClusterFolder:
 def _keep(path: Path, file: ClusterFile) -> None:
     content = msgspec.json.format(msgspec.json.encode(file), indent=2)
     replace_file(path / CLUSTER_FILE, content + b"\n", mode=PRIVATE)
-
-
-def _engine(path: Path, engine: str | None, own: tuple[int, int, int] | None) -> str:
-    if own is not None:
-        return f"zookeeper://{HOST}:{own[0]}"
-    return engine or f"sqlite:{path / ENGINE_DIR}"
 
 
 def _check_settings(settings: Mapping[str, str], *, has_own_engine: bool) -> None:

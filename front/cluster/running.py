@@ -28,7 +28,6 @@ import zmq
 from cometmq.actors.coordination.namesrv import NameServerActor
 from cometmq.actors.launch.binding import port_holder
 from cometmq.actors.launch.embedded import EmbeddedFailed, EmbeddedReady
-from cometmq.actors.replication.engines import managed
 from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.errors import EngineError
 from cometmq.actors.replication.engines.opening import open_engine
@@ -36,7 +35,7 @@ from cometmq.children import module_command
 from cometmq.client.routes import Routes
 from cometmq.cluster.administration import form
 from cometmq.cluster.changes import changes
-from cometmq.cluster.folder import ENGINE_DIR, HOST, ZOOKEEPER, ClusterFolder
+from cometmq.cluster.folder import ClusterFolder
 from cometmq.cluster.looking import GroupStatus, Looker
 from cometmq.cluster.place import GroupPlace
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
@@ -45,7 +44,6 @@ from cometmq.protocol.errors import ConfigError, NotConfirmed, NotReachable, Sto
 ROUTE_S: Final = 1.0  # for the name server to answer
 LOOK_S: Final = 0.5  # what only the control files say is looked for that often
 END_S: Final = 60.0
-ENGINE_S: Final = 60.0
 TAIL_BYTES: Final = 2_000
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,32 +54,12 @@ _decode: Final = msgspec.json.Decoder(EmbeddedReady | EmbeddedFailed).decode
 
 def check_new(url: str, group: str, access: EngineAccess = NO_ACCESS) -> None:
     """A new group of that name may be made with an engine; or raises ConfigError, EngineError."""
-    if url == ZOOKEEPER:
-        managed.check_installed()
-        return
     with closing(open_engine(url, access=access)) as engine:
         if engine.get(group) is not None:
             raise ConfigError(
                 f"{engine.where} has a group {group} already: choose another name (--group), or "
                 "another engine"
             )
-
-
-@contextlib.contextmanager
-def running_engine(folder: ClusterFolder) -> Iterator[Engine]:
-    """The cluster's engine; where it has a ZooKeeper server of its own, that runs meanwhile.
-
-    Raises EngineError, ConfigError.
-    """
-    with contextlib.ExitStack() as stack:
-        ports = folder.file.zookeeper
-        if ports is not None:
-            peer = managed.Peer(HOST, *ports)
-            server = managed.ManagedServer(folder.path / ENGINE_DIR, 1, [peer])
-            stack.enter_context(server)
-            server.wait_until_ready(ENGINE_S)
-        engine = open_engine(folder.file.engine, access=folder.engine_access)
-        yield stack.enter_context(engine)
 
 
 def ensure_formed(folder: ClusterFolder, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""What is done to a group's engine: ZooKeeper, of one server or three. Links, servers, machines."""
+"""What is done to a group's engine: etcd, of one server or three. Links, servers, machines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def engine_minority(rig: GroupRig, target: str) -> None:
 
 @fault("engine-node", "leader", "follower", "with-master", needs=ENSEMBLE)
 def engine_node(rig: GroupRig, target: str) -> None:
-    """kill -9 of one server of three: the ensemble's leader, or another one; or of the one on the
+    """kill -9 of one server of three: etcd's leader, or another one; or of the one on the
     master's machine, and of the master as well."""
     master = rig.wait_served()
     leader = rig.servers.leader()
@@ -98,7 +98,7 @@ def engine_hang(rig: GroupRig, target: str) -> None:
     rig.servers.wait_ready()
 
 
-@fault("engine-kill", "server", "with-master", needs=("zookeeper",))
+@fault("engine-kill", "server", "with-master", needs=("etcd",))
 def engine_kill(rig: GroupRig, target: str) -> None:
     """kill -9 of the engine, all servers of it; the group goes on as it is, and after its sessions
     have ended too. Or of the master's broker as well: nobody takes over before the engine is back.

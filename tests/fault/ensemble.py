@@ -1,4 +1,4 @@
-"""The servers of a group's engine: one ZooKeeper on the bridge, or one on each replica's machine.
+"""The servers of a group's engine: one etcd on the bridge, or one on each replica's machine.
 
     with Ensemble(folder, ("n0", "n1", "n2"), network) as servers:
         leader = servers.leader()
@@ -17,15 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from etcd_servers import PORTS, EtcdServer
 from fault.network import HOST, Network
 from ports import free_ports
 
-from cometmq.actors.replication.engines.errors import EngineMissing
-from cometmq.actors.replication.engines.managed import ManagedServer, Peer, check_installed
-
-HEAP_MIB: Final = 96
 READY_S: Final = 240.0  # a machine that others use is slow
-PORTS: Final = 3
 
 
 class Ensemble:
@@ -39,56 +35,49 @@ class Ensemble:
     def __init__(self, folder: Path, names: Sequence[str], network: Network | None) -> None:
         self.names = tuple(names)
         self._folder, self._network = folder, network
-        first = free_ports(PORTS * len(names))
-        self._peers = [
-            Peer(network.address(name) if network else "127.0.0.1", port, port + 1, port + 2)
-            for name, port in zip(names, range(first, 2**16, PORTS), strict=False)
-        ]
-        self._servers: dict[str, ManagedServer] = {}
-        hosts = ",".join(f"{peer.host}:{peer.client_port}" for peer in self._peers)
-        self.url = f"zookeeper://{hosts}"
+        self._first_port = free_ports(PORTS * len(names))
+        self._hosts = [network.address(name) if network else "127.0.0.1" for name in names]
+        self._servers: dict[str, EtcdServer] = {}
+        ports = range(self._first_port, 2**16, PORTS)
+        addresses = zip(self._hosts, ports, strict=False)
+        self.url = "etcd://" + ",".join(f"{host}:{port}" for host, port in addresses)
 
     def start(self, *names: str) -> None:
-        """Those that do not run, until all serve."""
+        """Start those that do not run, and wait until all serve."""
         for name in names:
-            self._servers[name] = self._started(name)
+            number = self.names.index(name)
+            inside = self._network is not None and name != HOST
+            space = str(self._network.path(name)) if self._network and inside else ""
+            self._servers[name] = EtcdServer(
+                self._folder / name, number, self._hosts, self._first_port, space
+            )
         self.wait_ready()
 
-    def _started(self, name: str) -> ManagedServer:
-        number = self.names.index(name) + 1
-
-        def start() -> ManagedServer:
-            folder = self._folder / name
-            return ManagedServer(folder, number, self._peers, heap_mib=HEAP_MIB)
-
-        if self._network is None or name == HOST:
-            return start()
-        return self._network.within(name, start)
-
     def wait_ready(self) -> None:
-        """Until all that run serve. Raises EngineError."""
-        for server in self._servers.values():
-            server.wait_until_ready(READY_S)
+        """Wait until all that run have a leader."""
+        deadline = time.monotonic() + READY_S
+        for name, server in self._servers.items():
+            while not server.status():
+                assert time.monotonic() < deadline, f"the etcd of {name} has no leader"
+                time.sleep(0.05)
 
     def kill(self, *names: str) -> None:
         """kill -9."""
-        for name in names:
-            self._servers[name].kill()
         for name in names:
             self._servers.pop(name).close()
 
     def signal(self, number: int, *names: str) -> None:
         for name in names:
-            self._servers[name].kill(number)
+            self._servers[name].signal(number)
 
     def leader(self) -> str:
-        """Whose machine the leader is on, once there is one."""
+        """Return the name of the leader's machine, once there is one."""
         deadline = time.monotonic() + READY_S
         while True:
             for name, server in self._servers.items():
-                if server.mode() == "leader":
+                if server.leads():
                     return name
-            assert time.monotonic() < deadline, "the ensemble does not come to have a leader"
+            assert time.monotonic() < deadline, "the servers elect no leader"
             time.sleep(0.05)
 
     def __enter__(self) -> Self:
@@ -109,12 +98,3 @@ class Ensemble:
         _traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def trouble() -> str:
-    """Why no such server runs here; empty if it can."""
-    try:
-        check_installed()
-    except EngineMissing as error:
-        return str(error)
-    return ""

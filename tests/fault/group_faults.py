@@ -24,8 +24,9 @@ from typing import Final
 
 import psutil
 import reference
+from etcd_servers import trouble as etcd_trouble
 from family import EndedEarly
-from fault import disk, ensemble, network
+from fault import disk, network
 from fault.campaigns import Options, Tally, campaign, new_tally
 from fault.disk import DiskTrouble
 from fault.group_judge import SEGMENT_BYTES
@@ -456,7 +457,7 @@ def groups(options: Options) -> Iterator[Tally]:
 def usable(options: Options, shape: Shape) -> bool:
     why = disk.trouble(shape.kind) if shape.kind else ""
     why = why or (network.trouble() if shape.apart else "")
-    why = why or (ensemble.trouble() if shape.servers else "")
+    why = why or (etcd_trouble() if shape.servers else "")
     if why:
         options.say(f"NOT TESTED: groups with {', '.join(sorted(shape.has - {shape.work}))}: {why}")
     return not why

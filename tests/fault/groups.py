@@ -82,7 +82,7 @@ class Shape:
         work: one of WORKS.
         kind: of their file systems; empty: they share one.
         apart: network namespaces.
-        servers: of ZooKeeper, the engine: one, on the bridge, or three, each on the machine of a
+        servers: of etcd, the engine: one, on the bridge, or three, each on the machine of a
             replica; 0: SQLite, for which all are on one machine.
     """
 
@@ -97,14 +97,14 @@ class Shape:
             "disk": bool(self.kind),
             "network": self.apart,
             "together": not self.apart,
-            "zookeeper": self.servers > 0,
+            "etcd": self.servers > 0,
             "one server": self.servers == 1,
             "three servers": self.servers == 3,
         }
         return {self.work, *(name for name, is_there in names.items() if is_there)}
 
     def __str__(self) -> str:
-        engine = ("", ", ZooKeeper", "", ", three servers of ZooKeeper")[self.servers]
+        engine = ("", ", etcd", "", ", three servers of etcd")[self.servers]
         return f"{self.work}, {self.kind or 'one disk'}{', apart' * self.apart}{engine}"
 
 
@@ -173,7 +173,7 @@ class GroupRig:
         self.engine_url = f"sqlite:{self.folder / 'engine'}"
         if self.shape.servers:
             machines = NAMES if self.shape.servers > 1 else (HOST,)
-            place = self.folder / "zookeeper"
+            place = self.folder / "etcd"
             self.servers = stack.enter_context(Ensemble(place, machines, self.network))
             self.engine_url = self.servers.url
         self.engine: Engine = stack.enter_context(open_engine(self.engine_url, 20.0))

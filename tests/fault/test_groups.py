@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from engine_servers import eventually
-from fault import disk, ensemble, network
+from etcd_servers import trouble as etcd_trouble
+from fault import disk, network
 from fault.campaigns import Tally
 from fault.engine_faults import THREE_SERVERS
 from fault.ensemble import Ensemble
@@ -27,8 +28,8 @@ from fault.history import History, Op
 from fault.network import HOST, Network
 from fault.rig import Outcome
 
+from cometmq.actors.replication.engines.etcd import EtcdEngine
 from cometmq.actors.replication.engines.opening import open_engine
-from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
 from cometmq.cluster.looking import Looker
 from cometmq.cluster.place import GroupPlace
 from cometmq.shm.live.control import Counter
@@ -103,7 +104,7 @@ def test_a_master_is_with_the_minority_of_the_engine_and_servers_are_killed_and_
     tmp_path: Path,
 ) -> None:
     """The engine has three servers, each on the machine of a replica."""
-    if why := network.trouble() or ensemble.trouble():
+    if why := network.trouble() or etcd_trouble():
         pytest.skip(f"engines of three servers: {why}")
     faults = ("engine-minority", "both"), ("engine-node", "leader"), ("engine-hang", "leader")
     tried(tmp_path / "rig", THREE_SERVERS, *faults)
@@ -340,18 +341,18 @@ def test_a_link_is_cut_one_way_and_heals() -> None:
 
 def test_a_server_that_is_cut_off_while_it_is_asked_is_left(tmp_path: Path) -> None:
     """Requests are made all the while, and its machine confirms none of them."""
-    if why := network.trouble() or ensemble.trouble():
+    if why := network.trouble() or etcd_trouble():
         pytest.skip(f"engines of three servers: {why}")
-    place = tmp_path / "zookeeper"
+    place = tmp_path / "etcd"
     with (
         Network(NAMES) as net,
         Ensemble(place, NAMES, net) as servers,
         open_engine(servers.url, 0.3) as engine,
     ):
         eventually(lambda: engine.get("g") is None)
-        assert isinstance(engine, ZooKeeperEngine)
-        address = engine._line._client._connection._socket.getpeername()[0]
-        net.cut(next(name for name in NAMES if net.address(name) == address), HOST)
+        assert isinstance(engine, EtcdEngine)
+        host, _ = engine._gateway.endpoint
+        net.cut(next(name for name in NAMES if net.address(name) == host), HOST)
         eventually(lambda: engine.get("g") is None, 30.0)
 
 

@@ -55,13 +55,6 @@ def test_ports_follow_the_name_servers(tmp_path: Path) -> None:
     make_cluster(tmp_path / "e", port=65_532)
 
 
-def test_a_cluster_may_have_a_zookeeper_of_its_own(tmp_path: Path) -> None:
-    file = make_cluster(tmp_path / "c", port=30_000, engine="zookeeper").file
-    assert file.zookeeper == (30_004, 30_005, 30_006)
-    assert file.engine == "zookeeper://127.0.0.1:30004"
-    assert ClusterFolder(tmp_path / "c").settings_of("n2").group_engine == file.engine
-
-
 @pytest.mark.parametrize("name", ["a\\tb", "ü und 消息", "a=b:c #!", "{}%"])
 def test_any_folder_name_comes_back(tmp_path: Path, name: str) -> None:
     made = make_cluster(tmp_path / name)

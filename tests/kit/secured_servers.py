@@ -1,6 +1,4 @@
-"""One server each of etcd and ZooKeeper that wants TLS, our certificate and a password. No tests
-here.
-"""
+"""A server of etcd that wants TLS, our certificate and a password. No tests here."""
 
 from __future__ import annotations
 
@@ -16,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from certificates import Authority
-from engine_servers import READY_S, TIMEOUT_S, World, need_etcd, need_zookeeper
+from engine_servers import READY_S, TIMEOUT_S, World, need_etcd
 from ports import free_ports
 
 from cometmq.actors.replication.engines.engine import Engine
-from cometmq.actors.replication.engines.managed import ManagedServer, Peer
 from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.conf.engine import EngineAccess
 
@@ -28,12 +25,13 @@ USER = "broker"
 PASSWORD = "a pass word: of 消息"
 
 
-class SecuredWorld(World):
-    """Both have an authority of their own; `access` has everything that is needed."""
+class SecuredEtcd(World):
+    """Has an authority of its own; `access` has everything that a client needs."""
 
+    kind = "etcd"
     servers = 1
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, stack: ExitStack) -> None:
         self.place = place
         self.authority = Authority(place / "ca")
         self.server = self.authority.issue("server")
@@ -45,6 +43,17 @@ class SecuredWorld(World):
             str(self.authority.cert), str(client.cert), str(client.key), USER,
             str(self.password_file),
         )  # fmt: skip
+        self._first = free_ports(2)
+        self.url = f"etcd://localhost:{self._first}"
+        self._process = self._start()
+        stack.callback(self._close)
+        self._context = ssl.create_default_context(cafile=str(self.authority.cert))
+        self._context.load_cert_chain(self.access.cert_file, self.access.key_file)
+        self._until(lambda: self._post("/v3/kv/range", {"key": _b64(b"x")}))
+        self.allow(USER, PASSWORD, "/cometmq/")
+        self.ask("user/add", name="root", password="root")
+        self.ask("role/add", name="root")
+        self.ask("user/grant", user="root", role="root")
 
     def open(self, timeout_s: float = TIMEOUT_S, **other: str) -> Engine:
         """
@@ -59,24 +68,6 @@ class SecuredWorld(World):
         path.write_text(text)
         path.chmod(0o600)
         return str(path)
-
-
-class SecuredEtcd(SecuredWorld):
-    kind = "etcd"
-
-    def __init__(self, place: Path, stack: ExitStack) -> None:
-        super().__init__(place)
-        self._first = free_ports(2)
-        self.url = f"etcd://localhost:{self._first}"
-        self._process = self._start()
-        stack.callback(self._close)
-        self._context = ssl.create_default_context(cafile=str(self.authority.cert))
-        self._context.load_cert_chain(self.access.cert_file, self.access.key_file)
-        self._until(lambda: self._post("/v3/kv/range", {"key": _b64(b"x")}))
-        self.allow(USER, PASSWORD, "/cometmq/")
-        self.ask("user/add", name="root", password="root")
-        self.ask("role/add", name="root")
-        self.ask("user/grant", user="root", role="root")
 
     def allow(self, user: str, password: str, prefix: str, token: str = "") -> None:
         """A user that may read and write all keys with that prefix."""
@@ -149,74 +140,14 @@ class SecuredEtcd(SecuredWorld):
         self._process.wait()
 
 
-class SecuredServer(ManagedServer):
-    """Its TLS port is the second one; the first, without TLS, is for `wait_until_ready` and for
-    those who do what they should not.
-
-    Args:
-        server: its certificate and key in one file.
-        authority: the certificates of those who may have signed its clients'.
-        java: further arguments.
-    """
-
-    def __init__(self, folder: Path, peer: Peer, server: Path, authority: Path, *java: str) -> None:
-        self._tls = server, authority
-        self._more = java
-        super().__init__(folder, 1, [peer])
-
-    def _command(self) -> list[str]:
-        server, authority = self._tls
-        factory = "org.apache.zookeeper.server.NettyServerCnxnFactory"
-        config = self.folder / "tls.cfg"
-        config.write_text(
-            (self.folder / "zoo.cfg").read_text()
-            + f"secureClientPort={self.peers[0].quorum_port}\n"
-            f"serverCnxnFactory={factory}\n"
-            f"ssl.keyStore.location={server}\nssl.keyStore.type=PEM\n"
-            f"ssl.trustStore.location={authority}\nssl.trustStore.type=PEM\n"
-        )
-        *command, main, _ = super()._command()
-        return [*command, *self._more, main, str(config)]
-
-
-class SecuredZooKeeper(SecuredWorld):
-    kind = "zookeeper"
-
-    def __init__(self, place: Path, stack: ExitStack) -> None:
-        super().__init__(place)
-        first = free_ports(3)
-        self.peer = Peer("127.0.0.1", first, first + 1, first + 2)
-        self.url = f"zookeeper://localhost:{first + 1}"
-        self.plain_url = f"zookeeper://127.0.0.1:{first}"
-        self._store = place / "server.store.pem"
-        self._store.write_bytes(self.server.key.read_bytes() + self.server.cert.read_bytes())
-        self._server = self._start()
-        stack.callback(lambda: self._server.close())
-        self._server.wait_until_ready(READY_S)
-
-    def _start(self, *java: str) -> SecuredServer:
-        folder = self.place / "server"
-        return SecuredServer(folder, self.peer, self._store, self.authority.cert, *java)
-
-    def restart(self, server: int = 0, *java: str) -> None:
-        self._server.kill()
-        self._server.close()
-        self._server = self._start(*java)
-        self._server.wait_until_ready(READY_S)
-
-
 @contextmanager
-def secured_running(kind: str, place: Path) -> Iterator[SecuredWorld]:
-    """Users are enabled. Skips where it is not installed."""
+def secured_running(place: Path) -> Iterator[SecuredEtcd]:
+    """Run one whose users are enabled. Skips where etcd is not installed."""
+    need_etcd()
     with ExitStack() as stack:
-        if kind == "zookeeper":
-            need_zookeeper()
-            yield SecuredZooKeeper(place, stack)
-        else:
-            need_etcd()
-            etcd = SecuredEtcd(place, stack)
-            etcd.enable()
-            yield etcd
+        etcd = SecuredEtcd(place, stack)
+        etcd.enable()
+        yield etcd
 
 
 def _b64(content: bytes) -> str:

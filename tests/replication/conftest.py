@@ -27,20 +27,21 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         def start(name: str) -> World:
             if name not in found:
                 kind, _, is_secured = name.partition(", ")
-                run = secured_running if is_secured else running
-                found[name] = stack.enter_context(run(kind, tmp_path_factory.mktemp(kind)))
+                place = tmp_path_factory.mktemp(kind)
+                run = secured_running(place) if is_secured else running(kind, place)
+                found[name] = stack.enter_context(run)
             return found[name]
 
         yield start
 
 
-@pytest.fixture(scope="session", params=["etcd", "zookeeper"])
-def secured(request: pytest.FixtureRequest, start: Start) -> World:
+@pytest.fixture(scope="session")
+def secured(start: Start) -> World:
     """One that wants TLS, our certificate, and a password."""
-    return start(f"{request.param}, secured")
+    return start("etcd, secured")
 
 
-@pytest.fixture(scope="session", params=["sqlite", "zookeeper", "etcd"])
+@pytest.fixture(scope="session", params=["sqlite", "etcd"])
 def world(request: pytest.FixtureRequest, start: Start) -> World:
     return start(request.param)
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from certificates import Authority, Pair
-from engine_servers import eventually, need_etcd, need_zookeeper
-from secured_servers import PASSWORD, USER, SecuredEtcd, SecuredWorld, SecuredZooKeeper
+from engine_servers import eventually, need_etcd
+from secured_servers import USER, SecuredEtcd
 
 from cometmq.actors.replication.engines.access import Access
 from cometmq.actors.replication.engines.engine import (
@@ -31,7 +31,6 @@ from cometmq.actors.replication.engines.engine import (
 from cometmq.actors.replication.engines.errors import EngineFault, EngineUnreachable
 from cometmq.actors.replication.engines.login import Login
 from cometmq.actors.replication.engines.opening import open_engine
-from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
 from cometmq.protocol.errors import ConfigError
 
@@ -55,7 +54,7 @@ def seen(watch: Watch, record: bytes) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_session_and_a_watch_outlive_a_restart_of_the_server(
-    secured: SecuredWorld, group: str
+    secured: SecuredEtcd, group: str
 ) -> None:
     """The connections are made anew, under TLS and with the password: etcd has forgotten its
     tokens."""
@@ -76,7 +75,7 @@ def test_a_session_and_a_watch_outlive_a_restart_of_the_server(
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_certificates_are_renewed_under_a_handle(secured: SecuredWorld, group: str) -> None:
+def test_certificates_are_renewed_under_a_handle(secured: SecuredEtcd, group: str) -> None:
     """The first ones are of nobody that the server trusts."""
     place = secured.place / f"renewed{group[-1]}"
     stranger = Authority(place / "stranger").issue("client")
@@ -146,7 +145,7 @@ def told(engine: Engine, group: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_who_is_not_trusted(secured: SecuredWorld, group: str) -> None:
+def test_who_is_not_trusted(secured: SecuredEtcd, group: str) -> None:
     stranger = Authority(secured.place / "stranger")
     other = stranger.issue("client")
     said = told(secured.open(ca_file=str(stranger.cert)), group)
@@ -162,7 +161,7 @@ def test_who_is_not_trusted(secured: SecuredWorld, group: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_host_name_that_the_certificate_does_not_have(secured: SecuredWorld, group: str) -> None:
+def test_a_host_name_that_the_certificate_does_not_have(secured: SecuredEtcd, group: str) -> None:
     url = secured.url.replace("localhost", "127.0.0.1")
     with open_engine(url, 20, secured.access) as engine:
         assert engine.get(group) is None  # that one it has
@@ -174,8 +173,8 @@ def test_a_host_name_that_the_certificate_does_not_have(secured: SecuredWorld, g
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_wrong_passwords_and_missing_ones(secured: SecuredWorld, group: str) -> None:
-    with secured.open() as engine:  # ZooKeeper has no users, but nodes that are theirs
+def test_wrong_passwords_and_missing_ones(secured: SecuredEtcd, group: str) -> None:
+    with secured.open() as engine:
         assert isinstance(engine.cas(group, None, b"x"), Applied)
     wrong = secured.written("wrong", "wrong\n")
     said = told(secured.open(password_file=wrong), group)
@@ -186,12 +185,11 @@ def test_wrong_passwords_and_missing_ones(secured: SecuredWorld, group: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_user_has_no_permission_on_that_path(secured: SecuredWorld, group: str) -> None:
+def test_a_user_has_no_permission_on_that_path(secured: SecuredEtcd, group: str) -> None:
     with secured.open() as engine:
         engine.cas(group, None, b"x")
     word = secured.written("other", "another word")
-    if isinstance(secured, SecuredEtcd):
-        secured.allow("other", "another word", "/elsewhere/", secured.root())
+    secured.allow("other", "another word", "/elsewhere/", secured.root())
     access = secured.access._replace(user="other", password_file=word)
     with open_engine(f"{secured.url}/elsewhere", 20, access) as theirs:
         assert isinstance(theirs.cas(group, None, b"theirs"), Applied)
@@ -202,31 +200,12 @@ def test_a_user_has_no_permission_on_that_path(secured: SecuredWorld, group: str
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_one_of_both_speaks_tls(secured: SecuredWorld, group: str) -> None:
+def test_one_of_both_speaks_tls(secured: SecuredEtcd, group: str) -> None:
     with (
         open_engine(secured.url, 2) as engine,
         pytest.raises(EngineUnreachable, match=r"TLS.*groupEngineCaFile"),
     ):
         engine.get(group)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_a_server_that_knows_no_passwords_any_more_and_then_does_again(
-    tmp_path: Path, group: str
-) -> None:
-    """kazoo gives up there; a handle does not."""
-    need_zookeeper()
-    with ExitStack() as stack:
-        server = SecuredZooKeeper(tmp_path, stack)
-        engine = stack.enter_context(server.open())
-        assert isinstance(engine.cas(group, None, b"x"), Applied)
-        server.restart(0, "-Dzookeeper.DigestAuthenticationProvider.enabled=false")
-        with pytest.raises(EngineFault, match=f"groupEngineUser = {USER}, "):
-            engine.get(group)
-        server.restart()
-        found = eventually(lambda: engine.get(group))
-        assert found.record == b"x"
 
 
 @pytest.mark.slow
@@ -254,44 +233,6 @@ def test_users_are_enabled_under_a_handle(tmp_path: Path, group: str) -> None:
         other = server.open(cert_file=str(named.cert), key_file=str(named.key))
         with other, pytest.raises(EngineFault, match=r"no certificate with a common name \(CN\)"):
             other.get(group)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_nodes_belong_to_who_made_them(
-    tmp_path: Path, group: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Others can do nothing with them, also by the port without TLS; the password is in no line
-    of the log, whatever is logged."""
-    need_zookeeper()
-    caplog.set_level(1, logger="cometmq.actors.replication.engines.kazoos.kazoo")
-    with ExitStack() as stack:
-        server = SecuredZooKeeper(tmp_path, stack)
-        with server.open() as engine:
-            engine.cas(group, None, b"x")
-            session = engine.open_session(group, 1, 10)
-            assert isinstance(engine, ZooKeeperEngine)
-            paths = ["/cometmq", "/cometmq/records", "/cometmq/sessions",
-                     engine.record_path(group), engine.sessions_path(group),
-                     f"{engine.sessions_path(group)}/1"]  # fmt: skip
-            line = engine._line
-            for path in paths:
-                [(acls, _)] = line.ask(20, lambda c, path=path: c.get_acls_async(path))
-                assert [(acl.perms, acl.id.scheme) for acl in acls] == [(31, "digest")], path
-                assert acls[0].id.id.startswith(f"{USER}:")
-                assert PASSWORD not in acls[0].id.id
-            with open_engine(server.plain_url) as nobody:
-                for call in (
-                    lambda: nobody.get(group),
-                    lambda: nobody.alive(group),
-                    lambda: nobody.cas(group, None, b"y"),
-                    lambda: nobody.open_session(group, 2, 4),
-                ):
-                    with pytest.raises(EngineFault, match="no permission"):
-                        call()
-            session.close()
-    assert "Auth(auth_type=0, scheme='digest', auth='...')" in caplog.text
-    assert PASSWORD not in caplog.text
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -326,7 +267,7 @@ def test_files_that_are_good(access: EngineAccess) -> None:
     assert found.is_tls
     assert found.password() == "word"
     Path(access.key_file).chmod(0o640)  # root:ssl-cert, on Debian
-    for url in ("etcd://a:1", "zookeeper://a:1"):
+    for url in ("etcd://a:1",):
         open_engine(url, 1, access).close()
 
 

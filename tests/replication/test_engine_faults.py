@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 from engine_child import Child
-from engine_servers import World, ZooKeeperWorld, eventually, need_zookeeper
+from engine_servers import World, eventually
 from fault.disk import Disk, need, small_disk
-from paths import SEARCH
 from ports import free_ports
 
 from cometmq.actors.replication.engines.engine import (
@@ -32,9 +29,8 @@ from cometmq.actors.replication.engines.engine import (
     now_s,
 )
 from cometmq.actors.replication.engines.errors import EngineUnreachable
-from cometmq.actors.replication.engines.kazoos import _CONNECT, _CONNECTED
+from cometmq.actors.replication.engines.etcd import EtcdEngine
 from cometmq.actors.replication.engines.opening import open_engine
-from cometmq.actors.replication.engines.zookeeper import ZooKeeperEngine, _Ephemeral
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -108,7 +104,7 @@ class Counter:
 
 
 # SQLite has none: its processes are killed in tests of their own.
-servers = pytest.mark.parametrize("world", ["zookeeper", "etcd"], indirect=True)
+servers = pytest.mark.parametrize("world", ["etcd"], indirect=True)
 
 
 @servers
@@ -167,7 +163,7 @@ def test_a_server_that_hangs_is_left_and_sessions_are_kept(
         session = eventually(lambda: broker.open_session(group, 1, 10))
         # A leader of an etcd from before March 2024 that wakes up after a lease's time has it
         # revoked, although it was renewed at the next leader (etcd-io/etcd#15247).
-        hang_s = session.ttl_s * (0.6 if world.kind == "etcd" else 1.2)
+        hang_s = session.ttl_s * 0.6
         for server in range(world.servers):
             world.signal(signal.SIGSTOP, server)
             until = now_s() + hang_s
@@ -289,18 +285,17 @@ def test_an_answer_that_is_lost(world: World, engine: Engine, group: str) -> Non
 
 
 def stop_before_it_is_sent(world: World, engine: Engine) -> None:
-    """The servers, that is: ZooKeeper's driver reads before it writes."""
-    driver, name = (
-        (engine, "_put") if isinstance(engine, ZooKeeperEngine) else (engine._gateway, "ask_once")  # type: ignore[attr-defined]
-    )
-    send = getattr(driver, name)
+    """Stop the servers with SIGSTOP as the engine is about to send a change."""
+    assert isinstance(engine, EtcdEngine)
+    gateway = engine._gateway
+    send = gateway.ask_once
 
-    def stopped(*arguments: object) -> object:
+    def stopped(path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         for server in range(world.servers):
             world.signal(signal.SIGSTOP, server)
-        return send(*arguments)
+        return send(path, body, timeout_s)
 
-    setattr(driver, name, stopped)
+    gateway.ask_once = stopped  # type: ignore[method-assign]
 
 
 def settle(engine: Engine, group: str, expected: int) -> Stored | None:
@@ -347,36 +342,6 @@ def test_a_session_whose_engine_is_away_is_in_doubt(
     )
     eventually(lambda: (engine.alive(group) == {1}) is (session.holding is Holding.HELD))
     assert holding in (Holding.HELD, Holding.LOST)
-
-
-@pytest.mark.parametrize("world", ["zookeeper"], indirect=True)
-def test_a_session_that_is_moved_to_another_server(
-    world: World, engine: Engine, group: str
-) -> None:
-    """As where servers go on that were stopped, and take connections that were given up long ago.
-    The one that is left is told nothing of a change, and then the answer to what was asked behind
-    it."""
-    assert isinstance(world, ZooKeeperWorld)
-    assert isinstance(engine, ZooKeeperEngine)
-    session = engine.open_session(group, 1, 10)
-    lease = session._lease
-    assert isinstance(lease, _Ephemeral)
-    lines = [engine._line, lease._line]
-    moved = 0
-    for peer in world.peers * 4:
-        for line in lines:
-            assert engine.alive(group) == {1}
-            assert lease._is_ours(20)
-            with socket.create_connection((peer.host, peer.client_port), 20) as other:
-                number, password = line._client.client_id
-                other.sendall(_CONNECT.pack(45, 0, 0, 10_000, number, 16, password, 0))
-                # Without an answer where the line was at the same server: that one has closed its
-                # connection, and may see the next of the line before it has answered this one.
-                moved += bool(other.recv(_CONNECTED.size))
-                assert engine.alive(group) == {1}
-                assert lease._is_ours(20)
-    assert moved, "no server has taken a session"
-    assert eventually(lambda: session.holding is Holding.HELD)
 
 
 # --- SQLite: processes instead of servers ---------------------------------------------------------
@@ -540,36 +505,3 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
             if not isinstance(engine.cas(name, None, b"room"), Applied):
                 assert isinstance(outcome, Unknown)
             assert {each: engine.get(each) for each in stored} == stored
-
-
-# --- managed servers ------------------------------------------------------------------------------
-
-PARENT = """
-import sys
-from pathlib import Path
-from cometmq.actors.replication.engines.managed import ManagedServer, Peer
-server = ManagedServer(Path(sys.argv[1]), 1, [Peer("127.0.0.1", int(sys.argv[2]))])
-server.wait_until_ready(90)
-print(server.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_managed_server_ends_with_its_parent(tmp_path: Path) -> None:
-    need_zookeeper()
-    port = free_ports()
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "zookeeper"), str(port)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": SEARCH},
-    )  # fmt: skip
-    try:
-        assert parent.stdout is not None
-        server = psutil.Process(int(parent.stdout.readline()))
-        assert "QuorumPeerMain" in " ".join(server.cmdline())
-        with open_engine(f"zookeeper://127.0.0.1:{port}", timeout_s=20) as engine:
-            assert isinstance(engine.cas("g", None, b"x"), Applied)
-    finally:
-        parent.kill()
-        parent.communicate()
-    _, left = psutil.wait_procs([server], 30)
-    assert not left

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 import sqlite3
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ports import free_ports
 
-from cometmq.actors.replication.engines import managed, sqlite
+from cometmq.actors.replication.engines import sqlite
 from cometmq.actors.replication.engines.engine import Applied, Stored, Unknown
 from cometmq.actors.replication.engines.errors import (
-    EngineError,
     EngineFault,
-    EngineMissing,
     EngineUnreachable,
 )
-from cometmq.actors.replication.engines.kazoos import Line, granted_s
-from cometmq.actors.replication.engines.managed import (
-    ManagedServer,
-    Peer,
-    configuration,
-    find_jars,
-    write_folder,
-)
 from cometmq.actors.replication.engines.opening import HOSTS_MAX, URL_MAX, open_engine
-from cometmq.protocol.errors import ArgumentIllegal, ConfigError
+from cometmq.protocol.errors import ConfigError
 
 # --- settings -------------------------------------------------------------------------------------
 
@@ -47,10 +33,10 @@ from cometmq.protocol.errors import ArgumentIllegal, ConfigError
         "etcd://host:0", "etcd://host:65536", "etcd://host:1x", "etcd://host:-1", "etcd://:1",
         "etcd://a:1,", "etcd://a:1,,b:1", "etcd://a:1,a:1", "etcd://user:word@a:1", "etcd://a b:1",
         "etcd://a:1?x=1", "etcd://a:1#x", "etcd://a:1/..", "etcd://a:1/a//b", "etcd://a:1/a b",
-        "etcd://a:\u0661", "zookeeper://a:1/%2e%2e", "zookeeper://a:1/" + "x" * 65, "ZOOKEEPER://a:1",
-        "zookeeper://[::1:1", "redis://a:1", " etcd://a:1", "etcd://a:1\n",
+        "etcd://a:\u0661", "etcd://a:1/%2e%2e", "etcd://a:1/" + "x" * 65, "ETCD://a:1",
+        "etcd://[::1:1", "redis://a:1", " etcd://a:1", "etcd://a:1\n",
         "etcd://" + "a" * 254 + ":1",
-        "zookeeper://a..b:1", "etcd://.a:1", "etcd://" + "a" * 64 + ":1",
+        "etcd://a..b:1", "etcd://.a:1", "etcd://" + "a" * 64 + ":1",
         "sqlite:/" + "x" * URL_MAX, None, 1, b"sqlite:/tmp/x",
     ],
 )  # fmt: skip
@@ -71,7 +57,7 @@ def test_as_many_servers_as_there_may_be() -> None:
     [
         ("etcd://a:2379", "etcd://a:2379/cometmq"),
         ("etcd://a:1,[::1]:65535/x/y", "etcd://a:1,::1:65535/x/y"),
-        ("zookeeper://a.b-c_d:2181/root/", "zookeeper://a.b-c_d:2181/root"),
+        ("etcd://a.b-c_d:2181/root/", "etcd://a.b-c_d:2181/root"),
     ],
 )
 def test_opening_asks_nobody(url: str, where: str) -> None:
@@ -85,10 +71,10 @@ def test_no_such_time_limit(timeout_s: object) -> None:
         open_engine("etcd://a:1", timeout_s)  # type: ignore[arg-type]
 
 
-def test_kazoo_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kazoo.client", None)
-    with pytest.raises(EngineMissing, match=r"pip install 'cometmq\[cluster\]'"):
-        open_engine("zookeeper://a:1")
+@pytest.mark.parametrize("url", ["zookeeper", "zookeeper://a:1", "zookeeper://a:1,b:2/root"])
+def test_zookeeper_is_refused_with_its_replacement(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"ZooKeeper is not supported.*use etcd.*docs/engines"):
+        open_engine(url)
 
 
 # --- files of SQLite ------------------------------------------------------------------------------
@@ -319,144 +305,3 @@ def test_an_answer_of_etcd_that_does_not_come(answer: Callable[[bytes], bytes]) 
         for call in (lambda: engine.get("g"), lambda: engine.alive("g")):
             with pytest.raises(EngineUnreachable, match="is a majority"):
                 call()
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 64],
-    ids=["nothing", "HTTP", "bytes"],
-)
-def test_a_zookeeper_that_is_none(answer: bytes) -> None:
-    with answering(lambda _: answer) as port:
-        with pytest.raises(EngineUnreachable, match=str(port)):
-            granted_s("zookeeper", [("127.0.0.1", port)], 2, 2)
-        engine = open_engine(f"zookeeper://127.0.0.1:{port}", 0.4)
-        with engine, pytest.raises(EngineUnreachable, match=str(port)):
-            engine.get("g")
-
-
-# --- managed servers ------------------------------------------------------------------------------
-
-
-@contextmanager
-def machine_that_is_gone() -> Iterator[tuple[str, int]]:
-    """Nothing answers there: a connection is neither accepted nor refused."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        with contextlib.suppress(TimeoutError):
-            while True:
-                line = stack.enter_context(socket.socket())
-                line.settimeout(0.2)
-                line.connect(listener.getsockname())
-        yield listener.getsockname()
-
-
-@pytest.mark.slow
-def test_a_server_whose_machine_is_gone_keeps_nobody_from_the_others_for_a_session() -> None:
-    """All are tried in turn. Between the first and the third time that the other one is, the one
-    that is gone is tried once at least: that alone was a session."""
-    session_s = 12.0
-    with machine_that_is_gone() as gone, socket.create_server(("127.0.0.1", 0)) as other:
-        other.settimeout(60)
-        line = Line("a test", [gone, other.getsockname()], session_s, session_s)
-        line._start()
-        try:
-            tried_s = []
-            for _ in range(3):
-                other.accept()[0].close()
-                tried_s.append(time.monotonic())
-        finally:
-            line.close()
-    assert tried_s[-1] - tried_s[0] < session_s
-
-
-def test_which_jars_there_are(tmp_path: Path) -> None:
-    with pytest.raises(EngineMissing, match=r"0 jars .*\n.*zookeeperd.*\n.*etcd-server"):
-        find_jars(tmp_path)
-    (tmp_path / "zookeeper-3.4.14.jar").touch()
-    with pytest.raises(EngineMissing, match=r"ZooKeeper 3\.4\.14, 3\.5 is needed"):
-        find_jars(tmp_path)
-    (tmp_path / "zookeeper-3.4.14.jar").rename(tmp_path / "zookeeper-3.10.0.jar")
-    with pytest.raises(EngineMissing, match=r"no zookeeper-jute-3\.10\.0\.jar"):
-        find_jars(tmp_path)
-    (tmp_path / "zookeeper-jute-3.10.0.jar").touch()
-    assert find_jars(tmp_path).version == "3.10.0"
-    (tmp_path / "zookeeper-3.9.5.jar").touch()
-    with pytest.raises(EngineMissing, match="2 jars"):
-        find_jars(tmp_path)
-
-
-def test_pyspark_carries_a_zookeeper() -> None:
-    jars = find_jars()
-    assert jars.version >= "3.9"
-    assert all(Path(path).is_file() for path in jars.class_path.split(os.pathsep))
-
-
-def test_pyspark_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managed, "find_spec", lambda _: None)
-    with pytest.raises(EngineMissing, match=r"PySpark.*\n.*apt-get install zookeeperd"):
-        find_jars()
-
-
-@pytest.mark.parametrize("missing", ["java", "setpriv"])
-def test_a_program_is_not_installed(
-    tmp_path: Path, missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = managed.shutil.which
-    monkeypatch.setattr(
-        managed.shutil, "which", lambda name: None if name == missing else found(name) or name
-    )
-    with pytest.raises(EngineMissing, match=f"there is no {missing}: apt-get install"):
-        ManagedServer(tmp_path, 1, [Peer("127.0.0.1", 1)])
-
-
-def test_the_folder_of_a_server(tmp_path: Path) -> None:
-    peers = [Peer("a", 1), Peer("b", 2, 3, 4), Peer("c", 5)]
-    write_folder(tmp_path / "server", 2, peers)
-    write_folder(tmp_path / "server", 2, peers)
-    text = (tmp_path / "server/zoo.cfg").read_text()
-    assert text == configuration(tmp_path / "server/data", 2, peers)
-    assert "clientPort=2\nclientPortAddress=b\n" in text
-    assert "admin.enableServer=false\n" in text
-    assert "server.1=a:2888:3888\nserver.2=b:3:4\nserver.3=c:2888:3888\n" in text
-    assert (tmp_path / "server/data/myid").read_text() == "2\n"
-    with pytest.raises(EngineError, match="the folder of another server"):
-        write_folder(tmp_path / "server", 1, peers)
-    assert "server." not in configuration(tmp_path, 1, peers[:1])
-
-
-@pytest.mark.parametrize(("number", "count"), [(0, 1), (2, 1), (1, 2), (1, 0), (4, 3), (1, 4)])
-def test_no_such_ensemble(tmp_path: Path, number: int, count: int) -> None:
-    peers = [Peer("127.0.0.1", port + 1) for port in range(count)]
-    with pytest.raises(ArgumentIllegal, match="one or three servers"):
-        ManagedServer(tmp_path / "server", number, peers)
-    assert not (tmp_path / "server").exists()
-
-
-@pytest.mark.parametrize(
-    ("folder", "peer"),
-    [
-        ("ok", Peer("a\nadmin.enableServer=true", 1)), ("ok", Peer("", 1)), ("ok", Peer("::1", 1)),
-        ("ok", Peer("a", 0)), ("ok", Peer("a", 65_536)), ("ok", Peer("a", 2888)),
-        ("ok", Peer("a", True)), ("a b", Peer("a", 1)), ("a\nb", Peer("a", 1)),
-        ("${x}", Peer("a", 1)), ("a\\b", Peer("a", 1)),
-    ],
-)  # fmt: skip
-def test_what_no_config_takes(tmp_path: Path, folder: str, peer: Peer) -> None:
-    with pytest.raises(ArgumentIllegal, match=r"peer|folder"):
-        ManagedServer(tmp_path / folder, 1, [peer])
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
-    """Somebody has its port."""
-    from engine_servers import need_zookeeper
-
-    need_zookeeper()
-    port = free_ports()
-    taken = socket.create_server(("127.0.0.1", port))
-    with taken, ManagedServer(tmp_path, 1, [Peer("127.0.0.1", port)]) as server:
-        with pytest.raises(EngineError, match=r"the server has ended: .*log: "):
-            server.wait_until_ready(60)
-        assert not server.is_running

@@ -40,9 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 # What the line to the servers may be at fault with is asked of lines under TLS, of a user: all that
 # lies below such a line is in use as well.
-secured = pytest.mark.parametrize(
-    "world", ["sqlite", "zookeeper, secured", "etcd, secured"], indirect=True
-)
+secured = pytest.mark.parametrize("world", ["sqlite", "etcd, secured"], indirect=True)
 
 
 def applied(engine: Engine, group: str, expected: int | None, record: bytes) -> int:
@@ -112,7 +110,6 @@ def test_versions_grow_over_a_deletion(engine: Engine, group: str) -> None:
 def test_versions_grow_where_somebody_deletes_by_hand(
     world: World, engine: Engine, group: str
 ) -> None:
-    """A node of ZooKeeper that is made again has its first version again."""
     with world.open() as other:
         first = applied(engine, group, None, b"first")
         remove_by_hand(other, group)

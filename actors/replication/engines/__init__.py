@@ -1,1 +1,1 @@
-"""The engines that decide the one small record of a group: SQLite, ZooKeeper, etcd."""
+"""The engines that decide the one small record of a group: SQLite and etcd."""

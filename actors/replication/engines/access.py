@@ -49,22 +49,9 @@ class Secret(str):
         return "'...'"
 
 
-Failed = Callable[[OSError], None]
-
-
-class _Line(ssl.SSLSocket):
-    """With TLS 1.3 whoever refuses our certificate says so behind the handshake, and hangs up: it
-    is heard as something is read, which may not come to that where something is sent."""
-
-    failed: Failed | None = None
-
-    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        try:
-            return super().recv(buflen, flags)
-        except ssl.SSLError as error:
-            if self.failed is not None:
-                self.failed(error)
-            raise
+class _Connection(ssl.SSLSocket):
+    """Reads the server's refusal of our certificate where a send fails: with TLS 1.3 it arrives
+    after the handshake, and the error of the send alone would not name it."""
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:
         try:
@@ -97,28 +84,6 @@ class Access:
     def context(self) -> ssl.SSLContext | None:
         """None: without TLS."""
         return None if self._context is None else self._context.get()
-
-    def secured(
-        self, line: socket.socket, host: str, failed: Failed | None = None
-    ) -> socket.socket:
-        """That connection under TLS; itself, without. Raises OSError; it is closed then.
-
-        Args:
-            failed: told what TLS fails of, now or as it is read.
-        """
-        context = self.context()
-        if context is None:
-            return line
-        try:
-            made = context.wrap_socket(line, server_hostname=host)
-        except OSError as error:
-            line.close()
-            if failed is not None:
-                failed(error)
-            raise
-        assert isinstance(made, _Line)
-        made.failed = failed
-        return made
 
     def password(self) -> Secret:
         assert self._password is not None, "nobody is named"
@@ -207,7 +172,7 @@ class _Kept(Generic[T]):
 
 def _context(asked: EngineAccess) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the host's name must be in the certificate
-    context.sslsocket_class = _Line
+    context.sslsocket_class = _Connection
     try:
         context.load_verify_locations(asked.ca_file)
     except (OSError, ValueError) as error:  # an SSLError is an OSError

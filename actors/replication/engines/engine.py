@@ -1,10 +1,10 @@
 """What decides the one small record of a broker group: the interface that every engine has.
 
 A group's record says who its master is and who is in sync with it. It is changed by compare-and-set
-alone, in an engine that many brokers share: a SQLite file, ZooKeeper, etcd. Beside the records an
+alone, in an engine that many brokers share: a SQLite file or etcd. Beside the records an
 engine keeps *sessions*, which say which brokers are there, and tells those who *watch* a group.
 
-    engine = open_engine("zookeeper://a:2181,b:2181,c:2181")
+    engine = open_engine("etcd://a:2379,b:2379,c:2379")
     session = engine.open_session("orders", broker_id=1, ttl_s=2)
     before = engine.get("orders")
     outcome = engine.cas("orders", before and before.version, record)

@@ -35,12 +35,6 @@ class Lost(Exception):
     others get `engine.Unknown`, or EngineUnreachable."""
 
 
-class EngineMissing(EngineError):
-    """A package or program that the engine needs is not installed; the text says how to."""
-
-    code = 9153
-
-
 class RecordTooLarge(ArgumentIllegal):
     """A record over RECORD_BYTES_MAX. The text holds both numbers."""
 

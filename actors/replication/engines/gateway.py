@@ -66,6 +66,11 @@ class Gateway:
         self._good = 0  # the endpoint that is asked first
         self._idle: list[tuple[int, http.client.HTTPConnection]] = []
 
+    @property
+    def endpoint(self) -> Address:
+        """Host and port of the server that is asked first."""
+        return self._endpoints[self._good]
+
     def ask(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """A request that may be carried out twice: other endpoints are asked, again and again.
 

@@ -1,7 +1,6 @@
-"""Which engine a setting names.
+"""Open the engine that a setting names.
 
 sqlite:/var/lib/cometmq/cluster            a folder on this machine
-zookeeper://a:2181,b:2181,c:2181           an ensemble, and below which node: /chroot behind it
 etcd://a:2379,b:2379,c:2379                endpoints, and a prefix of keys behind them
 """
 
@@ -13,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from cometmq.actors.replication.engines import etcd, zookeeper
+from cometmq.actors.replication.engines import etcd
 from cometmq.actors.replication.engines.access import Access
 from cometmq.actors.replication.engines.engine import TIMEOUT_S, Engine
-from cometmq.actors.replication.engines.kazoo_threads import kazoo
 from cometmq.actors.replication.engines.sqlite import SqliteEngine
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
 from cometmq.protocol.errors import ConfigError
@@ -25,21 +23,22 @@ URL_MAX: Final = 2048
 HOSTS_MAX: Final = 16
 _TIMEOUT_S_MAX: Final = 60.0
 
-_FORMS: Final = "sqlite:/folder, zookeeper://host:port,…/chroot or etcd://host:port,…"
-_URL: Final = re.compile(r"(zookeeper|etcd)://([^/]*)((?:/[A-Za-z0-9_-]{1,64}){0,8})/?")
+_FORMS: Final = "sqlite:/folder or etcd://host:port,…"
+_REMOVED: Final = "zookeeper"
+_URL: Final = re.compile(r"etcd://([^/]*)((?:/[A-Za-z0-9_-]{1,64}){0,8})/?")
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 _FOLDER: Final = re.compile(r"sqlite:(/[^\x00-\x1f\x7f\ud800-\udfff]*)")
 
 
 def open_engine(url: str, timeout_s: float = TIMEOUT_S, access: EngineAccess = NO_ACCESS) -> Engine:
-    """A handle on the engine that a setting names.
+    """Open the engine that a setting names.
 
     Args:
-        timeout_s: of a call.
-        access: how it is spoken to; SQLite is not.
+        timeout_s: limit of each call, in seconds, up to 60.
+        access: TLS files and user of an etcd; SQLite takes none.
 
-    Raises ConfigError, also for files of `access` that cannot be used; EngineMissing if a package
-    is not installed; of SQLite also EngineFault and EngineUnreachable.
+    Raises ConfigError, also for files of `access` that cannot be used; for SQLite also EngineFault
+    and EngineUnreachable.
     """
     opener = opener_of(url, access)
     if type(timeout_s) not in (int, float) or not 0 < timeout_s <= _TIMEOUT_S_MAX:
@@ -50,10 +49,9 @@ def open_engine(url: str, timeout_s: float = TIMEOUT_S, access: EngineAccess = N
 
 
 def opener_of(url: str, access: EngineAccess = NO_ACCESS) -> Callable[[float], Engine]:
-    """What opens that engine, given the time for a call; nothing is opened yet.
+    """Return a function that opens that engine, given the limit of a call in seconds.
 
-    Raises ConfigError, and EngineMissing if a package is not installed: these do not pass by
-    themselves.
+    Nothing is opened yet. Raises ConfigError, which no retry resolves.
     """
     if not isinstance(url, str) or len(url) > URL_MAX:
         raise ConfigError(
@@ -63,18 +61,21 @@ def opener_of(url: str, access: EngineAccess = NO_ACCESS) -> Callable[[float], E
         if any(access):
             raise ConfigError(f"engine = {url!r:.200}: is a file, and knows no TLS and no users")
         return partial(SqliteEngine, _folder(url, found[1]))
+    if url == _REMOVED or url.startswith(f"{_REMOVED}:"):
+        raise ConfigError(
+            f"engine = {url!r:.200}: ZooKeeper is not supported any more; use etcd "
+            "(etcd://host:port,host:port,host:port) between machines, or sqlite:/folder on one; "
+            "docs/engines.md says how a group moves to another engine"
+        )
     if not (found := _URL.fullmatch(url)):
         raise ConfigError(f"engine = {url!r:.200}: must be {_FORMS}")
-    scheme, hosts, below = found.groups()
+    hosts, below = found.groups()
     addresses = [_address(url, each) for each in hosts.split(",")]
     if len(addresses) > HOSTS_MAX:
         raise ConfigError(f"engine: {len(addresses)} servers, at most {HOSTS_MAX}")
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"engine = {url!r:.200}: a server is named twice")
-    if scheme == "etcd":
-        return partial(etcd.EtcdEngine, addresses, below or etcd.PREFIX, Access(access))
-    kazoo("client")
-    return partial(zookeeper.ZooKeeperEngine, addresses, below or zookeeper.ROOT, Access(access))
+    return partial(etcd.EtcdEngine, addresses, below or etcd.PREFIX, Access(access))
 
 
 def _address(url: str, text: str) -> tuple[str, int]:
