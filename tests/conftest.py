@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
+import again
 import crashes
 import jvm
 import psutil
@@ -136,6 +137,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         crashes.forget_traces(session.config.workerinput)
     elif _left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        for process in _left:
+            again.note_problem(session.config, f"a broker's process is left: {process}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
