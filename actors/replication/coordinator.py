@@ -14,9 +14,8 @@ from cometmq.actors.coordination.ledger import Ledger
 from cometmq.actors.replication.copied_ledger import CopiedLedger, LedgerArrivals
 from cometmq.actors.replication.follower import not_master
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.gate import QUESTIONS, QUESTIONS_TO_FOLLOWERS
 from cometmq.actors.runtime.service import Handler
-from cometmq.protocol.commands import Command
+from cometmq.protocol.commands import Command, ServedBy
 from cometmq.protocol.errors import StoreError
 from cometmq.protocol.ledger import Fold, LedgerDamaged, Place, decode_entry
 from cometmq.shm.reading.ledger_log import LedgerLog
@@ -48,10 +47,13 @@ class SlaveCoordinatorActor(CoordinatorActor):
         return cls.start(family=family, **arguments)
 
     def find_handler(self, kind: type[Command]) -> Handler:
-        answered = QUESTIONS_TO_FOLLOWERS if self._family.settings.is_in_group else QUESTIONS
-        return super().find_handler(kind) if kind in answered else self._refuse
+        served_by = kind.access.served_by
+        is_served = served_by is ServedBy.EVERY or (
+            served_by is ServedBy.SLAVE and not self._family.settings.is_in_group
+        )
+        return super().find_handler(kind) if is_served else self.refuse
 
-    def _refuse(self, _command: Command, _request: Any) -> NoReturn:
+    def refuse(self, _command: Command, _request: Any) -> NoReturn:
         raise not_master(self._family.settings)
 
     # --- start and end ---

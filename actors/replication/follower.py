@@ -9,19 +9,20 @@ from collections.abc import Sequence
 from contextlib import closing
 from enum import StrEnum
 from functools import partial
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from cometmq.actors.replication.intake import Intake
 from cometmq.actors.replication.master_line import MasterLine, ask_where_it_begins
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family, out_of_service
 from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.writer.commitlog import CommitLogActor
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.ends import Ends
 from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
 from cometmq.actors.writer.segments import SegmentWait
 from cometmq.conf import BrokerSettings, FlushDiskType
-from cometmq.protocol.commands import Command, DiskState, Done, TopicsChanged
+from cometmq.protocol.commands import Command, DiskState, Done, GetLine, TopicsChanged
 from cometmq.protocol.errors import (
     DiskFull,
     MessageIllegal,
@@ -64,21 +65,6 @@ class State(StrEnum):
     CAUGHT_UP = "caught up"
     NO_ROOM = "no room"
     STOPPED = "stopped"  # for a reason that only people can remove
-
-
-class MastersCommands:
-    """What a master's commitlog process takes, and a slave's refuses."""
-
-    def __init__(self, settings: BrokerSettings) -> None:
-        self._settings = settings
-
-    def _refuse(self, _command: Command, _request: Request) -> NoReturn:
-        raise not_master(self._settings)
-
-    on_send_messages = on_append_records = on_get_line = on_get_derived = _refuse
-    on_end_transactions = _refuse
-    on_await_replies = on_send_reply = on_leave_replies = _refuse
-    on_stage_messages = on_close_stage = on_commit_stages = on_drop_stages = _refuse
 
 
 class KeptMarks:
@@ -124,10 +110,9 @@ class FollowerActor(ServiceActor):
     """
 
     role = "commitlog"
-    part_types: ClassVar[tuple[type, ...]] = (MastersCommands,)
+    stands_in_for = CommitLogActor
 
     def __init__(self, family: Family, *, bind: Sequence[tuple[str, bool]] = ()) -> None:
-        self._masters_commands = MastersCommands(family.settings)
         super().__init__(bind=bind, limits=ConnectionLimits.of(family.settings))
         self._family = family
         self._settings = family.settings
@@ -148,9 +133,6 @@ class FollowerActor(ServiceActor):
         self._said = ""  # last in the log of what keeps it from following
         self._disk_full = ""  # what the cleaner says of it
         self._refused_at, self._refusals = -1, 0
-
-    def parts(self) -> Sequence[object]:
-        return (self._masters_commands,)
 
     # --- start ---
 
@@ -411,6 +393,13 @@ class FollowerActor(ServiceActor):
         self._ends.place_new()
 
     # --- commands ---
+
+    def refuse(self, _command: Command, _request: Any) -> NoReturn:
+        raise not_master(self._settings)
+
+    def on_get_line(self, command: GetLine, request: Request) -> NoReturn:
+        """A producer that wants a line wants to send."""
+        self.refuse(command, request)
 
     def on_topics_changed(self, command: TopicsChanged, _request: Request) -> Command:
         return self._cursors.take(command.topics)

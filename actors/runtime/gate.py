@@ -13,24 +13,7 @@ from typing import Final
 
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Handler
-from cometmq.protocol.commands import (
-    ChangeInvisible,
-    Command,
-    DeleteSegments,
-    DescribeGroup,
-    EndpointsChanged,
-    FetchOffsets,
-    Finish,
-    GetLine,
-    GetStatistics,
-    HoldsWanted,
-    JoinGroup,
-    ListGroups,
-    ListHolds,
-    ListTopics,
-    Ping,
-    PopMessages,
-)
+from cometmq.protocol.commands import ChangeInvisible, Command, JoinGroup, PopMessages, ServedBy
 from cometmq.protocol.errors import (
     CometError,
     InSyncReplicasNotEnough,
@@ -40,14 +23,6 @@ from cometmq.protocol.errors import (
 from cometmq.shm.kernel._kernel import ReadCell
 from cometmq.shm.live.control import Counter, Service
 
-#: Whatever else there is changes something, or belongs to members, who are the master's.
-QUESTIONS: Final = frozenset({
-    Ping, GetStatistics, Finish, GetLine, EndpointsChanged, HoldsWanted, DeleteSegments,
-    ListTopics, ListGroups, DescribeGroup, FetchOffsets, ListHolds,
-})  # fmt: skip
-#: A follower does not tell how far groups are: it may not know yet what its master has told. The
-#: next master does.
-QUESTIONS_TO_FOLLOWERS: Final = QUESTIONS - {FetchOffsets}
 GRANTS: Final = frozenset({PopMessages, ChangeInvisible})
 
 
@@ -135,7 +110,7 @@ class Gate:
 
     def guarded(self, kind: type[Command], handler: Handler) -> Handler:
         """The handler, behind this gate."""
-        if kind in QUESTIONS:
+        if kind.access.served_by is not ServedBy.MASTER:
             return handler
         why_not = self._rule_of(kind)
 

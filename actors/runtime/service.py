@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 
 import pykka
 
@@ -78,10 +78,20 @@ class ServiceActor(LoopActor):
     """
 
     part_types: ClassVar[tuple[type, ...]] = ()  # what `parts` are made of
+    # A slave's: the actor that has its role on a master. Commands that only that one handles are
+    # admitted, and handed to `refuse`.
+    stands_in_for: ClassVar[type[ServiceActor] | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        doorman_of(cls.role, cls, *cls.part_types)  # here, so that all forks share it
+        # Here, so that all forks share it.
+        doorman_of(cls.role, cls, *cls.part_types, *cls.masters_types())
+
+    @classmethod
+    def masters_types(cls) -> tuple[type, ...]:
+        """The classes whose commands are admitted only to be refused."""
+        master = cls.stands_in_for
+        return () if master is None else (master, *master.part_types)
 
     def __init__(
         self,
@@ -93,7 +103,7 @@ class ServiceActor(LoopActor):
         self._owners = (self, *self.parts())
         self._handlers: dict[type[Command], Handler] = {}  # of the commands that have come
         kinds: list[type] = [type(owner) for owner in self._owners]
-        self.inbox.doorman = doorman_of(self.role, *kinds)
+        self.inbox.doorman = doorman_of(self.role, *kinds, *self.masters_types())
         self.settled = False  # it has come to its end in order
         self.addresses = tuple(
             self.inbox.bind(endpoint, internal=internal, limits=limits)
@@ -175,7 +185,11 @@ class ServiceActor(LoopActor):
             if name is not None:
                 found: Handler = getattr(owner, name)
                 return found
-        raise UnknownCommand(f"{self.role} does not take {kind.__name__}")
+        return self.refuse
+
+    def refuse(self, command: Command, _request: Any) -> NoReturn:
+        """Answer a command that only the master's actor handles."""
+        raise UnknownCommand(f"{self.role} does not take {type(command).__name__}")
 
     # --- lines ---
 

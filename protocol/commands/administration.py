@@ -10,6 +10,7 @@ from cometmq.protocol.commands.root import (
     Command,
     On,
     Part,
+    ServedBy,
     Since,
     administer,
     by_administrators,
@@ -75,7 +76,7 @@ class DeleteSegments(Command, frozen=True, tag=73):
     Taken by the coordinator, which hands it on to the cleaner. RocketMQ DELETE_EXPIRED_COMMITLOG.
     """
 
-    access = by_administrators(administer(EVERY, On.BROKER), later=True)
+    access = by_administrators(administer(EVERY, On.BROKER), later=True, served_by=ServedBy.EVERY)
 
 
 class DeletedSegments(Answer, frozen=True, tag=84):
@@ -122,7 +123,7 @@ class DropHold(Command, frozen=True, tag=81):
 class ListHolds(Command, frozen=True, tag=82):
     """-> HoldList"""
 
-    access = by_administrators(administer(EVERY, On.BROKER), later=True)
+    access = by_administrators(administer(EVERY, On.BROKER), later=True, served_by=ServedBy.EVERY)
 
 
 class HoldList(Answer, frozen=True, tag=83):

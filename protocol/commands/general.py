@@ -7,6 +7,7 @@ from cometmq.protocol.commands.root import (
     Answer,
     Command,
     On,
+    ServedBy,
     administer,
     by_administrators,
     by_clients,
@@ -28,7 +29,7 @@ class Done(Answer, frozen=True, tag=1):
 class Ping(Command, frozen=True, tag=2):
     """Is anybody there? -> Pong. Answered by every process."""
 
-    access = by_clients()
+    access = by_clients(served_by=ServedBy.EVERY)
 
 
 class Pong(Answer, frozen=True, tag=3):
@@ -40,7 +41,7 @@ class Pong(Answer, frozen=True, tag=3):
 class GetStatistics(Command, frozen=True, tag=5):
     """-> Statistics. Answered by every process."""
 
-    access = by_administrators(administer(EVERY, On.BROKER))
+    access = by_administrators(administer(EVERY, On.BROKER), served_by=ServedBy.EVERY)
 
 
 class Statistics(Answer, frozen=True, tag=6):

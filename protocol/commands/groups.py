@@ -11,6 +11,7 @@ from cometmq.protocol.commands.root import (
     Command,
     On,
     Part,
+    ServedBy,
     Since,
     administer,
     by_clients,
@@ -113,7 +114,9 @@ class CommitOffsets(Command, frozen=True, tag=43):
 class FetchOffsets(Command, frozen=True, tag=44):
     """-> GroupOffsets; queue_offset -1 where nothing was ever committed."""
 
-    access = by_clients(describe("group", On.GROUP), describe("queues.topic"), later=True)
+    access = by_clients(
+        describe("group", On.GROUP), describe("queues.topic"), later=True, served_by=ServedBy.SLAVE
+    )
 
     group: str
     queues: list[QueueKey]
@@ -129,7 +132,7 @@ class ListGroups(Command, frozen=True, tag=46):
     Without `paged`, what does not fit into one answer is refused.
     """
 
-    access = by_clients(describe(EVERY, On.GROUP))
+    access = by_clients(describe(EVERY, On.GROUP), served_by=ServedBy.EVERY)
 
     group: Annotated[str, Since("0.2.0")] = ""  # to begin with
     # Of that group: so many of its members and topics are left out.
@@ -156,7 +159,7 @@ class DescribeGroup(Command, frozen=True, tag=48):
     Without `paged`, what does not fit into one answer is refused.
     """
 
-    access = by_clients(describe("group", On.GROUP), later=True)
+    access = by_clients(describe("group", On.GROUP), later=True, served_by=ServedBy.EVERY)
 
     group: str
     # So many members, subscriptions and queues are left out.

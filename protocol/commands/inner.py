@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from cometmq.protocol.commands.administration import Hold
 from cometmq.protocol.commands.reading import QueueKey
-from cometmq.protocol.commands.root import Answer, Command, Part, by_family
+from cometmq.protocol.commands.root import (
+    Answer,
+    Command,
+    Part,
+    ServedBy,
+    by_family,
+)
 from cometmq.protocol.commands.topics import BrokerEndpoints, TopicList
 from cometmq.protocol.errors import FlushSlaveTimeout, SlaveNotAvailable
 from cometmq.protocol.integers import Int32, Int64
@@ -13,13 +19,13 @@ from cometmq.protocol.integers import Int32, Int64
 class Finish(Command, frozen=True, tag=4):
     """End in order. -> Done once the work is settled. Taken only from the family itself."""
 
-    access = by_family()
+    access = by_family(served_by=ServedBy.EVERY)
 
 
 class TopicsChanged(Command, frozen=True, tag=75):
     """Coordinator to commitlog: a page of the topics. -> TopicsKnown"""
 
-    access = by_family()
+    access = by_family(served_by=ServedBy.EVERY)
 
     topics: TopicList
 
@@ -27,7 +33,7 @@ class TopicsChanged(Command, frozen=True, tag=75):
 class EndpointsChanged(Command, frozen=True, tag=71):
     """Supervisor to coordinator: where the processes listen now. -> Done"""
 
-    access = by_family(later=True)
+    access = by_family(later=True, served_by=ServedBy.EVERY)
 
     endpoints: BrokerEndpoints
 
@@ -45,7 +51,7 @@ class BeginRun(Command, frozen=True, tag=176):
             out; 0: it is carried out in any case.
     """
 
-    access = by_family(later=True)
+    access = by_family(later=True, served_by=ServedBy.EVERY)
 
     epoch: Int64
     cut_to: Int64 = -1
@@ -60,7 +66,7 @@ class RunBegun(Answer, frozen=True, tag=177):
 class DiskState(Command, frozen=True, tag=72):
     """Cleaner to commitlog: whether writes are taken, and if not, why. -> Done"""
 
-    access = by_family()
+    access = by_family(served_by=ServedBy.EVERY)
 
     writable: bool
     reason: str = ""
@@ -73,7 +79,7 @@ class SetHolds(Command, frozen=True, tag=87):
     number grows. One that comes late, when a later one is known, changes nothing.
     """
 
-    access = by_family()
+    access = by_family(served_by=ServedBy.EVERY)
 
     epoch: Int64
     number: Int64
@@ -83,13 +89,13 @@ class SetHolds(Command, frozen=True, tag=87):
 class HoldsWanted(Command, frozen=True, tag=88):
     """Cleaner to coordinator: say SetHolds. -> Done"""
 
-    access = by_family()
+    access = by_family(served_by=ServedBy.EVERY)
 
 
 class RebuildIndex(Command, frozen=True, tag=74):
     """Reader to dispatcher: that index file is damaged. -> Done"""
 
-    access = by_family()
+    access = by_family(served_by=ServedBy.EVERY)
 
     file: str
 

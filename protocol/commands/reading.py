@@ -9,6 +9,7 @@ from cometmq.protocol.commands.root import (
     Answer,
     Command,
     Part,
+    ServedBy,
     Since,
     by_clients,
     describe,
@@ -20,7 +21,7 @@ from cometmq.protocol.integers import INT64_MAX, Int32, Int64, UInt64
 class PullMessages(Command, frozen=True, tag=20):
     """Messages of one queue from `queue_offset` on. RocketMQ PULL_MESSAGE. -> PullResult."""
 
-    access = by_clients(read("topic"), later=True)
+    access = by_clients(read("topic"), later=True, served_by=ServedBy.EVERY)
 
     topic: str
     queue_id: Int32
@@ -58,7 +59,7 @@ class PullResult(Answer, frozen=True, tag=21):
 class GetQueueRange(Command, frozen=True, tag=22):
     """-> QueueRange"""
 
-    access = by_clients(describe("topic"), later=True)
+    access = by_clients(describe("topic"), later=True, served_by=ServedBy.EVERY)
 
     topic: str
     queue_id: Int32
@@ -72,7 +73,7 @@ class QueueRange(Answer, frozen=True, tag=23):
 class SearchOffset(Command, frozen=True, tag=24):
     """The first message stored at or after a time (`upper`: last at or before). -> FoundOffset"""
 
-    access = by_clients(describe("topic"), later=True)
+    access = by_clients(describe("topic"), later=True, served_by=ServedBy.EVERY)
 
     topic: str
     queue_id: Int32
@@ -87,7 +88,7 @@ class FoundOffset(Answer, frozen=True, tag=25):
 class GetMessageAt(Command, frozen=True, tag=26):
     """The record at a physical offset. -> PullResult with one record, or Failed(22)."""
 
-    access = by_clients(read(EVERY), later=True)
+    access = by_clients(read(EVERY), later=True, served_by=ServedBy.EVERY)
 
     physical_offset: Int64
 
@@ -98,7 +99,7 @@ class QueryMessages(Command, frozen=True, tag=27):
     Of those the newest, oldest first. RocketMQ QUERY_MESSAGE; times are exact here.
     """
 
-    access = by_clients(read("topic"), later=True)
+    access = by_clients(read("topic"), later=True, served_by=ServedBy.EVERY)
 
     topic: str
     key: str
@@ -135,7 +136,7 @@ class DescribeQueues(Command, frozen=True, tag=50):
     With `durable` a queue ends before its first message that a loss of power could still take.
     """
 
-    access = by_clients(describe("queues.topic"), later=True)
+    access = by_clients(describe("queues.topic"), later=True, served_by=ServedBy.EVERY)
 
     queues: list[QueueKey]
     durable: bool = False
@@ -157,7 +158,7 @@ class QueueRanges(Answer, frozen=True, tag=51):
 class SearchOffsets(Command, frozen=True, tag=54):
     """`SearchOffset` for many queues. -> FoundOffsets, in the order asked for."""
 
-    access = by_clients(describe("queues.topic"), later=True)
+    access = by_clients(describe("queues.topic"), later=True, served_by=ServedBy.EVERY)
     new_in = "0.2.0"
 
     queues: list[QueueKey]
@@ -175,7 +176,7 @@ class MeasureQueue(Command, frozen=True, tag=52):
     A part has one message at least. -> QueueParts
     """
 
-    access = by_clients(describe("topic"), later=True)
+    access = by_clients(describe("topic"), later=True, served_by=ServedBy.EVERY)
 
     topic: str
     queue_id: Int32
@@ -195,7 +196,7 @@ class QueueParts(Answer, frozen=True, tag=53):
 class ListQueues(Command, frozen=True, tag=56):
     """Every queue that ever held a message, whatever its topic says now: a page. -> QueueList"""
 
-    access = by_clients(describe("topic"), later=True)
+    access = by_clients(describe("topic"), later=True, served_by=ServedBy.EVERY)
     new_in = "0.2.0"
 
     topic: str = ""  # only that topic's
@@ -224,7 +225,7 @@ class GetLocal(Command, frozen=True, tag=90):
     from elsewhere does not know.
     """
 
-    access = by_clients(read(EVERY))
+    access = by_clients(read(EVERY), served_by=ServedBy.EVERY)
 
     boot_id: str
 
@@ -249,7 +250,7 @@ class AttendQueues(Command, frozen=True, tag=92):
     NotMapped when `nonce` is not what stands in this broker's control file.
     """
 
-    access = by_clients(read(EVERY), later=True)
+    access = by_clients(read(EVERY), later=True, served_by=ServedBy.EVERY)
 
     nonce: str
     queues: list[QueueKey]  # of clients of 0.1.0; nobody looks at them

@@ -67,8 +67,20 @@ class Needed(NamedTuple):
     name: str  # EVERY: of all of them
 
 
+class ServedBy(Enum):
+    """Which replicas of a broker carry a command out. The others refuse it with NotMaster.
+
+    A command that says nothing is its master's: one that changes something, or that tells a client
+    that something is its own.
+    """
+
+    MASTER = "the master"
+    SLAVE = "the master and its slaves"  # a follower of a group may not know enough yet
+    EVERY = "every replica"
+
+
 class Access(msgspec.Struct, frozen=True):
-    """Who may say a command.
+    """Who may say a command, and to which replicas.
 
     Args:
         needs: all of them.
@@ -79,6 +91,7 @@ class Access(msgspec.Struct, frozen=True):
     audience: Audience
     needs: tuple[Need, ...] = ()
     later: bool = False
+    served_by: ServedBy = ServedBy.MASTER
 
     def needed_for(self, command: Command) -> Iterator[Needed]:
         """The rights that this command needs."""
@@ -157,17 +170,19 @@ def administer(field: str, on: On = On.TOPIC, *, unless: str = "") -> Need:
     return Need(Right.ADMINISTER, on, field, unless)
 
 
-def by_clients(*needs: Need, later: bool = False) -> Access:
-    return Access(Audience.CLIENT, needs, later)
+def by_clients(*needs: Need, later: bool = False, served_by: ServedBy = ServedBy.MASTER) -> Access:
+    return Access(Audience.CLIENT, needs, later, served_by)
 
 
-def by_administrators(*needs: Need, later: bool = False) -> Access:
-    return Access(Audience.ADMINISTRATOR, needs, later)
+def by_administrators(
+    *needs: Need, later: bool = False, served_by: ServedBy = ServedBy.MASTER
+) -> Access:
+    return Access(Audience.ADMINISTRATOR, needs, later, served_by)
 
 
-def by_brokers(*needs: Need, later: bool = False) -> Access:
-    return Access(Audience.BROKER, needs, later)
+def by_brokers(*needs: Need, later: bool = False, served_by: ServedBy = ServedBy.MASTER) -> Access:
+    return Access(Audience.BROKER, needs, later, served_by)
 
 
-def by_family(*, later: bool = False) -> Access:
-    return Access(Audience.FAMILY, (), later)
+def by_family(*, later: bool = False, served_by: ServedBy = ServedBy.MASTER) -> Access:
+    return Access(Audience.FAMILY, (), later, served_by)

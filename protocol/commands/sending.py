@@ -9,6 +9,7 @@ from cometmq.protocol.commands.root import (
     Command,
     On,
     Part,
+    ServedBy,
     Since,
     by_clients,
     publish,
@@ -195,7 +196,7 @@ class GetLine(Command, frozen=True, tag=94):
     Refused with NotLocal unless the client names the boot of this very machine.
     """
 
-    access = by_clients()
+    access = by_clients(served_by=ServedBy.EVERY)
 
     boot_id: str
 

@@ -10,6 +10,7 @@ from cometmq.protocol.commands.root import (
     Command,
     On,
     Part,
+    ServedBy,
     Since,
     administer,
     by_brokers,
@@ -60,7 +61,7 @@ class EnsureTopic(Command, frozen=True, tag=31):
 class GetRoute(Command, frozen=True, tag=62):
     """-> TopicRoute, or Failed(17). Brokers are listed by name."""
 
-    access = by_clients(describe("topic"))
+    access = by_clients(describe("topic"), served_by=ServedBy.EVERY)
 
     topic: str
 
@@ -72,7 +73,7 @@ class ListTopics(Command, frozen=True, tag=34):
     refused.
     """
 
-    access = by_clients(describe(EVERY))
+    access = by_clients(describe(EVERY), served_by=ServedBy.EVERY)
 
     run: Annotated[Int64, Since("0.2.0")] = 0  # of the coordinator that has given the version
     since: Annotated[Int64, Since("0.2.0")] = 0
@@ -102,7 +103,7 @@ class TopicsKnown(Answer, frozen=True, tag=36):
 class ListBrokers(Command, frozen=True, tag=63):
     """-> BrokerList"""
 
-    access = by_clients(describe(EVERY, On.BROKER))
+    access = by_clients(describe(EVERY, On.BROKER), served_by=ServedBy.EVERY)
 
 
 class BrokerList(Answer, frozen=True, tag=64):
@@ -119,7 +120,7 @@ class RegisterBroker(Command, frozen=True, tag=65):
         epoch: of a group that elects its master, that this broker is the master of; 0: of none.
     """
 
-    access = by_brokers(administer(EVERY, On.BROKER), later=True)
+    access = by_brokers(administer(EVERY, On.BROKER), later=True, served_by=ServedBy.EVERY)
     new_in = "0.2.0"
 
     endpoints: BrokerEndpoints
@@ -130,7 +131,7 @@ class RegisterBroker(Command, frozen=True, tag=65):
 class UnregisterBroker(Command, frozen=True, tag=61):
     """-> Done, also where it concerns an earlier epoch than the one that is registered."""
 
-    access = by_brokers(administer(EVERY, On.BROKER))
+    access = by_brokers(administer(EVERY, On.BROKER), served_by=ServedBy.EVERY)
 
     cluster: str
     broker: str

@@ -20,6 +20,7 @@ from cometmq.protocol.commands import (
     Need,
     On,
     Part,
+    ServedBy,
     administration,
     consuming,
     general,
@@ -107,6 +108,8 @@ def _access(kind: type[Command]) -> str:
     said = f"*Said by {access.audience.value}"
     if needs:
         said += f"; needs {', '.join(needs)}"
+    if access.served_by is not ServedBy.MASTER:
+        said += f"; served by {access.served_by.value}"
     if kind.new_in:
         said += f"; since {kind.new_in}"
     return said + ("; may be answered later.*" if access.later else ".*")
