@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import select
 import threading
@@ -35,7 +36,13 @@ from cometmq.protocol.wire.dealer import POLLIN, Dealer, Payload
 from cometmq.protocol.wire.descriptors import need_for_channel
 from cometmq.protocol.wire.line import Line
 from cometmq.protocol.wire.outbox import Outbox
-from cometmq.protocol.wire.pending import Pending, PendingRequests, Settled, settle_all
+from cometmq.protocol.wire.pending import (
+    Limit,
+    Pending,
+    PendingRequests,
+    Settled,
+    settle_all,
+)
 from cometmq.protocol.wire.shortcut import Shortcut, lost_text
 from cometmq.protocol.wire.steady import Steady
 
@@ -93,21 +100,31 @@ class Channel:
         *,
         pump: bool = True,
         by_line: bool = True,
+        timeout_s: float | None = None,
+        connect_s: float | None = None,
     ) -> Pending:
         """Send; the answer arrives in the returned Pending. `on_done` wants the pump to run.
+
+        With `timeout_s` it is settled in any case, by the pump or in `wait_any`: without an answer
+        by then, with what `ask` raises. Whatever the other side holds for a while needs it, as an
+        answer that is lost in a connection that is not is missed by nobody else.
 
         `on_done` is called in whatever thread receives the answer and must not block. Without
         `pump` that is the thread that calls `wait_any`. Without `by_line` it goes by ZeroMQ in any
         case: its answer may be larger than a packet.
         """
-        pending = Pending(self, next(self._ids), on_done)
+        limit = None
+        if timeout_s is not None:
+            limit = Limit.of(type(command).__name__, timeout_s, connect_s)
+        pending = Pending(self, next(self._ids), on_done, limit)
         if on_done is not None and pump:
             self.start_pump()
         head = frames.pack(pending.request_id, command)
         line = self._shortcut.line
         if line is not None:
             if by_line and self._send_by_line(line, pending, head, payload):
-                if self._is_idle:
+                is_first = limit is not None and self._requests.watch(pending)
+                if self._is_idle or is_first:
                     self._ring()
                 return pending
         else:
@@ -118,6 +135,8 @@ class Channel:
             self._notice_loss()
         self._requests.add(pending)
         self._send(pending.request_id, head, payload, pending)
+        if limit is not None and self._requests.watch(pending):
+            self._ring()
         return pending
 
     def wait(self, pending: Pending, timeout_s: float, *, keep: bool = False) -> bool:
@@ -319,7 +338,7 @@ class Channel:
         line = self._shortcut.line
         waiting = self.descriptors()
         if waiting and line is not None and line is self._lent:
-            timeout_s = self.retry_in_s
+            timeout_s = self.look_in_s
             self._is_idle = True  # first: a request that comes from now on rings
             if self._requests:  # the loop may be held up, or over
                 self._is_idle = False
@@ -328,12 +347,12 @@ class Channel:
             self._is_idle = False
         elif waiting:
             poll = _polled(waiting)
-            readable = _wait_readable(poll, self.retry_in_s)
+            readable = _wait_readable(poll, self.look_in_s)
             while line is not None and readable == [line.fd] and line is self._shortcut.line:
-                if self._outbox:
+                if self._outbox or self._requests.next_due <= time.monotonic():
                     break  # it has to be looked after
                 self._pump_once(line)
-                readable = _wait_readable(poll, self.retry_in_s)
+                readable = _wait_readable(poll, self.look_in_s)
         if not self._closed:
             self._pump_once()
         return not self._closed
@@ -371,6 +390,19 @@ class Channel:
         settle_all(settled)
         if ended is not None:
             self._shortcut.lose(ended)
+        self._give_up_overdue()
+
+    def _give_up_overdue(self) -> None:
+        """Settle what has waited for as long as it may. Not under the lock."""
+        for pending in self._requests.overdue():
+            limit = pending.limit
+            if limit is None or self._requests.take(pending.request_id) is None:
+                continue  # it was answered meanwhile
+            is_sent = pending.handed_over or pending.line is not None
+            error = self.give_up(
+                pending, limit.what, limit.timeout_s if is_sent else limit.connect_s
+            )
+            pending.settle(None, (), error)
 
     def descriptors(self) -> tuple[int, ...]:
         """What to sleep on until something comes; empty when there is something to do already.
@@ -387,9 +419,15 @@ class Channel:
             return (*fds, line.fd) if line else fds
 
     @property
-    def retry_in_s(self) -> float | None:
-        """When to look after the connection again though nothing comes; None: not at all."""
-        return self._dealer.retry_in_s if self._outbox else None
+    def look_in_s(self) -> float | None:
+        """When to look after the connection and the requests' limits again though nothing comes;
+        None: not at all."""
+        retry_in_s = self._dealer.retry_in_s if self._outbox else None
+        due = self._requests.next_due
+        if due == math.inf:
+            return retry_in_s
+        due_in_s = max(0.0, due - time.monotonic())
+        return due_in_s if retry_in_s is None else min(retry_in_s, due_in_s)
 
     def _ring(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -444,10 +482,10 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
             ready.add(channel)
             continue
         watched.update(dict.fromkeys(descriptors, channel))
-        retry_in_s = channel.retry_in_s
-        if retry_in_s is not None:
+        look_in_s = channel.look_in_s
+        if look_in_s is not None:
             retrying.add(channel)
-            timeout_s = min(timeout_s, max(retry_in_s, 0.001))
+            timeout_s = min(timeout_s, max(look_in_s, 0.001))
     if not ready:
         waiting = [(fd, POLLIN) for fd in (wake_fd, *watched)]
         readable = zmq.zmq_poll(waiting, _poll_ms(timeout_s))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
@@ -25,6 +27,31 @@ class Asked(Protocol):
     def forget(self, pending: Pending) -> bool: ...
 
 
+class Limit(NamedTuple):
+    """How long a request may stay without an answer.
+
+    Args:
+        what: the command's name, for the error.
+        timeout_s: as it was asked for.
+        due: when it is given up: time.monotonic().
+        connect_s: how much of the time may pass before it is handed to a connection.
+        connect_by: when it is given up unless it was handed to a connection.
+    """
+
+    what: str
+    timeout_s: float
+    due: float
+    connect_s: float
+    connect_by: float
+
+    @classmethod
+    def of(cls, what: str, timeout_s: float, connect_s: float | None) -> Self:
+        """A limit that begins now."""
+        connect_s = timeout_s if connect_s is None else min(connect_s, timeout_s)
+        now = time.monotonic()
+        return cls(what, timeout_s, now + timeout_s, connect_s, now + connect_s)
+
+
 class Pending:
     """What a channel knows of one request. Its fields are set before `done` is."""
 
@@ -36,6 +63,7 @@ class Pending:
         "done",
         "error",
         "handed_over",
+        "limit",
         "line",
         "never_sent",
         "payload",
@@ -43,7 +71,11 @@ class Pending:
     )
 
     def __init__(
-        self, channel: Asked, request_id: int, on_done: Callable[[Pending], None] | None
+        self,
+        channel: Asked,
+        request_id: int,
+        on_done: Callable[[Pending], None] | None,
+        limit: Limit | None = None,
     ) -> None:
         self.channel = channel
         self.request_id = request_id
@@ -54,8 +86,16 @@ class Pending:
         self.handed_over = False  # to a connection; set under the channel's lock
         self.never_sent = False  # and given up
         self.done = False
+        self.limit = limit
         self._event: threading.Event | None = None
         self._on_done = on_done
+
+    @property
+    def due(self) -> float:
+        """When it is given up, as far as is known now: time.monotonic(). It has a limit."""
+        assert self.limit is not None
+        is_sent = self.handed_over or self.line is not None
+        return self.limit.due if is_sent else self.limit.connect_by
 
     def event(self) -> threading.Event:
         event = self._event
@@ -91,10 +131,16 @@ Settled = tuple[Pending, Command | None, Sequence[Frame], CometError | None]
 
 
 class PendingRequests:
-    """By id. Whoever takes a request out, and nobody else, says what became of it."""
+    """By id. Whoever takes a request out, and nobody else, says what became of it.
+
+    Those with a limit are few: each is a command that the other side holds.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[int, Pending] = {}
+        self._limited: dict[int, Pending] = {}  # the same, with a limit
+        self._limited_lock = threading.Lock()  # guards the next field
+        self._next_due = math.inf  # no limit ends before
 
     def __bool__(self) -> bool:
         return bool(self._by_id)
@@ -104,9 +150,35 @@ class PendingRequests:
 
     def add(self, pending: Pending) -> None:
         self._by_id[pending.request_id] = pending
+        if pending.limit is not None:
+            self._limited[pending.request_id] = pending
 
     def take(self, request_id: int) -> Pending | None:
+        self._limited.pop(request_id, None)
         return self._by_id.pop(request_id, None)
+
+    @property
+    def next_due(self) -> float:
+        """When to call `overdue`: time.monotonic(); inf: no request has a limit."""
+        return self._next_due
+
+    def watch(self, pending: Pending) -> bool:
+        """Whether the limit of this request ends before all others: whoever sleeps until
+        `next_due` has to be woken."""
+        with self._limited_lock:
+            is_first = pending.due < self._next_due
+            self._next_due = min(self._next_due, pending.due)
+        return is_first
+
+    def overdue(self) -> list[Pending]:
+        """Those whose limit has ended; they are taken out by whoever gives them up."""
+        now = time.monotonic()
+        if now < self._next_due:
+            return []
+        with self._limited_lock:
+            dues = [(each.due, each) for each in list(self._limited.values())]
+            self._next_due = min((due for due, _ in dues if due > now), default=math.inf)
+        return [each for due, each in dues if due <= now]
 
     def take_all(self, wanted: Callable[[Pending], bool]) -> list[Pending]:
         """Those that are wanted, but for what another thread takes in this moment."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import zmq
 from ports import free_ports
 
 from cometmq.protocol.commands import Ping
-from cometmq.protocol.errors import NotConfirmed
+from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
 from cometmq.protocol.wire.channel import Channel, Pending, wait_any
 
 WAIT_S = 60
@@ -69,4 +70,63 @@ def test_every_loss_is_noticed_by_who_waits_for_several(port: int) -> None:
                 with pytest.raises(NotConfirmed, match="was lost"):
                     answered[0].result()
                 death.join(0.05)
+    os.close(wake)
+
+
+@pytest.fixture
+def silent(port: int) -> Iterator[str]:
+    """A process that takes requests, and answers none of them: as one whose answers are lost in a
+    connection that is still open."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    server = context.socket(zmq.ROUTER)
+    server.bind(f"tcp://127.0.0.1:{port}")
+    yield f"tcp://127.0.0.1:{port}"
+    context.destroy(linger=0)
+
+
+def outcome(channel: Channel, timeout_s: float, connect_s: float | None = None) -> CometError:
+    """What a held request ends with that nobody waits for."""
+    done = threading.Event()
+    pending = channel.request(
+        Ping(), on_done=lambda _: done.set(), timeout_s=timeout_s, connect_s=connect_s
+    )
+    assert done.wait(WAIT_S), "it is never given up"
+    with pytest.raises(CometError) as raised:
+        pending.result()
+    return raised.value
+
+
+def test_an_unanswered_request_ends_at_its_limit(silent: str) -> None:
+    """Fault 8: also one with a shorter limit than that for which the pump sleeps already."""
+    with Channel(silent, "the silent") as channel:
+        channel.request(Ping(), on_done=lambda _: None)
+        longer = channel.request(Ping(), on_done=lambda _: None, timeout_s=3_600)
+        for _ in range(3):
+            error = outcome(channel, 0.05)
+            assert isinstance(error, NotConfirmed)
+            assert str(error) == "no answer to Ping from the silent within 0.05 s"
+        assert not longer.done
+        assert channel.look_in_s is not None
+
+
+def test_a_request_that_is_never_sent_ends_at_its_limit(port: int) -> None:
+    """Fault 8: it would wait for a connection for ever, where nobody listens any more."""
+    with Channel(f"tcp://127.0.0.1:{port}", "nobody") as channel:
+        for timeout_s, connect_s in ((0.05, None), (3_600, 0.05)):
+            error = outcome(channel, timeout_s, connect_s)
+            assert isinstance(error, NotReachable)
+            assert "within 0.05 s; Ping was not sent" in str(error)
+
+
+def test_a_limit_ends_without_a_pump(silent: str) -> None:
+    """Fault 8: of who waits for several channels."""
+    wake = os.eventfd(0)
+    with Channel(silent, "the silent") as channel:
+        pending = channel.request(Ping(), on_done=lambda _: None, pump=False, timeout_s=0.05)
+        deadline = time.monotonic() + WAIT_S
+        while not pending.done:
+            assert time.monotonic() < deadline
+            wait_any([channel], WAIT_S, wake)
+        assert isinstance(pending.error, NotConfirmed)
+        assert channel.look_in_s is None
     os.close(wake)
