@@ -2,8 +2,7 @@
 
 In one queue, whose records lie one behind the other, and in several, between whose records those of
 the others lie, so that each is a place of its own in memory. And by consumers of a broker, in
-turns: a tag filter, the same by SQL92 with the map that the dispatcher has made, and by SQL92 that
-nobody has registered, which has none.
+turns: a tag filter, and the same by SQL92.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from benchmarks import Counters, Report, median_s
+from benchmarks import Report, median_s
 
 from cometmq import Broker, Consumer
-from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.shm.reading.selection import selection_of
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 
@@ -83,7 +81,7 @@ def examine(backlog: Backlog, full: bool, report: Report, name: str) -> None:
         scan_bytes=much, hot_bytes=much, hot_count=count, cold_bytes=much, cold_count=count
     )
     reader = StoreReader.open_closed(store, limits)
-    tags, filter, _ = selection_of(*CHOICES[name])
+    tags, filter = selection_of(*CHOICES[name])
 
     def run() -> None:
         for queue_id in range(queues):
@@ -103,8 +101,7 @@ def examine(backlog: Backlog, full: bool, report: Report, name: str) -> None:
 SQL = "amount = 0 AND region IN ('eu', 'us')"
 TURNS = {
     "tag": {"tags": "wanted"},
-    "SQL92, map": {"sql": SQL},
-    "SQL92, no map": {"sql": f"({SQL})"},  # another text: nobody has registered it
+    "SQL92": {"sql": SQL},
 }
 
 
@@ -117,8 +114,6 @@ def test_consumers_in_turns(
     count = (400_000 if full else 40_000) // queues
     store, *_ = backlog(tmp_path / "store", queues, count, 100)
     with Broker(store) as broker:
-        broker.consumer("registers", "t", sql=SQL).close()
-        until_judged(broker, queues * count)
         consumers = {
             name: broker.consumer(None, "t", transport=transport, **how)
             for name, how in TURNS.items()
@@ -140,48 +135,6 @@ def test_consumers_in_turns(
         report(f"{what}, tag", medians["tag"] / (queues * count) * 1e9, "ns/record")
         for name in list(TURNS)[1:]:
             report(f"{what}, {name}", medians[name] / medians["tag"], "times the tag's")
-
-
-def test_dispatching_in_turns(tmp_path: Path, full: bool, report: Report) -> None:
-    """Batches to a topic that has an expression registered, beside one that has none."""
-    count = 100_000 if full else 2_000
-    bodies = [b"x" * 100] * count
-    how = {"tags": "other", "properties": {"amount": "1", "region": "eu"}}
-    took: dict[str, list[tuple[float, float]]] = {"plain": [], "filtered": []}
-    with Broker(tmp_path / "store") as broker, broker.producer(timeout_s=120) as producer:
-        producer.send("filtered", b"first")
-        broker.consumer("registers", "filtered", sql=SQL).close()
-        until_judged(broker, 1)
-        used = processor_s(broker, "cmq-dispatcher")
-        counters = Counters(tmp_path / "store")
-        judged = 1
-        for number in range(16 if full else 3):
-            for topic, found in took.items():
-                began, cpu = time.perf_counter(), used()
-                producer.send_many(topic, bodies, queue_id=0, **how)
-                counters.wait_dispatched()
-                elapsed = time.perf_counter() - began
-                judged += count * (topic == "filtered")
-                until_judged(broker, judged)
-                if number:
-                    found.append((elapsed, used() - cpu))
-    for at, what in enumerate(("until dispatched", "the dispatcher's processor time")):
-        plain, filtered = (statistics.median(each[at] for each in found) for found in took.values())
-        report(f"{what}, plain", plain / count * 1e9, "ns/message")
-        report(f"{what}, filtered", filtered / count * 1e9, "ns/message")
-
-
-def until_judged(broker: Broker, count: int) -> None:
-    dispatcher = broker.actor("dispatcher")
-    deadline = time.monotonic() + 300
-    judged = 0
-    while judged < count:
-        assert time.monotonic() < deadline, f"{judged} of {count} messages are judged"
-        time.sleep(0.1)
-        answer = dispatcher.ask(GetStatistics())
-        assert isinstance(answer, Statistics)
-        judged = int(answer.values["filter_judged"])
-    dispatcher.stop()
 
 
 def processor_s(broker: Broker, name: str) -> Callable[[], float]:

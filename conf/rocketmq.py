@@ -36,6 +36,10 @@ _ALONE: Final = (
     "there is no controller: a group elects its master with enableDLegerCommitLog, and a master "
     "without a group has slaves (haListenPort)"
 )
+_NO_BITMAPS: Final = (
+    "there are no filter bitmaps any more: readers evaluate SQL92 filters natively "
+    "(docs/filters.md); remove the setting"
+)
 _OWN_QUEUE: Final = "there are no light queues yet: a message is in the queue of its topic alone"
 _TOLD: Final = "name servers are not looked up: namesrvAddr has to name them"
 
@@ -56,6 +60,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
         ("tls.server.mode", _PLAIN, ("", "disabled", "permissive")),
         ("enableControllerMode duplicationEnable", _ALONE, _OFF),
         ("allAckInSyncStateSet", _ALONE, _OFF),
+        ("enableCalcFilterBitMap", _NO_BITMAPS, _OFF),
         (
             "brokerPermission",
             "a whole broker cannot be closed yet: take the permission from its topics",
@@ -123,7 +128,8 @@ _KEYS: Final = """
     dispatchCqThreads dispatchFromSenderThread
     duplicationEnable enableAsyncReput enableAutoInSyncReplicas enableBatchPush
     enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently
-    enableCleanExpiredOffset enableCompaction enableConsumeQueueExt enableControllerMode
+    enableCalcFilterBitMap enableCleanExpiredOffset enableCompaction enableConsumeQueueExt
+    enableControllerMode
     enableCreateSysGroup enableDetailStat  enableFastChannelEventProcess
     enableLmq enableLmqStats enableMixedMessageType enableMultiDispatch enableNetWorkFlowControl
     enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck

@@ -491,13 +491,6 @@ class ReadSettings:
         key="enablePropertyFilter",
         help="Whether consumers may choose messages by SQL92 expressions over their properties.",
     )
-    enable_calc_filter_bit_map: bool = option(
-        True,
-        key="enableCalcFilterBitMap",
-        help="Whether the dispatcher calculates which messages the SQL92 expressions of groups do "
-        "not want, so that who reads a backlog passes over them without a look. It looks at each "
-        "message once for each expression of its topic, while it has caught up. RocketMQ: false.",
-    )
     long_polling_enable: bool = option(
         True,
         key="longPollingEnable",

@@ -16,8 +16,6 @@ from cometmq.protocol.ledger import Change, FilterDropped, FilterPut, GroupRemov
 from cometmq.protocol.tags import expression_of
 
 DROPPED_AFTER_MS: Final = 86_400_000  # of being dead
-CALCULATED_MAX: Final = 1_024  # expressions that have maps, the topics' together
-CALCULATED_OF_TOPIC_MAX: Final = 8
 UNHEARD_MS: Final = 30_000  # whose members are gone after a start is dead since that long before
 
 
@@ -125,26 +123,6 @@ class FilterBook(Book):
         ]
 
     # --- what anybody may know ---
-
-    def calculated(self, topics: Topics) -> dict[str, list[str]]:
-        """Topic -> expressions that are to have maps: those that somebody wants first, then those
-        that were wanted for longest. As many as may be.
-
-        Args:
-            topics: that there are.
-        """
-        found: dict[str, list[str]] = {}
-        count = 0
-        for topic, filters in self.by_topic().items():
-            if topic not in topics:
-                continue
-            by_age = sorted(filters.values(), key=lambda each: (each.is_dead, each.born_ms))
-            expressions = list(dict.fromkeys(each.expression for each in by_age if each.expression))
-            room = min(CALCULATED_OF_TOPIC_MAX, CALCULATED_MAX - count)
-            if expressions and room > 0:
-                found[topic] = expressions[:room]
-                count += len(found[topic])
-        return found
 
     def by_topic(self) -> dict[str, dict[str, Filter]]:
         """topic -> group -> filter."""

@@ -12,7 +12,6 @@ import pykka
 from cometmq.actors.coordination.announcing import Announcing
 from cometmq.actors.coordination.beginnings import Arrivals
 from cometmq.actors.coordination.books import Books
-from cometmq.actors.coordination.filters import Tell
 from cometmq.actors.coordination.groups import Groups
 from cometmq.actors.coordination.holds import Holds
 from cometmq.actors.coordination.members import Members, MemberSettings
@@ -38,8 +37,6 @@ from cometmq.protocol.ledger import (
     ENTRY_BYTES_MAX,
     entry_bytes_max,
 )
-from cometmq.shm.derived.filter_maps import write_filters
-from cometmq.shm.kernel._kernel import OwnedCell
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.ledger_log import LedgerLog
 
@@ -61,7 +58,7 @@ class CoordinatorSettings(MemberSettings, TopicSettings, Protocol):
 class CoordinatorActor(ServiceActor):
     """Keeps topics, consumer groups, consumer offsets and holds.
 
-    Writes, alone: config/*.json, cometmq.ledger, cometmq.filters and the counter `filters`.
+    Writes, alone: config/*.json and cometmq.ledger.
     Wakes on: commands, answers of the commitlog process, the cleaner and the name servers, timers:
         held JoinGroups, silent members, flushConsumerOffsetInterval, a registration every 30 s.
     Dies: of a config file that is damaged at the start, with its .bak. A file that cannot be
@@ -92,7 +89,6 @@ class CoordinatorActor(ServiceActor):
         confirm_timeout_s: how long a topic may be unknown to them before the client hears of it.
         gate: of a master in a group; None: this broker is master for ever.
         epoch: that it is the master of.
-        tell_filters: tells the dispatcher topic -> SQL92 expressions. Raises OSError.
     """
 
     role: ClassVar[str] = "coordinator"
@@ -123,12 +119,11 @@ class CoordinatorActor(ServiceActor):
         limits: ConnectionLimits | None = None,
         gate: Gate | None = None,
         epoch: int = 0,
-        tell_filters: Tell = lambda _filters: None,
     ) -> None:
         self._settings = settings
         self._gate = gate
         self._books = Books(self, store_dir, settings.max_topics, settings.max_groups)
-        self._members = Members(self, settings, self._books, tell_filters)
+        self._members = Members(self, settings, self._books)
         self._progress = Progress(self._books, self._members, self.handle)
         self._poppers = Poppers(
             self._members,
@@ -215,7 +210,6 @@ class CoordinatorActor(ServiceActor):
             limits=ConnectionLimits.of(family.settings),
             gate=Gate.of(family),
             epoch=family.epoch,
-            tell_filters=partial(_tell_filters, family.store, family.control.own(Counter.FILTERS)),
         )
 
     def find_handler(self, kind: type[Command]) -> Handler:
@@ -279,7 +273,6 @@ class CoordinatorActor(ServiceActor):
         """Make what happened outlive this process, then say that it happened."""
         self._topics.finish_round()
         self._members.finish_round()
-        self._members.filters.finish_round()
         self._progress.finish_round()
         self._pops.finish_round()
         self._books.send()
@@ -304,11 +297,6 @@ class CoordinatorActor(ServiceActor):
         self._books.send()
         self._books.snapshots.begin()
         self._books.note_life()
-
-
-def _tell_filters(store: Path, count: OwnedCell, filters: Mapping[str, list[str]]) -> None:
-    write_filters(store, filters)
-    count.advance(count.value + 1)
 
 
 def _arrivals(family: Family, listen: Callable[[int], None]) -> Arrivals:

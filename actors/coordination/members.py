@@ -16,7 +16,7 @@ from cometmq.actors.books.group_settings import (
 from cometmq.actors.books.group_share import ConsumerGroup, GroupRecord
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.files import now_ms
-from cometmq.actors.coordination.filters import Filters, Tell
+from cometmq.actors.coordination.filters import Filters
 from cometmq.actors.coordination.held_joins import HeldJoins
 from cometmq.actors.coordination.processes import MemberProcesses
 from cometmq.actors.coordination.senders import Senders
@@ -79,12 +79,11 @@ class Members:
         actor: ServiceActor,
         settings: MemberSettings,
         books: Books,
-        tell_filters: Tell = lambda _filters: None,
     ) -> None:
         self._actor = actor
         self._settings = settings
         self._books = books
-        self.filters = Filters(actor, books, tell_filters)
+        self.filters = Filters(books)
         self._topics = books.topics
         self._configs = books.groups.configs
         self._session_timeout_s = settings.consumer_session_timeout_ms / 1000

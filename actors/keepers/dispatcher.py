@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from cometmq.actors.keepers.filtering import Filtering
 from cometmq.actors.keepers.indexing import Indexing
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import Unforeseen, explained
@@ -36,10 +35,10 @@ class DispatcherActor(ServiceActor):
     """Writes a ConsumeQueue entry for every record, and tells how far it has come.
 
     Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp; index/
-    and its counters (`Indexing`); the maps of filters (`Filtering`).
+    and its counters (`Indexing`).
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
-    could take back; in a group on `replicated`, likewise; `filters`; its doorbell, by the commitlog
-    process for the first message of a new queue.
+    could take back; in a group on `replicated`, likewise; its doorbell, by the commitlog process
+    for the first message of a new queue.
     While nobody sleeps on `dispatched` it naps between two looks, so that a stream of single
     messages does not wake it for each; a reader that begins to wait rings it.
     An entry's place is its record's queue offset, so the next process may write the last entries
@@ -73,8 +72,6 @@ class DispatcherActor(ServiceActor):
         self._builder = QueueBuilder(self._store_files, self._table, self._queues, levels)
         self._index = Indexing(family)
         self._index_refused = False  # the disk was full when it was last tried
-        self._filtering = Filtering(family, self._table)
-        self._filter_timer: Timer | None = None  # for what is judged a little later
 
     # --- start ---
 
@@ -168,25 +165,21 @@ class DispatcherActor(ServiceActor):
             if self._min.value > self._builder.log_min:
                 self._builder.follow_log_min(self._min.value)
                 self._index.follow_log_min(self._builder.log_min)
-                self._filtering.follow_log_min()
             if self._work_once():
                 worked = True
                 continue
-            self._set_filter_timer()
             if worked and self._begin_nap():
                 return
             self._limit.arm()
             self._min.arm()
-            self._filtering.arm()
             # What has moved between looking and arming wakes nobody.
-            is_done = self._dispatched.value >= self._limit.value and not self._filtering.is_told
+            is_done = self._dispatched.value >= self._limit.value
             if is_done and self._min.value <= self._builder.log_min:
                 return
         self.call_soon(self._work)
 
     def _work_once(self) -> bool:
-        """Messages first, then their keys; and what filters want of them while there are no more.
-        False if there was nothing to do."""
+        """Dispatch messages first, then their keys. Return False if there was nothing to do."""
         worked = False
         limit = self._limit.value
         if self._dispatched.value < limit:
@@ -194,8 +187,6 @@ class DispatcherActor(ServiceActor):
             worked = True
         if self._index.is_behind(self._dispatched.value):
             self._index_once()
-            worked = True
-        if self._dispatched.value >= limit and self._filtering.step(self._dispatched.value):
             worked = True
         return worked
 
@@ -212,15 +203,6 @@ class DispatcherActor(ServiceActor):
 
     def _resume_index(self) -> None:
         self._index.paused = False
-        self._work()
-
-    def _set_filter_timer(self) -> None:
-        due_s = self._filtering.due_in_s(self._dispatched.value)
-        if due_s is not None and self._filter_timer is None:
-            self._filter_timer = self.after(due_s, self._end_filter_timer)
-
-    def _end_filter_timer(self) -> None:
-        self._filter_timer = None
         self._work()
 
     def _begin_nap(self) -> bool:
@@ -256,7 +238,6 @@ class DispatcherActor(ServiceActor):
         if self._builder.last_store_timestamp:  # else the process before has told of the last one
             self._timestamp.reset(self._builder.last_store_timestamp)
         if reached < self._dispatched.value:
-            self._filtering.begin_anew()
             self._dispatched.reset(reached)
         else:
             self._dispatched.advance(reached)
@@ -273,10 +254,9 @@ class DispatcherActor(ServiceActor):
             self._dispatch(end, whole=True)
         self._builder.close()
         self._index.settle(self._dispatched.value)
-        self._filtering.settle()
 
     def statistics(self) -> dict[str, int | float | str]:
         behind = self._wrote.value - self._dispatched.value
-        found = self._index.statistics(self._dispatched.value) | self._filtering.statistics()
+        found = self._index.statistics(self._dispatched.value)
         queues = len(self._builder.files)
         return {"queues": queues, "behind_bytes": behind, "entry_bytes": UNIT} | found

@@ -127,7 +127,7 @@ class Pulls:
 
     def _look_from(self, command: PullMessages, queue_offset: int) -> tuple[int, GetResult]:
         """Look from `queue_offset` on until something matches, for a bounded number of rounds."""
-        tags, filter, expression = _selected(command)
+        tags, filter = _selected(command)
         for _ in range(ROUNDS_MAX):
             result = self._store.get_message(
                 command.topic,
@@ -137,7 +137,6 @@ class Pulls:
                 max_bytes=min(max(command.max_bytes, 1), BYTES_MAX),
                 tags=tags,
                 filter=filter,
-                expression=expression,
                 check_crc=command.check_crc,
             )
             if result.status is GetStatus.NO_MESSAGE_IN_QUEUE:

@@ -16,7 +16,6 @@ from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.errors import ShuttingDown
 from cometmq.shm.live.control import Counter, Phase
 from cometmq.shm.live.queue_table import QueueTable
-from cometmq.shm.reading.filter_maps import FilterMaps
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 
 
@@ -98,5 +97,4 @@ def open_store(family: Family, table: QueueTable) -> StoreReader:
     )
     store = family.store_reader(limits, table)
     store.read_tail(family.control, family.cover)
-    store.maps = FilterMaps(family.store, family.control)
     return store

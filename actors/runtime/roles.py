@@ -102,7 +102,6 @@ ROLES: Final = (
         owns=frozenset({
             Counter.DISPATCHED, Counter.DISPATCHED_TIMESTAMP, Counter.QUEUES, Counter.NAPPING,
             Counter.INDEXED, Counter.INDEX_FILES_FULL, Counter.QUEUES_RECOVERED,
-            Counter.FILTER_MAPS,
         }),
     ),
     Role(
@@ -149,7 +148,6 @@ ROLES: Final = (
         slave_actor="cometmq.actors.replication.coordinator:SlaveCoordinatorActor",
         doorbell=Doorbell.COORDINATOR,
         port=2,
-        owns=frozenset({Counter.FILTERS}),
     ),
     Role(
         name="namesrv",

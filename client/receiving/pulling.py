@@ -413,7 +413,7 @@ def salvage(buffer: memoryview, queue: Queue, damage: Exception) -> list[Message
     it in this answer is skipped as well: nobody knows where the next record begins.
     """
     found: list[Message] = []
-    tags, filter, _ = queue.selection
+    tags, filter = queue.selection
     start = 0
     while True:
         reason, position = damage.args

@@ -733,40 +733,6 @@ class Filter:
     def outcome(self, properties: bytes) -> bool | str | None:
         """None: unknown; "failed": a comparison of what cannot be compared."""
 
-class FilterMap:
-    """Blocks of a filter's map of one queue, as far as they were read; see filter_map.pxi."""
-
-    def __init__(self, identity: bytes) -> None: ...
-    def take(self, number: int, block: bytes) -> int:
-        """Of so many messages it tells; 0 if it does not hold."""
-    def told(self, number: int) -> int: ...
-    def __len__(self) -> int: ...
-
-class FilterBlock:
-    """A block of a filter's map in the making. Raises ValueError."""
-
-    number: int
-    next_offset: int
-    def __init__(self, identity: bytes, number: int) -> None: ...
-    @property
-    def end(self) -> int: ...
-    def pass_over(self, end: int) -> None: ...
-    def sealed(self) -> bytes: ...
-    def fill(
-        self,
-        log: LogView,
-        units: Any,
-        first_index: int,
-        end: int,
-        log_min: int,
-        log_max: int,
-        topic: bytes,
-        queue_id: int,
-        filter: Filter,
-        time_ns: int,
-    ) -> int:
-        """The start of a segment that has to be mapped first; -1 without."""
-
 def gather(
     log: LogView,
     units: Any,
@@ -782,7 +748,6 @@ def gather(
     skip_removed: bool = True,
     check_crc: bool = True,
     filter: Filter | None = None,
-    map: FilterMap | None = None,
 ) -> tuple[int, bytes | None, int, int, int, int, int, list[tuple[int, int, int]] | None]:
     """(reason, payload, count, next index, unreadable entries, detail, last physical offset,
     what does not hold: (queue offset, physical offset, index into REASONS), or None)."""
@@ -1568,7 +1533,6 @@ def deliver(
     codes: Sequence[int] | None = None,
     tags: Iterable[str] | None = None,
     filter: Filter | None = None,
-    map: FilterMap | None = None,
 ) -> tuple[int, list[Message], int, int, int, int, list[tuple[int, int, int]] | None]:
     """`gather` and `decode` in one: (reason, messages, bytes, next index, unreadable entries,
     detail, what does not hold as `gather` has it)."""

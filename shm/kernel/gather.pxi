@@ -160,7 +160,7 @@ def gather(
     LogView log not None, const uint8_t[::1] units not None, int64_t first_index, int64_t begin,
     int64_t end, int64_t log_min, int64_t log_max, bytes topic not None, int32_t queue_id,
     tuple limits not None, codes=None, bint skip_removed=True, bint check_crc=True,
-    Filter filter=None, FilterMap map=None,
+    Filter filter=None,
 ):
     """Collect the records of a queue's ConsumeQueue entries [begin, end) into one buffer.
 
@@ -174,7 +174,6 @@ def gather(
         skip_removed: as RocketMQ, pass over what lies in the segment of an unreadable entry.
         check_crc: pass over records whose body CRC does not hold.
         filter: None = all.
-        map: the queue's, of this filter; with codes, of the filter and the tags.
 
     Returns (reason, payload, count, next_index, unreadable, detail, last_physical_offset, damaged):
     payload is bytes or None; `unreadable` counts entries whose record is not there any more, or
@@ -201,7 +200,7 @@ def gather(
         raise MemoryError
     try:
         damaged = pick(log, &units[0], first_index, end, &queue, &reach, &l, &wanted, skip_removed,
-                       check_crc, filter, map, slices, &g)
+                       check_crc, filter, slices, &g)
         if g.count and g.reason == G_DONE:
             payload = joined(slices, g.count, g.total)
     finally:
@@ -211,7 +210,7 @@ def gather(
 
 cdef list pick(
     LogView log, const uint8_t *units, int64_t first_index, int64_t end, Queue *queue, Reach *reach,
-    Limits *l, Codes *wanted, bint skip_removed, bint check_crc, Filter filter, FilterMap map,
+    Limits *l, Codes *wanted, bint skip_removed, bint check_crc, Filter filter,
     Slice *slices, Gathering *g,
 ):
     """Find the records; what does not hold."""
@@ -222,7 +221,6 @@ cdef list pick(
     cdef const uint8_t *unit
     cdef const uint8_t *at
     cdef Record record
-    cdef Told told = Told(NULL, 0, 0, 0)
     cdef list damaged = None
     while g.index < end:
         unit = units + (g.index - first_index) * CONSUME_QUEUE_UNIT_BYTES
@@ -236,7 +234,7 @@ cdef list pick(
         g.last_phys = phys
         if (g.skip_below >= 0 and phys < g.skip_below) or not is_wanted(
                 wanted, <int32_t>load_be64(unit + CONSUME_QUEUE_UNIT_TAGS_CODE)
-        ) or is_surely_unwanted(map, &told, g.index):
+        ):
             g.index += 1
             continue
         place = place_of(phys, size, reach)
@@ -252,7 +250,7 @@ cdef list pick(
             if at == NULL:
                 g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
                 break
-            if filter is not None and wanted.any and not tells_ahead(&told, g.index):
+            if filter is not None and wanted.any:
                 fetch_ahead(at, phys, unit, end - g.index)
             why = follow_wanted(at, phys, size, queue, g.index, check_crc, filter, &record)
         if why == REC_UNWANTED:

@@ -150,23 +150,6 @@ CONSUME_QUEUE_UNIT: Final = Layout(
 )
 assert CONSUME_QUEUE_UNIT.size == 20
 
-# Of a filter's map (shm/derived/filter_maps.py): then comes a bit for each message, up to
-# FILTER_BLOCK_SIZE.
-FILTER_BLOCK: Final = Layout(
-    "FILTER_BLOCK",
-    {
-        "magic": "u32",
-        "crc": "u32",  # CRC-32 of all that follows
-        "identity_high": "u64",  # of run, maps, topic, queue and expression
-        "identity_low": "u64",
-        "number": "i64",  # its first bit is the message of number * FILTER_BLOCK_ENTRIES
-        "count": "i32",  # so many of its bits have been calculated
-    },
-)
-MAGIC_FILTER_BLOCK: Final = 0x434D4631  # CMF1
-FILTER_BLOCK_SIZE: Final = 4096
-FILTER_BLOCK_ENTRIES: Final = (FILTER_BLOCK_SIZE - FILTER_BLOCK.size) * 8
-
 # RocketMQ StoreCheckpoint; the file is one page, the rest zero.
 CHECKPOINT: Final = Layout(
     "CHECKPOINT",
@@ -282,7 +265,6 @@ LAYOUTS: Final = (
     STAGE_ENTRY,
     INNER_RECORD,
     CONSUME_QUEUE_UNIT,
-    FILTER_BLOCK,
     CHECKPOINT,
     INDEX_HEADER,
     INDEX_ENTRY,

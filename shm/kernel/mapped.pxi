@@ -11,7 +11,7 @@ def deliver(
     LogView log not None, const uint8_t[::1] units not None, int64_t first_index, int64_t begin,
     int64_t end, int64_t log_min, int64_t log_max, bytes topic not None, int32_t queue_id,
     int64_t count_max, int64_t bytes_max, int64_t scan_max, codes=None, tags=None,
-    Filter filter=None, FilterMap map=None,
+    Filter filter=None,
 ):
     """The messages of the ConsumeQueue entries [begin, end): `gather` and `decode` in one pass.
 
@@ -26,7 +26,6 @@ def deliver(
         scan_max: entries looked at.
         codes, tags: tags codes and tags wanted, None = all.
         filter: None = all.
-        map: as `gather` has it.
 
     Returns (reason, messages, bytes, next_index, unreadable, detail, damaged); see `gather`. With
     GATHER_UNMAPPED there are no messages.
@@ -50,7 +49,7 @@ def deliver(
     try:
         damaged = pick_for_copy(
             log, &units[0], first_index, end, &queue, &reach, room, bytes_max, scan_max, &wanted,
-            filter, map, picks, &g)
+            filter, picks, &g)
         if g.count == 0:
             return g.reason, found, 0, g.index, g.unreadable, g.detail, damaged
         damaged = examine(picks, &g, &queue, texts, filter, found, damaged)
@@ -61,7 +60,7 @@ def deliver(
 
 cdef list pick_for_copy(
     LogView log, const uint8_t *units, int64_t first_index, int64_t end, Queue *queue, Reach *reach,
-    int64_t room, int64_t bytes_max, int64_t scan_max, Codes *wanted, Filter filter, FilterMap map,
+    int64_t room, int64_t bytes_max, int64_t scan_max, Codes *wanted, Filter filter,
     Pick *picks, Gathering *g,
 ):
     """Find where the records are; what leads nowhere."""
@@ -71,18 +70,12 @@ cdef list pick_for_copy(
     cdef const uint8_t *unit
     cdef Pick *found
     cdef Record record
-    cdef Told told = Told(NULL, 0, 0, 0)
     cdef list damaged = None
     while g.index < end and g.count < room and g.index - begin < scan_max:
         unit = units + (g.index - first_index) * CONSUME_QUEUE_UNIT_BYTES
         phys = <int64_t>load_be64(unit + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET)
         size = <int32_t>load_be32(unit + CONSUME_QUEUE_UNIT_SIZE)
         if not is_wanted(wanted, <int32_t>load_be64(unit + CONSUME_QUEUE_UNIT_TAGS_CODE)):
-            g.index += 1
-            continue
-        if is_surely_unwanted(map, &told, g.index):
-            if g.count and g.total + size > bytes_max and phys >= reach.log_min:
-                break  # as where it has to be looked at
             g.index += 1
             continue
         place = place_of(phys, size, reach)
@@ -100,14 +93,13 @@ cdef list pick_for_copy(
         if found.at == NULL:
             g.reason, g.detail = G_UNMAPPED, phys - phys % reach.segment_bytes
             break
-        if filter is not None and <uint64_t>g.index >= told.end:
+        if filter is not None:
             if wanted.any:
                 fetch_ahead(found.at, phys, unit, end - g.index)
             if follow_wanted(found.at, phys, size, queue, g.index, False, filter,
                              &record) == REC_UNWANTED:
                 g.index += 1
                 continue
-        # Of what its map does not tell that it is unwanted the copy is evaluated, and that alone.
         found.queue_offset, found.physical_offset, found.size = g.index, phys, size
         g.count += 1
         g.total += size

@@ -85,9 +85,6 @@ class Counter(IntEnum):
     # ha, of the master of a group: until then nobody else can be master; ms of CLOCK_BOOTTIME
     SURE_UNTIL = 30
     DISK_STATE = 31  # cleaner: see Disk
-    FILTERS = 32  # coordinator: how often it has written cometmq.filters in this run
-    # dispatcher: which maps of filters may be looked up; 0: there are none
-    FILTER_MAPS = 33
 
 
 _NAMES: Final = [counter.name.lower() for counter in Counter]

@@ -26,8 +26,9 @@ CONFIG_DIR: Final = "config"
 INDEX_DIR: Final = "index"
 STAGING_DIR: Final = "cometmq.tmp"  # segments in the making; never in the strict directories
 RETIRED_DIR: Final = "cometmq.retired"  # segments that have left the log; see shm/log/retired.py
+# Of releases that kept filter bitmaps. An orderly end removes them.
 FILTERS_FILE: Final = "cometmq.filters"
-FILTER_MAPS_DIR: Final = "cometmq.filtermaps"  # see shm/derived/filter_maps.py
+FILTER_MAPS_DIR: Final = "cometmq.filtermaps"
 LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"

@@ -23,7 +23,6 @@ from cometmq.shm.live.control import (
     open_sleepers,
 )
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
-from cometmq.shm.reading.filter_maps import FilterMaps
 from cometmq.shm.reading.mapped_reader import MappedReader
 from cometmq.shm.reading.positions import LivePositions
 
@@ -70,7 +69,6 @@ class MappedStore:
             positions=LivePositions(self.control, self.table),
         )
         self.reader.read_tail(self.control, self.cover)
-        self.reader.maps = FilterMaps(root, self.control)
         if self.control.meta.get(IN_GROUP):
             self.reader.on_damage = _refuse  # its broker is asked then, and ends of it
 

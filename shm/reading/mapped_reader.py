@@ -83,7 +83,7 @@ class MappedReader(StoreReader):
         selection: Selection,
     ) -> Found:
         """As `get_message`, with the limits of the caller alone."""
-        tags, filter, expression = selection
+        tags, filter = selection
         scanned = SCAN_COUNT if filter is None else FILTERED_COUNT
         looked_at = max_count if selection.is_all else max(max_count, scanned)
         low, high, tail = self._reach(topic, queue_id, queue_offset, looked_at)
@@ -98,12 +98,7 @@ class MappedReader(StoreReader):
             after = self._next_segment_index(topic, queue_id, queue_offset)
             return Found(PullStatus.OFFSET_MOVED, after, low, high, [], 0)
         units, first_index, end = entries
-        map = None
         if tail is None:
-            if self.maps is not None:
-                far = min(end, queue_offset + SCAN_COUNT)
-                map, told = self.maps.of(topic, queue_id, expression, queue_offset, far)
-                scanned = max(scanned, told - queue_offset)
             self._read_ahead(units, (queue_offset - first_index) * UNIT)
         name = topic.encode()
         while True:
@@ -111,7 +106,7 @@ class MappedReader(StoreReader):
             reason, messages, size, next_index, _, detail, damaged = _kernel.deliver(
                 self._log, units, first_index, queue_offset, end, log_min, log_max, name, queue_id,
                 max_count, max_bytes, max(scanned, max_count), _codes_of(tags), tags,
-                filter, map,
+                filter,
             )  # fmt: skip
             if damaged is not None:
                 self._report(topic, queue_id, damaged)

@@ -6,19 +6,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from cometmq.protocol.filters import compile_filter
-from cometmq.protocol.tags import expression_of, joined, parse_tags
+from cometmq.protocol.tags import parse_tags
 from cometmq.shm.kernel._kernel import Filter
 
 
 class Selection(NamedTuple):
-    """Messages that have one of the tags, and of which the filter is TRUE. None: all.
-
-    `expression` is both, as a group registers it, whose map may be looked up; empty: there is none.
-    """
+    """Messages that have one of the tags, and of which the filter is TRUE. None: all."""
 
     tags: frozenset[str] | None
     filter: Filter | None
-    expression: str = ""
 
     @property
     def is_all(self) -> bool:
@@ -28,7 +24,7 @@ class Selection(NamedTuple):
 @lru_cache(maxsize=4096)
 def selection_of(tags: str, sql: str = "") -> Selection:
     """Raises SubscriptionIllegal, FilterIllegal."""
-    return Selection(parse_tags(tags), filter_of(sql), expression_of(joined(tags, sql)))
+    return Selection(parse_tags(tags), filter_of(sql))
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,7 @@ from cometmq.protocol.commands import QueueParts
 from cometmq.protocol.errors import MessageNotFound, StoreDamaged
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles
 from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, Filter, FilterMap, Message, TailView
+from cometmq.shm.kernel._kernel import FileMap, Filter, Message, TailView
 from cometmq.shm.kernel.layout import BLANK, CONSUME_QUEUE_UNIT, RECORD_HEAD
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
@@ -28,7 +28,6 @@ from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import map_segment, maps_are_many
 from cometmq.shm.os.memory import memory_of
 from cometmq.shm.reading.damage import told
-from cometmq.shm.reading.filter_maps import FilterMaps
 from cometmq.shm.reading.positions import Positions, ScannedPositions, file_sizes
 from cometmq.shm.reading.tail import LogTail
 
@@ -107,7 +106,6 @@ class StoreReader:
         self._segments = LogMaps(store, segment_bytes)
         self._windows: OrderedDict[tuple[str, int, int], FileMap] = OrderedDict()
         self.tail: LogTail | None = None
-        self.maps: FilterMaps | None = None  # of filters; of a live store
 
     def read_tail(self, control: ControlFile, cover: Counter) -> None:
         """Hand out also what has no ConsumeQueue entry yet, up to that counter; for a live store's
@@ -145,14 +143,9 @@ class StoreReader:
         max_bytes: int = 134_217_728,
         tags: Iterable[str] | None = None,
         filter: Filter | None = None,
-        expression: str = "",
         check_crc: bool = True,
     ) -> GetResult:
-        """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there.
-
-        Args:
-            expression: tags and filter as they are registered, see Selection.
-        """
+        """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there."""
         chooses = tags is not None or filter is not None
         looked_at = max(max_count, self.limits.scan_bytes // UNIT) if chooses else max_count
         low, high, tail = self._reach(topic, queue_id, queue_offset, looked_at)
@@ -164,14 +157,10 @@ class StoreReader:
             after = self._next_segment_index(topic, queue_id, queue_offset)
             return GetResult(GetStatus.OFFSET_FOUND_NULL, after, low, high)
         units, first_index, end = entries
-        map = None
-        if self.maps is not None and tail is None:
-            scanned = min(end, queue_offset + looked_at)
-            map, _ = self.maps.of(topic, queue_id, expression, queue_offset, scanned)
         codes = None if tags is None else tuple(_kernel.java_hash(tag) for tag in tags)
         payload, count, next_index, unreadable = self._gather(
             topic, queue_id, units, first_index, queue_offset, end, max_count, max_bytes, codes,
-            filter, map, check_crc,
+            filter, check_crc,
         )  # fmt: skip
         if count:
             return GetResult(GetStatus.FOUND, next_index, low, high, count, payload)
@@ -190,7 +179,6 @@ class StoreReader:
         max_bytes: int,
         codes: tuple[int, ...] | None,
         filter: Filter | None,
-        map: FilterMap | None,
         check_crc: bool,
     ) -> tuple[bytes | None, int, int, int]:
         limits = self.limits
@@ -203,7 +191,6 @@ class StoreReader:
                  self._memory_bytes, limits.hot_bytes, limits.hot_count, limits.cold_bytes,
                  limits.cold_count),
                 codes, limits.skip_removed, limits.check_crc and check_crc, filter,
-                map,
             )  # fmt: skip
             if damaged is not None:
                 self._report(topic, queue_id, damaged)

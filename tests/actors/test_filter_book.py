@@ -12,8 +12,6 @@ from transacting import until
 
 from cometmq import Consumer
 from cometmq.actors.books.filters import (
-    CALCULATED_MAX,
-    CALCULATED_OF_TOPIC_MAX,
     DROPPED_AFTER_MS,
     UNHEARD_MS,
     FilterBook,
@@ -205,31 +203,3 @@ def put(
     book: FilterBook, group: str, topic: str, text: str, born_ms: int, dead_ms: int = 0
 ) -> None:
     book.apply(FilterPut(group, topic, text, born_ms, born_ms, dead_ms))
-
-
-def test_expressions_that_are_calculated_are_those_in_use_and_then_the_oldest() -> None:
-    book = FilterBook({})
-    put(book, "dead", "t", "a = 0", 1, 100)
-    for number in range(CALCULATED_OF_TOPIC_MAX + 1):
-        put(book, f"g{number}", "t", f"a = {number + 1}", 1_000 - number)
-    put(book, "same", "t", "a = 1", 5_000)
-    put(book, "other", "u", "b = 1", 1)
-    put(book, "gone", "deleted", "b = 1", 1)
-    found = book.calculated({"t", "u"})
-    assert found["u"] == ["b = 1"]
-    last = CALCULATED_OF_TOPIC_MAX + 1
-    assert found["t"] == [f"a = {number}" for number in range(last, 1, -1)]
-    assert found.keys() == {"t", "u"}
-    for number in range(3):
-        book.apply(GroupRemoved(f"g{number}"))
-    found = book.calculated({"t"})
-    assert found["t"][-2:] == ["a = 1", "a = 0"], "a dead one where there is room"
-
-
-def test_expressions_that_are_calculated_are_bounded() -> None:
-    book = FilterBook({})
-    topics = [f"t{number}" for number in range(CALCULATED_MAX + 5)]
-    for topic in topics:
-        put(book, "g", topic, "a = 1", 1)
-    assert sum(map(len, book.calculated(set(topics)).values())) == CALCULATED_MAX
-    assert FilterBook({}).calculated(set(topics)) == {}

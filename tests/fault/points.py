@@ -43,7 +43,7 @@ _HIT: Final = struct.Struct("<II")  # number of the point, process
 Own = Callable[[ControlFile, Counter], OwnedCell]
 When = Literal[
     "load", "restart", "start", "clean", "cold start", "derived", "transactions", "replication",
-    "named", "timers", "filters",
+    "named", "timers",
 ]  # fmt: skip
 
 
@@ -58,8 +58,7 @@ class Point:
         when: what leads there: the usual load; a restart of that role; a start of the broker after
             a bad end; deleting old segments; a deriver at work (test_derived.py); transactions
             (test_transactions.py); a slave that follows (test_replication.py); producers with names
-            or keys (test_named_producers.py, test_keyed.py); messages for later (timed.py); maps of
-            filters (test_filter_maps.py).
+            or keys (test_named_producers.py, test_keyed.py); messages for later (timed.py).
         nth_max: the pass is drawn from 1 to this.
         sync_only: it is passed under SYNC_FLUSH only.
     """
@@ -91,8 +90,6 @@ def _both(
 _COMMITLOG = "cometmq.actors.writer.commitlog:"
 _OPENING = "cometmq.actors.writer.opening:"
 _COORDINATOR = "cometmq.actors.coordination.coordinator:"
-_FILTERING = "cometmq.actors.keepers.filtering:Filtering."
-_FILTER_MAPS = "cometmq.shm.derived.filter_maps:QueueMap."
 _BOOKS = "cometmq.actors.coordination.books:"
 _WRITER = "cometmq.actors.writer."
 _DERIVED = "cometmq.actors.writer.derived:DerivedWrites."
@@ -252,10 +249,6 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("producers.loaded", "commitlog", _WRITER + "producers:Producers.load", "restart", 1),
     **_both("keyed.found", "commitlog", _WRITER + "keyed:Keyed.stored", "named", 5),
     **_both("keyed.stored", "commitlog", _WRITER + "batches:Batches._append_keyed", "named", 5),
-    # Filters: the coordinator tells of them, the dispatcher hears of it, and keeps their maps.
-    **_both("filters.told", "coordinator", _COORDINATOR + "_tell_filters", "filters", 1),
-    **_both("filters.heard", "dispatcher", _FILTERING + "_load", "filters", 1),
-    **_both("filters.kept", "dispatcher", _FILTER_MAPS + "keep", "filters", 3),
     # Old segments go.
     **_both("clean.min_offset", "cleaner", "Counter.MIN_OFFSET", "clean", 1),
     **_both("clean.rename", "cleaner", _RETIRED + "take_in", "clean", 1),

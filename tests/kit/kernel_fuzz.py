@@ -28,7 +28,6 @@ from cometmq.shm.kernel._kernel import (
     scan,
     unique_id,
 )
-from cometmq.shm.kernel.layout import FILTER_BLOCK_ENTRIES
 
 FILTER = _kernel.Filter(*compile_filter("TAGS = 'a' OR b > 1 OR KEYS IS NULL"))
 SEGMENT_BYTES = 65_536
@@ -198,24 +197,8 @@ def try_gather(chance: random.Random, content: bytes) -> None:
         chance.choice([start + len(content) // 2, SEGMENT_BYTES, 2**62, 0]), b"t", 0,
         (limit, limit, chance.choice([1, 800, 2**62, -1]), 2**40, limit, limit, limit, limit),
         chance.choice([None, (97,), (97, 0), ()]), chance.random() < 0.5,
-        filter=chance.choice([None, FILTER]), map=hostile_map(chance),
+        filter=chance.choice([None, FILTER]),
     )  # fmt: skip
-
-
-def hostile_map(chance: random.Random) -> _kernel.FilterMap | None:
-    """Blocks of any bits that hold, and others that were changed."""
-    if chance.random() < 0.5:
-        return None
-    map = _kernel.FilterMap(bytes(16))
-    for number in chance.sample([0, 1, 2**62 // FILTER_BLOCK_ENTRIES], 2):
-        block = _kernel.FilterBlock(bytes(16), min(number, 1 << 40))
-        block.pass_over(block.next_offset + chance.choice([0, 1, 5, 1 << 40]))
-        sealed = block.sealed()
-        map.take(number, sealed if chance.random() < 0.7 else mutated(chance, sealed))
-    return map
-
-
-# --- entries, and what goes by them ---
 
 
 def hostile_number(chance: random.Random) -> int:
@@ -259,26 +242,9 @@ def try_deliver(chance: random.Random, content: bytes) -> None:
     found = _kernel.deliver(
         log, units, *stretch(chance, len(units) // 20), *log_range(chance), b"t", 0, *limits,
         *chance.choice([(None, None), ((0, 97), ["a"])]), chance.choice([None, FILTER]),
-        hostile_map(chance),
     )  # fmt: skip
     for message in found[1]:
         look_at(message)
-
-
-def try_filter_block(chance: random.Random, content: bytes) -> None:
-    log, units = hostile_entries(chance, content)
-    first, begin, end = stretch(chance, len(units) // 20)
-    block = _kernel.FilterBlock(bytes(16), begin // FILTER_BLOCK_ENTRIES)
-    block.pass_over(begin)
-    before = block.next_offset
-    topic, time_ns = (
-        chance.choice([b"t", b"%LMQ%t"]),
-        chance.choice([0, 10**9, hostile_number(chance)]),
-    )
-    block.fill(log, units, first, end, *log_range(chance), topic, 0, FILTER, time_ns)
-    assert before <= block.next_offset <= max(before, block.end)
-    map = _kernel.FilterMap(bytes(16))
-    assert map.take(block.number, block.sealed()) == map.told(block.number)
 
 
 def try_columns(chance: random.Random, content: bytes) -> None:
@@ -460,7 +426,7 @@ def try_due(chance: random.Random, content: bytes) -> None:
 
 BY_CONTENT = (
     try_copy, try_due, try_deliver, try_columns, try_spans, try_tail, try_walk, try_index,
-    try_put_records, try_filter_block,
+    try_put_records,
 )  # fmt: skip
 
 

@@ -38,7 +38,6 @@ from cometmq.protocol.ledger import (
     pack_change,
 )
 from cometmq.protocol.takes import Take
-from cometmq.shm.derived.filter_maps import identity_of
 from cometmq.shm.derived.index_recovery import IndexedMark
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import Bell, OwnedCell, Sleeper
@@ -46,7 +45,6 @@ from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.live.control import SLEEPERS_FILE, ControlFile, Counter
 from cometmq.shm.live.queue_table import ENDS_AT, QueueRange, QueueTable
 from cometmq.shm.os.files import Checkpoint
-from cometmq.shm.reading.selection import selection_of
 from cometmq.shm.state.holds import holds_file, holds_text
 from cometmq.shm.state.identity import Identity
 from cometmq.shm.state.ledger_mark import LEDGER_FILE, Mark, Marked, Snapshot, digest_of, write_mark
@@ -105,28 +103,6 @@ def ends(_store: Path) -> bytes:
     cells = [OwnedCell(mmap.mmap(-1, _kernel.COUNTER_BYTES), 0) for _ in range(_kernel.STRIPES)]
     table.tell(cells, -1).place(_kernel.QueueCursor("orders", 3, 8), 0)
     return table.memory[ENDS_AT : ENDS_AT + 32]
-
-
-def filter_block(_store: Path) -> bytes:
-    """Of 8 records, of which two have the tag."""
-    log = _kernel.LogView(4096)
-    memory = bytearray(4096)
-    appender = _kernel.LogAppender(bytes([10, 0, 0, 2, 0, 0, 42, 159]), 4 << 20, False)
-    appender.attach(memory, 0, 0)
-    cursor, units = _kernel.QueueCursor("orders", 3, 0), bytearray()
-    for number in range(8):
-        at = appender.physical_offset
-        properties = PROPERTIES if number in (2, 7) else b""
-        appender.append(cursor, b"hello", properties, 0, 0, STORED_MS, bytes(8), STORED_MS)
-        size = appender.physical_offset - at
-        units += CONSUME_QUEUE_UNIT.pack(physical_offset=at, size=size, tags_code=0)
-    log.set(0, memory)
-    text = "TAGS = 'paid'"
-    wanted = selection_of("*", text).filter
-    assert wanted is not None
-    block = _kernel.FilterBlock(identity_of("nonce", 1, "orders", 3, text), 0)
-    block.fill(log, units, 0, 8, 0, appender.physical_offset, b"orders", 3, wanted, 1_000_000_000)
-    return block.sealed()[:64]
 
 
 def sleepers(store: Path) -> bytes:
@@ -217,7 +193,6 @@ EXAMPLES: dict[str, Callable[[Path], bytes]] = {
     "control": control,
     "queues": queues,
     "ends": ends,
-    "filterblock": filter_block,
     "sleepers": sleepers,
     "store": identity,
     "holds": holds,
