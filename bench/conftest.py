@@ -14,12 +14,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import stretching
 from benchmarks import Report
 
 from cometmq import Broker
 from cometmq.bench.memory import fill
 
 _FIGURE = "figure"  # in the properties of a test's report, which comes here from any process
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    stretching.register(config)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,12 +11,14 @@ from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
-import again
 import crashes
 import jvm
+import outcomes
 import psutil
 import pytest
+import stretching
 from hypothesis import HealthCheck, settings
+from patience import patient
 
 from cometmq.client.administration.brokers import Brokers
 from cometmq.client.sending.producer import Producer
@@ -45,6 +47,11 @@ os.environ.setdefault("MAVEN_OPTS", " ".join(jvm.SMALL))
 # A shell that starts us in the background has Ctrl-C ignored, and our children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    stretching.register(config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -131,14 +138,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         _left.extend(map(str, left))
         for process in left:
             process.kill()
-        psutil.wait_procs(left, 10)
+        psutil.wait_procs(left, patient(10))
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left"] = _left
         crashes.forget_traces(session.config.workerinput)
     elif _left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         for process in _left:
-            again.note_problem(session.config, f"a broker's process is left: {process}")
+            outcomes.note_problem(session.config, f"a broker's process is left: {process}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

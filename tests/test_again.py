@@ -13,6 +13,7 @@ from pathlib import Path
 import again
 import pytest
 from paths import KIT, ROOT
+from patience import patient
 
 PASSES = "def test_passes(): pass\n"
 # It fails beside others, and passes alone: a second process that runs it finds its note.
@@ -68,7 +69,7 @@ class Suite:
     def run(self, *options: str) -> Ended:
         done = subprocess.run(
             self.command(*options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            check=False, timeout=240,
+            check=False, timeout=patient(240),
         )  # fmt: skip
         listed = self.list.read_text() if self.list.exists() else ""
         return Ended(done.returncode, done.stdout, listed)
@@ -227,8 +228,8 @@ def test_what_another_plugin_notes_fails(suite: Suite) -> None:
     """A second run of a test does not end a process that the first one left."""
     suite.once()
     (suite.folder / "conftest.py").write_text(
-        f"import sys\nsys.path.append({str(KIT)!r})\nimport again\n"
-        "def pytest_sessionfinish(session): again.note_problem(session.config, 'it is left')\n"
+        f"import sys\nsys.path.append({str(KIT)!r})\nimport outcomes\n"
+        "def pytest_sessionfinish(session): outcomes.note_problem(session.config, 'it is left')\n"
     )
     ended = suite.run("-n", "0")
     assert (ended.status, ended.last) == (1, "FAILED: it is left")
@@ -241,7 +242,7 @@ def test_a_second_run_ends_in_time(suite: Suite, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(again, "WITHIN_S", 3.0)
     began = time.monotonic()
     assert again.run(arguments, [str(suite.folder)], began, None) == 1
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < patient(60)
 
 
 @pytest.mark.slow
@@ -255,7 +256,7 @@ def test_an_interrupted_run_fails(suite: Suite) -> None:
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=patient(60))
     assert process.returncode == again.INTERRUPTED
     assert output.splitlines()[-1].startswith("FAILED: interrupted")
 

@@ -7,6 +7,7 @@ import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import limits
 import pytest
 from packages import PACKAGE_DIR, SETUPTOOLS
 from paths import ROOT
@@ -213,6 +214,30 @@ def test_pages_name_files_that_are_there(page: str) -> None:
     named = {each for each in named if each.partition("/")[0] in {*FLOORS, "tests", "docs"}}
     gone = {each for each in named if not list(ROOT.glob(f"{each}*"))}
     assert not gone, f"docs/{page}.md: {sorted(gone)}"
+
+
+# What the benchmarks' own machinery waits for is a product's: `cometmq bench` has it too.
+HARNESS = ("harness", "omb", "peers")
+
+
+def test_every_limit_of_the_suite_is_patient() -> None:
+    """Fault 40: see kit/patience.py."""
+    paths = [*sources("tests"), *sources("bench")]
+    harness = [ROOT / "bench" / each for each in HARNESS]
+    ours = [path for path in paths if not any(map(path.is_relative_to, harness))]
+    found = sorted(map(str, limits.Modules(ours).limits()))
+    assert not found, "write patient(60), or exactly(60), see tests/kit/patience.py:\n" + "\n".join(
+        found
+    )
+
+
+def test_no_default_of_the_product_is_patched() -> None:
+    """Fault 40: what a test wants shorter or longer is an argument or a setting."""
+    for path in [*sources("tests"), *sources("bench")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                assert node.attr not in ("__kwdefaults__", "__defaults__"), where
 
 
 LINES_MAX = 499  # of a file

@@ -7,8 +7,6 @@ shows a race. The run passes, and its last lines list such tests: each is to be 
 once, and nothing runs a second time: more failed tests than `FAILED_MAX`, errors of collection, a
 worker or pytest that crashes, internal errors, interrupted runs, collected tests that never ran,
 processes that are left.
-
-As a plugin (`-p tests.kit.again --outcomes FILE`) it writes down how a run ended.
 """
 
 from __future__ import annotations
@@ -21,124 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
+from outcomes import Outcomes
+from patience import patient
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-NAME: Final = "outcomes"  # of the plugin, by which others find it
 FAILED_MAX: Final = 5
-WITHIN_S: Final = 300.0  # that the second run has in any case
-INTERRUPT_S: Final = 30.0  # pytest ends what runs, and prints its closing lines
+WITHIN_S: Final = patient(300.0)  # that the second run has in any case
+INTERRUPT_S: Final = patient(30.0)  # pytest ends what runs, and prints its closing lines
 INTERRUPTED: Final = 130  # the exit status of a shell for that
-
-
-@dataclass
-class Outcomes:
-    """How a run of pytest ended."""
-
-    root: str = ""
-    failed: list[str] = field(default_factory=list)
-    passed: list[str] = field(default_factory=list)
-    #: What makes a run fail whatever a second one shows, in words.
-    problems: list[str] = field(default_factory=list)
-    closing: str = ""  # how many tests ended how, in pytest's words
-
-
-# --- the plugin -----------------------------------------------------------------------------------
-
-
-class Recorder:
-    """In the process that was started, not in its workers: it hears of each test from them."""
-
-    def __init__(self, path: Path, root: Path) -> None:
-        self._path = path
-        self._root = root
-        self._collected: dict[str, None] = {}
-        self._reported: set[str] = set()
-        self._passed: dict[str, None] = {}
-        self._failed: dict[str, None] = {}
-        self.problems: list[str] = []  # of others as well
-        self._began = time.monotonic()
-        self._closing = ""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._collected.update((item.nodeid, None) for item in getattr(session, "items", ()))
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        self._collected.update((each, None) for each in ids)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.problems.append(f"{report.nodeid or 'the suite'} cannot be collected")
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._reported.add(report.nodeid)
-        if report.failed:
-            self._failed[report.nodeid] = None
-        elif report.passed and report.when == "call":
-            self._passed[report.nodeid] = None
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str) -> None:
-        self.problems.append(f"a worker crashed in {crashitem}")
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: object | None) -> None:
-        if error is not None:
-            self.problems.append(f"worker {node.gateway.id} ended: {error}")
-
-    def pytest_internalerror(self, excrepr: object) -> None:
-        last = str(excrepr).strip().splitlines()[-1:]
-        self.problems.append(f"an internal error of pytest: {''.join(last)}")
-
-    def pytest_keyboard_interrupt(self) -> None:
-        self.problems.append("the run was interrupted")
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        parts, _ = terminalreporter.build_summary_stats_line()
-        took_s = time.monotonic() - self._began
-        self._closing = f"{', '.join(text for text, _ in parts)} in {took_s:.0f} s"
-
-    def pytest_unconfigure(self) -> None:
-        """Behind everything that others do at the end of the session."""
-        never = [each for each in self._collected if each not in self._reported]
-        if never:
-            some = ", ".join(never[:3])
-            self.problems.append(f"{len(never)} collected tests did not run, such as {some}")
-        found = Outcomes(
-            root=str(self._root),
-            failed=list(self._failed),
-            passed=[each for each in self._passed if each not in self._failed],
-            problems=self.problems,
-            closing=self._closing,
-        )
-        self._path.write_text(json.dumps(asdict(found)))
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--outcomes", type=Path, help="File that the outcomes are written to.")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    path = config.getoption("--outcomes")
-    if path is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recorder(path, config.rootpath), NAME)
-
-
-def note_problem(config: pytest.Config, text: str) -> None:
-    """Of a conftest: something that a second run of a test does not make good."""
-    recorder = config.pluginmanager.get_plugin(NAME)
-    if recorder is not None:
-        recorder.problems.append(text)
-
-
-# --- the program ----------------------------------------------------------------------------------
 
 
 def run_pytest(arguments: list[str], within_s: float | None = None) -> Outcomes:
@@ -149,7 +41,7 @@ def run_pytest(arguments: list[str], within_s: float | None = None) -> Outcomes:
     """
     with tempfile.TemporaryDirectory(prefix="cometmq-outcomes-") as folder:
         path = Path(folder, "outcomes.json")
-        command = [sys.executable, "-m", "pytest", "-p", "tests.kit.again", f"--outcomes={path}"]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.kit.outcomes", f"--outcomes={path}"]
         process = subprocess.Popen([*command, *arguments], cwd=ROOT)
         late = ""
         try:
