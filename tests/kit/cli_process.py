@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import forked
+from patience import patient
 
 COMMAND = (sys.executable, "-m", "cometmq")
 IMPORTED = (
     "cometmq.cli.messages cometmq.cli.topics cometmq.cli.groups cometmq.cli.stat "
     "cometmq.client.consumer cometmq.client.aio"
 )
-TIMEOUT_S = 240  # Spark beside other tests
+TIMEOUT_S = patient(240)  # Spark beside other tests
 
 
 def environment(**more: str) -> dict[str, str]:

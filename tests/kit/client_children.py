@@ -7,6 +7,8 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from patience import patient
+
 from cometmq.client import Consumer, Message
 from cometmq.client.receiving.kept import parse_offsets
 from cometmq.shm.kernel._kernel import Bell, OwnedCell, ReadCell, Sleeper, WakeWords
@@ -36,7 +38,7 @@ def hand_back(path: Path, count: int) -> None:
     while number < count:
         sleeper.look()
         if there.value == number:
-            assert sleeper.sleep(60), f"hand-over {number + 1} was lost"
+            assert sleeper.sleep(patient(60)), f"hand-over {number + 1} was lost"
             continue
         number = there.value
         back.advance(number)
@@ -49,7 +51,7 @@ def broadcast_until_killed(name_server: str, topic: str, folder: str, line: Conn
         first = next(queue for queue in consumer.assignment if queue[2] == 0)
         consumer.assign([first])
         while True:
-            consumer.ack(consumer.poll(10, 60))
+            consumer.ack(consumer.poll(10, patient(60)))
             consumer.commit()
             line.send(consumer.position(first))
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pykka
 import zmq
+from patience import patient
 
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import (
@@ -403,12 +404,12 @@ class Handle:
                 done.set()
 
         self.broker.call_soon(run)
-        assert done.wait(60)
+        assert done.wait(patient(60))
 
     def wait_for(self, predicate: Callable[[FakeBroker], Any]) -> None:
         """Until it holds; looked at after every command."""
         with self.broker.heard:
-            assert self.broker.heard.wait_for(lambda: predicate(self.broker), 10)
+            assert self.broker.heard.wait_for(lambda: predicate(self.broker), patient(10))
 
     def asked(self, kind: type[CommandT]) -> list[CommandT]:
         """The commands of that kind, in the order in which they were answered."""
@@ -416,12 +417,12 @@ class Handle:
             return [command for command in self.broker.commands if isinstance(command, kind)]
 
     def stop(self) -> None:
-        self.ref.stop(timeout=10)
+        self.ref.stop(timeout=patient(10))
 
 
 def start_broker(address: str = ANYWHERE, **options: Any) -> Handle:
     """At an address that another has just left, it may take a moment until it is free."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while True:
         try:
             return Handle(FakeBroker.start(address, **options))

@@ -26,12 +26,13 @@ from typing import Any, Final
 import jvm
 import psutil
 from family import MARK, RUN, left_behind
+from patience import patient
 
 SPARK_MARK: Final = f"{RUN}/spark-cluster"
 DRIVER: Final = Path(__file__).with_name("cluster_driver.py")
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
-START_S: Final = 90  # of a JVM, on a machine that has other work to do
-STEP_S: Final = 240  # of a driver, from one event to the next
+START_S: Final = patient(90)  # of a JVM, on a machine that has other work to do
+STEP_S: Final = patient(240)  # of a driver, from one event to the next
 SPARK_JVM: Final = " ".join(jvm.SPARK)
 CONF: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -215,4 +216,4 @@ class Cluster:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, 20)
+        psutil.wait_procs(left, patient(20))

@@ -19,12 +19,13 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
+from patience import patient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from cometmq.spark.streams import finished
 
-END_S = 600  # longer than whoever waits for a step
+END_S = patient(600)  # longer than whoever waits for a step
 
 
 def say(event: str, value: Any) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pykka
+from patience import patient
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.runtime.gate import Gate
@@ -147,7 +148,7 @@ def running(actor: pykka.ActorRef[Any]) -> Iterator[RemoteRef]:
         yield line
     finally:
         line.stop()
-        actor.stop(timeout=10)
+        actor.stop(timeout=patient(10))
 
 
 def endpoints_at(coordinator: str, broker: str = "b") -> BrokerEndpoints:

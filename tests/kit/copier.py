@@ -26,6 +26,7 @@ from typing import Any
 import dying
 import family
 from paths import SEARCH
+from patience import patient
 
 from cometmq.actors.runtime import deriver, inner
 from cometmq.actors.runtime.deriver import Deriver
@@ -39,7 +40,7 @@ SOURCE, TARGET, NAME = "later", "now", "copier.later.0"
 DUE = "DUE"  # property: from when on the copy may be there, in ms since 1970
 COUNT_MAX = 7  # of one write
 ANSWER_S = 1.0  # then it is tried again
-PATIENT_S = 60.0
+PATIENT_S = patient(60.0)
 WATCHED = frozenset({str(deriver.__file__), str(inner.__file__), __file__})
 
 

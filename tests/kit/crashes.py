@@ -12,7 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-END_S: Final = 10
+from patience import patient
+
+END_S: Final = patient(10)
 
 
 def _trace_of(workerinput: dict[str, Any]) -> Path:

@@ -18,11 +18,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from paths import SEARCH
+from patience import patient
 
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
 
-ANSWER_S = 90.0
-TIMEOUT_S = 20.0  # of a call
+ANSWER_S = patient(90.0)
+TIMEOUT_S = patient(20.0)  # of a call
 
 
 class Child:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 from engine_child import Child
 from etcd_servers import PORTS, EtcdServer, trouble
+from patience import patient
 from ports import free_ports
 
 from cometmq.actors.replication.engines.engine import Engine
@@ -21,8 +22,8 @@ from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.actors.replication.engines.sqlite import SqliteEngine
 from cometmq.conf.engine import NO_ACCESS
 
-TIMEOUT_S: Final = 20.0  # of a call: elections on a busy machine
-READY_S: Final = 90.0
+TIMEOUT_S: Final = patient(20.0)  # of a call: elections on a busy machine
+READY_S: Final = patient(90.0)
 
 
 class World:
@@ -134,7 +135,7 @@ def running(kind: str, place: Path) -> Iterator[World]:
             yield EtcdWorld(place, stack)
 
 
-def eventually(what: Callable[[], Any], limit_s: float = 60.0) -> Any:
+def eventually(what: Callable[[], Any], limit_s: float = patient(60.0)) -> Any:
     """What is no event to us; the value when it is true at last. An engine that does not answer
     yet is asked again."""
     until = time.monotonic() + limit_s

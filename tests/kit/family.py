@@ -32,6 +32,7 @@ import forked
 import msgspec
 import psutil
 from forked import MARK, RUN
+from patience import patient
 from waiting import has_ended, still_there
 
 from cometmq.actors.launch.addresses import address_of
@@ -75,8 +76,8 @@ SMALL: Mapping[str, object] = {
 }
 
 PACE_S = 0.003  # of a load, between two batches
-START_TIMEOUT_S = 90
-RECOVER_TIMEOUT_S = 60
+START_TIMEOUT_S = patient(90)
+RECOVER_TIMEOUT_S = patient(60)
 CHILDREN = ("namesrv", "commitlog", "allocator", "dispatcher", "flush", "cleaner", "coordinator")
 CHILDREN += ("scheduler", "reader-0")
 
@@ -187,12 +188,12 @@ class RunningBroker:
         """Where an actor takes the family's commands."""
         return address_of(self.ready.token, role)
 
-    def ask(self, role: str, command: Command, timeout_s: float = 30) -> Command:
+    def ask(self, role: str, command: Command, timeout_s: float = patient(30)) -> Command:
         """Over the family's own line, so that internal commands are taken too."""
         with Channel(self.address(role), role) as line:
             return line.ask(command, timeout_s=timeout_s)[0]
 
-    def statistics(self, role: str = "broker", timeout_s: float = 30) -> dict[str, Any]:
+    def statistics(self, role: str = "broker", timeout_s: float = patient(30)) -> dict[str, Any]:
         answer = self.ask(role, GetStatistics(), timeout_s)
         assert isinstance(answer, Statistics)
         return answer.values
@@ -203,7 +204,7 @@ class RunningBroker:
         deadline = time.monotonic() + RECOVER_TIMEOUT_S
         with Channel(self.ready.name_server) as line:
             while time.monotonic() < deadline:
-                answer, _ = line.ask(ListBrokers(), timeout_s=30)
+                answer, _ = line.ask(ListBrokers(), timeout_s=patient(30))
                 assert isinstance(answer, BrokerList)
                 if answer.brokers:
                     return answer.brokers[0]
@@ -240,7 +241,7 @@ class RunningBroker:
     # --- messages ---
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
-        self.coordinator.ask(CreateTopic(TopicInfo(topic, queues, queues)), timeout_s=30)
+        self.coordinator.ask(CreateTopic(TopicInfo(topic, queues, queues)), timeout_s=patient(30))
 
     def send(
         self,
@@ -248,7 +249,7 @@ class RunningBroker:
         queue_id: int,
         bodies: Sequence[bytes],
         *,
-        timeout_s: float = 30,
+        timeout_s: float = patient(30),
         **kinds: Any,
     ) -> list[Sent]:
         """One attempt for one batch. Raises what was answered; `kinds`: tags, keys, properties."""
@@ -467,7 +468,7 @@ def send_batch(
     queue_id: int,
     bodies: Sequence[bytes],
     *,
-    timeout_s: float = 30,
+    timeout_s: float = patient(30),
     **kinds: Any,
 ) -> list[Sent]:
     """One attempt. Raises what the broker answered, or NotConfirmed."""
@@ -484,7 +485,7 @@ def send_batch(
 
 
 def pull(
-    line: Channel, command: PullMessages, timeout_s: float = 70
+    line: Channel, command: PullMessages, timeout_s: float = patient(70)
 ) -> tuple[PullResult, list[Message]]:
     answer, payload = line.ask(command, timeout_s=timeout_s)
     assert isinstance(answer, PullResult)
@@ -554,11 +555,11 @@ class Load:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(patient(60))
         if kind is None and self._failed:
             raise self._failed[0]
 
-    def wait_for_more(self, count: int, timeout_s: float = 120) -> None:
+    def wait_for_more(self, count: int, timeout_s: float = patient(120)) -> None:
         """Until so many more messages have been acknowledged."""
         wanted = len(self.acknowledged) + count
         with self._grown:

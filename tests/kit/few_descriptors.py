@@ -13,6 +13,8 @@ import os
 import resource
 import sys
 
+from patience import patient
+
 from cometmq import Admin, Consumer, Producer
 from cometmq.errors import TooFewDescriptors
 
@@ -28,7 +30,7 @@ def use(client: str, name_server: str) -> None:
             producer.send("t", b"x")
     else:
         with Consumer(name_server, "g", "t", start="earliest") as consumer:
-            assert consumer.poll(1, 20)
+            assert consumer.poll(1, patient(20))
 
 
 def allow(count: int) -> None:

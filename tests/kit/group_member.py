@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from family import RunningBroker
+from patience import patient
 
 from cometmq.actors.keepers import dispatcher
 from cometmq.actors.keepers.dispatcher import DispatcherActor
@@ -36,7 +37,7 @@ RAW = "COMETMQ_TEST_RAW"  # in the environment: nobody listens for the log, a te
 UNCONFIRMED = "COMETMQ_TEST_UNCONFIRMED"
 HEAD = struct.Struct(">qi")  # of a frame that is fed
 ANSWER = struct.Struct(">qH")  # the end that is laid down, and the length of what is wrong
-TIMEOUT_S = 60.0
+TIMEOUT_S = patient(60.0)
 
 
 def feed_name(address: str) -> str:

@@ -6,6 +6,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from inside import is_ending, queues_of
+from patience import patient
 from still import stop_here
 
 from cometmq.client import Consumer, Message
@@ -47,7 +48,7 @@ def wait_for_ctrl_c(name_server: str, group: str, topic: str, line: Connection) 
 
     def handle(message: Message) -> None:
         at_work.release()
-        assert told.wait(60)
+        assert told.wait(patient(60))
 
     def listen() -> None:
         for _ in range(4):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 from family import RunningBroker
+from patience import patient
 
 from cometmq import Broker, Consumer, Message, Producer
 from cometmq.client.receiving.buffer import Queue
@@ -68,7 +69,7 @@ def wait_dispatched(broker: RunningBroker | Broker) -> None:
 
 
 def _wait(broker: RunningBroker | Broker, counter: Counter) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     is_embedded = isinstance(broker, Broker)
     store = Path(broker.settings.store_path_root_dir) if is_embedded else broker.store
     log = "" if is_embedded else broker.log

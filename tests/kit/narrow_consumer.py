@@ -14,8 +14,10 @@ import resource
 import sys
 import time
 
+from patience import patient
+
 DESCRIPTORS = 1_024
-WAIT_S = 300
+WAIT_S = patient(300)
 
 
 def consume(name_server: str, transport: str, count: str, *topics: str) -> None:

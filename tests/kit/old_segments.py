@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from family import RunningBroker, Sent
+from patience import patient
 
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import list_segments, segment_name
 
 MIB = 1 << 20
-WAIT_S = 60
+WAIT_S = patient(60)
 LOOK_S = 0.005
 ALL_HOURS = ";".join(f"{hour:02d}" for hour in range(24))
 OLD_S = 73 * 3600

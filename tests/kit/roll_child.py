@@ -19,12 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from patience import patient
+
 from cometmq import Broker
 from cometmq.shm.kernel._kernel import COUNTER_BYTES, OwnedCell, QueueCursor, file_maps
 from cometmq.shm.log.commit_log import CommitLog
 
 THREADS = 6
-WAIT_S = 90
+WAIT_S = patient(90)
 
 
 def service(store: str, settings: str, count: str, disk: str) -> None:

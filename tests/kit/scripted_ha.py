@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from family import RunningBroker
+from patience import patient
 
 from cometmq.actors.launch import broker, embedded, runs
 from cometmq.actors.launch.addresses import address_of
@@ -126,7 +127,7 @@ class ScriptedHa(ServiceActor):
     def _do(self, wanted: dict[str, Any]) -> dict[str, Any]:
         if "order" in wanted:
             order = BeginRun(**wanted["order"], pid=os.getpid())
-            answer, _ = self._supervisor.ask(order, timeout_s=60)
+            answer, _ = self._supervisor.ask(order, timeout_s=patient(60))
             assert isinstance(answer, RunBegun)
             self._in_actor(lambda: self._enter(self._family.in_next_run(order.epoch)))
             self._in_actor(self._look)
@@ -165,7 +166,7 @@ class Script:
 
     def ask(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Waits until there is somebody to ask. Raises EOFError if that process dies meanwhile."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         with socket.socket(socket.AF_UNIX) as connection:
             while True:
                 try:
@@ -210,11 +211,11 @@ class Replica(RunningBroker):
 
     def wait_run(self, epoch: int) -> None:
         """Until that run serves as a whole, and is registered."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         wanted = 0 if epoch else 1
         with Channel(self.ready.name_server) as names:
             while True:
-                found, _ = names.ask(ListBrokers(), timeout_s=30)
+                found, _ = names.ask(ListBrokers(), timeout_s=patient(30))
                 assert isinstance(found, BrokerList)
                 told = self.statistics()
                 ids = [each.broker_id for each in found.brokers]

@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from patience import patient
+
 FRAME = struct.Struct(">qi")
 REPORT = struct.Struct(">q")
 BATCH_BYTES = 32 << 10  # RocketMQ haTransferBatchSize
-WAIT_S = 60.0
+WAIT_S = patient(60.0)
 
 
 class Log:

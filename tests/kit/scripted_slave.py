@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from patience import patient
+
 from cometmq.shm.os.files import COMMITLOG_DIR
 
 HEADER = struct.Struct(">qi")
-TIMEOUT_S = 30
+TIMEOUT_S = patient(30)
 
 
 class Disconnected(Exception):

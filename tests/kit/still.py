@@ -18,7 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-STOP_S: Final = 60
+from patience import patient
+
+STOP_S: Final = patient(60)
 
 
 def stop(pid: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from family import RunningBroker
+from patience import patient
 
 from cometmq.client import PendingTransaction, Producer
 from cometmq.protocol.errors import CometError
@@ -15,7 +16,7 @@ from cometmq.protocol.errors import CometError
 TOPIC, GROUP = "once", "once"
 QUEUES = 2
 THREADS = 4
-WAIT_S = 90
+WAIT_S = patient(90)
 # A half is never given up: how long a broker is away is not to matter.
 SETTINGS = {
     "transactionTimeOut": 100,

@@ -7,6 +7,8 @@ import socket
 import struct
 from collections.abc import Sequence
 
+from patience import patient
+
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 MORE, LONG, COMMAND = 1, 2, 4
 
@@ -33,7 +35,9 @@ class RawClient:
         handshake: False leaves it silent.
     """
 
-    def __init__(self, endpoint: str, *, handshake: bool = True, timeout_s: float = 60) -> None:
+    def __init__(
+        self, endpoint: str, *, handshake: bool = True, timeout_s: float = patient(60)
+    ) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self.socket = socket.socket()
         self.socket.settimeout(timeout_s)
