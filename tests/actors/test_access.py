@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import zmq
+from patience import patient
 
 from cometmq.actors.launch.broker import BrokerActor
 from cometmq.actors.runtime.access import ANYBODY, FAMILY, CommitRun, Doorman, Principal, allow
@@ -39,7 +40,7 @@ from cometmq.protocol.errors import NoPermission, UnknownCommand
 from cometmq.protocol.wire.channel import Channel
 from cometmq.protocol.wire.line import Line
 
-WAIT_S = 60
+WAIT_S = patient(60)
 HOOKS = {
     "on_broken_invariant", "on_doorbell", "on_failure", "on_readable", "on_receive", "on_requests",
     "on_start", "on_stop",

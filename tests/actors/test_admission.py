@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from family import Load, RunningBroker
+from patience import patient
 from still import go_on, stop
 
 from cometmq import Producer, errors
@@ -97,7 +98,7 @@ def test_a_producer_rides_it_out(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "store", settings) as broker:
         broker.create_topic("t")
         flush = broker.pids()["flush"]
-        with Producer(broker.ready.name_server, linger_ms=1, timeout_s=20) as producer:
+        with Producer(broker.ready.name_server, linger_ms=1, timeout_s=patient(20)) as producer:
             producer.send("t", b"first").wait()
             stop(flush)
             timer = threading.Timer(1, go_on, (flush,))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from cometmq.actors.replication import books_line
 from cometmq.actors.replication.books_line import BooksLine
@@ -21,7 +22,7 @@ from cometmq.actors.replication.core.frames import (
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile
 from cometmq.shm.state.laid_books import place_books
 
-WAIT_S = 60
+WAIT_S = patient(60)
 PIECE = 1  # bytes: the books of a master without any are few
 
 Wire = deque[tuple[str, bytes, bytes | None]]

@@ -39,6 +39,7 @@ from old_segments import (
     until,
     write_segments,
 )
+from patience import patient
 from ports import free_ports
 from scripted_slave import ScriptedSlave, log_bytes
 from still import stop
@@ -971,7 +972,7 @@ def test_what_no_group_has_read(keeps: bool, disk: Path) -> None:
         read = sum(1 for one in sent if one.physical_offset < 2 * MIB)
         for group, queue_offset in (("slow", 0), ("fast", read)):
             offsets = [QueueOffset("t", 0, queue_offset)]
-            broker.coordinator.ask(CommitOffsets(group, offsets), timeout_s=30)
+            broker.coordinator.ask(CommitOffsets(group, offsets), timeout_s=patient(30))
         log_begins(broker, 2 * MIB)
         rounds_pass(broker)
         log_begins(broker, 2 * MIB)

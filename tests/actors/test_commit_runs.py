@@ -23,6 +23,7 @@ from coordinator_child import (
     ledger_of,
     running,
 )
+from patience import patient
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.runtime.access import ANYBODY, NO_TAG, CommitRun, Doorman
@@ -55,7 +56,7 @@ from cometmq.protocol.errors import DiskFull, NotOwner, SystemBusy
 from cometmq.protocol.ledger import OffsetSet, decode_entry
 from cometmq.protocol.wire.line import abstract
 
-WAIT_MS = 60_000
+WAIT_MS = patient(60_000)
 UNDER_WAY = 100  # a line holds some 270 answers that nobody has read
 QUEUES = 4
 GROUPS = ("g", "h", "new")

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from family import RunningBroker
+from patience import patient
 from zmtp import RawClient, frame
 
 from cometmq.actors.runtime.connections import ConnectionLimits
@@ -29,7 +30,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 30
+WAIT_S = patient(30)
 MIB = 1 << 20
 GROWTH_MAX = 300 * MIB
 PORTS = ("commitlog", "reader-0", "coordinator", "namesrv")

@@ -30,6 +30,7 @@ from coordinator_child import (
     ledger_of,
     running,
 )
+from patience import patient
 
 from cometmq.actors.books import group_pages
 from cometmq.actors.books.group_settings import settings_of
@@ -180,7 +181,7 @@ class Answers:
         return self.channel.request(command, on_done=lambda p: self._answers.put(p.answer))
 
     def next(self) -> Command | None:
-        return self._answers.get(timeout=60)
+        return self._answers.get(timeout=patient(60))
 
     @property
     def empty(self) -> bool:
@@ -363,7 +364,7 @@ def test_an_unconfirmed_topic_names_the_process(tmp_path: Path) -> None:
         ):
             line.ask(EnsureTopic("t"))
         with pytest.raises(ServiceNotAvailable, match="the commitlog process"):
-            line.ask(EnsureTopic("t"), timeout=10)
+            line.ask(EnsureTopic("t"), timeout=patient(10))
         assert isinstance(line.ask(Ping()), Pong)
 
 
@@ -425,8 +426,8 @@ def test_a_new_topic_and_new_endpoints_in_one_drain(
         endpoints = endpoints_at(line._channel.endpoint)
         said = [Inside(EnsureTopic("new")), Inside(EndpointsChanged(endpoints))]
         actor.tell(Drained(list(said)))
-        assert isinstance(said[0].answered.get(timeout=60), TopicRoute)
-        assert said[1].answered.get(timeout=60) == Done()
+        assert isinstance(said[0].answered.get(timeout=patient(60)), TopicRoute)
+        assert said[1].answered.get(timeout=patient(60)) == Done()
         assert "new" in topics_at(line)
     assert not broken.is_set()
 
@@ -621,7 +622,7 @@ def test_many_commits_share_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         before = entries_at(line)
         said = [Inside(CommitOffsets("g", [QueueOffset("t", 0, at)])) for at in range(1, 501)]
         actor.tell(Drained(list(said)))
-        assert [each.answered.get(timeout=60) for each in said] == [Done()] * 500
+        assert [each.answered.get(timeout=patient(60)) for each in said] == [Done()] * 500
         assert entries_at(line) == before + 1
         assert line.ask(Finish()) == Done()
     written = ConfigFile(tmp_path / "config" / "consumerOffset.json", ConsumerOffsetTable).load()
@@ -953,7 +954,7 @@ def test_members_that_stay_silent_after_a_pause_are_forgotten(tmp_path: Path) ->
         join(child.line, "a")
         child.signal(signal.SIGSTOP)
         child.signal(signal.SIGCONT)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while True:
             report = child.line.ask(DescribeGroup("g"))
             assert isinstance(report, GroupDescription)
@@ -1078,7 +1079,7 @@ def test_rubbish_does_not_stop_it(line: RemoteRef) -> None:
         for frames in ([b""], [b"x" * 50], [b"\x01" + bytes(8) + b"\x92\x28\xc0"], [b"y"] * 99):
             socket.send_multipart(frames)
         for _ in range(4):
-            assert socket.poll(10_000)
+            assert socket.poll(patient(10_000))
             socket.recv_multipart()
     with pytest.raises(UnknownCommand):
         line.ask(SendMessages([], 0))

@@ -13,6 +13,7 @@ import golden
 import pytest
 import reference
 from family import RunningBroker, encode_batch
+from patience import patient
 from shared_data import data_path
 
 from cometmq.actors.books.delays import destination, level_for
@@ -46,7 +47,7 @@ from cometmq.shm.state.fastjson import loads
 
 LEVELS = "1s 2s 1s 1s 1s 4s"
 LEVELS_MS = (1000, 2000, 1000, 1000, 1000, 4000)
-WAIT_S = 60
+WAIT_S = patient(60)
 SETS = ("delay-levels", "delay-levels-killed", "retry-dlq", "retry-dlq-killed")
 
 
@@ -414,7 +415,7 @@ def test_once_whatever_is_killed(flush: str, tmp_path: Path) -> None:
     over = threading.Event()
 
     def send(broker: RunningBroker) -> None:
-        with Producer(name_server(broker), timeout_s=20) as producer:
+        with Producer(name_server(broker), timeout_s=patient(20)) as producer:
             number = 0
             while not over.is_set():
                 body = b"%d %d" % (id(broker), number)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import reference
 from family import RunningBroker, encode_batch
+from patience import patient
 
 from cometmq.actors.books.derivers import Derivers
 from cometmq.actors.runtime.deriver import Deriver
@@ -53,7 +54,7 @@ from cometmq.shm.kernel._kernel import BatchIllegal, InnerEncoder, QueueCursor, 
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.log.commit_log import CommitLog
 
-WAIT_S = 60
+WAIT_S = patient(60)
 SEGMENT = 64 << 10
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from cometmq.actors.replication.core.record import GroupRecord, Life
 from cometmq.actors.replication.engine_calls import EngineCalls
@@ -16,7 +17,7 @@ from cometmq.actors.replication.engines.opening import open_engine
 from cometmq.actors.replication.lives import session_id
 
 GROUP = "orders"
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 class Replica:

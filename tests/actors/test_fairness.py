@@ -22,6 +22,7 @@ import fairness_child
 import psutil
 import pytest
 from family import MARK, RUN, RunningBroker, encode_batch, left_behind
+from patience import patient
 from waiting import still_there
 
 from cometmq.actors.launch.addresses import address_of
@@ -51,7 +52,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 30
+WAIT_S = patient(30)
 PINGS = 100
 LATE_MAX_S = 0.1
 ROUNDS = 4  # of pings, until one shows it

@@ -7,6 +7,7 @@ from pathlib import Path
 import golden
 import pytest
 from family import RunningBroker
+from patience import patient
 from shared_data import data_path
 from transacting import until
 
@@ -181,7 +182,7 @@ def test_members_register_it_and_it_outlives_a_kill(tmp_path: Path) -> None:
         broker.send("t", 0, [b"x"], properties={"code": "500"})
         server = broker.ready.name_server
         with Consumer(server, "g", "t", sql=SQL) as consumer, Consumer(server, "h", "t"):
-            assert [each.body for each in consumer.poll(timeout_s=60)] == [b"x"]
+            assert [each.body for each in consumer.poll(timeout_s=patient(60))] == [b"x"]
             assert registered(store) == {}, "no snapshot yet: it is in the ledger alone"
             broker.kill_all()
     with RunningBroker(store, SETTINGS) as broker:

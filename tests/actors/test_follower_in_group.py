@@ -16,6 +16,7 @@ import group_member
 import pytest
 from family import RunningBroker, Sent
 from group_member import Feed, replica_settings
+from patience import patient
 from scripted_master import Log, log_of
 
 from cometmq import Producer
@@ -86,7 +87,7 @@ def assert_same(store: Path, log: Log) -> None:
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
     """For what only another process knows, which tells nobody."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while not holds():
         assert time.monotonic() < deadline, what
         threading.Event().wait(0.02)
@@ -249,7 +250,7 @@ def test_what_no_ha_process_would_send(frame: bytes, tmp_path: Path) -> None:
     with replica(tmp_path / "copy", raw=True) as broker, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(abstract(f"cometmq-{broker.ready.token}-log"))
         listener.listen()
-        listener.settimeout(60)
+        listener.settimeout(patient(60))
         for _ in range(3):
             connection, _ = listener.accept()
             with connection:

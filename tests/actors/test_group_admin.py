@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from coordinator_child import Settings, coordinator
+from patience import patient
 
 from cometmq.actors.books.group_settings import changed, settings_of
 from cometmq.actors.coordination import members
@@ -342,7 +343,7 @@ def test_whoever_waits_for_news_hears_of_a_reset(line: RemoteRef) -> None:
         on_done=lambda _: answered.set(),
     )
     reset(line, QueueReset("t", 0, 4))
-    assert answered.wait(60)
+    assert answered.wait(patient(60))
     answer, _ = held.result()
     assert isinstance(answer, GroupShare)
     assert answer.epochs[0] > mine[0]

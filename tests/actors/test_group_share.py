@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from patience import exactly
 
 from cometmq.actors.books.allocation import allocate_average
 from cometmq.actors.books.group_share import ConsumerGroup
@@ -16,7 +17,7 @@ from cometmq.protocol.commands import QueueKey, Subscription
 from cometmq.protocol.errors import SubscriptionIllegal
 from cometmq.protocol.tags import parse_tags
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = exactly(10.0)
 TOPICS = ("t1", "t2")
 MEMBERS = ("a", "b", "c")
 

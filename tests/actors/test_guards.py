@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from family import SMALL, RunningBroker, encode_batch
+from patience import patient
 
 from cometmq import Broker
 from cometmq.actors.launch.addresses import address_of
@@ -32,7 +33,7 @@ from cometmq.protocol.errors import CometError, MessageIllegal
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.log.commit_log import CommitLog
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 class Fragile(ServiceActor):

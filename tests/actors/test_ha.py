@@ -11,6 +11,7 @@ import psutil
 import pytest
 from cli_process import json_of, output_of
 from family import RunningBroker
+from patience import patient
 from ports import free_ports
 from scripted_slave import ScriptedSlave, log_bytes
 
@@ -38,7 +39,7 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
 
 
 def wait_log(broker: RunningBroker, pattern: str) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while not (found := re.search(pattern, broker.log)):
         assert time.monotonic() < deadline, f"{pattern!r} is not in:\n{broker.log}"
         time.sleep(0.01)
@@ -46,7 +47,7 @@ def wait_log(broker: RunningBroker, pattern: str) -> str:
 
 
 def wait_counter(broker: RunningBroker, counter: Counter, wanted: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while broker.counter(counter) != wanted:
         assert time.monotonic() < deadline, (counter, broker.counter(counter), wanted, broker.log)
         time.sleep(0.002)

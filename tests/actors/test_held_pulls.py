@@ -14,6 +14,7 @@ import pytest
 from family import RunningBroker
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import patient
 
 from cometmq.actors.reading.held_pulls import Held, HeldPulls
 from cometmq.client import Admin, Producer
@@ -208,7 +209,7 @@ def reader_of(broker: RunningBroker) -> Iterator[Channel]:
 
 
 def held_count(channel: Channel) -> int:
-    answer, _ = channel.ask(GetStatistics(), timeout_s=30)
+    answer, _ = channel.ask(GetStatistics(), timeout_s=patient(30))
     assert isinstance(answer, Statistics)
     return int(answer.values["held_pulls"])
 
@@ -223,9 +224,9 @@ def pull_all(channel: Channel, ends: dict[int, int], suspend_ms: int) -> dict[in
 def ends_of(channel: Channel, count: int) -> dict[int, int]:
     """Where the queues end, once so many messages are counted."""
     keys = [QueueKey("many", queue_id) for queue_id in range(QUEUES)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while True:
-        answer, _ = channel.ask(DescribeQueues(keys), timeout_s=30)
+        answer, _ = channel.ask(DescribeQueues(keys), timeout_s=patient(30))
         assert isinstance(answer, QueueRanges)
         ends = [reach.max_queue_offset for reach in answer.ranges]
         if sum(ends) == count:
@@ -234,7 +235,7 @@ def ends_of(channel: Channel, count: int) -> dict[int, int]:
 
 
 def result_of(channel: Channel, pending: Pending) -> PullResult:
-    assert channel.wait(pending, 30)
+    assert channel.wait(pending, patient(30))
     answer, _ = pending.result()
     assert isinstance(answer, PullResult)
     return answer

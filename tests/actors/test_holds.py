@@ -26,6 +26,7 @@ from family import RunningBroker
 from hypothesis import given
 from hypothesis import strategies as st
 from old_segments import ALL_HOURS, FAST, MIB, log_begins, make_old, until, write_segments
+from patience import patient
 from still import stopped
 
 from cometmq.actors.books.holds import HoldBook
@@ -171,7 +172,7 @@ class World:
 
     def held(self, command: Command) -> dict[str, int]:
         """What its answer says; it was asked and answered."""
-        answer = self.line.ask(command, timeout=30)
+        answer = self.line.ask(command, timeout=patient(30))
         assert isinstance(answer, HoldList)
         return {hold.name: hold.physical_offset for hold in answer.holds}
 
@@ -211,7 +212,7 @@ def test_the_cleaner_is_told_by_a_coordinator_that_starts(tmp_path: Path) -> Non
     with world(tmp_path) as all_of_them:
         all_of_them.held(PlaceHold("a", 5))
         last = all_of_them.cleaner.lists.get()[-1]
-        all_of_them.line.ask(Finish(), timeout=30)
+        all_of_them.line.ask(Finish(), timeout=patient(30))
         count = len(all_of_them.told())
         all_of_them.start()
         until(lambda: len(all_of_them.told()) > count)
@@ -234,7 +235,7 @@ def test_a_hold_that_is_not_in_the_log_yet_is_told_to_nobody(tmp_path: Path) -> 
         all_of_them.line.ask(Ping())
         all_of_them.line.ask(HoldsWanted())
         for each in asked:
-            assert channel.wait(each, 30)
+            assert channel.wait(each, patient(30))
             with pytest.raises(NotConfirmed):
                 each.result()
         assert all_of_them.told()[-1] == {"a": 5}
@@ -257,9 +258,9 @@ def test_what_the_log_refuses_is_not_held_and_not_dropped(wait_first: bool, tmp_
         for each in (DropHold("a"), PlaceHold("b", 7)):
             asked.append(channel.request(each))
             if wait_first:
-                assert channel.wait(asked[-1], 30, keep=True)
+                assert channel.wait(asked[-1], patient(30), keep=True)
         for pending in asked:
-            assert channel.wait(pending, 30)
+            assert channel.wait(pending, patient(30))
             with pytest.raises(SystemBusy, match="not now"):
                 pending.result()
         all_of_them.commitlog.refusal = None
@@ -289,14 +290,14 @@ def test_what_was_deleted_meanwhile_is_not_held(tmp_path: Path) -> None:
         all_of_them.begin = 1_000
         assert all_of_them.held(PlaceHold("a", 5)) == {"a": 1_000}
         all_of_them.cleaner.begin = 3_000
-        answer = all_of_them.line.ask(PlaceHold("b", 5, 60_000), timeout=30)
+        answer = all_of_them.line.ask(PlaceHold("b", 5, 60_000), timeout=patient(30))
         assert isinstance(answer, HoldList)
         assert answer.min_physical_offset == 3_000
         a, b = answer.holds
         assert a == Hold("a", 1_000)  # that one was there: it is overridden, and seen to be
         assert (b.name, b.physical_offset) == ("b", 3_000)
         assert b.expires_ms > time.time() * 1_000
-        all_of_them.line.ask(Finish(), timeout=30)
+        all_of_them.line.ask(Finish(), timeout=patient(30))
         assert {hold.name: hold.physical_offset for hold in read_holds(tmp_path)} == {
             "a": 1_000, "b": 3_000,
         }  # fmt: skip
@@ -314,7 +315,7 @@ def test_there_are_so_many_holds_that_live(tmp_path: Path) -> None:
         assert all_of_them.held(PlaceHold("h8", 9_000))["h8"] == 9_000
         with pytest.raises(BadRequest, match="is for store another"):
             all_of_them.held(PlaceHold("h8", 9_001, store_id="another"))
-        all_of_them.line.ask(Finish(), timeout=30)
+        all_of_them.line.ask(Finish(), timeout=patient(30))
     kept = load_holds(tmp_path, holds_file(tmp_path))
     assert len(kept) == HOLDS_MAX
     assert "h7" not in kept  # it is not kept for ever

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from patience import patient
 
 from cometmq.actors.runtime.inbox import SocketInbox
 from cometmq.actors.runtime.sources import Sources
 
 FAR = 300  # Python keeps the small numbers, so each of them is always the same object
-TIMEOUT_S = 30
+TIMEOUT_S = patient(30)
 SEED = random.randrange(1 << 32)
 
 

@@ -19,6 +19,7 @@ import pytest
 from family import RunningBroker, send_batch
 from inside import wait_indexed
 from interop import rocketmq
+from patience import patient
 
 from cometmq.client import Admin
 from cometmq.protocol.commands import QueryMessages, QueryResult
@@ -37,7 +38,7 @@ def query(broker: RunningBroker, topic: str, key: str, **kinds: Any) -> list[Mes
     """What the first reader finds, once all that is written is indexed."""
     wait_indexed(broker)
     command = QueryMessages(topic, key, **kinds)
-    answer, payload = broker.reader.ask(command, timeout_s=30)
+    answer, payload = broker.reader.ask(command, timeout_s=patient(30))
     assert isinstance(answer, QueryResult)
     messages = decode(payload[0].buffer) if payload else []
     assert len(messages) == answer.count
@@ -46,7 +47,7 @@ def query(broker: RunningBroker, topic: str, key: str, **kinds: Any) -> list[Mes
 
 def wait_logged(broker: RunningBroker, text: str) -> None:
     """The dispatcher serves before it looks at its index."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while text not in broker.log:
         assert time.monotonic() < deadline, broker.log
         time.sleep(0.005)
@@ -65,7 +66,7 @@ class Sent:
             key = f"k{self.count % KEYS}"
             bodies = [b"%d %d" % (self.count, number) for number in range(20)]
             try:
-                send_batch(line, "t", 0, bodies, keys=f"{key} every", timeout_s=5)
+                send_batch(line, "t", 0, bodies, keys=f"{key} every", timeout_s=patient(5))
             except CometError as error:
                 if not error.retriable:
                     raise
@@ -185,7 +186,7 @@ def test_a_chain_that_is_damaged_is_built_again(broker: RunningBroker) -> None:
         file.seek(40 + 400 + 20)
         file.write(b"\x7f" * 20 * 499)
     query(broker, "t", "every", max_count=1024)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while name in list_index_files(broker.store):
         assert time.monotonic() < deadline, broker.log
         time.sleep(0.01)
@@ -213,7 +214,7 @@ def test_killed_while_it_indexes(broker: RunningBroker) -> None:
             broker.kill("dispatcher")
     finally:
         over.set()
-        thread.join(30)
+        thread.join(patient(30))
     sent.check(broker)
 
 
@@ -224,7 +225,7 @@ def test_off(tmp_path: Path) -> None:
         sent = Sent(broker)
         sent.send(broker.commitlog, 3)
         with pytest.raises(NoPermission, match="messageIndexEnable"):
-            broker.reader.ask(QueryMessages("t", "k1"), timeout_s=30)
+            broker.reader.ask(QueryMessages("t", "k1"), timeout_s=patient(30))
         assert not (store / "index").exists()
     with RunningBroker(store, SMALL_INDEX) as broker:
         sent.check(broker)

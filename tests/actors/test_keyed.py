@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from family import RunningBroker, encode_batch
 from inside import wait_indexed
+from patience import patient
 
 from cometmq import AsyncProducer, Broker, Producer
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
@@ -29,7 +30,7 @@ from cometmq.shm.kernel._kernel import BatchEncoder, BatchIllegal, batch_keys, b
 
 SEED = 20_261_126
 HOUR_MS = 3_600_000
-WAIT_S = 60
+WAIT_S = patient(60)
 _topics = (f"k{number}" for number in itertools.count())
 
 

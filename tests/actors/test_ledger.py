@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from family import SMALL, RunningBroker
+from patience import patient
 from still import stopped
 
 from cometmq.protocol.commands import (
@@ -54,12 +55,12 @@ SLOW_SNAPSHOTS = {"flushConsumerOffsetInterval": 3_600_000}
 def commit(broker: RunningBroker, *offsets: int, group: str = "g") -> None:
     """One for each queue of the topic."""
     wanted = [QueueOffset("orders", queue_id, offset) for queue_id, offset in enumerate(offsets)]
-    broker.coordinator.ask(CommitOffsets(group, wanted), timeout_s=30)
+    broker.coordinator.ask(CommitOffsets(group, wanted), timeout_s=patient(30))
 
 
 def committed(broker: RunningBroker, queues: int = 2, group: str = "g") -> list[int]:
     keys = [QueueKey("orders", queue_id) for queue_id in range(queues)]
-    answer, _ = broker.coordinator.ask(FetchOffsets(group, keys), timeout_s=30)
+    answer, _ = broker.coordinator.ask(FetchOffsets(group, keys), timeout_s=patient(30))
     assert isinstance(answer, GroupOffsets)
     return [each.queue_offset for each in answer.offsets]
 
@@ -142,7 +143,7 @@ def test_topics_groups_and_members_survive_the_kill_of_everything(tmp_path: Path
 
 def join(broker: RunningBroker, member: str, **fields: Any) -> GroupShare:
     asked = JoinGroup("g", member, [Subscription("orders")], **fields)
-    answer, _ = broker.coordinator.ask(asked, timeout_s=10)
+    answer, _ = broker.coordinator.ask(asked, timeout_s=patient(10))
     assert isinstance(answer, GroupShare)
     return answer
 
@@ -227,7 +228,7 @@ def test_nobody_is_told_of_what_is_not_in_the_log_yet(tmp_path: Path) -> None:
                 broker.ask("coordinator", Ping())  # so that it has taken that one by itself
                 if offset == 7:
                     asked = broker.coordinator.request(FetchOffsets("g", keys))
-        assert broker.coordinator.wait(asked, timeout_s=30)
+        assert broker.coordinator.wait(asked, timeout_s=patient(30))
         assert isinstance(asked.answer, GroupOffsets)
         assert [each.queue_offset for each in asked.answer.offsets] == [7]
         assert committed(broker, 1) == [9]
@@ -262,7 +263,7 @@ def _is_marked_up_to(store: Path, position: int) -> bool:
     return [each.position for file in marked for each in file.contents] == [position] * 8
 
 
-def wait_until(done: Any, timeout_s: float = 60) -> None:
+def wait_until(done: Any, timeout_s: float = patient(60)) -> None:
     deadline = time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < deadline
@@ -393,6 +394,6 @@ def test_the_cleaner_keeps_what_a_start_may_need(tmp_path: Path) -> None:
 
 
 def delete_segments(broker: RunningBroker) -> DeletedSegments:
-    answer, _ = broker.coordinator.ask(DeleteSegments(), timeout_s=30)
+    answer, _ = broker.coordinator.ask(DeleteSegments(), timeout_s=patient(30))
     assert isinstance(answer, DeletedSegments)
     return answer

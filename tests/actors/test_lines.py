@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inside import channel_of, commitlog_of, commits_by_line, has_line
 from old_segments import until
+from patience import patient
 
 from cometmq import Broker, Consumer
 from cometmq.actors.runtime.access import Doorman
@@ -35,7 +36,7 @@ from cometmq.protocol.errors import BadRequest, NotConfirmed, NotLocal
 from cometmq.protocol.wire.line import Line, abstract
 from cometmq.shm.os.processes import boot_id
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture

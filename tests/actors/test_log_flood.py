@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from family import RunningBroker
+from patience import patient
 from zmtp import RawClient, frame
 
 from cometmq.actors.runtime.logs import BURST, Repeats
 from cometmq.protocol.commands import Ping
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 class Kept(logging.Handler):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from cometmq.actors.replication import log_line
 from cometmq.actors.replication.log_line import LogLine
@@ -22,7 +23,7 @@ from cometmq.shm.kernel.layout import HA_FRAME
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 
 SEED = random.randrange(1 << 32)
-TIMEOUT_S = 30
+TIMEOUT_S = patient(30)
 
 
 class Rig:

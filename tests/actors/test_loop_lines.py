@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from inside import channel_of, commitlog_of
+from patience import patient
 
 from cometmq import AsyncProducer, Broker
 from cometmq.client.sending import delivery
@@ -19,7 +20,7 @@ from cometmq.protocol.errors import NotConfirmed
 from cometmq.protocol.wire.line import Line
 from cometmq.protocol.wire.pending import Pending
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from family import RunningBroker
 from inside import wait_dispatched
+from patience import patient
 from ports import free_ports
 
 from cometmq.client import Consumer, Message, PopConsumer, Producer
@@ -24,7 +25,7 @@ from cometmq.protocol.errors import MessageTooLarge
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.tools.verify import verify_store
 
-WAIT_S = 30
+WAIT_S = patient(30)
 LARGE = b"L" * 200_000
 SMALL = b"small"
 LEVELS = {"messageDelayLevel": "1s 6s 1s 1s 1s"}

@@ -21,6 +21,7 @@ from coordinator_child import (
     ledger_of,
     running,
 )
+from patience import patient
 
 from cometmq import Broker
 from cometmq.actors.books import topics as topic_book
@@ -102,7 +103,7 @@ def coordinating(
             commitlog_endpoint=address_of(reference),
             ledger_log=ledger_of(address_of(reference)),
             name_server_endpoints=options.pop("name_servers", []),
-            confirm_timeout_s=30,
+            confirm_timeout_s=patient(30),
             bind=INSIDE,
             **options,
         )
@@ -268,7 +269,7 @@ def test_what_clients_cannot_be_told_does_not_keep_the_rest_from_them(
 def wait_free(endpoint: str) -> None:
     """Until ZeroMQ's thread has come to close what listened there."""
     host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while True:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does

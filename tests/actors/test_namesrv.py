@@ -13,6 +13,7 @@ import pykka
 import pytest
 import zmq
 from coordinator_child import ANYWHERE, INSIDE, address_of, coordinator, running
+from patience import patient
 from ports import free_ports
 
 from cometmq.actors.coordination.namesrv import NameServerActor
@@ -60,7 +61,7 @@ def test_a_name_server_that_is_away_is_told_of_and_when_it_is_found(
         assert said.startswith(f"the name server {address} has not confirmed the topics: ")
         assert "clients that ask it do not find this broker (is namesrvAddr right?). It is" in said
         with running(NameServerActor.start(bind=[(address, False)])) as names:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + patient(30)
             while f"{address} answers, and has the topics" not in caplog.text:
                 assert time.monotonic() < deadline, caplog.text
                 time.sleep(0.02)
@@ -159,7 +160,7 @@ def test_the_later_epoch_has_the_name_whoever_lives(server: RemoteRef) -> None:
 
 def test_a_later_epoch_comes_while_somebody_is_asked() -> None:
     """Who claimed the name before hears that it is too late."""
-    actor = NameServerActor.start(bind=INSIDE, ping_timeout_s=30)
+    actor = NameServerActor.start(bind=INSIDE, ping_timeout_s=patient(30))
     with running(actor) as server, Channel(address_of(actor)) as line:
         with zmq.Context.instance().socket(zmq.ROUTER) as silent:
             silent.linger = 0
@@ -171,7 +172,7 @@ def test_a_later_epoch_comes_while_somebody_is_asked() -> None:
             new = broker(coordinator="tcp://127.0.0.1:8")
             server.ask(registration(new, epoch=4))
             assert brokers_at(server) == [new]
-        assert line.wait(claim, 30, keep=True)
+        assert line.wait(claim, patient(30), keep=True)
         with pytest.raises(Refused, match="master of epoch 4"):
             claim.result()
         assert brokers_at(server) == [new]
@@ -205,10 +206,10 @@ def test_a_claim_of_a_run_that_has_ended_does_not_take_the_next_one_s_place() ->
             later = line.request(registration(other))
             master = broker(coordinator=own)
             server.ask(registration(master, epoch=2))
-            assert line.wait(claim, 30, keep=True)
+            assert line.wait(claim, patient(30), keep=True)
             with pytest.raises(Refused, match="has registered since"):
                 claim.result()
-            assert line.wait(later, 30, keep=True)  # once the ping's time is over
+            assert line.wait(later, patient(30), keep=True)  # once the ping's time is over
             later.result()
         assert brokers_at(server) == [master, other]
 
@@ -240,7 +241,7 @@ def test_a_silent_broker_is_dropped_and_logged() -> None:
     try:
         with running(NameServerActor.start(bind=INSIDE, broker_silence_s=0.1)) as line:
             register(line, broker(), TopicInfo("t"))
-            assert logged.seen.wait(60)
+            assert logged.seen.wait(patient(60))
             assert brokers_at(line) == []
     finally:
         logger.removeHandler(logged)
@@ -285,8 +286,8 @@ def test_of_two_that_claim_a_dead_ones_name_the_first_has_it(server: RemoteRef) 
     for port in (3, 4):
         claim = registration(broker(coordinator=f"tcp://127.0.0.1:{port}"))
         server._channel.request(claim, on_done=on_done)
-    assert done.acquire(timeout=10)
-    assert done.acquire(timeout=10)
+    assert done.acquire(timeout=patient(10))
+    assert done.acquire(timeout=patient(10))
     assert [type(outcome).__name__ for outcome in outcomes] == ["TopicsKnown", "Failed"]
     assert [known.coordinator for known in brokers_at(server)] == ["tcp://127.0.0.1:3"]
 
@@ -337,7 +338,7 @@ def test_rubbish_does_not_stop_it() -> None:
             for frames in ([b""], [b"x" * 50], [b"\x01" + bytes(8) + b"\x91\x3e"], [b""] * 9):
                 socket.send_multipart(frames)
             for _ in range(4):
-                assert socket.poll(10_000)
+                assert socket.poll(patient(10_000))
                 socket.recv_multipart()
         with pytest.raises(UnknownCommand):
             line.ask(JoinGroup("g", "m", []))

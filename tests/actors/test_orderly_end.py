@@ -14,6 +14,7 @@ import slow_launcher
 from family import CHILDREN, RunningBroker, Sent
 from old_segments import until
 from paths import SEARCH
+from patience import patient
 from still import go_on, stop
 from waiting import has_ended
 
@@ -22,7 +23,7 @@ from cometmq.conf import BrokerSettings
 from cometmq.shm.live.control import TWO_WRITERS, Counter, Phase
 from cometmq.shm.os.files import ABORT_FILE, Checkpoint
 
-SEEN_S = 60
+SEEN_S = patient(60)
 NEVER = 10 * 60_000
 # So that nothing but an orderly end syncs queues and writes the checkpoint.
 SETTINGS = {

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from patience import exactly
 
 from cometmq.actors.books.group_share import ConsumerGroup, GroupRecord
 from cometmq.protocol.commands import QueueKey
 from cometmq.protocol.errors import NotOwner
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = exactly(10.0)
 TOPIC = "t"
 MEMBERS = ("a", "b", "c")
 Q0 = QueueKey(TOPIC, 0)

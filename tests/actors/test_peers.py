@@ -23,6 +23,7 @@ import pytest
 from certificates import Authority
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import patient
 from ports import free_ports
 
 from cometmq.actors.replication import speaking, strangers, tls
@@ -44,7 +45,7 @@ from cometmq.conf import BrokerSettings
 from cometmq.protocol.derived import WRITE_BYTES_MAX
 from cometmq.protocol.errors import ConfigError
 
-WAIT_S = 60
+WAIT_S = patient(60)
 GROUP = peers_child.GROUP
 SECRET = bytes(range(32))
 MIB = 1 << 20

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker, encode_batch
+from patience import patient
 from still import stopped
 
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
@@ -51,7 +52,7 @@ class Sender:
 
     def send(self, batch: bytes, count: int, **kinds: Any) -> SectionResult:
         pending = self.request(batch, count, **kinds)
-        assert self.broker.commitlog.wait(pending, 60)
+        assert self.broker.commitlog.wait(pending, patient(60))
         return result_of(pending)
 
     def repeat(self, batch: bytes, count: int, **kinds: Any) -> SectionResult:
@@ -149,7 +150,7 @@ def test_while_the_dispatcher_stands_still(broker: RunningBroker, topic: str) ->
         assert sender.send(encoded(b"b"), 1).code == 0
         assert not again.done
     for pending in (again, newer):
-        assert broker.commitlog.wait(pending, 60)
+        assert broker.commitlog.wait(pending, patient(60))
         assert result_of(pending) == first
     assert sender.bodies() == [b"a", b"b"]
 
@@ -198,7 +199,9 @@ def test_sections_of_their_own(broker: RunningBroker, topic: str) -> None:
         Section("no such topic", 0, 1, number=1, fence=True, repeats_ms=AN_HOUR_MS),
     ]
     command = SendMessages(sections, 0, sender=77)
-    answer, _ = broker.commitlog.ask(command, [encoded(b"new"), old, encoded(b"x")], timeout_s=60)
+    answer, _ = broker.commitlog.ask(
+        command, [encoded(b"new"), old, encoded(b"x")], timeout_s=patient(60)
+    )
     assert isinstance(answer, SendResult)
     assert [each.queue_offset for each in answer.results] == [1, 0, -1]
     assert answer.results[2].code

@@ -12,6 +12,7 @@ import pytest
 from family import RunningBroker
 from group_member import replica_settings
 from msgspec import inspect
+from patience import patient
 from ports import free_ports
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
@@ -35,7 +36,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError, NotMaster, UnknownCommand
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 60
+WAIT_S = patient(60)
 MASTERS: dict[str, type[ServiceActor]] = {
     "commitlog": CommitLogActor,
     "coordinator": CoordinatorActor,

@@ -15,6 +15,7 @@ import pytest
 import reference
 from family import MARK, RUN, SMALL, RunningBroker, encode_batch
 from paths import KIT
+from patience import patient
 from still import stopped
 
 from cometmq import Broker
@@ -34,7 +35,7 @@ from cometmq.shm.kernel._kernel import Appender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-WAIT_S = 60
+WAIT_S = patient(60)
 SYNC = {
     "flushDiskType": "SYNC_FLUSH",
     "mappedFileSizeCommitLog": 96 << 10,
@@ -75,7 +76,9 @@ def slow_msync(folder: Path) -> Path:
 def run_child(folder: Path, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, str(KIT / "roll_child.py"), *arguments]
     environ = {**os.environ, "LD_PRELOAD": str(slow_msync(folder)), MARK: f"{RUN}/roll"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=patient(150)
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -133,7 +136,7 @@ def test_a_missing_segment_is_waited_for_once(tmp_path: Path) -> None:
             ]
             results = []
             for line, pending in asked:
-                assert line.wait(pending, 30)
+                assert line.wait(pending, patient(30))
                 answer, _ = pending.result()
                 assert isinstance(answer, SendResult)
                 results.append(answer.results[0])

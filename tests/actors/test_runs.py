@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from cli_process import output_of
 from family import RunningBroker
+from patience import patient
 from scripted_ha import ALL, CONFIRM, DIE, FLAG, GROUP, Replica, Script
 
 from cometmq import Broker, Consumer, PopConsumer, Producer
@@ -75,14 +76,14 @@ def replica(tmp_path: Path) -> Iterator[Replica]:
 
 
 def visible(replica: Replica, queue_id: int = 0) -> int:
-    found = replica.reader.ask(GetQueueRange("t", queue_id), timeout_s=30)[0]
+    found = replica.reader.ask(GetQueueRange("t", queue_id), timeout_s=patient(30))[0]
     assert isinstance(found, QueueRange)
     return int(found.max_queue_offset)
 
 
 def pull(replica: Replica, queue_offset: int) -> PullResult:
     command = PullMessages("t", 0, queue_offset, 32, 1 << 20)
-    answer, _ = replica.reader.ask(command, timeout_s=30)
+    answer, _ = replica.reader.ask(command, timeout_s=patient(30))
     assert isinstance(answer, PullResult)
     return answer
 
@@ -125,7 +126,7 @@ def test_a_producer_sends_through_changes_of_runs(replica: Replica) -> None:
 
     def produce() -> None:
         try:
-            with Producer(replica.ready.name_server, timeout_s=60) as producer:
+            with Producer(replica.ready.name_server, timeout_s=patient(60)) as producer:
                 while not over.wait(0.002):
                     body = b"%d" % len(sent)
                     producer.send("t", body, queue_id=0)
@@ -143,7 +144,7 @@ def test_a_producer_sends_through_changes_of_runs(replica: Replica) -> None:
                 time.sleep(0.001)
     finally:
         over.set()
-        thread.join(60)
+        thread.join(patient(60))
     assert not failures, failures
     bodies = [message.body for message in replica.read_queue("t", 0, len(sent))]
     assert bodies == sent
@@ -160,14 +161,14 @@ def test_two_orders_at_once_and_one_of_a_process_that_has_died(replica: Replica)
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patient(60))
     assert len(ends) == 3
     assert min(ends) >= end
     with Channel(address_of(replica.token, "broker")) as supervisor:
         with pytest.raises(BadRequest, match="is not the `ha` process any more"):
-            supervisor.ask(BeginRun(9, pid=1), timeout_s=30)
+            supervisor.ask(BeginRun(9, pid=1), timeout_s=patient(30))
         with pytest.raises(BadRequest, match="no segment"):
-            supervisor.ask(BeginRun(9, begin_at=1), timeout_s=30)
+            supervisor.ask(BeginRun(9, begin_at=1), timeout_s=patient(30))
     replica.run(5)
     replica.assert_stored(sent + replica.send("t", 0, [b"two"]))
 
@@ -175,7 +176,7 @@ def test_two_orders_at_once_and_one_of_a_process_that_has_died(replica: Replica)
 def test_only_the_family_orders_runs_and_only_in_a_group(tmp_path: Path, replica: Replica) -> None:
     for line in (replica.coordinator, replica.commitlog):
         with pytest.raises(UnknownCommand):
-            line.ask(BeginRun(9), timeout_s=30)
+            line.ask(BeginRun(9), timeout_s=patient(30))
     with (
         RunningBroker(tmp_path / "other") as broker,
         pytest.raises(BadRequest, match="no replica of a group"),
@@ -281,7 +282,7 @@ def test_what_outlives_runs_is_killed_while_one_ends(replica: Replica, role: str
     thread = threading.Thread(target=lambda: suppress_lost(replica, 2))
     thread.start()
     replica.end(old, signal.SIGKILL)
-    thread.join(60)
+    thread.join(patient(60))
     replica.wait_serves(role, not_pid=old)
     replica.run(3)
     replica.assert_stored(sent + replica.send("t", 0, [b"two"]))
@@ -345,7 +346,7 @@ def test_nothing_is_readable_that_is_not_confirmed(replica: Replica) -> None:
     replica.send("t", 0, [b"one"], keys="k1")
     address = replica.ready.name_server
     with Consumer(address, "g", "t", transport="mapped", auto_commit_ms=60_000) as mapped:
-        assert [m.body for m in mapped.poll(1, timeout_s=30)] == [b"one"]
+        assert [m.body for m in mapped.poll(1, timeout_s=patient(30))] == [b"one"]
         confirmed = replica.counter(Counter.REPLICATED)
         replica.tell(confirm=confirmed)
         with pytest.raises(NotConfirmed):
@@ -354,9 +355,9 @@ def test_nothing_is_readable_that_is_not_confirmed(replica: Replica) -> None:
         assert visible(replica) == 1
         assert pull(replica, 1).status == PullStatus.NO_NEW_MESSAGE
         with pytest.raises(MessageNotFound):
-            replica.reader.ask(GetMessageAt(confirmed), timeout_s=30)
+            replica.reader.ask(GetMessageAt(confirmed), timeout_s=patient(30))
         query = QueryMessages("t", "k2", 32, 0, 1 << 62)
-        answer, _ = replica.reader.ask(query, timeout_s=30)
+        answer, _ = replica.reader.ask(query, timeout_s=patient(30))
         assert isinstance(answer, QueryResult)
         assert answer.count == 0
         tail = output_of(
@@ -365,7 +366,7 @@ def test_nothing_is_readable_that_is_not_confirmed(replica: Replica) -> None:
         assert tail.split() == [b"one"]
         assert replica.counter(Counter.DISPATCHED) == confirmed
         replica.tell(confirm=ALL)
-        assert [m.body for m in mapped.poll(1, timeout_s=30)] == [b"two"]
+        assert [m.body for m in mapped.poll(1, timeout_s=patient(30))] == [b"two"]
     assert [m.body for m in replica.read_queue("t", 0, 2)] == [b"one", b"two"]
 
 
@@ -411,12 +412,12 @@ def test_the_coordinator_keeps_nothing_that_the_log_does_not_take(replica: Repli
     create = CreateTopic(TopicInfo("u", 1, 1))
     replica.tell(service=Service.SHORT)
     with pytest.raises(InSyncReplicasNotEnough):
-        replica.coordinator.ask(create, timeout_s=30)
+        replica.coordinator.ask(create, timeout_s=patient(30))
     replica.tell(service=Service.DEPOSED)
     with pytest.raises(NotMaster):
-        replica.coordinator.ask(create, timeout_s=30)
+        replica.coordinator.ask(create, timeout_s=patient(30))
     replica.tell(service=Service.OPEN)
-    replica.coordinator.ask(create, timeout_s=30)
+    replica.coordinator.ask(create, timeout_s=patient(30))
     replica.run(2)
     replica.send("u", 0, [b"one"])
 
@@ -431,10 +432,10 @@ def test_nothing_is_popped_by_a_master_that_is_not_certain(replica: Replica) -> 
     ):
         replica.tell(service=service)
         with pytest.raises(error):
-            replica.coordinator.ask(pop, timeout_s=30)
+            replica.coordinator.ask(pop, timeout_s=patient(30))
     replica.tell(service=Service.OPEN)
     with PopConsumer(replica.ready.name_server, "g", "t") as consumer:
-        assert [m.body for m in consumer.poll(1, timeout_s=30)] == [b"one"]
+        assert [m.body for m in consumer.poll(1, timeout_s=patient(30))] == [b"one"]
 
 
 @pytest.mark.slow
@@ -449,7 +450,7 @@ def test_no_member_is_told_that_it_owns_queues_by_a_master_that_is_not_certain(
         replica.create_topic("t")
 
         def ask(command: Command) -> Command:
-            return replica.coordinator.ask(command, timeout_s=30)[0]
+            return replica.coordinator.ask(command, timeout_s=patient(30))[0]
 
         def members() -> list[str]:
             answer = ask(DescribeGroup("g"))
@@ -457,7 +458,7 @@ def test_no_member_is_told_that_it_owns_queues_by_a_master_that_is_not_certain(
             return answer.members
 
         join = JoinGroup("g", "m", [Subscription("t")])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while True:
             replica.tell(service=Service.OPEN)
             assert isinstance(ask(join), GroupShare)
@@ -510,7 +511,7 @@ def test_derived_writes_go_on_when_there_are_enough_again(replica: Replica) -> N
         time.sleep(0.01)
     assert sum(visible(replica, n) for n in range(4)) == 0
     replica.tell(service=Service.OPEN)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while not sum(visible(replica, n) for n in range(4)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -521,9 +522,9 @@ def test_a_change_that_the_group_does_not_confirm_is_not_told(replica: Replica) 
     """It may be cut; and is made once there is confirmation."""
     replica.tell(confirm=replica.counter(Counter.WROTE))
     with pytest.raises(NotConfirmed):
-        replica.coordinator.ask(CreateTopic(TopicInfo("u", 1, 1)), timeout_s=30)
+        replica.coordinator.ask(CreateTopic(TopicInfo("u", 1, 1)), timeout_s=patient(30))
     replica.tell(confirm=ALL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while True:
         try:
             replica.send("u", 0, [b"one"])
@@ -539,7 +540,7 @@ def test_an_end_of_a_transaction_that_the_group_does_not_confirm_is_not_told(
 ) -> None:
     """It may be cut, and the half message stand there again."""
     names = replica.ready.name_server
-    with Producer(names, name="payments", timeout_s=2, wait_for_broker=60) as producer:
+    with Producer(names, name="payments", timeout_s=2, wait_for_broker=patient(60)) as producer:
         with producer.transaction("t", b"what is pending is known then"):
             pass
         with (
@@ -551,7 +552,7 @@ def test_an_end_of_a_transaction_that_the_group_does_not_confirm_is_not_told(
     with Consumer(names, "g", "t", transport="zmq") as consumer:
         found: list[bytes] = []
         while b"paid" not in found:
-            found += [message.body for message in consumer.poll(1, timeout_s=60)]
+            found += [message.body for message in consumer.poll(1, timeout_s=patient(60))]
         assert found.count(b"paid") == 1
 
 
@@ -565,11 +566,11 @@ def test_clients_follow_the_master_from_one_replica_to_another(
     """What is sent meanwhile waits, and is sent to the new one."""
     names = replica.ready.name_server
     with (
-        Producer(names, timeout_s=60) as producer,
+        Producer(names, timeout_s=patient(60)) as producer,
         Consumer(names, "g", "t", auto_commit_ms=50) as consumer,
     ):
         producer.send("t", b"one", queue_id=0)
-        assert [m.body for m in consumer.poll(1, timeout_s=30)] == [b"one"]
+        assert [m.body for m in consumer.poll(1, timeout_s=patient(30))] == [b"one"]
         consumer.commit()
         replica.order(0)
         replica.wait_serves("coordinator", not_pid=0)
@@ -583,9 +584,9 @@ def test_clients_follow_the_master_from_one_replica_to_another(
         settings = {"dLegerSelfId": "n1", "namesrvAddr": names.removeprefix("tcp://")}
         with Replica(store, settings) as other:
             other.order(2)
-            sending.join(60)
+            sending.join(patient(60))
             assert not sending.is_alive(), other.log
-            assert [m.body for m in consumer.poll(1, timeout_s=60)] == [b"two"]
+            assert [m.body for m in consumer.poll(1, timeout_s=patient(60))] == [b"two"]
             assert [m.body for m in other.read_queue("t", 0, 2)] == [b"one", b"two"]
             ids = sorted(each.broker_id for each in brokers_at(names))
             assert ids == [0, 1]
@@ -593,6 +594,6 @@ def test_clients_follow_the_master_from_one_replica_to_another(
 
 def brokers_at(names: str) -> list[BrokerEndpoints]:
     with Channel(names) as line:
-        found, _ = line.ask(ListBrokers(), timeout_s=30)
+        found, _ = line.ask(ListBrokers(), timeout_s=patient(30))
     assert isinstance(found, BrokerList)
     return found.brokers

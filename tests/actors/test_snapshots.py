@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from patience import patient
 
 from cometmq.actors.coordination.snapshots import Snapshots
 from cometmq.protocol.errors import ServiceNotAvailable
@@ -23,7 +24,7 @@ class Actor:
         self.call_soon = self.soon.put
 
     def step(self) -> None:
-        self.soon.get(timeout=30)()
+        self.soon.get(timeout=patient(30))()
 
 
 class Ledger:

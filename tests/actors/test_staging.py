@@ -14,6 +14,7 @@ import pytest
 import staging_child as child
 from dying import DIED, Line, some_of, traced
 from family import RunningBroker, encode_batch
+from patience import patient
 
 from cometmq.actors.replication.core.settings import Settings as CoreSettings
 from cometmq.actors.replication.log_view import GroupLog
@@ -42,7 +43,7 @@ from cometmq.shm.kernel._kernel import BatchEncoder
 from cometmq.shm.live.control import Counter
 from cometmq.shm.state.staging import STAGES_DIR, QueueProgress, StageFiles, tail_of
 
-WAIT_S = 90
+WAIT_S = patient(90)
 EXPECTED = sorted(
     body for number in (0, 1) for _, bodies in child.content(number) for body in bodies
 )
@@ -314,11 +315,11 @@ def test_a_lost_answer_to_each_command(broker: RunningBroker, line: SinkLine) ->
         for number in range(5):
             for _ in range(2):
                 command = StageMessages(line.sink, 7, "a", number, [section], 1)
-                channel.ask(command, [encode_batch([b"%d" % number])], timeout_s=30)
+                channel.ask(command, [encode_batch([b"%d" % number])], timeout_s=patient(30))
         for _ in range(2):
-            channel.ask(CloseStage(line.sink, 7, "a", 5), timeout_s=30)
-        first, _ = channel.ask(CommitStages(line.sink, 7, ["a"]), timeout_s=30)
-        second, _ = channel.ask(CommitStages(line.sink, 7, ["a"]), timeout_s=30)
+            channel.ask(CloseStage(line.sink, 7, "a", 5), timeout_s=patient(30))
+        first, _ = channel.ask(CommitStages(line.sink, 7, ["a"]), timeout_s=patient(30))
+        second, _ = channel.ask(CommitStages(line.sink, 7, ["a"]), timeout_s=patient(30))
     assert (first, second) == (StagesCommitted(False, 5), StagesCommitted(True))
     queue = broker.read_queue("t", 1, count + 5)[count:]
     assert [each.body for each in queue] == [b"%d" % number for number in range(5)]
@@ -413,7 +414,7 @@ def test_what_is_refused(broker: RunningBroker, line: SinkLine) -> None:
         (CloseStage(line.sink, 0, "a", 5), [], OffsetIllegal, "not 5"),
     ):
         with Channel(broker.endpoints.commitlog) as channel, pytest.raises(error, match=text):
-            channel.ask(command, payload, timeout_s=30)
+            channel.ask(command, payload, timeout_s=patient(30))
     assert "Traceback" not in broker.log
 
 
@@ -431,9 +432,11 @@ def test_sizes_are_bounded(broker: RunningBroker, line: SinkLine) -> None:
     writer.queues("t")
     with Channel(broker.endpoints.commitlog) as channel:
         for number in range(20):
-            channel.ask(stage(line, "t", 0, name="big", first=number), [body], timeout_s=30)
+            channel.ask(
+                stage(line, "t", 0, name="big", first=number), [body], timeout_s=patient(30)
+            )
         with pytest.raises(SystemBusy, match="maxStagedBytes"):
-            channel.ask(stage(line, "t", 0, name="big", first=20), [body], timeout_s=30)
+            channel.ask(stage(line, "t", 0, name="big", first=20), [body], timeout_s=patient(30))
     line.drop(0, ["big"])
     assert staged(broker, line) == []
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import staging_child as child
 from family import RunningBroker, encode_batch
+from patience import patient
 
 from cometmq.actors.writer.staging import OPEN_STAGES_MAX
 from cometmq.protocol.commands import (
@@ -283,4 +284,4 @@ def ask_at_once(channel: Channel, commands: list[Command], body: bytes) -> None:
     for command in commands:
         payload = [body] if isinstance(command, StageMessages) else []
         channel.request(command, payload, on_done=one_more)
-    assert answered.wait(30), left
+    assert answered.wait(patient(30)), left

@@ -10,6 +10,7 @@ import pytest
 import stumbling_launcher
 from family import RunningBroker
 from paths import SEARCH
+from patience import patient
 from transacting import SETTINGS, WAIT_S, until
 
 from cometmq.client import PendingTransaction, Producer
@@ -65,7 +66,7 @@ def test_transactions_outlive_what_nobody_foresaw(broker: RunningBroker, stumble
 
     server = broker.ready.name_server
     broker.create_topic("paid", 2)
-    with Producer(server, name="paying", checker=check, timeout_s=5) as producer:
+    with Producer(server, name="paying", checker=check, timeout_s=patient(5)) as producer:
         stumbles.touch()
         with pytest.raises(CometError), producer.transaction("paid", b"one") as first:
             pass

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from family import RunningBroker
 from old_segments import until
+from patience import patient
 from ports import free_ports
 from scripted_slave import ScriptedSlave, log_bytes
 
@@ -54,7 +55,7 @@ def ask(broker: RunningBroker, body: bytes, *, wait: bool = True) -> tuple[int, 
     section = Section("t", 0, 1, wait=wait)
     began = time.monotonic()
     answer, _ = broker.commitlog.ask(
-        SendMessages([section], born_timestamp_ms=1), [encoder.take()], timeout_s=30
+        SendMessages([section], born_timestamp_ms=1), [encoder.take()], timeout_s=patient(30)
     )
     assert isinstance(answer, SendResult)
     (result,) = answer.results
@@ -115,7 +116,7 @@ def test_a_slave_that_is_too_far_behind_is_not_waited_for(tmp_path: Path) -> Non
     with master(tmp_path / "store", haMaxGapNotInSync=50_000, slaveTimeout=20_000) as broker:
         broker.create_topic("t")
         for _ in range(20):
-            broker.commitlog.ask(*batch(b"x" * 10_000, 1), timeout_s=30)
+            broker.commitlog.ask(*batch(b"x" * 10_000, 1), timeout_s=patient(30))
         with ScriptedSlave(int(broker.settings["haListenPort"])) as slave:
             slave.report(0)
             slave.read_frame()
@@ -159,7 +160,7 @@ def test_groups_and_topics_go_on_without_a_slave(broker: RunningBroker) -> None:
         slave.follow(broker.counter(Counter.WROTE))
         began = time.monotonic()
         broker.create_topic("third")  # while it does not acknowledge
-        assert 1.5 <= time.monotonic() - began < 15
+        assert 1.5 <= time.monotonic() - began < patient(15)
     entries = broker.read_queue("another", 0)
     assert entries == []
 
@@ -190,11 +191,11 @@ def test_nothing_is_acknowledged_that_the_slave_does_not_have(tmp_path: Path) ->
             threads = [threading.Thread(target=load, args=(number,)) for number in range(3)]
             for thread in threads:
                 thread.start()
-            assert enough.wait(60)
+            assert enough.wait(patient(60))
             broker.kill_all()
             slave.wait_ended()
             for thread in threads:
-                thread.join(60)
+                thread.join(patient(60))
             missing = [body for body in sent if body not in slave.copy]
         assert len(sent) > 300
         assert not missing, (len(missing), len(sent))

@@ -17,6 +17,7 @@ import golden
 import psutil
 import pytest
 from family import RunningBroker
+from patience import patient
 from shared_data import data_path
 from still import stop
 from transacting import until
@@ -32,7 +33,7 @@ from cometmq.shm.derived.timer_files import read_check, write_check
 from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.live.control import Counter as Progress
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +352,7 @@ def test_once_whatever_is_killed(tmp_path: Path) -> None:
     over = threading.Event()
 
     def send(broker: RunningBroker) -> None:
-        with Producer(name_server(broker), timeout_s=20) as producer:
+        with Producer(name_server(broker), timeout_s=patient(20)) as producer:
             number = 0
             while not over.is_set():
                 body = b"%d" % number

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ordering import program
 from paths import SEARCH
+from patience import patient
 from still import stop, stopped
 from transacting import SETTINGS, Decisions, Transacting, assert_agrees, until
 
@@ -74,7 +75,7 @@ from cometmq.protocol.uptime import Uptime, uptime_of, without_uptime
 from cometmq.shm.kernel._kernel import Message
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transactions.md"
-WAIT_S = 60
+WAIT_S = patient(60)
 DAY_MS = 86_400_000
 NOW = Now(100, Uptime("0123abcd", 5_000))
 SOON = {"transactionTimeOut": 100, "transactionCheckInterval": 200, "transactionCheckMax": 4}
@@ -647,7 +648,8 @@ def test_the_program_of_the_page_dies_at_every_line(broker: RunningBroker, tmp_p
         run = subprocess.run(
             [sys.executable, str(Path(__file__).parents[1] / "kit" / "ordering.py"),
              str(page), server(broker), database, "1000"],
-            env={**os.environ, "PYTHONPATH": SEARCH}, capture_output=True, text=True, timeout=280,
+            env={**os.environ, "PYTHONPATH": SEARCH}, capture_output=True, text=True,
+            timeout=patient(280),
         )  # fmt: skip
         assert run.returncode == 0, run.stderr
         told = json.loads(run.stdout)

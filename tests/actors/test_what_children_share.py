@@ -10,6 +10,7 @@ import psutil
 import pytest
 from family import RunningBroker
 from paths import SEARCH
+from patience import patient
 
 from cometmq import Broker, Consumer, Producer
 from cometmq.actors.launch.process import Setup, prepare
@@ -97,7 +98,7 @@ def test_a_process_imports_nothing_of_its_own(tmp_path: Path) -> None:
         with Consumer(broker.ready.name_server, "g", "t", start="earliest") as consumer:
             came = 0
             while came < 2:
-                came += len(consumer.poll(2, 30))
+                came += len(consumer.poll(2, patient(30)))
     found = imports.read_text().split("\n")[:-1] if imports.exists() else []
     assert not found, found
 

@@ -23,6 +23,7 @@ import reference
 import writer_child
 from family import MARK, RUN, SMALL, RunningBroker, encode_batch, left_behind, read_queue
 from paths import KIT
+from patience import patient
 from still import stopped
 from waiting import still_there
 
@@ -46,7 +47,7 @@ from cometmq.shm.kernel._kernel import Appender, Message
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.os.locks import check_not_in_use
 
-WAIT_S = 30
+WAIT_S = patient(30)
 SYNC = {"flushDiskType": "SYNC_FLUSH"}
 CHILD_MARK = f"{RUN}/child"
 
@@ -266,7 +267,7 @@ def test_threads_and_producers_at_once(settings: dict[str, object], store: Path)
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(100)
+            thread.join(patient(100))
         assert not failed, failed
         extra = 3 * (rounds // 50) * 20
         assert len(stored) == 5 * rounds + extra
@@ -363,7 +364,7 @@ def test_many_threads_wait_for_the_same_disk(store: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(100)
+            thread.join(patient(100))
         assert len(took) == 24 * 60
         flushes = ask_statistics(broker, "flush")["flushes"]
         assert flushes < len(took)
