@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from bench_worker import FileSystem
+from patience import patient
 
 pytest.importorskip("hdrh", reason="pip install '.[bench]'")
 
@@ -49,7 +50,7 @@ def test_a_body_is_told_from_all_others(size: int) -> None:
     assert {len(body) for body in bodies} == {size}
     assert len(set(bodies)) == 50
     assert [verifier.add(0, body) for body in bodies] == [(1000 + n, 3, n) for n in range(50)]
-    assert verifier.result(50) == {
+    assert verifier.result(patient(50)) == {
         "received": 50, "distinct": 50, "duplicates": 0, "out_of_order": 0, "bad_crc": 0, "lost": 0
     }  # fmt: skip
 
@@ -172,7 +173,7 @@ def test_the_clock_stands_only_before_the_last_message() -> None:
     found._held_max = 20
     for turn in range(3):
         found.take(bodies[20 * turn :][:20], turn)
-    assert found.verifier.result(60)["lost"] == 0
+    assert found.verifier.result(patient(60))["lost"] == 0
     assert 0 < found.last_paused_ns < found.paused_ns
 
 
@@ -473,7 +474,7 @@ def test_a_curve_ends_at_the_last_sample() -> None:
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cometmq", "bench", *arguments],
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=patient(100),
     )  # fmt: skip
 
 
@@ -518,9 +519,9 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         assert process.poll() is None
     started = below.children(recursive=True)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=patient(60))
     assert process.returncode == 130
-    _, alive = psutil.wait_procs(started, 10)
+    _, alive = psutil.wait_procs(started, patient(10))
     assert not alive
     assert not list(tmp_path.iterdir())
 
