@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from client_children import handle_until_killed, offsets_in
+from patience import patient
 
 from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message, Reject, Retry
 from cometmq.errors import ArgumentIllegal
 
-WAIT_S = 60
+WAIT_S = patient(60)
 COUNT = 100  # messages in each of two queues
 numbers = itertools.count()
 

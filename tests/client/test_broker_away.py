@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 from cli_process import start
 from client_fakes import Handle, fake_broker, start_broker
+from patience import patient
 from ports import free_ports
 
 from cometmq.client import AsyncConsumer, AsyncProducer, Consumer, Producer
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
@@ -46,7 +47,7 @@ def test_one_line_when_it_goes_and_one_when_it_is_back(
         producer.send("t", b"x", queue_id=0)
     options = {"auto_commit_ms": 50, "transport": transport}
     with Consumer(first.address, "g", "t", **options) as consumer:  # type: ignore[arg-type]
-        consumer.ack(consumer.poll(timeout_s=20))
+        consumer.ack(consumer.poll(timeout_s=patient(20)))
         assert consumer.connected
         assert not of_the_client(caplog)
         first.stop()
@@ -63,9 +64,9 @@ def test_one_line_when_it_goes_and_one_when_it_is_back(
             until(lambda: len(of_the_client(caplog)) > 1, "nothing is said")
             with Producer(second.address) as producer:
                 producer.send_many("t", [b"y"] * 3, queue_id=0)  # the new one's first has been read
-            messages = consumer.poll(timeout_s=20)
+            messages = consumer.poll(timeout_s=patient(20))
             while not messages:
-                messages = consumer.poll(timeout_s=20)
+                messages = consumer.poll(timeout_s=patient(20))
             lines = of_the_client(caplog)
             assert lines[1][0] == logging.INFO
             assert "group g: broker b is back" in lines[1][1]
@@ -132,7 +133,7 @@ def test_a_start_that_does_not_wait_fails() -> None:
     begun = time.monotonic()
     with pytest.raises(errors.NotReachable):
         Consumer(free_address(), "g", "t", wait_for_broker=0.5)
-    assert 0.5 <= time.monotonic() - begun < 20
+    assert 0.5 <= time.monotonic() - begun < patient(20)
     with pytest.raises(errors.NotReachable):
         Producer(free_address(), wait_for_broker=0.5)
 
@@ -160,9 +161,9 @@ class Later:
 
 @pytest.mark.slow
 def test_a_start_waits() -> None:
-    with Later() as address, Producer(address, wait_for_broker=30) as producer:
+    with Later() as address, Producer(address, wait_for_broker=patient(30)) as producer:
         producer.send("t", b"x")
-    with Later() as address, Consumer(address, "g", "t", wait_for_broker=30) as consumer:
+    with Later() as address, Consumer(address, "g", "t", wait_for_broker=patient(30)) as consumer:
         assert [each.topic for each in consumer._receiver.owned.subscriptions()] == ["t"]
 
 
@@ -178,8 +179,8 @@ def test_a_start_waits_without_holding_the_event_loop() -> None:
 
         counting = asyncio.create_task(count())
         async with (
-            AsyncProducer(address, wait_for_broker=30) as producer,
-            AsyncConsumer(address, "g", "t", wait_for_broker=30) as consumer,
+            AsyncProducer(address, wait_for_broker=patient(30)) as producer,
+            AsyncConsumer(address, "g", "t", wait_for_broker=patient(30)) as consumer,
         ):
             await producer.send("t", b"x")
             messages = []
@@ -196,9 +197,9 @@ def test_a_start_waits_without_holding_the_event_loop() -> None:
 def test_the_command_line_waits() -> None:
     with Later() as address:
         at = {"COMETMQ_NAME_SERVER": address}
-        sending = start("msg", "send", "-t", "t", "--wait", "30", **at)
-        _, said = sending.communicate(b"x\n", timeout=60)
+        sending = start("msg", "send", "-t", "t", "--wait", str(patient(30)), **at)
+        _, said = sending.communicate(b"x\n", timeout=patient(60))
         assert sending.returncode == 0, said
-        tailing = start("msg", "tail", "-t", "t", "-n", "1", "--wait", "30", **at)
-        found, said = tailing.communicate(timeout=60)
+        tailing = start("msg", "tail", "-t", "t", "-n", "1", "--wait", str(patient(30)), **at)
+        found, said = tailing.communicate(timeout=patient(60))
         assert found == b"x\n", said

@@ -13,13 +13,14 @@ from typing import Any
 
 import golden
 import pytest
+from patience import patient
 
 from cometmq import Admin, Broker, Message
 from cometmq.client.administration.descriptions import GroupReport
 from cometmq.protocol.errors import GroupNotExist, NoPermission
 from cometmq.shm.state.fastjson import loads
 
-WAIT_S = 90
+WAIT_S = patient(90)
 KEYS = (
     "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxMessageSize", "maxHashSlotNum",
     "maxIndexNum", "fileReservedTime", "messageDelayLevel",

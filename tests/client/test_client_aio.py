@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from client_fakes import Handle, fake_broker
+from patience import patient
 
 import cometmq.client
 from cometmq.client import Admin, AsyncConsumer, AsyncProducer, Consumer, Producer
@@ -33,7 +34,7 @@ def broker() -> Iterator[Handle]:
 
 def in_loop(work: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
-        await asyncio.wait_for(work(), 30)
+        await asyncio.wait_for(work(), patient(30))
 
     asyncio.run(run())
 
@@ -216,7 +217,7 @@ def test_a_task_that_is_cancelled_harms_nobody(broker: Handle) -> None:
 def test_full_of_unanswered_messages_the_loop_still_runs(broker: Handle) -> None:
     async def work() -> None:
         async with AsyncProducer(
-            broker.address, max_in_flight_bytes=3_000, batch_bytes=1_000, timeout_s=20
+            broker.address, max_in_flight_bytes=3_000, batch_bytes=1_000, timeout_s=patient(20)
         ) as producer:
             await producer.send("t", b"0")
             broker.broker.hold.clear()
@@ -236,13 +237,13 @@ def test_a_cancelled_poll_has_taken_nothing(broker: Handle) -> None:
             AsyncConsumer(broker.address, "g", "t") as consumer,
         ):
             for i in range(20):
-                waiting = asyncio.create_task(consumer.poll(timeout_s=30))
+                waiting = asyncio.create_task(consumer.poll(timeout_s=patient(30)))
                 await asyncio.sleep(0.01)
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
                 await producer.send("t", str(i).encode())
-                (message,) = await consumer.poll(timeout_s=30)
+                (message,) = await consumer.poll(timeout_s=patient(30))
                 assert int(message.body) == i
 
     in_loop(work)

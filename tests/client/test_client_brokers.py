@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from client_fakes import Handle, fake_broker
+from patience import patient
 
 from cometmq.client import Admin, Consumer, Message, Producer
 from cometmq.client.routes import parse_addresses
@@ -54,7 +55,7 @@ def test_what_any_queue_will_do_for_goes_to_the_broker_that_is_there(
     brokers: tuple[Handle, Handle], linger_ms: float
 ) -> None:
     first, second = brokers
-    with Producer(first.address, timeout_s=30, linger_ms=linger_ms) as producer:
+    with Producer(first.address, timeout_s=patient(30), linger_ms=linger_ms) as producer:
         producer.send("t", b"x").wait()
         second.broker.faults = [14] * 1_000
         for _ in range(20):
@@ -132,7 +133,7 @@ def test_acknowledgements_find_their_broker(brokers: tuple[Handle, Handle]) -> N
             single.send_many("t", [b"y"] * 80)
     with Consumer(first.address, "g", "t", auto_commit_ms=3_600_000) as consumer:
         messages: list[Message] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while len(messages) < 8_080:
             messages += consumer.poll()
             assert time.monotonic() < deadline
@@ -185,5 +186,5 @@ def test_no_address_is_refused() -> None:
 @pytest.mark.slow
 def test_a_name_server_that_is_away_is_passed_over(brokers: tuple[Handle, Handle]) -> None:
     first, _ = brokers
-    with Producer(["tcp://127.0.0.1:1", first.address], timeout_s=10) as producer:
+    with Producer(["tcp://127.0.0.1:1", first.address], timeout_s=patient(10)) as producer:
         assert producer.send("t", b"x").done

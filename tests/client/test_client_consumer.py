@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 from client_fakes import Handle, fake_broker, start_broker
+from patience import patient
 
 from cometmq.client import Consumer, Message, Producer
 from cometmq.protocol import errors
@@ -39,7 +40,7 @@ def fill(handle: Handle, count: int, *, topic: str = "t", tags: str | None = Non
 
 def take(consumer: Consumer, count: int) -> list[Message]:
     found: list[Message] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while len(found) < count:
         found += consumer.poll(count - len(found))
         assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
@@ -75,7 +76,7 @@ def test_a_waiting_poll_gets_what_is_sent(broker: Handle) -> None:
         broker.wait_for(lambda fake: len(fake.pulls) == 4)
         for i in range(20):
             producer.send("t", str(i).encode())
-            assert [each.body for each in consumer.poll(timeout_s=30)] == [str(i).encode()]
+            assert [each.body for each in consumer.poll(timeout_s=patient(30))] == [str(i).encode()]
 
 
 def test_two_groups_get_everything_each(broker: Handle) -> None:
@@ -89,7 +90,7 @@ def test_max_count_is_kept_and_nothing_is_left_behind(broker: Handle) -> None:
     with consumer_of(broker) as consumer:
         found = 0
         while found < 100:
-            messages = consumer.poll(7, 30)
+            messages = consumer.poll(7, patient(30))
             assert 0 < len(messages) <= 7
             found += len(messages)
         assert found == 100
@@ -130,9 +131,9 @@ def test_a_loop_ends_when_another_thread_closes(broker: Handle) -> None:
 
     thread = threading.Thread(target=loop)
     thread.start()
-    assert waiting.wait(60)
+    assert waiting.wait(patient(60))
     consumer.close()
-    thread.join(60)
+    thread.join(patient(60))
     assert not thread.is_alive()
     with pytest.raises(RuntimeError, match="closed"):
         consumer.poll()
@@ -275,7 +276,7 @@ def test_a_queue_that_is_lost_is_handed_over_in_order(broker: Handle) -> None:
     """Commit first, then say that it is free; the rest of it is not handed out."""
     fill(broker, 10)
     with consumer_of(broker) as consumer:
-        first = consumer.poll(3, 30)
+        first = consumer.poll(3, patient(30))
         lost = first[0].queue_id
         left = [QueueKey("t", i) for i in range(4) if i != lost]
         consumer.ack(first)
@@ -298,8 +299,8 @@ def test_a_queue_that_is_lost_is_handed_over_in_order(broker: Handle) -> None:
 def test_what_is_in_the_users_hands_may_be_acknowledged_for_a_moment(broker: Handle) -> None:
     fill(broker, 10)
     with consumer_of(broker) as consumer:
-        consumer.ack(consumer.poll(1, 30))
-        second = consumer.poll(4, 30)
+        consumer.ack(consumer.poll(1, patient(30)))
+        second = consumer.poll(4, patient(30))
         lost = second[0].queue_id
         broker.do(lambda fake: fake.give([QueueKey("t", i) for i in range(4) if i != lost]))
         time.sleep(0.1)  # the user works
@@ -326,7 +327,7 @@ def test_a_queue_that_is_not_ours_any_more_is_dropped(broker: Handle) -> None:
 def test_a_group_that_may_not_consume_is_told(broker: Handle) -> None:
     broker.broker.join_error = errors.NoPermission("group g may not consume")
     with consumer_of(broker) as consumer, pytest.raises(errors.NoPermission):
-        consumer.poll(timeout_s=30)
+        consumer.poll(timeout_s=patient(30))
 
 
 # --- faults ---
@@ -394,7 +395,7 @@ def test_prefetch_is_bounded(broker: Handle) -> None:
     fill(broker, 2_000)
     size = sum(map(len, broker.broker.records["t", 0]))
     with consumer_of(broker, pull_bytes=10_000, prefetch_bytes=80_000) as consumer:
-        consumer.poll(1, 30)
+        consumer.poll(1, patient(30))
         for _ in range(50):
             consumer._receiver.puller.pump(0.01)
         buffered = sum(queue.buffered_bytes for queue in consumer._receiver.owned.find(None, None))

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 import pytest
 from client_fakes import Handle, fake_broker, start_broker
+from patience import patient
 
 from cometmq.client import Producer, Receipt
 from cometmq.client.sending.accumulator import OPEN_MAX
@@ -120,14 +121,14 @@ def test_no_answer_in_time_is_not_confirmed(broker: Handle, linger_ms: float) ->
     began = time.monotonic()
     with pytest.raises(errors.NotConfirmed, match=r"0\.3 s"):
         producer.send("t", b"x").wait()
-    assert 0.3 <= time.monotonic() - began < 20
+    assert 0.3 <= time.monotonic() - began < patient(20)
     with pytest.raises(errors.NotConfirmed) if linger_ms else pytest.raises(RuntimeError):
         producer.close()
         producer.send("t", b"x")
 
 
 def test_a_refusal_after_a_lost_attempt_is_not_sure(broker: Handle) -> None:
-    with Producer(broker.address, timeout_s=5, retry_max=1) as producer:
+    with Producer(broker.address, timeout_s=patient(5), retry_max=1) as producer:
         producer.send("t", b"first")
         broker.broker.faults = ["lost"]
         future = producer.send_async("t", b"x")
@@ -137,7 +138,7 @@ def test_a_refusal_after_a_lost_attempt_is_not_sure(broker: Handle) -> None:
             fake_broker(broker.address, faults=[2]),
             pytest.raises(errors.NotConfirmed, match="earlier attempt"),
         ):
-            future.result(60)
+            future.result(patient(60))
 
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
@@ -224,7 +225,7 @@ def without_repeats(batches: list[list[bytes]]) -> list[int]:
 def test_a_broken_line_repeats_whole_batches_in_order() -> None:
     """The first broker stores a batch and dies before it says so; the second goes on."""
     first = start_broker()
-    producer = Producer(first.address, linger_ms=1, batch_count=10, timeout_s=30)
+    producer = Producer(first.address, linger_ms=1, batch_count=10, timeout_s=patient(30))
     producer.send("t", b"0", queue_id=0).wait()
     first.broker.faults = ["lost"]
     receipts = [producer.send("t", str(i).encode(), queue_id=0) for i in range(1, 101)]
@@ -260,7 +261,7 @@ def test_sending_at_once_waits_behind_what_is_under_way(broker: Handle) -> None:
         thread.start()
         broker.wait_for(lambda fake: len(fake.held) == 1)
         broker.do(lambda fake: fake.release())
-        thread.join(60)
+        thread.join(patient(60))
     assert broker.broker.bodies("t", 0) == [b"1", b"2", b"3"]
     assert done[0].queue_offset == 2
 
@@ -270,7 +271,7 @@ def test_a_broker_that_moved_is_found(broker: Handle, linger_ms: float) -> None:
     """The route changes while an answer is awaited; the old address stays silent."""
     with (
         fake_broker() as elsewhere,
-        Producer(broker.address, linger_ms=linger_ms, timeout_s=30) as producer,
+        Producer(broker.address, linger_ms=linger_ms, timeout_s=patient(30)) as producer,
     ):
         producer.send("t", b"x", queue_id=0).wait()
         broker.broker.faults = ["silent"]
@@ -282,7 +283,7 @@ def test_a_broker_that_moved_is_found(broker: Handle, linger_ms: float) -> None:
 def test_an_idle_producer_notices_that_the_broker_was_restarted() -> None:
     """Nothing is stored twice when nothing was on its way."""
     first = start_broker()
-    with Producer(first.address, timeout_s=30) as producer:
+    with Producer(first.address, timeout_s=patient(30)) as producer:
         producer.send("t", b"1", queue_id=0)
         first.stop()
         with fake_broker(first.address) as second:
@@ -302,7 +303,7 @@ def test_messages_that_linger_share_a_batch(broker: Handle) -> None:
         assert not receipts[0].done
         assert repr(receipts[0]) == "<Receipt t on its way>"
         assert [each.queue_offset - receipts[0].queue_offset for each in receipts] == [*range(50)]
-        assert 0.4 < time.monotonic() - began < 20
+        assert 0.4 < time.monotonic() - began < patient(20)
     assert len(broker.asked(SendMessages)) == 2
 
 
@@ -375,7 +376,7 @@ def test_levels_of_a_queue_are_bounded(broker: Handle) -> None:
 
 def test_both_batches_of_a_busy_queue_leave(broker: Handle) -> None:
     """Without linger, behind what is on its way to the one queue."""
-    with Producer(broker.address, timeout_s=30) as producer:
+    with Producer(broker.address, timeout_s=patient(30)) as producer:
         producer.send("t", b"0", queue_id=1)
         broker.broker.hold.clear()
         futures = [producer.send_async("t", b"1", queue_id=1)]
@@ -385,7 +386,7 @@ def test_both_batches_of_a_busy_queue_leave(broker: Handle) -> None:
             futures.append(producer.send_async("t", b"%d" % i, queue_id=1, delay_level=level))
         broker.do(lambda fake: fake.release())
         for future in futures:
-            future.result(30)
+            future.result(patient(30))
     assert len(broker.asked(SendMessages)) == 4
 
 
@@ -393,7 +394,11 @@ def test_what_is_on_its_way_is_bounded(broker: Handle) -> None:
     body = b"x" * 1000
     limit = 20_000
     with Producer(
-        broker.address, linger_ms=1, batch_bytes=5_000, max_in_flight_bytes=limit, timeout_s=10
+        broker.address,
+        linger_ms=1,
+        batch_bytes=5_000,
+        max_in_flight_bytes=limit,
+        timeout_s=patient(10),
     ) as producer:
         producer.send("t", body).wait()
         broker.broker.hold.clear()
@@ -411,7 +416,7 @@ def test_what_is_on_its_way_is_bounded(broker: Handle) -> None:
         assert producer._sender.delivery.window.in_flight_bytes <= limit + 5_000
         assert not producer._sender.has_room
         broker.do(lambda fake: fake.release())
-        assert sent.wait(60)
+        assert sent.wait(patient(60))
         thread.join()
     assert sum(len(broker.broker.bodies("t", i)) for i in range(4)) == 101
 
@@ -465,7 +470,7 @@ def test_futures_and_callbacks(broker: Handle) -> None:
         future: Future[Receipt] = producer.send_async(
             "t", b"x", callback=lambda receipt, error: heard.append((receipt, error))
         )
-        receipt = future.result(60)
+        receipt = future.result(patient(60))
         broker.broker.faults = [13]
         failing = producer.send_async(
             "t", b"x", callback=lambda receipt, error: heard.append((receipt, error))
@@ -481,14 +486,14 @@ def test_futures_and_callbacks(broker: Handle) -> None:
 def test_what_was_answered_is_no_garbage(broker: Handle) -> None:
     """It goes when nobody has it any more: what waits for the collector makes it stop us longer."""
     with Producer(broker.address) as producer:
-        producer.send_async("t", b"first").result(60)
+        producer.send_async("t", b"first").result(patient(60))
         gc.collect()
         gc.disable()
         gc.freeze()  # what tests before this one have left is not looked at
         try:
             futures = [producer.send_async("t", b"x") for _ in range(1_000)]
             for future in futures:
-                future.result(60)
+                future.result(patient(60))
             gone = weakref.ref(futures[0])
             del future, futures
             producer.flush()
@@ -510,10 +515,10 @@ def test_what_is_added_to_a_future_may_send_and_wait(broker: Handle) -> None:
     with Producer(broker.address) as producer:
         future = producer.send_async("t", b"1")
         future.add_done_callback(added)
-        assert done.wait(60)
+        assert done.wait(patient(60))
         done.clear()
         future.add_done_callback(added)  # it has been answered already
-        assert done.wait(60)
+        assert done.wait(patient(60))
 
 
 def test_a_callback_may_send_and_wait(broker: Handle) -> None:
@@ -526,7 +531,7 @@ def test_a_callback_may_send_and_wait(broker: Handle) -> None:
 
     with Producer(broker.address) as producer:
         producer.send_async("t", b"1", callback=callback)
-        assert done.wait(60)
+        assert done.wait(patient(60))
     assert second[0].done
 
 
@@ -541,7 +546,7 @@ def test_threads_may_share_a_producer(broker: Handle) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(patient(30))
     stored = [each for i in range(4) for each in numbers(broker.broker.bodies("t", i))]
     assert sorted(stored) == sorted([*range(50)] * 4)
 
@@ -610,7 +615,7 @@ def test_ctrl_c_leaves_it_usable(broker: Handle) -> None:
 
     old = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with Producer(broker.address, timeout_s=30) as producer:
+        with Producer(broker.address, timeout_s=patient(30)) as producer:
             producer.send("t", b"1")
             broker.broker.faults = ["silent"]
             signal.setitimer(signal.ITIMER_REAL, 0.2)

@@ -10,6 +10,7 @@ from typing import Any
 import pykka
 import pytest
 from client_fakes import Handle, fake_broker
+from patience import patient
 
 from cometmq.client import Consumer, Producer, subscribe_actor
 
@@ -55,8 +56,8 @@ def test_a_queue_that_stands_still_holds_up_no_other(
     proxy = actor.proxy()
     with Consumer(broker.address, "g", "t", auto_commit_ms=20) as consumer:
         with caplog.at_level(logging.ERROR), subscribe_actor(actor, consumer):
-            assert proxy.took_ten.get().wait(60)
-            assert proxy.tried_thrice.get().wait(60)
+            assert proxy.took_ten.get().wait(patient(60))
+            assert proxy.tried_thrice.get().wait(patient(60))
         assert proxy.taken.get() == [b"%d" % i for i in range(10)]
     actor.stop()
     assert broker.broker.offsets["g", "t", 1] == 10
@@ -70,7 +71,7 @@ def test_a_dead_actor_ends_the_subscription(broker: Handle) -> None:
     actor.stop()
     with Consumer(broker.address, "g", "t") as consumer:
         subscription = subscribe_actor(actor, consumer)
-        subscription._thread.join(60)
+        subscription._thread.join(patient(60))
         assert not subscription.running
         subscription.stop()
 
@@ -80,6 +81,6 @@ def test_closing_the_consumer_ends_the_subscription(broker: Handle) -> None:
     consumer = Consumer(broker.address, "g", "t")
     subscription = subscribe_actor(actor, consumer)
     consumer.close()
-    subscription._thread.join(60)
+    subscription._thread.join(patient(60))
     assert not subscription.running
     actor.stop()

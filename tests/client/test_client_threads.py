@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from client_fakes import Handle, fake_broker
+from patience import patient
 
 from cometmq import Broker
 from cometmq.client import Admin, AsyncProducer, Consumer, Producer
@@ -32,10 +33,10 @@ from cometmq.protocol.wire.dealer import Dealer
 from cometmq.protocol.wire.pending import PendingRequests
 from cometmq.protocol.wire.steady import Steady
 
-WAIT_S = 60
+WAIT_S = patient(60)
 TIMEOUT_S = 0.5
 LIMIT_S = TIMEOUT_S + GRACE_S + 8  # a slow machine
-PATIENT_S = 10  # of a real broker's answer, whose disk others use as well
+PATIENT_S = patient(10)  # of a real broker's answer, whose disk others use as well
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from patience import patient
 
 from cometmq import Admin, Broker, Consumer, PopConsumer
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture(scope="module")

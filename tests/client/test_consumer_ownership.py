@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from client_fakes import CommandT, FakeBroker, Handle, fake_broker
+from patience import patient
 
 from cometmq.actors.runtime.service import Request
 from cometmq.client import Admin, Consumer, Message, Producer
@@ -45,7 +46,7 @@ def consumer_of(handle: Handle, **options: object) -> Consumer:
 def take(consumer: Consumer, count: int) -> list[Message]:
     found: list[Message] = []
     while len(found) < count:
-        messages = consumer.poll(count - len(found), 10)
+        messages = consumer.poll(count - len(found), patient(10))
         assert messages, f"{len(found)} of {count} messages came"
         found += messages
     return found
@@ -204,7 +205,7 @@ def test_many_topics_in_a_row_share_heartbeats(monkeypatch: pytest.MonkeyPatch) 
             for number in range(count):
                 consumer.subscribe(f"t{number}")
             with came:
-                assert came.wait_for(lambda: told[-1:] == [count], 30), told
+                assert came.wait_for(lambda: told[-1:] == [count], patient(30)), told
             took_s = time.monotonic() - began
             asked = len(told)
     assert told == sorted(told)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patient
 from shared_data import data_path
 
 from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message, Producer
@@ -32,7 +33,7 @@ from cometmq.shm.reading.selection import selection_of
 from cometmq.shm.reading.store_reader import StoreReader
 
 pytestmark = pytest.mark.timeout(120)
-WAIT_S = 30
+WAIT_S = patient(30)
 SQL = "code >= 500 AND host IN ('a', 'b')"
 COUNT = 400
 
@@ -106,7 +107,7 @@ def test_asyncio_and_another_subscription(broker: Broker) -> None:
         found: list[int] = []
         async with AsyncConsumer(broker.name_server, "aio", "calls", sql=SQL) as consumer:
             while len(found) < len(wanted()):
-                messages = await asyncio.wait_for(consumer.poll(1024, 5), WAIT_S)
+                messages = await asyncio.wait_for(consumer.poll(1024, patient(5)), WAIT_S)
                 found += [int(message.body) for message in messages]
             with pytest.raises(FilterIllegal, match="column 5"):
                 await consumer.subscribe("calls", sql="a = = 3")
@@ -171,10 +172,13 @@ def test_tail_where(broker: Broker) -> None:
     options = ("--name-server", broker.name_server, "--until-end", "-f", r"%s\n")
     tail = [sys.executable, "-m", "cometmq", "msg", "tail", "-t", "calls", *options]
     printed = subprocess.run(
-        [*tail, "--tags", "even", "--where", SQL], capture_output=True, check=True, timeout=60
+        [*tail, "--tags", "even", "--where", SQL],
+        capture_output=True,
+        check=True,
+        timeout=patient(60),
     )
     assert sorted(map(int, printed.stdout.split())) == wanted(even=True)
-    refused = subprocess.run([*tail, "--where", "code >"], capture_output=True, timeout=60)
+    refused = subprocess.run([*tail, "--where", "code >"], capture_output=True, timeout=patient(60))
     assert refused.returncode != 0
     assert b"column 6" in refused.stderr
     assert b"Traceback" not in refused.stderr

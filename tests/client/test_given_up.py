@@ -14,6 +14,7 @@ import pytest
 import zmq
 from client_fakes import fake_broker
 from inside import commitlog_of, has_line
+from patience import patient
 from ports import free_ports
 from still import stopped
 
@@ -23,7 +24,7 @@ from cometmq.protocol.commands import GetLine, Ping, TopicInfo
 from cometmq.protocol.errors import NotConfirmed, NotReachable, Overtaken
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 60
+WAIT_S = patient(60)
 LARGE = 100_000  # bytes: more than a packet, so it goes through ZeroMQ
 
 

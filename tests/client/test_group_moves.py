@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from patience import patient
 from shared_data import data_path
 
 from cometmq.broker import Broker
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 
 MEMBERS = 8
 LINES = 2_000
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture(scope="module")

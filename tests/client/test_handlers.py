@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from inside import queues_of
+from patience import patient
 from ports import free_ports
 from shared_data import data_path
 
@@ -38,7 +39,7 @@ from cometmq.protocol import errors
 from cometmq.protocol.commands import GiveBackMessages
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture(scope="module")
@@ -683,7 +684,7 @@ def test_a_handler_whose_time_is_over_as_it_has_returned(
     class Finished(deque[Any]):
         def append(self, unit: Any) -> None:
             if threading.current_thread().name.startswith("cometmq handler"):
-                run[0]._watch(time.monotonic() + 3_600)
+                run[0]._watch(time.monotonic() + patient(3_600))
             super().append(unit)
 
     class Track(working.Track):

@@ -9,6 +9,7 @@ from itertools import chain
 
 import pytest
 from client_fakes import FakeBroker, Handle, fake_broker
+from patience import patient
 
 from cometmq.client import AsyncProducer
 from cometmq.client.sending import loop_ends, loop_transaction
@@ -215,7 +216,7 @@ def test_an_end_without_an_answer_is_sent_again(
     monkeypatch.setattr(loop_ends, "ATTEMPT_S", 0.2)
 
     async def work() -> None:
-        async with producer_of(fake, timeout_s=30) as producer:
+        async with producer_of(fake, timeout_s=patient(30)) as producer:
             await known(producer)
             fake.wait_for(lambda _: len(ends(fake)) == 2)
             fake.broker.tells_ends = False
@@ -313,7 +314,7 @@ def test_it_is_awaited_as_futures_are(fake: Handle) -> None:
         async with producer_of(fake) as producer:
             await known(producer)
             transaction = producer.transaction("t", b"x")
-            assert await asyncio.wait_for(transaction.__aenter__(), 60) is transaction
+            assert await asyncio.wait_for(transaction.__aenter__(), patient(60)) is transaction
             assert producer._producer._transactions.open == {transaction.id}
             waiting = asyncio.ensure_future(transaction.__aexit__(None, None, None))
             called: list[object] = []

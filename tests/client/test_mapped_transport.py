@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from client_children import consume_until_killed, hand_back
 from family import RunningBroker, send_batch
+from patience import patient
 from ports import free_ports
 from shared_data import data_path
 from still import go_on, stopped
@@ -49,7 +50,7 @@ from cometmq.shm.reading.selection import selection_of
 pytestmark = pytest.mark.timeout(120)
 
 MIB = 1 << 20
-WAIT_S = 30
+WAIT_S = patient(30)
 NOBODY = 65_534
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
@@ -275,7 +276,7 @@ def test_20_000_hand_overs_of_a_counter(tmp_path: Path, *, silent: bool) -> None
                 sleeper.look()
                 if back.value == number:
                     break
-                assert sleeper.sleep(60), f"hand-over {number} was lost"
+                assert sleeper.sleep(patient(60)), f"hand-over {number} was lost"
         child.join(WAIT_S)
         assert child.exitcode == 0
 
@@ -287,7 +288,7 @@ def test_hand_overs_through_the_broker(broker: Broker, monkeypatch: pytest.Monke
         until(lambda: consumer.poll(1, 0.01) == [] and len(consumer.assignment) == 8)
         for number in range(500):
             producer.send("ping", b"%d" % number, queue_id=number % 8)
-            messages = consumer.poll(10, 20)
+            messages = consumer.poll(10, patient(20))
             assert [m.body for m in messages] == [b"%d" % number]
             consumer.ack(messages)
 
@@ -304,7 +305,7 @@ def test_asyncio_is_woken(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> No
                     assert await consumer.poll(1, 0.05) == []
                 for number in range(250):
                     producer.send("async", b"%d" % number)
-                    (message,) = await consumer.poll(10, 20)
+                    (message,) = await consumer.poll(10, patient(20))
                     assert message.body == b"%d" % number
                     consumer.ack(message)
 
@@ -326,9 +327,9 @@ def test_close_ends_a_sleep(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> 
     found: list[list[Message]] = []
     thread = threading.Thread(target=lambda: found.append(consumer.poll(1, None)))
     thread.start()
-    assert sleeps.wait(60)
+    assert sleeps.wait(patient(60))
     consumer.close()
-    thread.join(60)
+    thread.join(patient(60))
     assert found == [[]]
 
 
@@ -465,14 +466,14 @@ def test_a_store_whose_files_are_taken_away_says_nothing_of_its_queues(tmp_path:
 def test_what_is_mapped_is_what_the_broker_means(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "store") as broker:
         with Channel(broker.endpoints.readers[0]) as line:
-            found, _ = line.ask(GetLocal(boot_id()), timeout_s=30)
+            found, _ = line.ask(GetLocal(boot_id()), timeout_s=patient(30))
             assert isinstance(found, LocalStore)
             with pytest.raises(NotMapped, match="another machine"):
-                line.ask(GetLocal("0" * 36), timeout_s=30)
+                line.ask(GetLocal("0" * 36), timeout_s=patient(30))
             with pytest.raises(NotMapped, match="no longer"):
-                line.ask(AttendQueues("0" * 32, []), timeout_s=30)
+                line.ask(AttendQueues("0" * 32, []), timeout_s=patient(30))
             mapped = MappedStore(found, foreign=False)
-            answer, _ = line.ask(AttendQueues(mapped.nonce, []), timeout_s=30)
+            answer, _ = line.ask(AttendQueues(mapped.nonce, []), timeout_s=patient(30))
             assert answer == Attended(0)
             mapped.close()
         copy = tmp_path / "copy"
@@ -564,7 +565,7 @@ def test_a_broker_that_cannot_be_mapped_beside_one_that_can(
             until(lambda: consumer.poll(1, 0.01) == [] and len(consumer.assignment) == 4)
             for number in range(200):
                 send_batch(lines[number % 2], "t", 0, [b"%d" % number])
-                assert [m.body for m in consumer.poll(1, 20)] == [b"%d" % number]
+                assert [m.body for m in consumer.poll(1, patient(20))] == [b"%d" % number]
             assert len(stores_of(consumer)) == 1
 
 
@@ -581,7 +582,7 @@ def cleaned(broker: RunningBroker, count: int) -> None:
     old = time.time() - 73 * 3600
     for number in range(count):
         os.utime(broker.store / "commitlog" / segment_name(number * MIB), times=(old, old))
-    answer, _ = broker.coordinator.ask(DeleteSegments(), timeout_s=30)
+    answer, _ = broker.coordinator.ask(DeleteSegments(), timeout_s=patient(30))
     assert isinstance(answer, DeletedSegments)
     assert answer.segments == [number * MIB for number in range(count)]
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 import pytest
 from client_fakes import Handle, fake_broker, start_broker
+from patience import patient
 
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
 from cometmq.client.receiving.membership import Membership
@@ -27,7 +28,7 @@ from cometmq.protocol.commands import BrokerEndpoints, GetRoute, JoinGroup, PopM
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, SystemBusy
 from cometmq.protocol.retry import MOST_S, SOON_S
 
-WAIT_S = 10  # a route that nobody misses is asked for every 30 s
+WAIT_S = patient(10)  # a route that nobody misses is asked for every 30 s
 
 
 @pytest.fixture
@@ -186,7 +187,7 @@ def test_a_producer_looks_soon_where_nobody_listens(
     monkeypatch.setattr(attempts, "CHECK_S", 3_600.0)
     with (
         ThreadPoolExecutor() as pool,
-        Producer(names.address, linger_ms=linger_ms, timeout_s=60) as producer,
+        Producer(names.address, linger_ms=linger_ms, timeout_s=patient(60)) as producer,
     ):
         producer.send("t", b"before").wait()
         old.stop()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from patience import patient
 
 from cometmq import Admin, AsyncProducer, Producer
 from cometmq.actors.coordination.namesrv import NameServerActor
@@ -25,7 +26,7 @@ from cometmq.protocol.errors import (
     ProducerUnknown,
 )
 
-WAIT_S = 60
+WAIT_S = patient(60)
 _names = (f"producer-{number}" for number in itertools.count())
 
 
@@ -277,7 +278,7 @@ def test_several_brokers(tmp_path: Path) -> None:
         name: RunningBroker(tmp_path / name, {"brokerName": name, "namesrvAddr": address})
         for name in names
     }
-    options = {"producer_id": "spread", "timeout_s": 10}
+    options = {"producer_id": "spread", "timeout_s": patient(10)}
     try:
         with Admin(address) as admin:
             admin.create_topic("t", queues=2)

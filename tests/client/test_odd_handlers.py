@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from inside import wait_dispatched
+from patience import patient
 
 from cometmq import Admin, Broker, Reject, Retry
 from cometmq.client import AsyncConsumer, AsyncPopConsumer, Consumer, Message, PopConsumer
 
-WAIT_S = 60
+WAIT_S = patient(60)
 HANGS_S = 3 * WAIT_S  # of a whole course
 POLICY = {
     "groupRetryPolicy": {

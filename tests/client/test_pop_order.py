@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 from inside import wait_dispatched
+from patience import patient
 
 from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.client import Message, PopConsumer
@@ -33,7 +34,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.takes import TAKE_MAX
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 60
+WAIT_S = patient(60)
 QUEUES = 3
 UNKNOWN, ILLEGAL = errors.HandleUnknown.code, errors.OffsetIllegal.code
 
@@ -63,7 +64,7 @@ def send(broker: Broker, topic: str, count: int, queue_id: int = 0) -> list[byte
 def take(consumer: PopConsumer, count: int = 32) -> list[Message]:
     """At least one, however long it takes."""
     deadline = time.monotonic() + WAIT_S
-    while not (found := consumer.poll(count, 5)):
+    while not (found := consumer.poll(count, patient(5))):
         assert time.monotonic() < deadline, "nothing has come"
     return found
 
@@ -406,7 +407,7 @@ def test_asyncio(broker: Broker, topic: str) -> None:
 def test_a_group_has_one_way(broker: Broker, topic: str) -> None:
     send(broker, topic, 4)
     plain = broker.pop_consumer(topic, topic)
-    (message,) = plain.poll(1, 5)
+    (message,) = plain.poll(1, patient(5))
     with Admin(broker.name_server) as admin, ordered(broker, topic) as other:
         with pytest.raises(errors.GroupInUse, match="in no order"):
             other.poll()

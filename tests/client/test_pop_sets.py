@@ -10,11 +10,12 @@ from typing import Any
 
 import golden
 import pytest
+from patience import patient
 
 from cometmq import Admin, Broker
 from cometmq.actors.semantics.revival import GROUP
 
-WAIT_S = 90
+WAIT_S = patient(90)
 KEYS = (
     "brokerClusterName", "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxMessageSize",
     "maxHashSlotNum", "maxIndexNum", "fileReservedTime", "mappedFileSizeTimerLog",

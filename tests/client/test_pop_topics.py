@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from cometmq import Admin, Broker, Message, PopConsumer
 from cometmq.protocol.names import GROUP_MAX, TOPIC_MAX, pop_retry_topic
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 def pop(consumer: PopConsumer, timeout_s: float = WAIT_S) -> list[Message]:

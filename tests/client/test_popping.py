@@ -18,6 +18,7 @@ import pytest
 import still
 from family import RunningBroker
 from inside import wait_dispatched
+from patience import patient
 
 import cometmq.client.popping.broker as popping_broker
 import cometmq.client.popping.loop_run as popping_loop_run
@@ -41,7 +42,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.os import processes
 
-WAIT_S = 60
+WAIT_S = patient(60)
 HANGS_S = 3 * WAIT_S  # of a whole course
 QUEUES = 2
 SOON = {"messageDelayLevel": "1s " * 18}  # what a handler fails at is tried again

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from patience import patient
 from still import stop
 
 from cometmq import Broker, errors
@@ -28,7 +29,7 @@ from cometmq.protocol.replies import CORRELATION_ID, REPLY_TO_CLIENT, requester_
 from cometmq.protocol.wire.channel import Channel
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "request-reply.md"
-WAIT_S = 60
+WAIT_S = patient(60)
 REPLIES = "DefaultCluster_REPLY_TOPIC"
 
 
@@ -213,7 +214,7 @@ def test_a_closed_requester_is_gone(broker: Broker, topic: str) -> None:
 def test_a_killed_requester_is_gone(broker: Broker, topic: str) -> None:
     asks = f"""if True:
         from cometmq import Producer
-        Producer({broker.name_server!r}).request({topic!r}, b"?", timeout_s=600)
+        Producer({broker.name_server!r}).request({topic!r}, b"?", timeout_s={patient(600)})
     """
     with broker.consumer("killed", topic) as consumer:
         with subprocess.Popen([sys.executable, "-c", asks]) as child:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from client_fakes import Handle, fake_broker
+from patience import patient
 
 from cometmq.client import AsyncProducer
 
@@ -51,7 +52,7 @@ def close_with_work(producer: AsyncProducer, work: Work) -> list[asyncio.Task[ob
     """The tasks that were left."""
     tasks: list[asyncio.Task[object]] = []
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(asyncio.wait_for(commit(producer), 30))
+    loop.run_until_complete(asyncio.wait_for(commit(producer), patient(30)))
     with pytest.raises(RuntimeError, match="stopped before"):
         loop.run_until_complete(leave(producer, work, tasks))
     for task in asyncio.all_tasks(loop):  # they never end, which is not to be said
@@ -75,7 +76,7 @@ def test_it_goes_on_in_another(first: Work, second: Work, fake: Handle) -> None:
 
     async def go_on() -> None:
         for _ in range(2):
-            assert await asyncio.wait_for(second(producer), 10)
+            assert await asyncio.wait_for(second(producer), patient(10))
         await asyncio.gather(*(second(producer) for _ in range(5)))
         await producer.close()
 

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 from client_fakes import Handle, fake_broker
 from family import RunningBroker
+from patience import patient
 
 from cometmq.client import Consumer, Message, Producer
 from cometmq.client.receiving import replicas
@@ -72,7 +73,7 @@ def pair() -> Iterator[Pair]:
 
 def take(consumer: Consumer, count: int) -> list[Message]:
     found: list[Message] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while len(found) < count:
         found += consumer.poll(count - len(found), timeout_s=1)
         assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
@@ -166,7 +167,7 @@ def test_a_slave_that_is_behind_moves_nobody(pair: Pair) -> None:
         assert len(take(consumer, 20)) == 20
         pair.slave.do(lambda fake: fake.records.clear())
         pair.master.stop()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patient(30)
         while not pair.slave.asked(PullMessages):
             assert not consumer.poll(timeout_s=0.1)
             assert time.monotonic() < deadline
@@ -225,7 +226,7 @@ def test_a_broker_says_what_lies_far_back(tmp_path: Path, advises: bool) -> None
             producer.send_many("far", [body] * count, queue_id=0)
         reader = broker.reader
         said = [
-            reader.ask(PullMessages("far", 0, at, 1), timeout_s=60)[0].far_behind
+            reader.ask(PullMessages("far", 0, at, 1), timeout_s=patient(60))[0].far_behind
             for at in (0, count - 1)
         ]
     assert said == [advises, False]

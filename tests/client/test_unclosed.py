@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from family import SMALL, RunningBroker
+from patience import patient
 
 from cometmq import Admin, Consumer, Producer
 from cometmq.client.receiving.membership import Membership
 from cometmq.protocol.commands import JoinGroup
 
-WAIT_S = 30
-SESSION_S = 60  # longer than any test waits
+WAIT_S = patient(30)
+SESSION_S = patient(60)  # longer than any test waits
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_one_that_leaves_while_it_asks_has_left(
 
 
 # Before the end whatever Python this is becomes as strict as 3.12.0, which starts no thread there.
-PROGRAM = """
+PROGRAM = f"""
 import atexit, os, sys, threading
 from cometmq import Consumer, Producer
 
@@ -123,7 +124,7 @@ def no_thread(_):
 
 consumer = Consumer(sys.argv[1], sys.argv[2], "t")
 producer = Producer(sys.argv[1], linger_ms=60_000)
-messages = consumer.poll(timeout_s=30)
+messages = consumer.poll(timeout_s={patient(30)})
 consumer.ack(messages)
 producer.send("t", b"lingers", queue_id=1)
 print(consumer.member, flush=True)
@@ -139,7 +140,7 @@ def test_the_interpreter_s_end_closes_them(how: str, broker: RunningBroker) -> N
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM]
     done = subprocess.run(
         [*command, broker.ready.name_server, group, how],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=patient(120),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = re.findall(r"ResourceWarning: (.*) was not closed: use it in a `with`", done.stderr)
@@ -152,11 +153,11 @@ def test_the_interpreter_s_end_closes_them(how: str, broker: RunningBroker) -> N
         assert b"lingers" in [each.body for each in found], found
 
 
-STAYS = """
+STAYS = f"""
 import sys, threading
 from cometmq import Consumer
 consumer = Consumer(sys.argv[1], sys.argv[2], "t")
-consumer.poll(timeout_s=30)
+consumer.poll(timeout_s={patient(30)})
 print(consumer.member, flush=True)
 threading.Event().wait()
 """

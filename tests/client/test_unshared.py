@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from client_children import broadcast_until_killed
 from family import RunningBroker
+from patience import patient
 from ports import free_ports
 
 from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message
@@ -22,7 +23,7 @@ from cometmq.client.receiving import kept, unshared
 from cometmq.client.receiving.kept import own_address, parse_offsets
 from cometmq.errors import ArgumentIllegal, NotOwner, OffsetIllegal, StoreDamaged, StoreLocked
 
-WAIT_S = 60
+WAIT_S = patient(60)
 TRANSPORTS = ["mapped", "zmq"]
 numbers = itertools.count()
 
