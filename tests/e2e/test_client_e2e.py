@@ -16,6 +16,7 @@ from typing import Any
 import pykka
 import pytest
 from client_children import consume_until_killed
+from patience import patient
 
 from cometmq.broker import Broker
 from cometmq.client import Admin, Consumer, Message, Receipt, subscribe_actor
@@ -37,7 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 def take(consumer: Consumer, count: int) -> list[Message]:
     found: list[Message] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while len(found) < count:
         found += consumer.poll(count - len(found))
         assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
@@ -86,7 +87,7 @@ def test_progress_survives_a_restart_of_the_broker(tmp_path: Path) -> None:
 
 def owned(consumer: Consumer, count: int) -> bool:
     """Poll until the consumer owns so many queues."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while len(consumer.assignment) != count:
         if time.monotonic() > deadline:
             return False
@@ -152,9 +153,9 @@ def test_nothing_is_lost_or_doubled_while_members_come_and_go(broker: Broker) ->
             thread.start()
         for i in range(1, count):
             producer.send("busy", str(i).encode())
-    assert done.wait(60)
+    assert done.wait(patient(60))
     for thread in threads:
-        thread.join(30)
+        thread.join(patient(30))
     assert sorted(seen) == list(range(count))
 
 
@@ -175,7 +176,7 @@ def test_a_commitlog_that_is_killed_is_ridden_out(tmp_path: Path) -> None:
     """No acknowledged message is lost; repeats are whole batches, one behind the other."""
     count = 60_000
     with Broker(tmp_path / "store") as broker:
-        with broker.producer(linger_ms=1, batch_count=200, timeout_s=20) as producer:
+        with broker.producer(linger_ms=1, batch_count=200, timeout_s=patient(20)) as producer:
             producer.send("t", b"0", queue_id=0).wait()
             pid = pid_of(broker, "commitlog")
             receipts: list[Receipt] = []
@@ -211,7 +212,7 @@ def test_readers_and_coordinator_that_are_killed_are_ridden_out(tmp_path: Path) 
                 messages = take(consumer, 100)
                 assert {each.body for each in messages} == {b"y"}
                 consumer.ack(messages)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + patient(60)
             while True:
                 try:
                     consumer.commit()
@@ -297,12 +298,12 @@ def test_asyncio(broker: Broker) -> None:
                 bodies.update(message.body for message in messages)
                 consumer.ack(messages)
             await consumer.commit()
-            later = asyncio.create_task(consumer.poll(timeout_s=60))
+            later = asyncio.create_task(consumer.poll(timeout_s=patient(60)))
             await asyncio.sleep(0.1)
             await producer.send("aio", b"later")
             assert [each.body for each in await later] == [b"later"]
             await consumer.seek("begin")
-            assert len(await consumer.poll(10, 30)) > 0
+            assert len(await consumer.poll(10, patient(30))) > 0
 
     asyncio.run(run())
 
@@ -342,7 +343,7 @@ def test_an_actor_gets_messages_as_its_commands(broker: Broker, batch: bool) -> 
     pupil = Pupil.start(20)
     with broker.consumer("pupils", topic) as consumer:
         with subscribe_actor(pupil, consumer, batch=batch) as subscription:
-            assert pupil.proxy().done.get().wait(60)
+            assert pupil.proxy().done.get().wait(patient(60))
             assert subscription.running
         assert not subscription.running
         taken = pupil.proxy().taken.get()

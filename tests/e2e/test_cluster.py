@@ -21,6 +21,7 @@ import pytest
 from cli_process import environment, output_of, run
 from family import SMALL, left_behind, of_session
 from forked import MARK, RUN
+from patience import patient
 from secured_servers import PASSWORD, SecuredEtcd
 
 from cometmq.client import Consumer, Producer
@@ -36,9 +37,11 @@ from cometmq.protocol.errors import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-WAIT_S = 90
+WAIT_S = patient(90)
 PACE_S = 0.01  # between two messages
-AWAY_S = 45  # of writing, at the most: a session of 2 s, and a machine that others use as well
+AWAY_S = patient(
+    45
+)  # of writing, at the most: a session of 2 s, and a machine that others use as well
 TOPIC = "orders"
 
 
@@ -365,8 +368,8 @@ def test_an_engine_that_wants_tls_and_a_password(tmp_path: Path, mark: str) -> N
             for key, value in zip(ENGINE_KEYS, etcd.access, strict=True)
             for part in ("--set", f"{key}={value}")
         ]
-        patient = ("--set", "groupSessionTimeout=10s")
-        cluster = RunningCluster(tmp_path / "try", mark, "--engine", etcd.url, *pairs, *patient)
+        session = ("--set", "groupSessionTimeout=10s")
+        cluster = RunningCluster(tmp_path / "try", mark, "--engine", etcd.url, *pairs, *session)
         found = cluster.until_all_in_sync()
         with Sending(cluster.name_server) as sending:
             sending.wait_for(20)

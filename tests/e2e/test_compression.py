@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from cli_process import run
+from patience import patient
 from shared_data import data_path
 
 from cometmq import Admin, AsyncConsumer, AsyncProducer, Broker, Consumer, Message, Producer
@@ -37,7 +38,7 @@ def lines() -> list[bytes]:
 def drain(consumer: Consumer, count: int) -> list[Message]:
     found: list[Message] = []
     while len(found) < count:
-        messages = consumer.poll(timeout_s=30)
+        messages = consumer.poll(timeout_s=patient(30))
         assert messages, f"{len(found)} of {count}"
         found += messages
     return found
@@ -77,7 +78,7 @@ def test_asyncio(broker: Broker, lines: list[bytes]) -> None:
         async with AsyncConsumer(broker.name_server, "g-asyncio", "asyncio") as consumer:
             found: list[Message] = []
             while len(found) < 21:
-                found += await consumer.poll(timeout_s=30)
+                found += await consumer.poll(timeout_s=patient(30))
         return [message.body for message in found]
 
     assert asyncio.run(both()) == [b"".join(lines), *lines[:20]]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cli_process import environment
 from family import RunningBroker
+from patience import patient
 
 from cometmq.actors.launch.supervisor import DESCRIPTORS
 from cometmq.actors.runtime.roles import doorbell_count
@@ -40,7 +41,8 @@ def run(count: int, *command: object, cwd: Path) -> subprocess.CompletedProcess[
     shell = ["sh", "-c", f'ulimit -n {count}; exec "$@"', "sh", sys.executable]
     return subprocess.run(
         [*shell, *map(str, command)],
-        cwd=cwd, capture_output=True, text=True, timeout=120, check=False, env=environment(),
+        cwd=cwd, capture_output=True, text=True, timeout=patient(120), check=False,
+        env=environment(),
     )  # fmt: skip
 
 

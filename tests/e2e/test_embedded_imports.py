@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from family import MARK, RUN, SMALL
+from patience import patient
 
 import cometmq
 
@@ -59,7 +60,7 @@ def run(tmp_path: Path, cwd: Path, *flags: str, **parts: str) -> str:
         env={**os.environ, MARK: f"{RUN}/embedded"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -106,7 +107,11 @@ def test_a_start_imports_nothing_that_it_does_not_need() -> None:
         " & sys.modules.keys())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=True,
     )
     assert done.stdout == "\n"
 
@@ -122,7 +127,7 @@ def test_clients_are_imported_while_the_broker_starts(profile: str | None, tmp_p
         env={**os.environ, MARK: f"{RUN}/embedded"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=True,
     )
     assert done.stdout.split() == ["False", "True"]

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import cli_process
 import pytest
+from patience import patient
 
 from cometmq import Admin, Broker, Message
 from cometmq.shm.kernel._kernel import java_hash
 
-WAIT_S = 30
+WAIT_S = patient(30)
 
 
 @pytest.mark.parametrize("transport", ["mapped", "zmq"])

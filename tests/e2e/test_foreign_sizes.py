@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_process import json_of, serving
 from family import SMALL, RunningBroker
+from patience import patient
 
 from cometmq import Broker, errors
 from cometmq.shm.state.identity import IDENTITY_FILE
@@ -28,7 +29,7 @@ def test_an_embedded_broker_takes_them_from_the_files(store: Path) -> None:
     assert sizes_there(store) == SIZES
     with Broker(store, profile="test") as broker, broker.consumer("g", "t") as consumer:
         assert broker.settings.mapped_file_size_commit_log_bytes == 1 << 20
-        assert [message.body for message in consumer.poll(timeout_s=30)] == [b"x"] * 10
+        assert [message.body for message in consumer.poll(timeout_s=patient(30))] == [b"x"] * 10
 
 
 def test_so_does_the_command(store: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import kernel_fuzz
 import msgspec
+import patience
 import pytest
 import zmq
 from family import RunningBroker, Sent, encode_batch
@@ -56,7 +57,7 @@ TIMES = int(os.environ.get("COMETMQ_TEST_FUZZ", "1"))
 MESSAGES = 400 * TIMES  # at each of the four sockets
 CHECK_EVERY = 50  # of them: does the good client still get served?
 KERNEL_INPUTS = 5_000 * TIMES
-ANSWER_TIMEOUT_S = 5
+ANSWER_TIMEOUT_S = patience.patient(5)
 HELD_MS_MAX = 20  # a pull or a join that may be held is answered after that
 
 GOOD_TOPIC = "good"
@@ -280,7 +281,7 @@ class Patient:
         """The same process serves a good client."""
         role = ROLE_OF.get(target, target)
         with Channel(self.endpoints[target]) as line:
-            pong, _ = line.ask(Ping(), timeout_s=30)
+            pong, _ = line.ask(Ping(), timeout_s=patience.patient(30))
         assert isinstance(pong, Pong)
         assert pong.pid == self.pids[role], self.broker.log[-5000:]
         self.sent += self.broker.send(GOOD_TOPIC, 0, [b"good %d" % len(self.sent)])
@@ -336,7 +337,7 @@ def test_frames(target: str, patient: Patient) -> None:
 def test_values_that_no_section_may_have(command: SendMessages, patient: Patient) -> None:
     """Numbers that are none of a command's at all: see test_integers.py."""
     with Channel(patient.endpoints["commitlog"]) as line:
-        answer, _ = line.ask(command, [encode_batch([b"x"])], timeout_s=30)
+        answer, _ = line.ask(command, [encode_batch([b"x"])], timeout_s=patience.patient(30))
     assert isinstance(answer, SendResult)
     assert answer.results[0].code in (BadRequest.code, MessageIllegal.code)
     patient.check("commitlog")
@@ -353,7 +354,7 @@ def test_a_frame_that_is_too_large(target: str, patient: Patient) -> None:
             socket.linger = 0
             socket.connect(patient.endpoints[target])
             socket.send_multipart([head, *payload])
-            assert socket.poll(10_000)
+            assert socket.poll(patience.patient(10_000))
             frames.unpack(socket.recv_multipart()[0])
     with zmq.Context.instance().socket(zmq.DEALER) as socket:
         socket.linger = 0
@@ -379,7 +380,7 @@ def test_what_is_wrong_is_said(target: str, patient: Patient) -> None:
         with zmq.Context.instance().socket(zmq.DEALER) as socket:
             socket.connect(patient.endpoints[target])
             socket.send_multipart(parts)
-            assert socket.poll(10_000)
+            assert socket.poll(patience.patient(10_000))
             _, answer = frames.unpack(socket.recv_multipart()[0])
         assert isinstance(answer, Failed)
         assert BY_CODE[answer.code] is error
@@ -396,7 +397,7 @@ def test_the_kernel(seed: int, tmp_path: Path) -> None:
         [sys.executable, kernel_fuzz.__file__, str(seed), str(KERNEL_INPUTS), str(note)],
         capture_output=True,
         text=True,
-        timeout=200 * TIMES,
+        timeout=patience.patient(200) * TIMES,
         env={**os.environ, "PYTHONPATH": SEARCH},
     )
     assert done.stdout == "survived\n", (done.returncode, done.stderr, note.read_text())

@@ -14,6 +14,7 @@ from typing import Any
 
 import handler_child
 import pytest
+from patience import patient
 from still import wait_stopped
 
 from cometmq.broker import Broker
@@ -22,7 +23,7 @@ from cometmq.client import Admin, Message
 pytestmark = [pytest.mark.timeout(120)]
 
 COUNT = 100
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from family import RunningBroker
+from patience import patient
 
 from cometmq.actors.coordination.namesrv import NameServerActor
 from cometmq.client import Admin, Consumer, Producer
@@ -68,7 +69,7 @@ def stay_and_go(servers: list[str], brokers: dict[str, RunningBroker]) -> None:
         assert lost <= 1
         consumer_has(consumer, at_least=240)
         brokers["b"] = RunningBroker(brokers["b"].store, brokers["b"].settings)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + patient(90)
         pause = threading.Event()
         while producer.send("orders", b"260").wait().broker != "b":  # avoided for 10 s at most
             assert time.monotonic() < deadline
@@ -79,7 +80,7 @@ def stay_and_go(servers: list[str], brokers: dict[str, RunningBroker]) -> None:
 
 def consumer_has(consumer: Consumer, at_least: int) -> None:
     found: set[bytes] = set()
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + patient(90)
     while len(found) < at_least - 20:  # what "b" has may not have been handed out before it died
         found |= {message.body for message in consumer.poll(timeout_s=1)}
         assert time.monotonic() < deadline, f"{len(found)} messages came"

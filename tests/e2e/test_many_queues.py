@@ -15,6 +15,7 @@ import psutil
 import pytest
 from family import MARK, RUN, RunningBroker, encode_batch
 from paths import KIT, SEARCH
+from patience import patient
 
 from cometmq import Consumer
 from cometmq.protocol.commands import Section, SendMessages, SendResult
@@ -28,7 +29,7 @@ TOPICS = [f"wide-{number}" for number in range(5)]
 QUEUES = 4_000  # of each
 ALL = len(TOPICS) * QUEUES
 MANY = 1_000  # sections of a command
-WAIT_S = 120
+WAIT_S = patient(120)
 
 
 def send_to_all(broker: RunningBroker) -> None:
@@ -36,7 +37,9 @@ def send_to_all(broker: RunningBroker) -> None:
     for topic in TOPICS:
         for first in range(0, QUEUES, MANY):
             sections = [Section(topic, queue_id, 1) for queue_id in range(first, first + MANY)]
-            answer, _ = broker.commitlog.ask(SendMessages(sections, 0), [body] * MANY, timeout_s=60)
+            answer, _ = broker.commitlog.ask(
+                SendMessages(sections, 0), [body] * MANY, timeout_s=patient(60)
+            )
             assert isinstance(answer, SendResult)
             assert not any(result.code for result in answer.results)
 
@@ -71,7 +74,8 @@ def test_one_consumer_reads_them_all(broker: RunningBroker, transport: str) -> N
     arguments = [broker.ready.name_server, transport, str(2 * ALL), *TOPICS]
     done = subprocess.run(
         [sys.executable, str(KIT / "narrow_consumer.py"), *arguments],
-        env={**os.environ, MARK: f"{RUN}/many"}, capture_output=True, text=True, timeout=600,
+        env={**os.environ, MARK: f"{RUN}/many"}, capture_output=True, text=True,
+        timeout=patient(600),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:] + broker.log[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from patience import patient
 from ports import free_ports
 
 from cometmq.actors.coordination.namesrv import NameServerActor
@@ -20,7 +21,7 @@ from cometmq.shm.live.control import Counter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-WAIT_S = 90
+WAIT_S = patient(90)
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 def send(pair: Pair, numbers: range) -> None:
-    with Producer(pair.names, timeout_s=30) as producer:
+    with Producer(pair.names, timeout_s=patient(30)) as producer:
         for number in numbers:
             producer.send("orders", str(number).encode(), ordering_key=str(number)).wait()
 
@@ -132,7 +133,7 @@ def test_who_waits_for_a_slave_is_told_that_there_is_none(tmp_path: Path) -> Non
         assert pair.slave.counter(Counter.WROTE) >= end  # it was acknowledged: the slave has it
         pair.slave.kill_all()
         until(lambda: not connected(pair), "the slave is still there")
-        with Producer(names, timeout_s=30) as producer:
+        with Producer(names, timeout_s=patient(30)) as producer:
             receipt = producer.send("orders", b"alone").wait()
         assert receipt.status == SLAVE_NOT_AVAILABLE
         pair.slave = pair.start("slave", **pair.slave.settings)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import patient
 
 from cometmq import Broker
 from cometmq.errors import ConfigError, StoreLocked
@@ -40,7 +41,7 @@ def test_all_come_from_one_process(tmp_path: Path) -> None:
             producer.send("t", b"here")
     with Broker(tmp_path / "a", profile="test") as again, again.consumer("g", "t") as consumer:
         assert parent_of(again) == nursery()._process.pid
-        assert [each.body for each in consumer.poll(10, 60)] == [b"here"]
+        assert [each.body for each in consumer.poll(10, patient(60))] == [b"here"]
 
 
 def test_many_at_once(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_it_starts_where_its_service_is(
             assert os.getsid(broker.pid) == broker.pid != os.getsid(0)
             assert (tmp_path / "here" / "commitlog").is_dir()
             os.kill(broker.pid, signal.SIGUSR1)  # stacks, to the standard error
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + patient(10)
             said = ""
             while "most recent call first" not in said and time.monotonic() < deadline:
                 said += capfd.readouterr().err
@@ -151,7 +152,7 @@ def test_nothing_outlives_the_service(tmp_path: Path, end: str) -> None:
     service.stdin.close()
     service.wait()
     service.stdout.close()
-    _, alive = psutil.wait_procs(processes, 20)
+    _, alive = psutil.wait_procs(processes, patient(20))
     assert not alive
     with Broker(tmp_path / "store", profile="test"):
         pass

@@ -13,6 +13,7 @@ from typing import Any
 
 import paused_child
 import pytest
+from patience import patient
 
 from cometmq.broker import Broker
 from cometmq.client import Admin, Consumer, Message
@@ -45,7 +46,7 @@ def committed(broker: Broker, group: str, topic: str) -> int:
 
 def take(consumer: Consumer, count: int) -> list[Message]:
     found: list[Message] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while len(found) < count:
         found += consumer.poll(count - len(found))
         assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"

@@ -8,6 +8,7 @@ from stat import S_ISREG
 import psutil
 import pytest
 from live_files import entries
+from patience import patient
 
 from cometmq import Broker
 from cometmq.conf import BrokerSettings
@@ -15,7 +16,7 @@ from cometmq.conf.profiles import PROFILES
 from cometmq.errors import ArgumentIllegal
 
 MIB = 1 << 20
-WAIT_S = 30
+WAIT_S = patient(30)
 
 
 def disk_bytes(folder: Path) -> int:

@@ -17,6 +17,7 @@ import pytest
 import reference
 from family import RunningBroker, Sent, pull
 from fault.disk import need, small_disk
+from patience import patient
 from scripted_master import (
     Connection,
     Log,
@@ -101,7 +102,7 @@ def assert_same(store: Path, log: Log, end: int | None = None) -> None:
     assert copied.content == log.bytes_of(log.begin, end)
 
 
-def wait_until(holds: Callable[[], Any], what: str, timeout_s: float = 60) -> None:
+def wait_until(holds: Callable[[], Any], what: str, timeout_s: float = patient(60)) -> None:
     """For what only another process knows, which tells nobody."""
     deadline = time.monotonic() + timeout_s
     while not holds():
@@ -479,7 +480,7 @@ def test_kills_of_each_process_under_load(
                 slave.kill(role)
             assert slave.counter(Counter.WROTE) >= acknowledged
             assert_same(tmp_path / "slave", master.log, acknowledged)
-        assert whole.wait(120)
+        assert whole.wait(patient(120))
         source.wait_acknowledged(master.log.end)
         assert_same(tmp_path / "slave", master.log)
         slave.assert_stored(master.sent)
@@ -546,7 +547,7 @@ def test_a_disk_that_is_full_to_its_last_block(master: Master, tmp_path: Path) -
             with pytest.raises(OSError, match="No space left"):
                 fill(filler)
             source.grow(master.log)
-            wait_until(lambda: state_of(slave) == "no room", slave.log, 120)
+            wait_until(lambda: state_of(slave) == "no room", slave.log, patient(120))
             slave.assert_stored([e for e in master.sent if e.physical_offset < half // 2])
             filler.unlink()
             source.wait_acknowledged(source.end, 120)
@@ -587,7 +588,7 @@ def test_a_slave_becomes_a_master(master: Master, tmp_path: Path, killed: bool) 
         sent = broker.send("orders", 0, [b"of the new master"])
         broker.assert_stored([*master.sent, *sent])
         due: list[bytes] = []
-        deadline, pause = time.monotonic() + 120, threading.Event()
+        deadline, pause = time.monotonic() + patient(120), threading.Event()
         while len(due) < 2 and time.monotonic() < deadline:
             pause.wait(0.05)
             due = [

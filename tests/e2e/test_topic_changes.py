@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_process import json_of, run
 from family import RunningBroker
+from patience import patient
 
 from cometmq import Broker, errors
 from cometmq.client import Admin, Consumer
@@ -36,7 +37,7 @@ def fill(broker: Broker, topic: str, queues: int, each: int = 10) -> None:
 def consume(broker: Broker, group: str, topic: str, count: int) -> None:
     with Consumer(broker.name_server, group, topic) as consumer:
         while count > 0:
-            messages = consumer.poll(100, timeout_s=30)
+            messages = consumer.poll(100, timeout_s=patient(30))
             consumer.ack(messages)
             count -= len(messages)
         consumer.commit()
@@ -60,7 +61,7 @@ def test_fewer_queues_do_not_hide_what_is_unread(broker: Broker, admin: Admin) -
     assert admin.describe_topic("fewer").read_queues == 16
     consume(broker, "reads-fewer", "fewer", 160)
     with Consumer(broker.name_server, "slower", "fewer") as slower:
-        assert slower.poll(1, timeout_s=30)
+        assert slower.poll(1, timeout_s=patient(30))
         with pytest.raises(errors.MessagesUnread, match="not read by slower"):
             admin.update_topic("fewer", 8)
     consume(broker, "slower", "fewer", 160)
@@ -75,7 +76,7 @@ def test_what_was_hidden_by_force_is_shown(broker: Broker, admin: Admin) -> None
     admin.create_topic("forced", 4)
     fill(broker, "forced", 4)
     with Consumer(broker.name_server, "forced-group", "forced") as consumer:
-        consumer.ack(consumer.poll(1, timeout_s=30))
+        consumer.ack(consumer.poll(1, timeout_s=patient(30)))
         consumer.commit()
     admin.update_topic("forced", 1, force=True)
     assert admin.describe_topic("forced").message_count == 40
@@ -150,9 +151,9 @@ def test_a_queue_that_the_topic_has_no_more_takes_nothing(tmp_path: Path) -> Non
         broker.create_topic("t", 4)
         broker.send("t", 3, [b"x"])
         two, four = TopicInfo("t", 2, 2), TopicInfo("t", 4, 4)
-        broker.coordinator.ask(CreateTopic(two, ChangeMode.FORCE), timeout_s=30)
+        broker.coordinator.ask(CreateTopic(two, ChangeMode.FORCE), timeout_s=patient(30))
         with pytest.raises(errors.MessageIllegal, match="which has 2 queues"):
             broker.send("t", 3, [b"no"])
-        broker.coordinator.ask(CreateTopic(four, ChangeMode.UPDATE), timeout_s=30)
+        broker.coordinator.ask(CreateTopic(four, ChangeMode.UPDATE), timeout_s=patient(30))
         broker.send("t", 3, [b"y"])
         assert [message.body for message in broker.read_queue("t", 3, 2)] == [b"x", b"y"]
