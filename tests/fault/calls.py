@@ -31,6 +31,7 @@ from typing import Final
 
 from family import EndedEarly, RunningBroker, Sent
 from fault.disk import Disk
+from patience import patient
 from preloaded import library
 
 from cometmq.protocol.commands import (
@@ -322,7 +323,9 @@ class Scenario:
         assert not findings, findings[:2]
 
     def _judge_commits(self, broker: RunningBroker, outcome: Outcome, cut_at: float) -> None:
-        answer, _ = broker.coordinator.ask(FetchOffsets(GROUP, [QueueKey(TOPIC, 0)]), timeout_s=30)
+        answer, _ = broker.coordinator.ask(
+            FetchOffsets(GROUP, [QueueKey(TOPIC, 0)]), timeout_s=patient(30)
+        )
         assert isinstance(answer, GroupOffsets)
         due = max((offset for when, offset in outcome.committed if when < cut_at - 1), default=-1)
         if outcome.fault.errno:

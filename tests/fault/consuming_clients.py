@@ -24,6 +24,7 @@ from fault.history import History, Op, now_ns, value_of
 from fault.workload import KINDS as SENDING
 from fault.workload import Sender, Spec, Stop, run, subscribe
 from inside import ownership_of
+from patience import patient
 
 from cometmq.client import Consumer, Message, PopConsumer, Producer, Reject, Retry
 from cometmq.client.popping.broker import taken_of
@@ -156,7 +157,7 @@ def run_handlers(spec: Spec, history: History, stop: Stop, *, orderly: bool) -> 
             subscribe(consumer, topic)
 
         def close_at_the_end() -> None:
-            while not stop.wait(3600):
+            while not stop.wait(patient(3600)):
                 pass
             consumer.close()
 
@@ -259,7 +260,7 @@ def pop_by(kind: type[Popper], spec: Spec, history: History, stop: Stop, *, orde
                 with PopConsumer(
                     spec.name_server, spec.group, spec.topics[0],
                     orderly=orderly, invisible_s=INVISIBLE_S, max_reconsume_times=TIMES_MAX,
-                    timeout_s=5,
+                    timeout_s=patient(5),
                 ) as consumer:  # fmt: skip
                     popper = kind(spec, history, consumer)
                     while not stop.wait(0):

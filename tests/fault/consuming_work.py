@@ -31,6 +31,7 @@ from fault.reading import Values
 from fault.rig import SETTINGS
 from fault.work import ASK_S, Work
 from fault.workload import Spec, Workload, committed
+from patience import patient
 
 from cometmq.client import Admin
 from cometmq.protocol.errors import TopicNotExist
@@ -44,7 +45,7 @@ MEMBERS: Final[Mapping[str, tuple[str, str, int]]] = {  # group -> kind, topic, 
     PICKERS: ("picker", PICKS, 3),
 }
 SCREEN_NAMES: Final = ("left", "right")
-NO_PROGRESS_S: Final = 90.0
+NO_PROGRESS_S: Final = patient(90.0)
 
 
 class ConsumingWork(Work):

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from patience import patient
 
 FS_IOC_SHUTDOWN: Final = 0x8004587D  # _IOR('X', 125, __u32)
 NO_LOG_FLUSH: Final = struct.pack("I", 2)
@@ -40,7 +41,9 @@ _MKFS: Final = {
     "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
 }
 _ENDING: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DISK_SLEEP, psutil.STATUS_DEAD)
-UNMOUNT_TIMEOUT_S: Final = 60  # what a killed process has sent to one that is slow holds it, too
+UNMOUNT_TIMEOUT_S: Final = patient(
+    60
+)  # what a killed process has sent to one that is slow holds it, too
 
 
 class DiskTrouble(Exception):

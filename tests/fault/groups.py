@@ -43,6 +43,7 @@ from fault.reading import Values
 from fault.rig import Acks, Outcome, gaps_ms
 from fault.timed_work import TimedWork
 from fault.work import ASK_S, PlainWork, Work
+from patience import patient
 from ports import free_ports
 
 from cometmq.actors.coordination.namesrv import NameServerActor
@@ -71,7 +72,7 @@ WORKS: Final[Mapping[str, Callable[[], Work]]] = {
 }
 SESSION_S: Final = 2.0
 #: A machine that others use is slow; what hangs hangs longer.
-HEAL_S: Final = 240.0
+HEAL_S: Final = patient(240.0)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from patience import patient
+
 HOST: Final = "host"  # this machine's own namespace, as an end of a link
 CONNECTS: Final = 20  # of a second each, on a busy machine
-UP_S: Final = 30.0
+UP_S: Final = patient(30.0)
 _DEVICES: Final = Path("/sys/class/net")
 _FORWARDING: Final = "3"  # BR_STATE_FORWARDING
 _NOBODY: Final = "02:00:00:00:00:01"

@@ -37,6 +37,7 @@ from typing import Final
 
 from family import RunningBroker, pull, send_batch
 from fault.disk import Disk
+from patience import patient
 
 from cometmq.protocol.commands import (
     BrokerEndpoints,
@@ -142,7 +143,7 @@ class Traffic:
     def __exit__(self, *_: object) -> None:
         self.over.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(patient(30))
         if self.failure is not None:
             raise self.failure
 
@@ -265,7 +266,7 @@ class PowerCuts:
             self.check(broker)
             self._create_topic(broker)
             with self._traffic(broker) as traffic:
-                traffic.answered.wait(10)
+                traffic.answered.wait(patient(10))
                 if moment == "roll-over":
                     traffic.rolled.wait(2)
                 else:
@@ -336,7 +337,7 @@ class PowerCuts:
             raise
 
     def _check_topics(self, broker: RunningBroker) -> None:
-        answer, _ = broker.coordinator.ask(ListTopics(), timeout_s=30)
+        answer, _ = broker.coordinator.ask(ListTopics(), timeout_s=patient(30))
         assert isinstance(answer, TopicList)
         for missing in self._topics.keys() - {info.topic for info in answer.topics}:
             since = self._cut_at - self._topics[missing]
@@ -400,7 +401,7 @@ class PowerCuts:
 
     def _check_commits(self, broker: RunningBroker) -> None:
         keys = [QueueKey(TOPIC, queue_id) for queue_id in range(QUEUES)]
-        answer, _ = broker.coordinator.ask(FetchOffsets(GROUP, keys), timeout_s=30)
+        answer, _ = broker.coordinator.ask(FetchOffsets(GROUP, keys), timeout_s=patient(30))
         assert isinstance(answer, GroupOffsets)
         # Under SYNC_FLUSH the ledger is on the disk before a commit is answered.
         oldest = self._cut_at - (0 if self.sync else OFFSETS_MS / 1000 + SLACK_S)
@@ -434,9 +435,9 @@ def read_from(line: Channel, queue_id: int, queue_offset: int) -> Iterator[Messa
 
 def query(line: Channel, key: str) -> list[Message]:
     """All that a key finds, once the index has reached the log's end."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while True:
-        answer, payload = line.ask(QueryMessages(TOPIC, key), timeout_s=30)
+        answer, payload = line.ask(QueryMessages(TOPIC, key), timeout_s=patient(30))
         assert isinstance(answer, QueryResult)
         if answer.count or answer.indexed_physical_offset >= answer.end_physical_offset:
             return decode(payload[0].buffer) if payload else []

@@ -36,6 +36,7 @@ from fault.disk import Disk
 from fault.history import Op, read_histories
 from fault.points import Point, Points
 from fault.workload import GROUPS, QUEUES, TOPICS, Child, Workload
+from patience import patient
 from ports import free_ports
 
 from cometmq.client import Admin
@@ -58,10 +59,10 @@ TARGETS: Final = (*CHILDREN, *WHOLE, *CLIENTS)
 # The supervisor gives up on a child that has died more often than this within 10 s.
 DEATHS_MAX: Final = 4
 DEATHS_WITHIN_S: Final = 11.0
-RESUME_S: Final = 20
+RESUME_S: Final = patient(20)
 #: Between two rounds of a client's; the tests' short forms, which share the machine, have more.
 PACE_S: Final = float(os.environ.get("COMETMQ_TEST_PACE_S", "0.002"))
-HIT_S: Final = 60  # for what a busy machine comes to late
+HIT_S: Final = patient(60)  # for what a busy machine comes to late
 OLD_S: Final = 100 * 3600
 SETTINGS: Final[Mapping[str, object]] = {
     "consumerSessionTimeout": 3_000,
@@ -481,7 +482,9 @@ class Rig:
         found = {}
         for topic, queues in self.topics.items():
             for queue in range(queues):
-                answer, _ = self.broker.reader.ask(GetQueueRange(topic, queue), timeout_s=30)
+                answer, _ = self.broker.reader.ask(
+                    GetQueueRange(topic, queue), timeout_s=patient(30)
+                )
                 assert isinstance(answer, QueueRange)
                 found[topic, queue] = range(answer.min_queue_offset, answer.max_queue_offset)
         return found

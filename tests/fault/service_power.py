@@ -26,11 +26,12 @@ from fault.appending import WORD
 from fault.disk import Disk
 from fault.power import BATCH, QUEUES, SEGMENT, Acknowledged, PowerCuts, QueueBook, Traffic
 from paths import SEARCH
+from patience import patient
 
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.wire.channel import Channel
 
-READY_S: Final = 30
+READY_S: Final = patient(30)
 
 
 class RunningService(RunningBroker):

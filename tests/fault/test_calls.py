@@ -14,6 +14,7 @@ import pytest
 from family import SMALL, RunningBroker
 from fault.calls import Fault, Scenario, Shim
 from fault.disk import Disk, need
+from patience import patient
 
 from cometmq.actors.launch.orderly_end import SILENCE_S
 from cometmq.protocol.errors import CometError
@@ -98,7 +99,7 @@ def test_a_sync_that_fails_in_the_commitlog_process_does_so_too(tmp_path: Path) 
     sent = broker.send("t", 0, [b"kept"])
     shim.set(1)
     with pytest.raises(CometError):
-        broker.send("t", 0, [b"never confirmed"], timeout_s=5)
+        broker.send("t", 0, [b"never confirmed"], timeout_s=patient(5))
     assert broker.wait_ended()
     assert shim.what.startswith("msync")
     assert "the CommitLog could not be flushed: Input/output error" in broker.log

@@ -17,6 +17,7 @@ import pytest
 from family import RunningBroker, encode_batch
 from fault.points import POINTS, Points
 from old_segments import MIB, until, write_segments
+from patience import exactly, patient
 from preloaded import library
 
 from cometmq import PendingTransaction, PopConsumer, Producer
@@ -37,8 +38,8 @@ from cometmq.shm.os.files import segment_name
 SOURCE: Final = Path(__file__).with_name("clock.c")
 S_NS: Final = 1_000_000_000
 DAY_NS: Final = 86_400 * S_NS
-INVISIBLE_S: Final = 5.0
-LATE_S: Final = 20.0  # this machine may be busy; a day is not to be mistaken for that
+INVISIBLE_S: Final = exactly(5.0)
+LATE_S: Final = patient(20.0)  # this machine may be busy; a day is not to be mistaken for that
 
 
 class WallClock:
@@ -244,7 +245,7 @@ def test_popped_messages_stay_invisible_for_as_long_as_they_were_to(
             before = producer.send("t", b"job", queue_id=0).store_timestamp_ms
         with PopConsumer(server, "g", "t", invisible_s=INVISIBLE_S) as consumer:
             began = up_s()
-            (message,) = consumer.poll(timeout_s=30)
+            (message,) = consumer.poll(timeout_s=patient(30))
             popped = up_s()
             assert (message.body, message.reconsume_times) == (b"job", 0)
             clock.set_ahead(step_ns)

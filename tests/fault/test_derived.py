@@ -18,6 +18,7 @@ from family import RunningBroker, encode_batch, read_queue
 from fault.disk import Disk, need
 from fault.points import POINTS, Point, Points
 from old_segments import until
+from patience import patient
 
 from cometmq.protocol.commands import (
     DerivedPosition,
@@ -43,7 +44,7 @@ SETTINGS = {
     "flushIntervalCommitLog": 100,
     "flushCommitLogLeastPages": 0,
 }
-WAIT_S = 60
+WAIT_S = patient(60)
 POINTS_EACH = 2  # in one life of the broker, which takes no more deaths for bad luck
 DELAY_MS = 15
 DELAY_MAX_MS = 1_000

@@ -27,6 +27,7 @@ from fault.groups import HEAL_S, NAMES, ONE_DISK, GroupRig, Shape
 from fault.history import History, Op
 from fault.network import HOST, Network
 from fault.rig import Outcome
+from patience import patient
 
 from cometmq.actors.replication.engines.etcd import EtcdEngine
 from cometmq.actors.replication.engines.opening import open_engine
@@ -353,10 +354,10 @@ def test_a_server_that_is_cut_off_while_it_is_asked_is_left(tmp_path: Path) -> N
         assert isinstance(engine, EtcdEngine)
         host, _ = engine._gateway.endpoint
         net.cut(next(name for name in NAMES if net.address(name) == host), HOST)
-        eventually(lambda: engine.get("g") is None, 30.0)
+        eventually(lambda: engine.get("g") is None, patient(30.0))
 
 
-def carries(net: Network, sender: str, receiver: str, timeout_s: float = 30.0) -> bool:
+def carries(net: Network, sender: str, receiver: str, timeout_s: float = patient(30.0)) -> bool:
     """Whether one of the datagrams that are sent meanwhile arrives."""
     with socket_in(net, receiver) as listener, socket_in(net, sender) as speaker:
         listener.bind((net.address(receiver), 0))

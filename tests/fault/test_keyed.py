@@ -17,6 +17,7 @@ import pytest
 from family import RunningBroker
 from fault.disk import Disk, need
 from fault.points import POINTS, Points
+from patience import patient
 
 from cometmq import Producer
 from cometmq.protocol.errors import CometError
@@ -39,7 +40,7 @@ SETTINGS = {
 TOPIC = "keyed"
 QUEUES = 3
 THREADS = 3
-WAIT_S = 60.0
+WAIT_S = patient(60.0)
 PACE_S = 0.002  # of a sender
 POINTS_EACH = 2  # in one life of the broker
 

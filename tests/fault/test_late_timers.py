@@ -16,6 +16,7 @@ import pytest
 from family import RunningBroker
 from fault.points import POINTS, Points
 from fault.test_clock import S_NS, WallClock
+from patience import patient
 from still import stop
 from transacting import until
 
@@ -28,7 +29,7 @@ from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.shm.kernel.layout import TIMER_UNIT
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 
-HIT_S: Final = 60.0
+HIT_S: Final = patient(60.0)
 HOUR: Final = timedelta(hours=1)
 # No timercheck in between: it would say how far the wheel had come
 SETTINGS: Final = {"mappedFileSizeCommitLog": 1 << 20, "flushDelayOffsetInterval": 3_600_000}

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from family import CHILDREN, RunningBroker, Sent
 from fault.disk import need, small_disk
+from patience import patient
 
 from cometmq import Consumer
 from cometmq.protocol.commands import CommitOffsets, QueueOffset
@@ -31,7 +32,7 @@ SETTINGS: dict[str, object] = {
     "cleanResourceInterval": 3_600_000,  # nothing is deleted: no room must not cost a message
 }
 BODIES = [b"x" * 50_000] * 4
-AGAIN_TIMEOUT_S = 60
+AGAIN_TIMEOUT_S = patient(60)
 
 
 @contextlib.contextmanager
@@ -106,7 +107,7 @@ def test_the_disk_is_full_and_freed_again(kind: str, tmp_path: Path) -> None:
                 broker.assert_stored(before)
                 with contextlib.suppress(ServiceNotAvailable):
                     offsets = [QueueOffset("orders", 0, len(sent))]
-                    broker.coordinator.ask(CommitOffsets("readers", offsets), timeout_s=30)
+                    broker.coordinator.ask(CommitOffsets("readers", offsets), timeout_s=patient(30))
                 ballast.unlink()
                 send_until_taken(broker, sent)
                 broker.assert_stored(sent)
@@ -139,7 +140,7 @@ def test_a_start_on_a_full_disk(end: str, kind: str, tmp_path: Path) -> None:
                 with Consumer(
                     broker.ready.name_server, "g", "orders", start="earliest"
                 ) as consumer:
-                    assert len(consumer.poll(1, 20)) == 1
+                    assert len(consumer.poll(1, patient(20))) == 1
                 refusal = send_until_refused(broker, sent)
                 assert isinstance(refusal, DiskFull), refusal
                 assert "Traceback" not in broker.log, broker.log

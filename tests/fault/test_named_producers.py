@@ -15,6 +15,7 @@ import pytest
 from family import RunningBroker
 from fault.disk import Disk, need
 from fault.points import POINTS, Point, Points
+from patience import patient
 
 from cometmq import Producer
 from cometmq.protocol.errors import CometError, NotConfirmed, ProducerFenced
@@ -32,7 +33,7 @@ SETTINGS = {
 }
 TOPIC = "named"
 NAME = "writer-1"
-WAIT_S = 60.0
+WAIT_S = patient(60.0)
 POINTS_EACH = 2  # in one life of the broker
 
 

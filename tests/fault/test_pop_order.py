@@ -14,11 +14,12 @@ from typing import NamedTuple
 import pytest
 from family import RunningBroker
 from fault.points import POINTS, Points
+from patience import patient
 
 from cometmq.client import Message, PopConsumer, Producer
 from cometmq.protocol.errors import CometError, HandleUnknown
 
-WAIT_S = 120
+WAIT_S = patient(120)
 NAMES = ("ledger.sent", "ledger.stored", "ledger.covered", "config.answer")
 SYNC = {"flushDiskType": "SYNC_FLUSH", "brokerName": "broker-a"}
 
@@ -130,7 +131,12 @@ class Consuming(threading.Thread):
             invisible_s = self._chance.choice([1.0, 3.0])
             try:
                 with PopConsumer(
-                    self._server, "g", "t", orderly=True, invisible_s=invisible_s, timeout_s=5
+                    self._server,
+                    "g",
+                    "t",
+                    orderly=True,
+                    invisible_s=invisible_s,
+                    timeout_s=patient(5),
                 ) as consumer:
                     while not self._over.is_set():
                         self._turn(consumer, invisible_s)

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from family import RunningBroker
 from fault.disk import Disk, need
+from patience import patient
 
 from cometmq.client import Message, PopConsumer, Producer
 from cometmq.protocol.errors import CometError, HandleUnknown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-WAIT_S = 120
+WAIT_S = patient(120)
 SYNC = {"flushDiskType": "SYNC_FLUSH", "brokerName": "broker-a"}
 
 
@@ -161,7 +162,7 @@ class Consuming:
         while not self._over.is_set():
             try:
                 with PopConsumer(
-                    self._server, "g", "t", invisible_s=chance.choice([5, 10]), timeout_s=5
+                    self._server, "g", "t", invisible_s=chance.choice([5, 10]), timeout_s=patient(5)
                 ) as consumer:
                     for message in self._messages(consumer, chance):
                         self._deal_with(consumer, message, chance.random())

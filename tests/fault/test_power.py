@@ -16,6 +16,7 @@ from fault import power, service
 from fault.disk import Disk, need
 from fault.power import PowerCuts, Violation, cut_power
 from fault.service_power import ServiceCuts, cut_service
+from patience import patient
 
 from cometmq.protocol.commands import (
     CommitOffsets,
@@ -157,12 +158,12 @@ def test_pages_that_reach_the_disk_out_of_order_leave_no_hole(tmp_path: Path) ->
 
 def commit(broker: RunningBroker, queue_offset: int) -> None:
     offsets = [QueueOffset("orders", 0, queue_offset)]
-    broker.coordinator.ask(CommitOffsets("readers", offsets), timeout_s=30)
+    broker.coordinator.ask(CommitOffsets("readers", offsets), timeout_s=patient(30))
 
 
 def committed(broker: RunningBroker) -> int:
     command = FetchOffsets("readers", [QueueKey("orders", 0)])
-    answer, _ = broker.coordinator.ask(command, timeout_s=30)
+    answer, _ = broker.coordinator.ask(command, timeout_s=patient(30))
     assert isinstance(answer, GroupOffsets)
     return answer.offsets[0].queue_offset
 

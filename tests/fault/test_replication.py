@@ -13,6 +13,7 @@ from types import TracebackType
 import pytest
 from family import RunningBroker
 from fault.points import POINTS, Points
+from patience import patient
 from ports import free_ports
 from scripted_slave import FaithfulSlave, log_bytes
 
@@ -24,7 +25,7 @@ from cometmq.shm.kernel._kernel import BatchEncoder
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SEED = 20_261_125
-WAIT_S = 60
+WAIT_S = patient(60)
 POINTS_EACH = 2  # in one life of the broker, which takes no more deaths for bad luck
 SETTINGS = {"brokerRole": "SYNC_MASTER", "slaveTimeout": 1_000}
 
@@ -54,7 +55,7 @@ class Load:
         for _ in range(5):
             encoder.add(body)
         command = SendMessages([Section("t", 0, 5)], born_timestamp_ms=1)
-        answer, _ = line.ask(command, [encoder.take()], timeout_s=5)
+        answer, _ = line.ask(command, [encoder.take()], timeout_s=patient(5))
         assert isinstance(answer, SendResult)
         if answer.results[0].code == 0:
             if body not in self._copy:

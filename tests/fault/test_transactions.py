@@ -10,6 +10,7 @@ import pytest
 from family import RunningBroker
 from fault.disk import Disk, need
 from fault.points import POINTS, Points
+from patience import patient
 from transacting import QUEUES, SETTINGS, TOPIC, Decisions, Transacting, assert_agrees, until
 
 from cometmq.shm.tools.verify import verify_store
@@ -17,7 +18,7 @@ from cometmq.shm.tools.verify import verify_store
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SEED = 20_261_123
-WAIT_S = 60
+WAIT_S = patient(60)
 POINTS_EACH = 2  # in one life of the broker, which takes no more deaths for bad luck
 CUTS = 2
 

@@ -28,6 +28,7 @@ from typing import Final
 from fault.history import BODY_BYTES_MIN, History, Op, make_body, now_ns, value_of
 from fault.workload import END_S, Sender, Spec, Stop, run
 from fault.workload import KINDS as SENDING
+from patience import patient
 
 from cometmq.client import PendingTransaction, Producer
 from cometmq.protocol.errors import (
@@ -222,7 +223,7 @@ def transact(spec: Spec, history: History, stop: Stop) -> None:
         threads = [threading.Thread(target=work, args=(n,)) for n in range(1, TX_THREADS + 1)]
         for thread in threads:
             thread.start()
-        while not stop.wait(3600):
+        while not stop.wait(patient(3600)):
             pass
         over.set()
         for thread in threads:
@@ -235,7 +236,7 @@ def check_back(spec: Spec, history: History, stop: Stop) -> None:
     with begun(
         spec, stop, lambda: Producer(spec.name_server, name=TX_GROUP, checker=decisions.check)
     ):
-        while not stop.wait(3600):
+        while not stop.wait(patient(3600)):
             pass
 
 

@@ -21,9 +21,10 @@ from fault.timed_checker import check_timed, expected, seen_in, without_dark
 from fault.timed_clients import KEYED, MODULE, NAMED, TIMED, TX, TX_GROUP
 from fault.work import Work
 from fault.workload import Workload
+from patience import patient
 
 NAME: Final = "writer-1"
-NO_PROGRESS_S: Final = 90.0
+NO_PROGRESS_S: Final = patient(90.0)
 TOGETHER_S: Final = 0.3  # two producers of one name
 
 

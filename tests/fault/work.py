@@ -21,12 +21,13 @@ from fault.history import Op
 from fault.reading import Values
 from fault.rig import PACE_S, SETTINGS
 from fault.workload import QUEUES, TOPICS, Workload
+from patience import patient
 
 from cometmq.client import Admin
 
 GROUPS: Final = ("billing",)
 PRODUCERS: Final = ("single", "impatient", "linger", "batch")
-ASK_S: Final = 30.0
+ASK_S: Final = patient(30.0)
 
 
 class Work(Protocol):

@@ -29,6 +29,7 @@ from typing import Final, Self
 import forked
 import msgspec
 from fault.history import BODY_BYTES_MIN, History, Op, make_body, now_ns, value_of
+from patience import patient
 
 from cometmq.client import Admin, Consumer, Message, Producer
 from cometmq.client.sending.receipt import Receipt
@@ -39,8 +40,8 @@ TOPICS: Final = ("alpha", "beta")
 GROUPS: Final = ("billing", "audit")
 QUEUES: Final = 4
 TOO_LARGE: Final = (256 << 10) + 1  # for a broker with family.SMALL: refused, it must not appear
-DRAIN_S: Final = 60
-END_S: Final = 40
+DRAIN_S: Final = patient(60)
+END_S: Final = patient(40)
 
 
 class Spec(msgspec.Struct, omit_defaults=True):
@@ -66,7 +67,7 @@ class Spec(msgspec.Struct, omit_defaults=True):
     topics: tuple[str, ...] = TOPICS
     queues: int = QUEUES
     group: str = ""
-    timeout_s: float = 30.0
+    timeout_s: float = patient(30.0)
     pace_s: float = 0.002
     size_max: int = 150_000
     transport: str = "auto"
@@ -171,7 +172,7 @@ class Workload:
             str(self.folder),
             seed=self._seed,
             group=group,
-            timeout_s=0.7 if kind == "impatient" else 30.0,
+            timeout_s=0.7 if kind == "impatient" else patient(30.0),
             pace_s=self._pace_s,
             transport=self._transport,
         )
