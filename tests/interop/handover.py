@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from family import SMALL, RunningBroker
 from interop.real import Event, RealRocketMQ
+from patience import patient
 from transacting import until
 
 from cometmq import Consumer, Message, Producer, Reject, Retry
@@ -29,7 +30,7 @@ from cometmq.client.scheduled import Scheduled
 from cometmq.shm.derived.timer_files import read_check
 from cometmq.shm.state.fastjson import loads
 
-WAIT_S: Final = 240.0
+WAIT_S: Final = patient(240.0)
 LIMIT: Final = 4  # of redeliveries
 FIRST_LEVEL: Final = 3  # of the first redelivery
 HOLD_LEVEL, FAR_LEVEL = 8, 9

@@ -25,13 +25,14 @@ from typing import IO, Any
 
 import jvm
 from interop.peers import ROCKETMQ_IN_SHORT
+from patience import patient
 from ports import free_ports
 
 from cometmq.bench.peers.rocketmq import FULL_DISK, JARS, OPENED
 from cometmq.shm.state.fastjson import loads
 
 HOST = Path(__file__).with_name("BrokerHost.java")
-WAIT_S = 240.0
+WAIT_S = patient(240.0)
 TAIL_CHARACTERS = 6_000
 _FLAGS = ["-Xmx640m", *jvm.SMALL, *OPENED, *FULL_DISK]
 _BROKER = {

@@ -25,6 +25,7 @@ from typing import Any
 import golden
 import jvm
 import pytest
+from patience import patient
 
 from cometmq.bench.peers import maven
 from cometmq.bench.peers.maven import Bundle, NotAvailable
@@ -33,7 +34,9 @@ VERSION = "5.3.3"
 STORE = Bundle(f"rocketmq-store-{VERSION}", (f"org.apache.rocketmq:rocketmq-store:{VERSION}",))
 FETCH_TIMEOUT_S = maven.FETCH_TIMEOUT_S  # for tests that may be the first to fetch
 HELPER = Path(__file__).with_name("StoreLister.java")
-RUN_TIMEOUT_S = 110  # below the limit of a test, so that the reason is seen and not only a timeout
+RUN_TIMEOUT_S = patient(
+    110
+)  # below the limit of a test, so that the reason is seen and not only a timeout
 REFUSED = 3  # StoreLister's exit code
 # RocketMQ looks at all network interfaces before it opens anything, and cannot do that while one
 # goes: those of tests that have a network of their own do.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from interop import rocketmq
 from interop.rocketmq import append_messages, list_store
+from patience import patient
 
 from cometmq import Broker
 from cometmq.protocol.compression import CODECS
@@ -40,7 +41,7 @@ def test_both_ways(name: str, tmp_path: Path) -> None:
     ):
         bodies: list[bytes] = []
         while len(bodies) < len(BODIES):
-            messages = consumer.poll(timeout_s=30)
+            messages = consumer.poll(timeout_s=patient(30))
             assert messages, f"{len(bodies)} messages came"
             bodies += [message.body for message in messages]
         assert bodies == BODIES

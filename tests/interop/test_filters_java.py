@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from filter_cases import PROPERTIES, STRICTER, cases, encoded
 from interop import rocketmq
+from patience import patient
 
 from cometmq.bench.peers.maven import Bundle
 from cometmq.protocol.errors import FilterIllegal
@@ -43,7 +44,7 @@ def asked(expressions: Iterable[str]) -> list[str]:
     lines = "".join(" ".join([_packed(text), *pairs]) + "\n" for text in expressions)
     command = FILTER.java("FilterEvaluator", FILTER.classes([EVALUATOR]))
     done = subprocess.run(
-        command, input=lines, capture_output=True, text=True, check=True, timeout=100
+        command, input=lines, capture_output=True, text=True, check=True, timeout=patient(100)
     )
     return done.stdout.splitlines()
 

@@ -16,6 +16,7 @@ import jvm
 import pytest
 from family import RunningBroker
 from interop.peers import ROCKETMQ_IN_SHORT, require
+from patience import patient
 from ports import free_ports
 from scripted_slave import log_bytes
 
@@ -24,7 +25,9 @@ from cometmq.bench.peers.server import LOOPBACK, Server
 from cometmq.shm.live.control import Counter
 
 SEGMENT = 1 << 20
-CATCH_UP_S = 60  # it reports 5 s after it has connected, and connects again 5 s after a loss
+CATCH_UP_S = patient(
+    60
+)  # it reports 5 s after it has connected, and connects again 5 s after a loss
 
 pytestmark = [pytest.mark.slow, pytest.mark.jvm, pytest.mark.timeout(600)]
 
@@ -170,7 +173,7 @@ def test_an_empty_slave_takes_a_log_that_begins_later(tmp_path: Path) -> None:
         load(broker, 500)
         for segment in sorted((broker.store / "commitlog").iterdir())[:2]:
             os.utime(segment, (0, 0))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while not (begin := broker.counter(Counter.MIN_OFFSET)):
             assert time.monotonic() < deadline, broker.log
             time.sleep(0.05)

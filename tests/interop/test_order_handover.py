@@ -11,6 +11,7 @@ from family import RunningBroker
 from interop import peers, rocketmq
 from interop.handover import OURS, THEIRS
 from interop.real import RealRocketMQ
+from patience import patient
 
 from cometmq.actors.coordination.order_file import OrderFile
 from cometmq.client import Admin, PopConsumer, Producer
@@ -20,7 +21,7 @@ pytestmark = [
     pytest.mark.jvm,
     pytest.mark.timeout(rocketmq.FETCH_TIMEOUT_S + 300),
 ]
-WAIT_S = 60.0
+WAIT_S = patient(60.0)
 
 
 def test_there_and_back(tmp_path: Path) -> None:

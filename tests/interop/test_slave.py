@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from patience import patient
 from scripted_master import log_of, slave_settings
 
 from cometmq.bench.peers.rocketmq import LOOPBACK, RocketMQ
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.jvm, pytest.mark.slow, pytest.mark.timeout(500)]
 
 SEGMENT_BYTES = 1 << 20
 SEND_MESSAGE = 10
-ANSWER_S = 30.0
+ANSWER_S = patient(30.0)
 COUNT, QUEUES = 3_000, 4
 
 
