@@ -7,6 +7,7 @@ import select
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from cometmq.protocol.errors import StoreError
 from cometmq.shm.kernel._kernel import InvariantBroken, wait_until
@@ -53,7 +54,7 @@ def test_nobody_waits_through_a_change(tmp_path: Path) -> None:
             other = ControlFile.open(control.path, writable=True)
             theirs, mine = other.read(Counter.WROTE), other.own(Counter.FLUSHED)
             for number in range(1, HANDOVERS + 1):
-                assert wait_until(theirs, number, 60)
+                assert wait_until(theirs, number, patient(60))
                 mine.advance(number)
             status = 0
         finally:
@@ -61,7 +62,7 @@ def test_nobody_waits_through_a_change(tmp_path: Path) -> None:
     mine, theirs = control.own(Counter.WROTE), control.sleep_on(Counter.FLUSHED, 0)
     for number in range(1, HANDOVERS + 1):
         mine.advance(number)
-        assert wait_until(theirs, number, 60)
+        assert wait_until(theirs, number, patient(60))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -117,7 +118,7 @@ def sleep_until(cell: object, doorbell: int, value: int) -> None:
         if cell.value >= value:  # type: ignore[attr-defined]
             cell.disarm()  # type: ignore[attr-defined]
             return
-        assert poll.poll(20_000), f"slept through {value}"
+        assert poll.poll(patient(20_000)), f"slept through {value}"
         os.eventfd_read(doorbell)
 
 

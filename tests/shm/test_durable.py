@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from fault.disk import FILE_SYSTEMS, Disk, need, small_disk
+from patience import patient
 
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.os import durable
@@ -306,7 +307,7 @@ def test_power_cuts(tmp_path: Path, kind: str, way: str) -> None:
 
             writer = threading.Thread(target=go_on)
             writer.start()
-            assert enough.wait(60)
+            assert enough.wait(patient(60))
             dark.set()
             disk.cut()
             writer.join()

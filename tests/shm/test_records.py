@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import reference
 from family import RunningBroker
+from patience import patient
 
 from cometmq import Consumer, Message
 from cometmq.protocol.errors import MessageIllegal, NameIllegal
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.timeout(120)
 COUNT = 12  # messages of each queue
 FLIPPED = 5  # the entry that is damaged
 OTHERS = [index for index in range(COUNT) if index != FLIPPED]
-WAIT_S = 30
+WAIT_S = patient(30)
 
 
 def message_of(topic: str, queue_id: int, index: int, size: int) -> dict[str, object]:

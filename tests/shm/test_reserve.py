@@ -12,6 +12,7 @@ import pytest
 import reference
 from family import RunningBroker, Sent
 from fault.disk import need, small_disk
+from patience import patient
 
 from cometmq import Broker
 from cometmq.actors.keepers.reserve import LEAST_BYTES, QUIET_S, Demand
@@ -26,7 +27,7 @@ from cometmq.shm.os.files import segment_name
 
 MIB = 1 << 20
 GIB = 1 << 30
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 class Clock:

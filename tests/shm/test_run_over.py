@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from patience import patient
+
 from cometmq import Broker
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, end_run
 from cometmq.shm.log.marks import remove_marks
@@ -18,7 +20,7 @@ def test_a_mapped_consumer_hands_out_nothing_of_a_run_that_is_over(tmp_path: Pat
         broker.consumer("g", "t", transport="mapped") as consumer,
     ):
         producer.send("t", b"of this run", queue_id=0).wait()
-        assert [message.body for message in consumer.poll(10, 20)] == [b"of this run"]
+        assert [message.body for message in consumer.poll(10, patient(20))] == [b"of this run"]
         end_run(store / CONTROL_FILE)
         producer.send("t", b"who knows", queue_id=0).wait()
         assert consumer.poll(10, 1) == []

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import sanitized_child
 from paths import ROOT, SEARCH
+from patience import patient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,7 +33,7 @@ KERNEL_TESTS = (
     "test_kernel.py", "test_columns.py", "test_rows.py", "test_java.py", "test_packets.py",
     "test_ends_batch.py",
 )  # fmt: skip
-LIMITS_S = 600
+LIMITS_S = patient(600)
 
 
 def library(name: str) -> str:

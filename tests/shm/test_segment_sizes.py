@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from family import SMALL, RunningBroker, Sent
 from log_scan import scan_log
+from patience import patient
 
 from cometmq import Broker, Consumer, Message, Producer, errors
 from cometmq.protocol.commands import DeletedSegments, DeleteSegments
@@ -27,7 +28,7 @@ from cometmq.shm.tools.verify import verify_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-WAIT_S = 60
+WAIT_S = patient(60)
 OLD_S = 73 * 3600
 FLUSHES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 BODY = 8_000
@@ -180,7 +181,7 @@ def test_rocketmqs_own_small_size(tmp_path: Path) -> None:
             broker.ready.name_server, "g", "orders", transport="mapped", start="earliest"
         ) as consumer:
             while len(sent) < 232:
-                sent += broker.send("orders", 0, bodies, timeout_s=30)
+                sent += broker.send("orders", 0, bodies, timeout_s=patient(30))
                 found = 0
                 while found < len(bodies):
                     messages = consumer.poll(8, WAIT_S)

@@ -19,6 +19,7 @@ import reference
 from allocator_child import SEGMENT, begin_run, die_at, get_ready, lines_of_it
 from dying import DIED, some_of
 from family import SMALL, RunningBroker, Sent
+from patience import patient
 
 from cometmq.actors.keepers import hot_window
 from cometmq.actors.keepers.allocator import CGROUP, memory_limit_bytes
@@ -31,7 +32,7 @@ from cometmq.shm.log.segments import SegmentMaker
 from cometmq.shm.os.files import RETIRED_DIR, STAGING_DIR, Pages, map_log, segment_name
 
 STALE = b"\xda\xa3\x20\xa7" * (SEGMENT // 4)
-WAIT_S = 60
+WAIT_S = patient(60)
 FILE_SPACE = 1 << 60  # everywhere
 
 

@@ -14,6 +14,7 @@ import pytest
 import reference
 from click.testing import CliRunner
 from family import RunningBroker, Sent
+from patience import patient
 
 from cometmq.cli.store import store as store_command
 from cometmq.protocol.commands import (
@@ -73,11 +74,13 @@ def killed(tmp_path: Path) -> tuple[Path, list[Sent]]:
 
 def commit(broker: RunningBroker, queue_offset: int) -> None:
     offsets = [QueueOffset("t", 0, queue_offset)]
-    broker.coordinator.ask(CommitOffsets("group", offsets), timeout_s=30)
+    broker.coordinator.ask(CommitOffsets("group", offsets), timeout_s=patient(30))
 
 
 def committed(broker: RunningBroker) -> int:
-    answer, _ = broker.coordinator.ask(FetchOffsets("group", [QueueKey("t", 0)]), timeout_s=30)
+    answer, _ = broker.coordinator.ask(
+        FetchOffsets("group", [QueueKey("t", 0)]), timeout_s=patient(30)
+    )
     assert isinstance(answer, GroupOffsets)
     return answer.offsets[0].queue_offset
 
@@ -109,7 +112,9 @@ def assert_found_by_keys(broker: RunningBroker) -> None:
     """The index files that were dropped are built again."""
     for number in (0, 17, 29):
         while True:
-            answer, _ = broker.reader.ask(QueryMessages("t", f"key-{number}"), timeout_s=30)
+            answer, _ = broker.reader.ask(
+                QueryMessages("t", f"key-{number}"), timeout_s=patient(30)
+            )
             assert isinstance(answer, QueryResult)
             if answer.indexed_physical_offset >= answer.end_physical_offset:
                 break

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import still
 from family import RunningBroker
+from patience import patient
 
 from cometmq import Consumer, Message, Producer
 from cometmq.protocol.commands import (
@@ -28,7 +29,7 @@ from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
 pytestmark = pytest.mark.timeout(120)
 
-WAIT_S = 30
+WAIT_S = patient(30)
 WAYS = ["mapped", "zmq"]
 
 
@@ -146,7 +147,7 @@ def test_nothing_is_shown_before_it_is_on_the_disk(tmp_path: Path, way: str) -> 
     with RunningBroker(tmp_path / "store", settings) as broker:
         broker.create_topic("t", 1)
         with (
-            Producer(name_server(broker), timeout_s=20) as producer,
+            Producer(name_server(broker), timeout_s=patient(20)) as producer,
             consumer_of(broker, way) as consumer,
         ):
             begin(producer, consumer, 0)

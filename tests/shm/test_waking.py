@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import patient
 from still import stopped
 
 from cometmq import Broker, Consumer, Message
@@ -48,7 +49,7 @@ from cometmq.shm.reading import local
 
 pytestmark = pytest.mark.timeout(120)
 
-WAIT_S = 30
+WAIT_S = patient(30)
 SLOT = 7
 WORD = STRIPES_FROM + SLOT % STRIPES  # that sleepers on the queue of that slot sleep on
 
@@ -373,7 +374,7 @@ def test_who_cannot_say_that_it_sleeps_is_woken(
         with broker.consumer("g", "t", transport="mapped") as consumer:
             for number in range(50):
                 producer.send("t", b"%d" % number, queue_id=number % 2)
-                assert [m.body for m in consumer.poll(10, 20)] == [b"%d" % number]
+                assert [m.body for m in consumer.poll(10, patient(20))] == [b"%d" % number]
         words = open_sleepers(tmp_path / "store" / SLEEPERS_FILE)
         assert words.writable
         assert words.silent
