@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from patience import patient
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -36,7 +37,7 @@ from cometmq.spark.streams import finished
 pytestmark = pytest.mark.slow
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-WAIT_S = 240  # of a stream, on a machine that has other work to do
+WAIT_S = patient(240)  # of a stream, on a machine that has other work to do
 TRANSPORTS = ("file", "rpc")
 COLUMNS = "topic string, queue_id int, queue_offset bigint, body binary, tags string, keys string"
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from cluster import STEP_S, Cluster, Driver
 from family import RunningBroker
+from patience import patient
 from waiting import is_readable
 
 from cometmq.protocol.commands import GetStatistics, Statistics
@@ -136,7 +137,7 @@ class Copying:
         deadline = time.monotonic() + STEP_S
         with Channel(self.broker.address("commitlog")) as line:
             while time.monotonic() < deadline:
-                answer, _ = line.ask(GetStatistics(), timeout_s=30)
+                answer, _ = line.ask(GetStatistics(), timeout_s=patient(30))
                 assert isinstance(answer, Statistics)
                 if answer.values["staged_bytes"]:
                     return executor

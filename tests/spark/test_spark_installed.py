@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jvm
 import pytest
+from patience import patient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -20,8 +21,8 @@ def run(
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environ = {**kept, "PYSPARK_PYTHON": str(python), **variables}
     return subprocess.run(
-        [python, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=200,
-        check=False,
+        [python, *arguments], cwd=cwd, env=environ, capture_output=True, text=True,
+        timeout=patient(200), check=False,
     )  # fmt: skip
 
 

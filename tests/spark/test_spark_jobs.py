@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from family import RunningBroker
 from old_segments import ALL_HOURS, FAST, MIB, log_begins, make_old, write_segments
+from patience import patient
 from pyspark.errors import PythonException
 from pyspark.sql import Row, SparkSession
 from shared_data import data_path
@@ -44,7 +45,7 @@ from cometmq.spark.streams import finished
 pytestmark = pytest.mark.slow
 
 UNIT = CONSUME_QUEUE_UNIT.size
-WAIT_S = 240  # for a stream, beside other tests
+WAIT_S = patient(240)  # for a stream, beside other tests
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +315,9 @@ def test_killed_while_archiving(
 ) -> None:
     root = tmp_path / "archive"
     arguments = [sys.executable, "-c", KILLED, step, str(clean), str(root)]
-    assert subprocess.run(arguments, timeout=240, check=False, cwd=tmp_path).returncode == 9
+    assert (
+        subprocess.run(arguments, timeout=patient(240), check=False, cwd=tmp_path).returncode == 9
+    )
     assert manifest.entries(root) == []
     done = archive(spark, clean, root)
     assert done.segments == done.sealed
@@ -553,7 +556,7 @@ def test_lag(broker: RunningBroker, lines: dict[str, list[bytes]]) -> None:
 
     name_server = broker.ready.name_server
     with Consumer(name_server, "billing", "Apache") as consumer:
-        taken = consumer.poll(10, 30)
+        taken = consumer.poll(10, patient(30))
         assert taken
         consumer.commit()
     sampler = lag.LagSampler(name_server, ["billing"])

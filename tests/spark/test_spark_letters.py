@@ -9,6 +9,7 @@ import golden
 import pytest
 from click.testing import CliRunner
 from log_scan import scan_log
+from patience import patient
 from pyspark.sql import SparkSession
 
 from cometmq import Broker
@@ -77,9 +78,9 @@ def test_retries_of_what_was_popped(spark: SparkSession, tmp_path: Path) -> None
     with Broker(tmp_path / "store", profile="test") as broker, broker.producer() as producer:
         producer.send("invoices", b"1")
         with broker.pop_consumer("billing", "invoices") as consumer:
-            (message,) = consumer.poll(timeout_s=60)
+            (message,) = consumer.poll(timeout_s=patient(60))
             consumer.nack(message, after=0)
-            consumer.ack(*consumer.poll(timeout_s=60))
+            consumer.ack(*consumer.poll(timeout_s=patient(60)))
     for groups in (["billing"], []):
         rows = letters(spark, groups, retries=True, store=str(tmp_path / "store")).collect()
         assert [row[:3] for row in rows] == [("billing", "retry", "invoices")]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from patience import patient
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +36,7 @@ from cometmq.spark.streams import finished
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 240  # of a stream, on a machine that has other work to do
+WAIT_S = patient(240)  # of a stream, on a machine that has other work to do
 
 
 @pytest.fixture(scope="module")
