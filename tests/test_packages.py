@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from installed import copy_sources, install, wheel_in
+from patience import patient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,8 +23,8 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.Complet
     own = ("COMETMQ_", "PYTHONPATH", "PYTEST_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
     return subprocess.run(
-        command, cwd=cwd, env={**kept, **variables}, capture_output=True, text=True, timeout=500,
-        check=False,
+        command, cwd=cwd, env={**kept, **variables}, capture_output=True, text=True,
+        timeout=patient(500), check=False,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import parallel
 import pytest
+from patience import patient
 
 CONFTEST = """
 import crashes
@@ -70,7 +71,7 @@ def test_a_process_that_crashes(tmp_path: Path) -> None:
     options = ("-q", "-n", "2", "-p", "no:cacheprovider", f"-o=pythonpath={kit}")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240,
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=patient(240),
     )  # fmt: skip
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"1 failed, {FILES * TESTS + 1} passed"), done.stdout + done.stderr

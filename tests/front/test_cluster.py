@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from cli_process import json_of, output_of, run, start
 from members import FakeMembers
+from patience import patient
 
 from cometmq.actors.replication.core.record import GroupRecord, encode_record
 from cometmq.actors.replication.engines.engine import (
@@ -345,7 +346,7 @@ def test_watch_tells_what_happens(served: FakeMembers) -> None:
         found = json.loads(process.stdout.readline())
         assert found["changes"][0] == "there is no master; it was n0"
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=patient(60))
         assert process.returncode == 130
     finally:
         process.kill()
@@ -479,7 +480,7 @@ def test_replicas_that_do_not_start_are_told_and_ctrl_c_ends_it(made: ClusterFol
         code, told = said_by("run", "--store", str(made.path))
         assert (code, f"process {process.pid} runs this cluster" in told) == (1, True)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=patient(60))
         assert (process.returncode, out) == (0, b"")
     finally:
         process.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli_process import json_of, output_of, run
 from family import RunningBroker
+from patience import patient
 from shared_data import data_path
 
 from cometmq.client import Admin, Consumer, Message, Producer
@@ -25,7 +26,7 @@ from cometmq.shm.kernel._kernel import BatchEncoder
 from cometmq.shm.kernel.layout import SYS_COMPRESSED
 
 VARIABLE = "COMETMQ_NAME_SERVER"
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture(scope="module")

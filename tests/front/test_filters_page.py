@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import patient
+
 from cometmq import Broker
 from cometmq.protocol.filters.limits import DEPTH_MAX, NAMES_MAX, OPERATORS_MAX, TEXT_MAX
 
@@ -20,7 +22,9 @@ def test_the_programs(tmp_path: Path) -> None:
     with Broker(tmp_path / "store", profile="test") as broker:
         for program in programs:
             text = program.replace(SERVER, broker.name_server)
-            run = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=90)
+            run = subprocess.run(
+                [sys.executable, "-c", text], capture_output=True, timeout=patient(90)
+            )
             assert run.returncode == 0, (program, run.stderr.decode())
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from cometmq import Broker
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 PAGES = [*sorted(page.name for page in GUIDE.glob("*.md")), "../consuming.md"]
 SERVER = "127.0.0.1:9876"
-WAIT_S = 90
+WAIT_S = patient(90)
 
 
 def programs_of(page: str) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli_process import environment
 from interrupted import NEVER_CAME
+from patience import patient
 
 from cometmq.cli.interrupts import EXIT_INTERRUPTED, end_on_ctrl_c, ending_on_ctrl_c
 
@@ -25,7 +26,8 @@ COMMANDS = {
 def run(tmp_path: Path, when: str, command: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, DRIVER, when, *COMMANDS[command]],
-        input=b"", capture_output=True, timeout=60, check=False, cwd=tmp_path, env=environment(),
+        input=b"", capture_output=True, timeout=patient(60), check=False, cwd=tmp_path,
+        env=environment(),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import pytest
 from cli_process import json_of, run
 from family import RunningBroker
 from old_segments import until
+from patience import patient
 from still import stopped
 
 from cometmq.actors.runtime.log_file import LogFile
@@ -28,7 +29,7 @@ from cometmq.conf import BrokerSettings
 from cometmq.conf.settings import PARTS
 from cometmq.errors import ConfigError
 
-WAIT_S = 30
+WAIT_S = patient(30)
 
 
 @pytest.fixture
@@ -250,7 +251,7 @@ def test_what_is_refused_is_not_unconfirmed(broker: RunningBroker) -> None:
     run("topic", "update", "t", "--perm", "r", "--name-server", server)
     command = [sys.executable, "-m", "cometmq", "msg", "send", "-t", "t", "-o", "json"]
     command += ["--name-server", server, "--timeout", "2"]
-    done = subprocess.run(command, input=b"one\ntwo\n", capture_output=True, timeout=60)
+    done = subprocess.run(command, input=b"one\ntwo\n", capture_output=True, timeout=patient(60))
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert (found["sent"], found["refused"], found["unconfirmed"]) == (2, 2, 0)

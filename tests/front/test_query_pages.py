@@ -8,6 +8,7 @@ import cli_process
 import pytest
 from family import RunningBroker
 from inside import wait_indexed
+from patience import patient
 
 from cometmq.client import Admin
 from cometmq.protocol.commands import QueryMessages, QueryResult
@@ -62,7 +63,9 @@ def test_an_answer_says_that_there_is_more(broker: RunningBroker) -> None:
     command = QueryMessages("many", "k", max_count=COUNT)
     seen, below = 0, command.below
     while True:
-        answer, _ = reader.ask(QueryMessages("many", "k", COUNT, below=below), timeout_s=30)
+        answer, _ = reader.ask(
+            QueryMessages("many", "k", COUNT, below=below), timeout_s=patient(30)
+        )
         assert isinstance(answer, QueryResult)
         assert 0 < answer.count <= 1024
         seen += answer.count

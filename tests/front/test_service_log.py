@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from cometmq.actors.runtime.service_log import PACKET_MAX, ServiceHandler, ServiceLog
 from cometmq.broker import Broker
@@ -32,14 +33,14 @@ class Records(logging.Handler):
         self.open.set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        assert self.open.wait(60)
+        assert self.open.wait(patient(60))
         with self.heard:
             self.records.append(record)
             self.heard.notify_all()
 
     def wait_for(self, wanted: Callable[[logging.LogRecord], bool]) -> logging.LogRecord:
         with self.heard:
-            assert self.heard.wait_for(lambda: any(map(wanted, self.records)), 60)
+            assert self.heard.wait_for(lambda: any(map(wanted, self.records)), patient(60))
             return next(filter(wanted, self.records))
 
 
@@ -76,7 +77,7 @@ def test_a_broker_logs_by_the_service(
     assert "told" not in capfd.readouterr().err
     for thread in threading.enumerate():
         if thread.name == "cometmq broker log":
-            thread.join(60)  # it has been told to end, and may not have had its turn yet
+            thread.join(patient(60))  # it has been told to end, and may not have had its turn yet
             assert not thread.is_alive()
 
 
@@ -112,14 +113,14 @@ def test_a_broker_goes_on_beside_a_service_that_does_not_read(
     monkeypatch.setattr("cometmq.broker.ServiceLog", Narrow)
     with (
         Broker(tmp_path / "store", settings={"logLevel": "INFO"}) as broker,
-        Admin(broker.name_server, timeout_s=30) as admin,
+        Admin(broker.name_server, timeout_s=patient(30)) as admin,
     ):
         records.open.clear()
         for number in range(15):  # each is a line of the coordinator's log
             admin.create_topic(f"topic-{number}", queues=1)
         records.open.set()
         complaint = None
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while complaint is None:  # it is told with the next line
             assert time.monotonic() < deadline
             admin.reset_offsets(

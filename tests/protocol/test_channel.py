@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from patience import patient
 from ports import free_ports
 
 from cometmq.protocol.commands import Ping
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
 from cometmq.protocol.wire.channel import Channel, Pending, wait_any
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_an_unanswered_request_ends_at_its_limit(silent: str) -> None:
     """Fault 8: also one with a shorter limit than that for which the pump sleeps already."""
     with Channel(silent, "the silent") as channel:
         channel.request(Ping(), on_done=lambda _: None)
-        longer = channel.request(Ping(), on_done=lambda _: None, timeout_s=3_600)
+        longer = channel.request(Ping(), on_done=lambda _: None, timeout_s=patient(3_600))
         for _ in range(3):
             error = outcome(channel, 0.05)
             assert isinstance(error, NotConfirmed)

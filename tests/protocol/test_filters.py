@@ -13,6 +13,7 @@ import pytest
 from filter_cases import STRICTER, cases
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import patient
 
 from cometmq.protocol.errors import FilterIllegal, SubscriptionIllegal, from_code
 from cometmq.protocol.filters import TEXT_MAX, compile_filter
@@ -133,7 +134,7 @@ def test_the_parser_is_loaded_with_the_first_filter() -> None:
         "compile_filter('a')\n"
         "assert 'lark' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=patient(60))
 
 
 def test_tags_and_sql_become_one_text_and_two_again() -> None:

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from family import RunningBroker
 from msgspec import inspect
+from patience import patient
 
 from cometmq.actors.runtime.inbox import MAILBOX_COUNT
 from cometmq.protocol import frames
@@ -25,7 +26,7 @@ from cometmq.protocol.wire.channel import Channel
 WIDE = 2**64 - 1, 2**63, -(2**63)
 NARROW = 2**31, -(2**31) - 1
 WAITS = {"suspend_ms", "wait_ms"}  # an actor may hold the answer for so long
-ANSWER_TIMEOUT_S = 150  # for checks an actor waits 30 s, and for the cleaner 60
+ANSWER_TIMEOUT_S = patient(150)  # for checks an actor waits 30 s, and for the cleaner 60
 
 Place = tuple[int | str, ...]  # the way to a value, in a command as MessagePack has it
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from certificates import Authority, Pair
 from engine_servers import eventually, need_etcd
+from patience import patient
 from secured_servers import USER, SecuredEtcd
 
 from cometmq.actors.replication.engines.access import Access
@@ -41,7 +42,7 @@ def seen(watch: Watch, record: bytes) -> bool:
     """Woken by the watch alone, until it shows that record."""
     poller = select.poll()
     poller.register(watch.fileno(), select.POLLIN)
-    until = time.monotonic() + 60
+    until = time.monotonic() + patient(60)
     while (view := watch.take()) is None or view.stored is None or view.stored.record != record:
         if not poller.poll(max(0.0, until - time.monotonic()) * 1000):
             return False
@@ -116,7 +117,7 @@ def listening(pair: Pair) -> Iterator[int]:
                 except OSError:
                     return
                 with contextlib.suppress(OSError), line:
-                    line.settimeout(10)
+                    line.settimeout(patient(10))
                     context.wrap_socket(line, server_side=True).close()
 
         thread = threading.Thread(target=serve)
@@ -368,7 +369,7 @@ def test_a_busy_etcd_is_asked_for_one_token_at_a_time(access: EngineAccess) -> N
 
     def send(path: str, body: dict[str, Any], _until: float, token: str) -> dict[str, Any]:
         asked.append((path, body, token))
-        assert may_answer.wait(60)
+        assert may_answer.wait(patient(60))
         return {"token": f"token {len(asked)}"}
 
     login = Login("here", Access(access), send)
@@ -376,12 +377,12 @@ def test_a_busy_etcd_is_asked_for_one_token_at_a_time(access: EngineAccess) -> N
         with pytest.raises(EngineUnreachable, match="no token in time"):
             login.token(time.monotonic() + 0.01)
     may_answer.set()
-    assert login.token(time.monotonic() + 60) == "token 1"
+    assert login.token(time.monotonic() + patient(60)) == "token 1"
     assert asked == [("/v3/auth/authenticate", {"name": "me", "password": "word"}, "")]
     login.forget("another")
     assert login.token(0) == "token 1"
     login.forget("token 1")
-    assert login.token(time.monotonic() + 60) == "token 2"
+    assert login.token(time.monotonic() + patient(60)) == "token 2"
 
 
 def test_a_file_engine_has_neither(access: EngineAccess, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from engine_child import Child
 from engine_servers import World, eventually
 from fault.disk import Disk, need, small_disk
+from patience import patient
 from ports import free_ports
 
 from cometmq.actors.replication.engines.engine import (
@@ -35,7 +36,7 @@ from cometmq.actors.replication.engines.opening import open_engine
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 PACE_S = 0.005  # of who counts, between two changes
-ELECTION_S = 60  # at most, on a busy machine
+ELECTION_S = patient(60)  # at most, on a busy machine
 
 
 class Counter:
@@ -90,7 +91,7 @@ class Counter:
 
     def wait_for(self, more: int) -> None:
         wanted = len(self.applied) + more
-        eventually(lambda: self.failure or len(self.applied) >= wanted, 120)
+        eventually(lambda: self.failure or len(self.applied) >= wanted, patient(120))
         if self.failure:
             raise self.failure
 
@@ -203,7 +204,7 @@ def test_when_all_servers_hang_nobody_waits_for_ever(world: World, group: str) -
                 began = time.monotonic()
                 with pytest.raises(EngineUnreachable):
                     call()
-                assert time.monotonic() - began < 20  # for ever is longer
+                assert time.monotonic() - began < patient(20)  # for ever is longer
             with contextlib.suppress(EngineUnreachable):
                 assert isinstance(broker.cas(group, version, b"1"), Unknown)
             eventually(lambda: session.holding is Holding.IN_DOUBT)
@@ -273,7 +274,7 @@ def test_an_answer_that_is_lost(world: World, engine: Engine, group: str) -> Non
             for server in range(world.servers):
                 world.signal(signal.SIGCONT, server)
         assert isinstance(outcome, Unknown)
-        assert took < 20
+        assert took < patient(20)
         world.wait_ready()
         # Once the version is another one it is decided, and stays so.
         settled = eventually(lambda: settle(engine, group, before.version))
@@ -392,7 +393,7 @@ def test_many_processes_make_the_files_at_once(folder: Path) -> None:
         assert child.stdin is not None
         child.stdin.write("\n")
         child.stdin.flush()
-    said = [child.communicate(timeout=90)[0] for child in children]
+    said = [child.communicate(timeout=patient(90))[0] for child in children]
     assert sum(each.startswith("Applied") for each in said) == 1, said
     assert sum(each.startswith("Refused") for each in said) == 5, said
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import patient
 
 from cometmq.actors.replication.engines import sqlite
 from cometmq.actors.replication.engines.engine import Applied, Stored, Unknown
@@ -203,7 +204,7 @@ def answering(answer: Callable[[bytes], bytes]) -> Iterator[int]:
                 except OSError:
                     return
                 with line:
-                    line.settimeout(10)  # of a client that says nothing
+                    line.settimeout(patient(10))  # of a client that says nothing
                     try:
                         request = line.recv(1 << 17)
                         if request.endswith(b"\r\n\r\n"):  # of HTTP; its body comes by itself
@@ -276,7 +277,7 @@ def test_a_stream_that_says_what_cannot_be_is_begun_anew(line: bytes) -> None:
     with answering(answer) as port, open_engine(f"etcd://127.0.0.1:{port}", 5) as engine:
         engine.watch("g")
         for _ in range(3):
-            assert asked.acquire(timeout=60)
+            assert asked.acquire(timeout=patient(60))
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "401 Unauthorized", "302 Found"])

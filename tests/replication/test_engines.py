@@ -15,6 +15,7 @@ import pytest
 from engine_child import Child
 from engine_servers import World, eventually, remove_by_hand
 from linear import ABSENT, Op, is_linearizable
+from patience import patient
 
 from cometmq.actors.replication.engines import bells, watching
 from cometmq.actors.replication.engines.engine import (
@@ -64,7 +65,7 @@ def held(child: Child) -> Any:
     return eventually(ask)
 
 
-def until(watch: Watch, seen: Callable[[View], bool], limit_s: float = 60.0) -> View:
+def until(watch: Watch, seen: Callable[[View], bool], limit_s: float = patient(60.0)) -> View:
     """Woken by the watch's descriptor alone, until it shows that."""
     poller = select.poll()
     poller.register(watch.fileno(), select.POLLIN)
@@ -180,7 +181,7 @@ def test_of_many_one_wins(world: World, group: str) -> None:
             together = threading.Barrier(len(handles))
 
             def run(number: int) -> Any:
-                together.wait(60)  # noqa: B023
+                together.wait(patient(60))  # noqa: B023
                 return handles[number].cas(group, version, b"%d" % number)  # noqa: B023
 
             outcomes = list(pool.map(run, range(len(handles))))
