@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import Report
+from patience import patient
 from slave_load import keep
 
 from cometmq import Producer
@@ -47,7 +48,7 @@ def bare_copy_s(store: Path, size: int, target: Path) -> float:
         assert ours.poll(600)
         took = time.perf_counter() - began
         assert ours.recv() == size
-    taker.join(60)
+    taker.join(patient(60))
     target.unlink()
     return took
 

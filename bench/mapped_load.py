@@ -7,6 +7,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from patience import patient
+
 from cometmq import Consumer, Producer
 from cometmq.shm.os.libc import set_timer_slack
 
@@ -41,7 +43,7 @@ def drain(
         line.recv()
         began, left = time.monotonic(), count
         while left:
-            messages = consumer.poll(8192, timeout_s=10)
+            messages = consumer.poll(8192, timeout_s=patient(10))
             assert messages, f"{left} of {count} messages did not come"
             consumer.ack(messages)
             left -= len(messages)

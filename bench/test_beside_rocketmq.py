@@ -44,6 +44,7 @@ import pytest
 from benchmarks import Report
 from interop import peers
 from loads import BODY, DELAY_S, by_pops, by_tasks, by_threads, commit_all, fail_each_once
+from patience import patient
 
 from cometmq import Broker
 from cometmq.bench.crew import Crew, cpu_seconds
@@ -56,7 +57,7 @@ QUEUES: Final = 8
 IN_FLIGHT: Final = 64
 ROUNDS: Final = 5  # of --full
 FEW: Final = 640  # messages of RocketMQ in the small form
-WITHOUT_A_WORD_S: Final = 60.0  # a worker tells its progress each second
+WITHOUT_A_WORD_S: Final = patient(60.0)  # a worker tells its progress each second
 _groups = (f"turn-{number}" for number in itertools.count())
 
 

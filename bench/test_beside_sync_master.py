@@ -24,6 +24,7 @@ import jvm
 import pytest
 from benchmarks import Report
 from interop import peers
+from patience import patient
 
 from cometmq import Broker, Producer
 from cometmq.bench.crew import Crew
@@ -40,8 +41,8 @@ TOPIC: Final = "replicated"
 QUEUES: Final = 8
 BODY: Final = random.Random(7).randbytes(128)
 ROUNDS: Final = 5  # of --full
-WITHOUT_A_WORD_S: Final = 60.0  # a worker tells its progress each second
-READY_S: Final = 90.0
+WITHOUT_A_WORD_S: Final = patient(60.0)  # a worker tells its progress each second
+READY_S: Final = patient(90.0)
 
 Rate = Callable[[str, int], float]
 

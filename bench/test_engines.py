@@ -14,11 +14,12 @@ from collections.abc import Iterator
 import pytest
 from benchmarks import Report
 from engine_servers import World, running
+from patience import patient
 
 from cometmq.actors.replication.engines.engine import Applied
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-KILLED_MAX_S = 60
+KILLED_MAX_S = patient(60)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "etcd"])

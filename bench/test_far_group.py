@@ -25,6 +25,7 @@ from far_network import FarNetwork
 from fault import network
 from fault.group_replica import Replica
 from fault.network import HOST, NetworkTrouble
+from patience import patient
 from ports import free_ports
 
 from cometmq import Producer
@@ -39,7 +40,7 @@ DELAY_S: Final = 0.005
 GROUP: Final = "far"
 BODY: Final = b"x" * 128
 MOST_ROUND_TRIPS: Final = 2.5
-READY_S: Final = 120.0
+READY_S: Final = patient(120.0)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def pair(
 
 def producer_of(stack: ExitStack, at: str) -> Producer:
     """Once a message has been acknowledged there."""
-    producer = stack.enter_context(Producer(at, timeout_s=60))
+    producer = stack.enter_context(Producer(at, timeout_s=patient(60)))
     deadline = time.monotonic() + READY_S
     while True:
         try:

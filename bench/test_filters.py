@@ -160,5 +160,5 @@ def drain(consumer: Consumer, count: int) -> None:
     consumer.seek("earliest")
     found = 0
     while found < count:
-        found += len(consumer.poll(4096, 30))
+        found += len(consumer.poll(4096, patient(30)))
     assert found == count

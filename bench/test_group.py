@@ -28,6 +28,7 @@ import psutil
 import pytest
 from benchmarks import Counters, Report
 from catching_up import Sends, bare_copy_s, bytes_per_s, tell
+from patience import patient
 
 from cometmq import AsyncProducer, Broker, Producer
 
@@ -38,7 +39,7 @@ COMETMQ: Final = (sys.executable, "-m", "cometmq")
 BODY: Final = random.Random(7).randbytes(128)
 LARGE: Final = random.Random(7).randbytes(1_000)
 IN_FLIGHT: Final = 64
-END_S: Final = 60
+END_S: Final = patient(60)
 
 Send = Callable[[str, int], None]  # to the broker at that name server, so many
 
@@ -80,26 +81,26 @@ def pair(
 
 
 def lingering(name_server: str, count: int) -> None:
-    with Producer(name_server, linger_ms=5, timeout_s=60) as producer:
+    with Producer(name_server, linger_ms=5, timeout_s=patient(60)) as producer:
         for _ in range(count):
             producer.send(TOPIC, BODY)
         producer.flush()
 
 
 def many(name_server: str, count: int) -> None:
-    with Producer(name_server, timeout_s=60) as producer:
+    with Producer(name_server, timeout_s=patient(60)) as producer:
         producer.send_many(TOPIC, [BODY] * count)
 
 
 def one_in_flight(name_server: str, count: int) -> None:
-    with Producer(name_server, timeout_s=60) as producer:
+    with Producer(name_server, timeout_s=patient(60)) as producer:
         for _ in range(count):
             producer.send(TOPIC, BODY)
 
 
 def in_flight(name_server: str, count: int) -> None:
     async def send() -> None:
-        async with AsyncProducer(name_server, timeout_s=60) as producer:
+        async with AsyncProducer(name_server, timeout_s=patient(60)) as producer:
 
             async def one() -> None:
                 for _ in range(count // IN_FLIGHT):
@@ -151,7 +152,9 @@ def test_a_producer_that_stays(tmp_path: Path, batch_kib: int, full: bool, repor
     rates = []
     with (
         running_group(tmp_path / "group", "ASYNC_FLUSH") as name_server,
-        Producer(name_server, linger_ms=5, batch_bytes=batch_kib << 10, timeout_s=60) as producer,
+        Producer(
+            name_server, linger_ms=5, batch_bytes=batch_kib << 10, timeout_s=patient(60)
+        ) as producer,
     ):
         for _ in range(1 + rounds):  # of the first one nothing is warm
             began = time.perf_counter()
@@ -201,7 +204,7 @@ def test_catch_up(tmp_path: Path, full: bool, report: Report) -> None:
     folder, count = tmp_path / "group", 10_000_000 if full else 20_000
     with (
         running_group(folder, "ASYNC_FLUSH") as name_server,
-        Producer(name_server, timeout_s=60) as producer,
+        Producer(name_server, timeout_s=patient(60)) as producer,
     ):
         producer.send(TOPIC, LARGE)
         master, follower = one_that(folder, "master"), one_that(folder, "follower")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patient
 
 
 def lines_of(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -17,7 +18,7 @@ def lines_of(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-m", "cometmq", "bench", *arguments, "--rounds", "1",
          "--out", str(tmp_path / "bundle"), "--store", str(stores)],
-        capture_output=True, text=True, timeout=110,
+        capture_output=True, text=True, timeout=patient(110),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not list(stores.iterdir())

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from benchmarks import Report
 from mapped_load import drain, produce_at
+from patience import patient
 
 from cometmq import Broker
 
@@ -42,7 +43,7 @@ def latencies_us(
         producer = SPAWN.Process(target=produce_at, args=(broker.name_server, topic, rate, count))
         producer.start()
         while len(bodies) < count:
-            messages = consumer.poll(1024, 30)
+            messages = consumer.poll(1024, patient(30))
             now = time.monotonic_ns()
             assert messages, f"{len(bodies)} of {count} messages came"
             bodies += [(now, message.body) for message in messages]

@@ -21,6 +21,7 @@ import psutil
 import pytest
 import zmq
 from benchmarks import Report
+from patience import patient
 
 from cometmq import Broker
 from cometmq.client import Admin
@@ -173,7 +174,7 @@ def measure(broker: Broker, load: Load, what: str, report: Report | None) -> dic
 
 def coordinator_of(name_server: str) -> str:
     with Channel(name_server, "the name server") as channel:
-        answer, _ = channel.ask(GetRoute("orders"), timeout_s=10)
+        answer, _ = channel.ask(GetRoute("orders"), timeout_s=patient(10))
     assert isinstance(answer, TopicRoute)
     return answer.brokers[0].endpoints.coordinator
 
@@ -181,7 +182,7 @@ def coordinator_of(name_server: str) -> str:
 def line_of(endpoint: str) -> str:
     """Where the coordinator's lines are, as a client of this machine is told."""
     with Channel(endpoint, "the coordinator") as channel:
-        answer, _ = channel.ask(GetLine(boot_id()), timeout_s=10)
+        answer, _ = channel.ask(GetLine(boot_id()), timeout_s=patient(10))
     assert isinstance(answer, LineAddress)
     return answer.name
 
@@ -227,7 +228,7 @@ def join(endpoint: str, groups: Iterable[str]) -> dict[str, list[int]]:
     with Channel(endpoint, "the coordinator") as channel:
         for group in groups:
             command = JoinGroup(group, MEMBER, [Subscription("orders", "*")], [], -1, 0)
-            share, _ = channel.ask(command, timeout_s=60)
+            share, _ = channel.ask(command, timeout_s=patient(60))
             assert isinstance(share, GroupShare)
             assert len(share.queues) == QUEUES
             epochs[group] = share.epochs  # in the order of the queues
@@ -243,7 +244,7 @@ def latencies_ms(endpoint: str, groups: int, seconds: float) -> list[float]:
         channel.open_line(10)
         while time.monotonic() < until:
             began = time.perf_counter()
-            channel.ask(command(groups, number, number), timeout_s=10)
+            channel.ask(command(groups, number, number), timeout_s=patient(10))
             waits.append((time.perf_counter() - began) * 1000)
             number += 1
             time.sleep(0.0005)  # the pace

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from benchmarks import Counters, Report
 from catching_up import Sends, bare_copy_s, bytes_per_s, lags_s, tell, wait_for
+from patience import patient
 from slave_load import follow, send_steadily
 
 from cometmq import Broker, Producer
@@ -49,7 +50,7 @@ def pair(
             slave.start()
             assert ours.poll(60)
             yield request.param, alone, master
-        slave.join(60)
+        slave.join(patient(60))
 
 
 def in_turns(
@@ -134,7 +135,7 @@ def test_lag(tmp_path: Path, full: bool, report: Report) -> None:
         lags = sorted(lags_s(wrote, has, 10.0 if full else 0.5))
         written = (wrote.value - before) / (time.perf_counter() - began)
         ours.send(None)
-        sender.join(60)
+        sender.join(patient(60))
     report("lag, the master writes", written / 1e6, "MB/s")
     for percent in (50, 99):
         report(f"lag, p{percent}", lags[len(lags) * percent // 100] * 1e3, "ms")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 from benchmarks import Report, median_s
+from patience import patient
 
 from cometmq import Broker
 
@@ -67,7 +68,7 @@ def test_poll_of_a_warm_backlog(broker: Broker, full: bool, report: Report) -> N
         with broker.consumer(group, "bench_poll", transport="zmq") as consumer:
             left = count
             while left:
-                messages = consumer.poll(8192, timeout_s=10)
+                messages = consumer.poll(8192, timeout_s=patient(10))
                 assert messages, f"{left} of {count} messages did not come"
                 consumer.ack(messages)
                 left -= len(messages)
