@@ -22,7 +22,7 @@ from cometmq.actors.writer.ends import Ends
 from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
 from cometmq.actors.writer.segments import SegmentWait
 from cometmq.conf import BrokerSettings, FlushDiskType
-from cometmq.protocol.commands import Command, DiskState, Done, GetLine, TopicsChanged
+from cometmq.protocol.commands import Command, DiskState, Done, TopicsChanged
 from cometmq.protocol.errors import (
     DiskFull,
     MessageIllegal,
@@ -395,11 +395,8 @@ class FollowerActor(ServiceActor):
     # --- commands ---
 
     def refuse(self, _command: Command, _request: Any) -> NoReturn:
+        """GetLine as well: a producer that wants a line wants to send."""
         raise not_master(self._settings)
-
-    def on_get_line(self, command: GetLine, request: Request) -> NoReturn:
-        """A producer that wants a line wants to send."""
-        self.refuse(command, request)
 
     def on_topics_changed(self, command: TopicsChanged, _request: Request) -> Command:
         return self._cursors.take(command.topics)

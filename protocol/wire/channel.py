@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -43,6 +41,7 @@ from cometmq.protocol.wire.pending import (
     Settled,
     settle_all,
 )
+from cometmq.protocol.wire.polling import poll_ms, polled, wait_readable
 from cometmq.protocol.wire.shortcut import Shortcut, lost_text
 from cometmq.protocol.wire.steady import Steady
 
@@ -113,9 +112,7 @@ class Channel:
         `pump` that is the thread that calls `wait_any`. Without `by_line` it goes by ZeroMQ in any
         case: its answer may be larger than a packet.
         """
-        limit = None
-        if timeout_s is not None:
-            limit = Limit.of(type(command).__name__, timeout_s, connect_s)
+        limit = Limit.of(command, timeout_s, connect_s)
         pending = Pending(self, next(self._ids), on_done, limit)
         if on_done is not None and pump:
             self.start_pump()
@@ -123,8 +120,7 @@ class Channel:
         line = self._shortcut.line
         if line is not None:
             if by_line and self._send_by_line(line, pending, head, payload):
-                is_first = limit is not None and self._requests.watch(pending)
-                if self._is_idle or is_first:
+                if self._requests.watch(pending) or self._is_idle:
                     self._ring()
                 return pending
         else:
@@ -135,7 +131,7 @@ class Channel:
             self._notice_loss()
         self._requests.add(pending)
         self._send(pending.request_id, head, payload, pending)
-        if limit is not None and self._requests.watch(pending):
+        if self._requests.watch(pending):
             self._ring()
         return pending
 
@@ -343,16 +339,16 @@ class Channel:
             if self._requests:  # the loop may be held up, or over
                 self._is_idle = False
                 timeout_s = LENT_S if timeout_s is None else min(timeout_s, LENT_S)
-            _wait_readable(_polled(fd for fd in waiting if fd != line.fd), timeout_s)
+            wait_readable(polled(fd for fd in waiting if fd != line.fd), timeout_s)
             self._is_idle = False
         elif waiting:
-            poll = _polled(waiting)
-            readable = _wait_readable(poll, self.look_in_s)
+            poll = polled(waiting)
+            readable = wait_readable(poll, self.look_in_s)
             while line is not None and readable == [line.fd] and line is self._shortcut.line:
-                if self._outbox or self._requests.next_due <= time.monotonic():
+                if self._outbox or self._requests.has_overdue:
                     break  # it has to be looked after
                 self._pump_once(line)
-                readable = _wait_readable(poll, self.look_in_s)
+                readable = wait_readable(poll, self.look_in_s)
         if not self._closed:
             self._pump_once()
         return not self._closed
@@ -390,19 +386,7 @@ class Channel:
         settle_all(settled)
         if ended is not None:
             self._shortcut.lose(ended)
-        self._give_up_overdue()
-
-    def _give_up_overdue(self) -> None:
-        """Settle what has waited for as long as it may. Not under the lock."""
-        for pending in self._requests.overdue():
-            limit = pending.limit
-            if limit is None or self._requests.take(pending.request_id) is None:
-                continue  # it was answered meanwhile
-            is_sent = pending.handed_over or pending.line is not None
-            error = self.give_up(
-                pending, limit.what, limit.timeout_s if is_sent else limit.connect_s
-            )
-            pending.settle(None, (), error)
+        self._requests.give_up_overdue()
 
     def descriptors(self) -> tuple[int, ...]:
         """What to sleep on until something comes; empty when there is something to do already.
@@ -420,14 +404,8 @@ class Channel:
 
     @property
     def look_in_s(self) -> float | None:
-        """When to look after the connection and the requests' limits again though nothing comes;
-        None: not at all."""
-        retry_in_s = self._dealer.retry_in_s if self._outbox else None
-        due = self._requests.next_due
-        if due == math.inf:
-            return retry_in_s
-        due_in_s = max(0.0, due - time.monotonic())
-        return due_in_s if retry_in_s is None else min(retry_in_s, due_in_s)
+        """When to look after connection and limits though nothing comes; None: not at all."""
+        return self._requests.look_in_s(self._dealer.retry_in_s if self._outbox else None)
 
     def _ring(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -488,7 +466,7 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
             timeout_s = min(timeout_s, max(look_in_s, 0.001))
     if not ready:
         waiting = [(fd, POLLIN) for fd in (wake_fd, *watched)]
-        readable = zmq.zmq_poll(waiting, _poll_ms(timeout_s))
+        readable = zmq.zmq_poll(waiting, poll_ms(timeout_s))
         ready.update(watched[fd] for fd, _ in readable if fd != wake_fd)
         ready |= retrying
     for channel in ready:
@@ -516,22 +494,6 @@ def read_line(channel: Channel, line: Line) -> bool:
     if ended is not None:
         channel._shortcut.lose(ended)
     return ended is None
-
-
-def _polled(descriptors: Iterable[int]) -> select.poll:
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return poll
-
-
-def _wait_readable(poll: select.poll, timeout_s: float | None) -> list[int]:
-    """Sleep until something can be read. Without the channel's lock: others may send meanwhile."""
-    return [fd for fd, _ in poll.poll(None if timeout_s is None else _poll_ms(timeout_s))]
-
-
-def _poll_ms(timeout_s: float) -> int:
-    return max(1, int(timeout_s * 1000)) if timeout_s > 0 else 0
 
 
 __all__ = ["Channel", "Payload", "Pending", "lend_line", "line_to_lend", "read_line", "wait_any"]

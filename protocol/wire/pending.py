@@ -25,6 +25,7 @@ class Asked(Protocol):
     def name(self) -> str: ...
     def wait(self, pending: Pending, timeout_s: float, *, keep: bool = False) -> bool: ...
     def forget(self, pending: Pending) -> bool: ...
+    def give_up(self, pending: Pending, what: str, timeout_s: float) -> CometError: ...
 
 
 class Limit(NamedTuple):
@@ -45,10 +46,15 @@ class Limit(NamedTuple):
     connect_by: float
 
     @classmethod
-    def of(cls, what: str, timeout_s: float, connect_s: float | None) -> Self:
-        """A limit that begins now."""
+    def of(
+        cls, command: Command, timeout_s: float | None, connect_s: float | None = None
+    ) -> Self | None:
+        """A limit that begins now; None: there is none."""
+        if timeout_s is None:
+            return None
         connect_s = timeout_s if connect_s is None else min(connect_s, timeout_s)
         now = time.monotonic()
+        what = type(command).__name__
         return cls(what, timeout_s, now + timeout_s, connect_s, now + connect_s)
 
 
@@ -94,8 +100,12 @@ class Pending:
     def due(self) -> float:
         """When it is given up, as far as is known now: time.monotonic(). It has a limit."""
         assert self.limit is not None
-        is_sent = self.handed_over or self.line is not None
-        return self.limit.due if is_sent else self.limit.connect_by
+        return self.limit.due if self.is_sent else self.limit.connect_by
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the other side may have it."""
+        return self.handed_over or self.line is not None
 
     def event(self) -> threading.Event:
         event = self._event
@@ -157,28 +167,43 @@ class PendingRequests:
         self._limited.pop(request_id, None)
         return self._by_id.pop(request_id, None)
 
-    @property
-    def next_due(self) -> float:
-        """When to call `overdue`: time.monotonic(); inf: no request has a limit."""
-        return self._next_due
-
     def watch(self, pending: Pending) -> bool:
-        """Whether the limit of this request ends before all others: whoever sleeps until
-        `next_due` has to be woken."""
+        """Whether the limit of this request, if it has one, ends before all others: whoever sleeps
+        until then has to be woken."""
+        if pending.limit is None:
+            return False
         with self._limited_lock:
             is_first = pending.due < self._next_due
             self._next_due = min(self._next_due, pending.due)
         return is_first
 
-    def overdue(self) -> list[Pending]:
-        """Those whose limit has ended; they are taken out by whoever gives them up."""
+    @property
+    def has_overdue(self) -> bool:
+        """Whether `give_up_overdue` has something to do, or may have."""
+        return self._next_due <= time.monotonic()
+
+    def look_in_s(self, other_s: float | None) -> float | None:
+        """When to call `give_up_overdue`, or in that time if that is sooner; None: never."""
+        if self._next_due == math.inf:
+            return other_s
+        due_in_s = max(0.0, self._next_due - time.monotonic())
+        return due_in_s if other_s is None else min(other_s, due_in_s)
+
+    def give_up_overdue(self) -> None:
+        """Settle those whose limit has ended. Not under a lock."""
         now = time.monotonic()
         if now < self._next_due:
-            return []
+            return
         with self._limited_lock:
             dues = [(each.due, each) for each in list(self._limited.values())]
             self._next_due = min((due for due, _ in dues if due > now), default=math.inf)
-        return [each for due, each in dues if due <= now]
+        for due, pending in dues:
+            limit = pending.limit
+            if due > now or limit is None or self.take(pending.request_id) is None:
+                continue  # it may wait longer, or is answered
+            timeout_s = limit.timeout_s if pending.is_sent else limit.connect_s
+            error = pending.channel.give_up(pending, limit.what, timeout_s)
+            pending.settle(None, (), error)
 
     def take_all(self, wanted: Callable[[Pending], bool]) -> list[Pending]:
         """Those that are wanted, but for what another thread takes in this moment."""
