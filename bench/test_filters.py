@@ -17,6 +17,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 from benchmarks import Report, median_s
+from patience import patient
 
 from cometmq import Broker, Consumer
 from cometmq.shm.reading.selection import selection_of

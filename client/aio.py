@@ -39,6 +39,8 @@ from cometmq.client.sending.outgoing import Body, Keys, Outgoing, Target, compos
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Receipt, Receipts
 from cometmq.client.sending.requests import Reply
+from cometmq.protocol.errors import CometError
+from cometmq.protocol.retry import SOON_S
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel._kernel import Message
@@ -216,11 +218,17 @@ class AsyncProducer:
         while not sender.has_room:
             await self._elsewhere("room", sender.wait_for_room)
 
-    async def _prepare_request(self, topic: str) -> None:
+    async def _prepare_request(self, topic: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         await self._prepare(topic)
         requests = self._producer._requests
-        if not requests.is_open(topic):
-            await self._elsewhere(f"replies {topic}", requests.open, topic)
+        while not requests.is_open(topic):
+            left_s = deadline - time.monotonic()
+            try:
+                await self._elsewhere(f"replies {topic}", requests.open, topic, left_s)
+            except CometError as error:  # another one, which began it, may have had less time
+                if not error.retriable or time.monotonic() + SOON_S >= deadline:
+                    raise
 
     async def _elsewhere(self, what: str, call: Callable[..., object], *arguments: Any) -> None:
         """Run it in a thread, once for all who want it now; they go on in the order they came."""

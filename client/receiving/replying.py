@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from cometmq.client.arguments import check
-from cometmq.client.routes import Routes
+from cometmq.client.routes import MASTER, Routes
 from cometmq.protocol.commands import BrokerEndpoints, GetLine, SendReply
-from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    MessageIllegal,
+    NotConfirmed,
+    NotMaster,
+    NotReachable,
+)
 from cometmq.protocol.names import check_properties
 from cometmq.protocol.replies import (
     CORRELATION_ID,
@@ -27,7 +35,12 @@ from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.os.processes import boot_id
 
+log = logging.getLogger(__name__)
+
 TIMEOUT_S: Final = 10.0  # as long as RocketMQ's broker waits for the requester
+CONNECT_S: Final = 1.0  # a broker that is not there by then is looked for anew
+ROUTE_S: Final = 0.5  # how long the name server may take
+MOVED: Final = (NotMaster, NotConfirmed, NotReachable)  # the broker's master may be another one
 
 Body = bytes | bytearray | memoryview
 
@@ -43,6 +56,16 @@ class Replier:
     def source(self, endpoints: Callable[[], BrokerEndpoints]) -> Source:
         """For messages that lie at that broker."""
         return Source(self, endpoints)
+
+    def master_of(self, known: BrokerEndpoints) -> BrokerEndpoints:
+        """Where the name server says that this broker's master is; as known, if it does not."""
+        try:
+            brokers = self._routes.brokers(ROUTE_S)
+        except CometError as error:
+            log.debug("it is not known which brokers there are: %s", error)
+            brokers = []
+        masters = [each for each in brokers if each.broker_id == MASTER]
+        return next((each for each in masters if each.broker == known.broker), known)
 
     def channel(self, endpoints: BrokerEndpoints) -> Channel:
         name = f"broker {endpoints.broker}"
@@ -106,23 +129,30 @@ class Source:
 
     def _reply(self, command: SendReply, body: Body, timeout_s: float) -> None:
         attempts = _Attempts(timeout_s)
+        endpoints = self._endpoints()
         while True:
             try:
-                channel = self._replier.channel(self._endpoints())
-                channel.ask(command, [body], timeout_s=attempts.left_s())
+                channel = self._replier.channel(endpoints)
+                channel.ask(command, [body], timeout_s=attempts.left_s(), connect_s=CONNECT_S)
             except CometError as error:
                 time.sleep(attempts.pause_after(error))
+                if isinstance(error, MOVED):
+                    endpoints = self._replier.master_of(self._endpoints())
             else:
                 return
 
     async def _reply_async(self, command: SendReply, body: Body, timeout_s: float) -> None:
         attempts = _Attempts(timeout_s)
+        endpoints = self._endpoints()
         while True:
             try:
-                channel = self._replier.channel(self._endpoints())
+                channel = self._replier.channel(endpoints)
                 await _ask(channel, command, body, attempts.left_s())
             except CometError as error:
                 await asyncio.sleep(attempts.pause_after(error))
+                if isinstance(error, MOVED):
+                    known = self._endpoints()
+                    endpoints = await asyncio.to_thread(self._replier.master_of, known)
             else:
                 return
 
@@ -168,11 +198,11 @@ async def _ask(channel: Channel, command: SendReply, body: Body, timeout_s: floa
         if not loop.is_closed():
             loop.call_soon_threadsafe(wake)
 
-    pending = channel.request(command, [body], on_done=on_done)
+    pending = channel.request(
+        command, [body], on_done=on_done, timeout_s=timeout_s, connect_s=CONNECT_S
+    )
     try:
-        await asyncio.wait_for(heard, timeout_s)
-    except TimeoutError:
-        raise channel.give_up(pending, type(command).__name__, timeout_s) from None
+        await heard
     except asyncio.CancelledError:
         channel.forget(pending)
         raise

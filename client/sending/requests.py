@@ -14,13 +14,14 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from cometmq.client.arguments import check
-from cometmq.client.routes import Routes
+from cometmq.client.routes import MASTER, Routes
 from cometmq.client.sending.outgoing import Body, Outgoing, Target, compose
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.sender import Sender
@@ -39,6 +40,7 @@ from cometmq.protocol.errors import (
     CometError,
     MessageIllegal,
     NotConfirmed,
+    NotMaster,
     RequestTimeout,
     again,
 )
@@ -54,7 +56,7 @@ from cometmq.protocol.replies import (
     reply_topic,
     requester_of,
 )
-from cometmq.protocol.retry import pause_s
+from cometmq.protocol.retry import SOON_S, pause_s
 from cometmq.protocol.wire.channel import Pending
 from cometmq.shm.os.processes import own_process
 
@@ -64,7 +66,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 10_000
+LATE_S: Final = 3.0  # an answer that comes so late is not waited for any more
+CONNECT_S: Final = 1.0  # the same of a connection
 ASK_S: Final = 3.0
+ROUTE_S: Final = 0.5  # how long the name server may take
 LEAVE_S: Final = 1.0
 SECRET_BYTES: Final = 24
 ID_BYTES: Final = 16  # of the system's random numbers: nobody guesses a correlation id
@@ -126,18 +131,22 @@ class Asking(msgspec.Struct, gc=False):
 
 
 class _Post:
-    """Where replies come from, at one broker."""
+    """Where replies come from: the master of one broker."""
 
-    __slots__ = ("by_line", "endpoint", "failures", "mailbox", "name", "received", "topic")
+    __slots__ = ("broker", "by_line", "endpoint", "failures", "mailbox", "received", "topic")
 
-    def __init__(self, broker: BrokerEndpoints) -> None:
-        self.endpoint = broker.commitlog
-        self.name = f"broker {broker.broker}"
-        self.topic = reply_topic(broker.cluster)
+    def __init__(self, master: BrokerEndpoints) -> None:
+        self.broker = master.broker
+        self.endpoint = master.commitlog
+        self.topic = reply_topic(master.cluster)
         self.mailbox = 0
         self.received = 0
         self.failures = 0
         self.by_line = True  # where there is one; what is too large for it is asked for otherwise
+
+    @property
+    def name(self) -> str:
+        return f"broker {self.broker}"
 
 
 class Requests:
@@ -152,7 +161,7 @@ class Requests:
         self._process = own_process()
         self._asked: dict[str, Asking] = {}  # by correlation id
         self._opened: dict[str, object] = {}  # topic -> the route for which everything is open
-        self._posts: dict[str, _Post] = {}  # by endpoint
+        self._posts: dict[str, _Post] = {}  # by the broker's name
         self._lock = threading.Lock()  # guards which posts there are
         self._closed = False
 
@@ -196,7 +205,7 @@ class Requests:
         deadline = time.monotonic() + timeout_s if isinstance(timeout_s, int | float) else 0.0
         asking = self.compose(topic, body, timeout_s, options, waiter.settle)
         if not self.is_open(topic):
-            self.open(topic)
+            self.open(topic, deadline - time.monotonic())
         self.begin(asking)
         try:
             if not waiter.wait(deadline - time.monotonic()):
@@ -240,12 +249,12 @@ class Requests:
         body: Body,
         timeout_s: float,
         options: TransactionOptions,
-        prepare: Callable[[str], Awaitable[None]],
+        prepare: Callable[[str, float], Awaitable[None]],
     ) -> Reply:
         """See `AsyncProducer.request`.
 
         Args:
-            prepare: does what could block of a topic.
+            prepare: does what could block of a topic, within so many seconds.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
@@ -265,7 +274,7 @@ class Requests:
         asking = self.compose(topic, body, timeout_s, options, settle)
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                await prepare(topic)
+                await prepare(topic, timeout_s)
                 self.begin(asking)
                 return await future
         except TimeoutError:
@@ -282,49 +291,86 @@ class Requests:
         route = self._routes.known(topic)
         return route is not None and self._opened.get(topic) is route
 
-    def open(self, topic: str) -> None:
-        """Wait for replies at all brokers of that topic. Raises what asking a coordinator raises,
-        once none of them takes us."""
+    def open(self, topic: str, timeout_s: float) -> None:
+        """Wait for replies at the masters of all brokers of that topic.
+
+        Where one of them cannot be asked, or is no master any more, it is tried again for as long
+        as there is time: a group may be electing. Raises why it could not in the end.
+        """
+        deadline = time.monotonic() + timeout_s
+        failures = 0
+        while True:
+            try:
+                self._open(topic, deadline)
+            except CometError as error:
+                failures += 1
+                pause = pause_s(failures, most_s=SOON_S)
+                if not error.retriable or time.monotonic() + pause >= deadline:
+                    raise
+                time.sleep(pause)
+                with suppress(CometError):
+                    self._routes.refresh(topic, ROUTE_S)
+            else:
+                return
+
+    def _open(self, topic: str, deadline: float) -> None:
         self._sender.learn(topic)
         route = self._routes.topic(topic)
+        masters = [each.endpoints for each in route.brokers if each.endpoints.broker_id == MASTER]
+        if not masters:
+            raise NotMaster(f"topic {topic}: no master is known just now that replies come from")
         refusal: CometError | None = None
-        for broker in {each.endpoints.broker: each.endpoints for each in route.brokers}.values():
+        for master in masters:
             with self._lock:
                 if self._closed:
                     raise NotConfirmed("the producer is closed")
-                if broker.commitlog in self._posts:
-                    continue
-            post = _Post(broker)
+                post = self._posts.get(master.broker)
+            if post is not None and post.endpoint == master.commitlog:
+                continue
             try:
-                self._routes.ask(broker.coordinator, EnsureTopic(post.topic), TopicRoute, ASK_S)
-                self._routes.commitlog(post.endpoint, post.name)
-                answer = self._routes.ask(post.endpoint, self._poll_of(post, 0), Replies, ASK_S)
+                self._open_at(master, min(ASK_S, max(0.1, deadline - time.monotonic())))
             except CometError as error:
                 refusal = error
-                continue
-            post.mailbox = answer.mailbox
-            with self._lock:
-                is_new = self._posts.setdefault(post.endpoint, post) is post
-            if is_new:
-                self._poll(post)
         if refusal is not None:
             raise refusal
         self._opened[topic] = route
+
+    def _open_at(self, master: BrokerEndpoints, timeout_s: float) -> None:
+        """From now on replies are waited for there, and not where the broker had its master
+        before. Raises what was answered."""
+        post = _Post(master)
+        self._routes.ask(master.coordinator, EnsureTopic(post.topic), TopicRoute, timeout_s)
+        self._routes.commitlog(post.endpoint, post.name)
+        answer = self._routes.ask(post.endpoint, self._poll_of(post, 0), Replies, timeout_s)
+        post.mailbox = answer.mailbox
+        with self._lock:
+            before = self._posts.get(post.broker)
+            if self._closed or (before is not None and before.endpoint == post.endpoint):
+                return  # another thread was first
+            self._posts[post.broker] = post
+        self._poll(post)
 
     def _poll_of(self, post: _Post, wait_ms: int) -> Command:
         return AwaitReplies(
             post.topic, self._secret, self._process, post.mailbox, post.received, wait_ms
         )
 
+    def _is_over(self, post: _Post) -> bool:
+        """Whether replies are not waited for there any more."""
+        return self._closed or self._posts.get(post.broker) is not post
+
     def _poll(self, post: _Post) -> None:
-        if self._closed:
+        if self._is_over(post):
             return
         try:
             channel = self._routes.commitlog(post.endpoint, post.name)
             channel.request(
-                self._poll_of(post, WAIT_MS), on_done=partial(self._heard, post),
+                self._poll_of(post, WAIT_MS),
+                on_done=partial(self._heard, post),
                 by_line=post.by_line,
-            )  # fmt: skip
+                timeout_s=WAIT_MS / 1000 + LATE_S,
+                connect_s=CONNECT_S,
+            )
         except CometError as error:
             self._again(post, error)
 
@@ -375,23 +421,46 @@ class Requests:
         return news
 
     def _again(self, post: _Post, error: CometError) -> None:
-        """Wait there again in a moment, unless the broker has moved."""
-        if self._closed:
+        """Wait for replies again in a moment, where the broker has its master then."""
+        if self._is_over(post):
             return
         post.failures += 1
         post.by_line = not isinstance(error, BadRequest)
         log.debug("no replies from %s: %s", post.endpoint, error)
-        if post.failures > 1 and post.endpoint not in self._serving():
-            with self._lock:
-                self._posts.pop(post.endpoint, None)
-            return
-        timer = threading.Timer(pause_s(post.failures), self._poll, (post,))
+        timer = threading.Timer(
+            pause_s(post.failures, most_s=SOON_S), self._look_for_master, (post,)
+        )
         timer.daemon = True
         timer.start()
 
+    def _look_for_master(self, post: _Post) -> None:
+        """In a thread of its own."""
+        if self._is_over(post):
+            return
+        try:
+            brokers = self._routes.brokers(ROUTE_S)
+        except CometError as error:
+            log.debug("it is not known which brokers there are: %s", error)
+            brokers = []
+        masters = [each for each in brokers if each.broker_id == MASTER]
+        master = next((each for each in masters if each.broker == post.broker), None)
+        if master is not None and master.commitlog != post.endpoint:
+            try:
+                self._open_at(master, ASK_S)
+            except CometError as error:
+                self._again(post, error)
+            return
+        if master is None and post.failures > 1 and post.broker not in self._serving():
+            with self._lock:
+                if self._posts.get(post.broker) is post:
+                    del self._posts[post.broker]
+            return
+        self._poll(post)
+
     def _serving(self) -> set[str]:
+        """The brokers that serve a topic of which there were requests."""
         routes = [self._routes.known(topic) for topic in list(self._opened)]
-        return {each.endpoints.commitlog for route in routes if route for each in route.brokers}
+        return {each.endpoints.broker for route in routes if route for each in route.brokers}
 
     # --- the end ---
 

@@ -25,6 +25,7 @@ from cometmq.protocol.errors import (
     CometError,
     NoPermission,
     NotConfirmed,
+    NotMaster,
     NotReachable,
     TopicNotExist,
 )
@@ -110,7 +111,7 @@ class SinkLine:
                 failures += 1
                 if not error.retriable or time.monotonic() >= deadline:
                     raise
-                if isinstance(error, (NotConfirmed, NotReachable)):
+                if isinstance(error, (NotConfirmed, NotReachable, NotMaster)):
                     self._forget_endpoint()
                 self._pause.wait(pause_s(failures))
             else:
