@@ -220,8 +220,9 @@ class ReadOptions:
         False,
         key="pushdown",
         help="Filters on topic, broker, queue_id, queue_offset, store_ts, tags and keys choose "
-        "what a batch reads. Needs spark.sql.python.filterPushdown.enabled, which "
-        "cometmq.spark.session sets; cometmq.spark.messages then sets this.",
+        "what a batch reads. No effect (and a warning) with Spark 4.2 and 4.3: see Filters. Later "
+        "versions need spark.sql.python.filterPushdown.enabled, which cometmq.spark.session sets; "
+        "cometmq.spark.messages then sets this.",
     )
     decompress: bool = option(True, key="decompress", help="Whether `body` is unfolded.")
     include_internal: bool = option(

@@ -1,4 +1,9 @@
-"""Predicate pushdown: which of the filters that Spark hands over choose what is read."""
+"""Predicate pushdown: which of the filters that Spark hands over choose what is read.
+
+Spark 4.2 and 4.3 keep one read plan for all queries of a DataFrame (PythonDataSourceV2.readInfo).
+The filters of one query are in it when the next one reads, and of a self-join's two sides one reads
+with the filters of the other. A reader cannot notice that, so there it takes no filters.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pyspark import __version__ as SPARK_VERSION
 from pyspark.sql.datasource import (
+    DataSourceReader,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -23,6 +30,13 @@ from pyspark.sql.datasource import (
 from cometmq.spark.offsets import OFFSET_MAX, Queue
 from cometmq.spark.reading import MS_MAX
 
+# Whether Spark keeps the plan of a read with its scan. It came with this method: SPARK-58551.
+PER_SCAN: Final = hasattr(DataSourceReader, "pushLimit")
+NOT_PUSHED: Final = (
+    f"pushdown = true has no effect with Spark {SPARK_VERSION}, which would apply one query's "
+    "filters to the next query of the same DataFrame; use tags, where, assign, startingOffsets, "
+    "startingTimestamp and endingTimestamp to read less"
+)
 EXACT: Final = frozenset({"topic", "broker", "queue_id", "queue_offset"})  # never looked at again
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -20,6 +20,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError, NotConfirmed, OffsetIllegal, StoreDamaged
 from cometmq.protocol.retry import pause_s
+from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, parse_tags
 from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import Columns, QueueSpans
@@ -248,6 +249,15 @@ class _LogReading(_Reading):
         self._reader.close()
 
 
+def _tags_of(wanted: Wanted) -> str:
+    """The expression for a pull: all tags if no expression means just these."""
+    tags = wanted.tags or ()
+    text = f" {TAG_SEPARATOR} ".join(tags)
+    if 0 < len(tags) <= TAGS_MAX and parse_tags(text) == frozenset(tags):
+        return text
+    return ALL_TAGS
+
+
 class _RpcReading(_Reading):
     """Pulls ahead of what is being decoded, but only few: readers serve consumers too."""
 
@@ -255,10 +265,8 @@ class _RpcReading(_Reading):
         super().__init__(task.broker, wanted)
         self._task = task
         self._channels: dict[str, Channel] = {}
-        self._tags = "*"
-        if wanted.tags is not None and len(wanted.tags) <= TAGS_MAX:
-            self._tags = " || ".join(wanted.tags)
-        self._gaps = self._tags != "*" or bool(wanted.where)
+        self._tags = _tags_of(wanted)
+        self._gaps = self._tags != ALL_TAGS or bool(wanted.where)
         self._timeout_s = task.timeout_ms / 1000
         self._pause = threading.Event()
 

@@ -26,7 +26,9 @@ SPARKS_SHUFFLE: Final = "200"  # what it is by default
 def session(
     master: str = "local[*]", *, name: str = "cometmq", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A SparkSession with the source registered and its filters pushed down; `conf` goes first.
+    """A SparkSession with the source registered; `conf` goes first.
+
+    Filters are pushed down where Spark keeps them with their query, which 4.2 and 4.3 do not.
 
     Workers run this interpreter unless PYSPARK_PYTHON says otherwise. A new session with a local
     master shuffles into as many partitions as it has threads, where nothing says otherwise: with
@@ -38,7 +40,9 @@ def session(
 
     is_new = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.master(master).appName(name)
-    ours = {PUSHDOWN: "true", LOCAL_SOCKETS: "true"}
+    ours = {LOCAL_SOCKETS: "true"}
+    if _pushes():  # elsewhere each query with a filter would only plan its read once more
+        ours[PUSHDOWN] = "true"
     if master.startswith("local"):  # elsewhere executors may have another version of the package
         ours[DAEMON] = "cometmq.spark.daemon"
     for key, value in {**ours, **(conf or {})}.items():
@@ -50,6 +54,12 @@ def session(
     atexit.register(_stop, made)
     register(made)
     return made
+
+
+def _pushes() -> bool:
+    from cometmq.spark.pushdown import PER_SCAN
+
+    return PER_SCAN
 
 
 def _stop(session: SparkSession) -> None:
@@ -85,7 +95,7 @@ def _is_found(spark: SparkSession) -> bool:
 def messages(
     spark: SparkSession, *, columns: Sequence[str] = (), **options: str | int | bool
 ) -> DataFrame:
-    """A DataFrame of messages with just these columns, filters pushed down.
+    """A DataFrame of messages with just these columns, filters pushed down where Spark can.
 
         messages(spark, store="./store", subscribe="orders", columns=["queue_id", "store_ts"])
 
@@ -97,7 +107,8 @@ def messages(
             raise SchemaError(f"there is no column {name!r}: {', '.join(COLUMNS)}")
     if columns:
         reader = reader.schema(", ".join(f"{name} {COLUMNS[name][0]}" for name in columns))
-    given = {"pushdown": spark.conf.get(PUSHDOWN, "false") or "false", **options}
-    for key, value in given.items():
+    if _pushes() and "pushdown" not in map(str.lower, options):
+        reader = reader.option("pushdown", spark.conf.get(PUSHDOWN, "false") or "false")
+    for key, value in options.items():
         reader = reader.option(key, value)
     return reader.load()

@@ -55,7 +55,7 @@ from cometmq.spark.options import (
     parse,
 )
 from cometmq.spark.planning import LogSpan, Span, coalesce, part_bytes, shares, split
-from cometmq.spark.pushdown import Pushed, push
+from cometmq.spark.pushdown import NOT_PUSHED, PER_SCAN, Pushed, push
 from cometmq.spark.reading import MS_MAX, FileTask, LogTask, RpcTask, Task, Wanted, read_task
 from cometmq.spark.schema import columns_of, default_schema
 from cometmq.spark.selecting import Bounds, choose, present
@@ -81,7 +81,9 @@ class CometDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse(self.options)
-        kind = PushdownBatchReader if options.pushdown else BatchReader
+        if options.pushdown and not PER_SCAN:
+            log.warning("%s", NOT_PUSHED)
+        kind = PushdownBatchReader if options.pushdown and PER_SCAN else BatchReader
         return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -118,9 +120,11 @@ class _Reading:
         )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Spark copies the reader before it asks for `partitions`: each says what is wanted."""
         if partition.value is None:
             return iter(())
-        return read_task(partition.value, self.wanted, arrow_schema(self.spark_schema))
+        task, wanted = partition.value
+        return read_task(task, wanted, arrow_schema(self.spark_schema))
 
     def tasks(self, catalog: LocalStore | RemoteBrokers, ranges: Ranges) -> list[Task]:
         """The ranges, cut and put together to the size that the options say."""
@@ -151,8 +155,8 @@ class _Reading:
         )
 
 
-def _partitions(tasks: list[Task]) -> list[InputPartition]:
-    return [InputPartition(task) for task in tasks] or [NOTHING]
+def _partitions(tasks: list[Task], wanted: Wanted) -> list[InputPartition]:
+    return [InputPartition((task, wanted)) for task in tasks] or [NOTHING]
 
 
 class BatchReader(_Reading, DataSourceReader):
@@ -163,17 +167,16 @@ class BatchReader(_Reading, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         catalog = open_catalog(self.options)
         try:
-            return _partitions(self._plan(catalog))
+            return self._plan(catalog)
         finally:
             catalog.close()
 
-    def _plan(self, catalog: LocalStore | RemoteBrokers) -> list[Task]:
+    def _plan(self, catalog: LocalStore | RemoteBrokers) -> list[InputPartition]:
         log_layout = _uses_log(self.options, catalog)
         queues = [queue for queue in choose(catalog, self.options) if self.pushed.takes(queue)]
         found = catalog.ranges(queues)
         bounds = Bounds(catalog, self.options, found, by_filter=log_layout)
         starts, ends = bounds.starts(default="earliest"), bounds.ends()
-        self._narrow(bounds)
         ranges = {}
         for queue in queues:
             begin, end = self._pushed_range(bounds, queue, starts[queue], ends[queue])
@@ -182,11 +185,13 @@ class BatchReader(_Reading, DataSourceReader):
             ranges[queue] = begin, end
         if log_layout:
             assert isinstance(catalog, LocalStore)
-            return _log_tasks(catalog, ranges)
-        return self.tasks(catalog, ranges)
+            tasks = _log_tasks(catalog, ranges)
+        else:
+            tasks = self.tasks(catalog, ranges)
+        return _partitions(tasks, self._narrowed(bounds))
 
-    def _narrow(self, bounds: Bounds) -> None:
-        """Tell the tasks what the filters leave of each record's tags, keys and time."""
+    def _narrowed(self, bounds: Bounds) -> Wanted:
+        """What the filters leave of each record's tags, keys and time."""
         options, pushed, wanted = self.options, self.pushed, self.wanted
         begin_ms, end_ms = pushed.begin_ms, pushed.end_ms
         if bounds.by_filter and options.starting_timestamp:
@@ -198,7 +203,7 @@ class BatchReader(_Reading, DataSourceReader):
             both = pushed.tags if tags is None else pushed.tags & frozenset(tags)
             tags = tuple(sorted(both))
         keys = None if pushed.keys is None else tuple(sorted(pushed.keys))
-        self.wanted = replace(wanted, tags=tags, keys=keys, begin_ms=begin_ms, end_ms=end_ms)
+        return replace(wanted, tags=tags, keys=keys, begin_ms=begin_ms, end_ms=end_ms)
 
     def _pushed_range(self, bounds: Bounds, queue: Queue, begin: int, end: int) -> tuple[int, int]:
         pushed = self.pushed
@@ -213,8 +218,8 @@ class BatchReader(_Reading, DataSourceReader):
 
 
 class PushdownBatchReader(BatchReader):
-    """The same with filters. Spark refuses a reader that has `pushFilters` while its switch is off,
-    so there are two."""
+    """The same with filters, where Spark plans each scan by itself. Spark refuses a reader that has
+    `pushFilters` while its switch is off, so there are two."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         self.pushed, left = push(filters)
@@ -403,7 +408,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             queue: present(queue, low, last, now[queue][0], self.options.on_missing)
             for queue, (low, last) in waiting.items()
         }
-        return _partitions(self.tasks(self.catalog, found))
+        return _partitions(self.tasks(self.catalog, found), self.wanted)
 
     def commit(self, end: Any) -> None:
         """Spark calls this one batch late, and never for the last one: see LagListener."""
