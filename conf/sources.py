@@ -24,7 +24,9 @@ from cometmq.protocol.errors import ConfigError
 
 _ENVIRONMENT_PREFIX: Final = "COMETMQ_"
 # No settings: of clients, of benchmarks, of tests.
-_OTHERS: Final = ("COMETMQ_NAME_SERVER", "COMETMQ_CACHE", "COMETMQ_TEST_")
+_OTHERS: Final = (
+    "COMETMQ_CACHE", "COMETMQ_CLIENT_TIMEOUT", "COMETMQ_NAME_SERVER", "COMETMQ_TEST_",
+)  # fmt: skip
 
 # Java's Properties ends a line, and takes for blank, nothing but these.
 _LINE_END: Final = re.compile("\r\n|\r|\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import signal
 import sys
@@ -20,20 +19,15 @@ import stretching
 from hypothesis import HealthCheck, settings
 from patience import patient
 
-from cometmq.client.administration.brokers import Brokers
-from cometmq.client.sending.producer import Producer
-from cometmq.protocol.wire.channel import Channel
-from cometmq.protocol.wire.remote import RemoteRef
+from cometmq.protocol.client_timeout import TIMEOUT_VARIABLE
 
 # How long an example takes says what else the machine does.
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
 
 # Likewise how long a broker takes to answer: the 3 s of a user are little on a busy machine. A test
-# of a time limit sets its own.
-for _asks in (Channel.ask, Brokers.__init__, Producer.__init__):
-    inspect.unwrap(_asks).__kwdefaults__["timeout_s"] = 30.0
-RemoteRef.ask.__kwdefaults__["timeout"] = 30.0
+# of a time limit sets its own. Programs that tests start have it too.
+os.environ.setdefault(TIMEOUT_VARIABLE, str(patient(30.0)))
 
 # Tests start interpreters by the hundred, and each would compile anew all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

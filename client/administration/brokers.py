@@ -9,7 +9,8 @@ from typing import Self
 
 from cometmq.client.arguments import checked
 from cometmq.client.questions import ranges
-from cometmq.client.routes import ASK_S, Answer, Routes, broker_routes
+from cometmq.client.routes import Answer, Routes, broker_routes
+from cometmq.protocol.client_timeout import default_timeout_s
 from cometmq.protocol.commands import BrokerEndpoints, BrokerRoute, Command, QueueKey, QueueReach
 from cometmq.protocol.errors import ArgumentIllegal, TopicNotExist
 
@@ -19,13 +20,14 @@ class Brokers:
 
     Args:
         name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
-        timeout_s: for one answer.
+        timeout_s: for one answer. None: 3 s, or what the environment variable
+            COMETMQ_CLIENT_TIMEOUT says.
     """
 
     @checked
-    def __init__(self, name_server: str | Iterable[str], *, timeout_s: float = ASK_S) -> None:
+    def __init__(self, name_server: str | Iterable[str], *, timeout_s: float | None = None) -> None:
         self._routes = Routes(name_server)
-        self._timeout_s = timeout_s
+        self._timeout_s = default_timeout_s() if timeout_s is None else timeout_s
 
     @checked
     def brokers(self) -> list[BrokerEndpoints]:

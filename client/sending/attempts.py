@@ -17,6 +17,7 @@ from cometmq.client.sending.identity import Identity
 from cometmq.client.sending.lanes import Lane, TopicLanes
 from cometmq.client.sending.outgoing import Outgoing
 from cometmq.client.sending.receipt import STORED_CODES, Batch
+from cometmq.protocol.client_timeout import configured_timeout_s
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
 from cometmq.protocol.errors import (
     CometError,
@@ -197,12 +198,15 @@ class RetryPolicy:
     it NotConfirmed.
 
     Args:
-        timeout_s: how long a closed batch is tried before it fails; None: for SEND_S, or for
-            FAILOVER_S where its brokers have replicas, of which another one may become the master.
+        timeout_s: how long a closed batch is tried before it fails; None: for as long as
+            COMETMQ_CLIENT_TIMEOUT says; without it for SEND_S, or for FAILOVER_S where its brokers
+            have replicas, of which another one may become the master.
         attempts_max: how often it is sent at most; None: as often as the time allows.
     """
 
     def __init__(self, timeout_s: float | None, attempts_max: int | None) -> None:
+        if timeout_s is None:
+            timeout_s = configured_timeout_s()
         self.timeout_s = SEND_S if timeout_s is None else timeout_s
         self.timeout_most_s = FAILOVER_S if timeout_s is None else timeout_s
         self._attempts_max = attempts_max

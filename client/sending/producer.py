@@ -70,7 +70,8 @@ class Producer:
         batch_bytes: a batch leaves when the next message would take it over this.
         batch_count: a batch leaves when it has so many messages.
         timeout_s: from the moment a batch leaves, retries included, until its error. None: 3 s, or
-            15 s where a topic's brokers have replicas, which rides out a fail-over.
+            15 s where a topic's brokers have replicas, which rides out a fail-over; seconds in the
+            environment variable COMETMQ_CLIENT_TIMEOUT replace both.
         retry_max: further attempts for a batch; None = as many as fit into `timeout_s`.
         max_in_flight_bytes: sent and unanswered; with more, sending waits. Open batches come extra.
         max_message_bytes: a larger body is refused at once. The broker has a limit of its own.

@@ -27,6 +27,7 @@ from typing import Any, Final
 import zmq
 
 from cometmq.protocol import frames
+from cometmq.protocol.client_timeout import default_timeout_s
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import CometError, NotConfirmed, NotLocal, NotReachable
 from cometmq.protocol.frames import Frame
@@ -165,7 +166,7 @@ class Channel:
         command: Command,
         payload: Payload = (),
         *,
-        timeout_s: float = 3.0,
+        timeout_s: float | None = None,
         connect_s: float | None = None,
         by_line: bool = True,
     ) -> tuple[Command, Sequence[Frame]]:
@@ -173,8 +174,11 @@ class Channel:
         NotReachable when nobody was there to send it to. For `by_line` see `request`.
 
         Args:
+            timeout_s: for the answer; None: see `default_timeout_s`.
             connect_s: how much of the time may pass until somebody is there; None: all of it.
         """
+        if timeout_s is None:
+            timeout_s = default_timeout_s()
         pending = self.request(command, payload, by_line=by_line)
         if connect_s is not None and connect_s < timeout_s:
             if self.wait(pending, connect_s, keep=True):

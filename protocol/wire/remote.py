@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cometmq.protocol.client_timeout import default_timeout_s
 from cometmq.protocol.commands import Command
 from cometmq.protocol.wire.channel import Channel, Payload
 
@@ -15,9 +16,16 @@ class RemoteRef:
     def tell(self, command: Command, payload: Payload = ()) -> None:
         self._channel.tell(command, payload)
 
-    def ask(self, command: Command, payload: Payload = (), *, timeout: float = 3.0) -> Command:
-        """The answer; raises the error that was answered, or NotConfirmed."""
-        return self._channel.ask(command, payload, timeout_s=timeout)[0]
+    def ask(
+        self, command: Command, payload: Payload = (), *, timeout: float | None = None
+    ) -> Command:
+        """The answer; raises the error that was answered, or NotConfirmed.
+
+        Args:
+            timeout: seconds; None: 3, or as COMETMQ_CLIENT_TIMEOUT in the environment says.
+        """
+        timeout_s = default_timeout_s() if timeout is None else timeout
+        return self._channel.ask(command, payload, timeout_s=timeout_s)[0]
 
     def stop(self) -> None:
         """Close the channel; the actor itself goes on."""

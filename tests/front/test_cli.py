@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from cometmq.cli.formatting import compile_format
 from cometmq.cli.options import LazyGroup
 from cometmq.cli.positions import Offset
 from cometmq.cli.sending import LineSource, extractor
-from cometmq.client.administration.brokers import Brokers
+from cometmq.protocol.client_timeout import TIMEOUT_VARIABLE
 from cometmq.protocol.errors import BY_CODE
 
 ROCKETMQ_CONF = """\
@@ -151,7 +150,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(inspect.unwrap(Brokers.__init__).__kwdefaults__, "timeout_s", 0.5)
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0.5")
     assert run_here(["topic", "list", "--name-server", "127.0.0.1:1"]) == 3
     said = capsys.readouterr()
     assert said.err.startswith("Error: no name server answers at tcp://127.0.0.1:1")
