@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from cometmq.actors.runtime.family import Family
+from cometmq.shm.kernel._kernel import wait_until
 from cometmq.shm.live.control import Counter, Doorbell
 
 
@@ -13,6 +14,7 @@ class Dispatched:
 
     def __init__(self, family: Family) -> None:
         self._cell = family.control.sleep_on(Counter.DISPATCHED, family.doorbell)
+        self._progress = family.control.read(Counter.DISPATCHED)
         self._cover = family.control.read(family.cover)
         self._napping = family.control.read(Counter.NAPPING)
         self._its_doorbell = family.doorbells[Doorbell.DISPATCHER]
@@ -25,6 +27,11 @@ class Dispatched:
     def due(self) -> int:
         """How far it has to come for all to be there that is acknowledged now."""
         return self._cover.value
+
+    def wait_for(self, end: int, timeout_s: float) -> bool:
+        """Block until all before that end of the log is dispatched; False: it takes longer."""
+        self.arm()  # a dispatcher that naps comes at once
+        return wait_until(self._progress, end, timeout_s)
 
     def arm(self) -> None:
         """Have the next move ring, and see that it comes soon."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -434,6 +436,26 @@ def wait_pending(broker: RunningBroker) -> None:
     while broker.statistics("scheduler")["timers_pending"] not in (2, 11):
         assert time.monotonic() < deadline, broker.statistics("scheduler")
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_timercheck_is_written_at_an_end_that_finds_the_dispatcher_behind(tmp_path: Path) -> None:
+    """Fault 39: it was left out, so that RocketMQ would have delivered the timer again."""
+    store = tmp_path / "store"
+    with RunningBroker(store, {}) as broker, Producer(name_server(broker)) as producer:
+        producer.send("late", b"first", queue_id=0, deliver_after=0.1)
+        broker.read_queue("late", 0, 1)
+        producer.send("other", b"makes the topic", queue_id=0)
+        dispatcher = broker.pids()["dispatcher"]
+        os.kill(dispatcher, signal.SIGSTOP)
+        resumes = threading.Timer(1.0, os.kill, (dispatcher, signal.SIGCONT))
+        resumes.start()
+        producer.send("other", b"is not dispatched", queue_id=0)
+    resumes.join()
+    check = read_check(store)
+    assert check is not None
+    assert check.queue_offset == 1
+    assert check.log_end > 0
 
 
 @pytest.mark.slow
