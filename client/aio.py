@@ -138,7 +138,7 @@ class AsyncProducer:
 
     async def send_oneway(self, topic: str, body: Body, **options: Unpack[OnewayOptions]) -> None:
         """See `Producer.send_oneway`."""
-        await self._prepare(topic)
+        await self._prepare(Target(topic, None, options.get("queue_id")))
         self._producer.send_oneway(topic, body, **options)
 
     def transaction(
@@ -209,18 +209,21 @@ class AsyncProducer:
             await self._elsewhere("broker", self._producer.begin, self._wait_s)
             self._begun = True
 
-    async def _prepare(self, topic: str) -> None:
-        """Whatever could block, elsewhere: the route of a new topic, room for one more batch."""
+    async def _prepare(self, target: Target) -> None:
+        """Whatever could block, elsewhere: the route of a new topic, or where the known one has no
+        such queue; room for one more batch."""
         await self._begin()
         sender = self._sender
-        if not sender.knows(topic):
-            await self._elsewhere(f"learn {topic}", sender.learn, topic)
+        if not sender.knows(target):
+            what = f"learn {target.topic} {target.queue_id} {target.broker}"
+            await self._elsewhere(what, sender.learn, target)
         while not sender.has_room:
             await self._elsewhere("room", sender.wait_for_room)
 
-    async def _prepare_request(self, topic: str, timeout_s: float) -> None:
+    async def _prepare_request(self, target: Target, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        await self._prepare(topic)
+        await self._prepare(target)
+        topic = target.topic
         requests = self._producer._requests
         while not requests.is_open(topic):
             left_s = deadline - time.monotonic()
@@ -242,14 +245,14 @@ class AsyncProducer:
     def _is_ready(self, topic: str) -> bool:
         """Whether a message to that topic would block nothing."""
         sender = self._sender
-        return self._begun and sender.knows(topic) and sender.has_room
+        return self._begun and sender.knows(Target(topic, None, None)) and sender.has_room
 
     async def _start(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
         sender = self._sender
         if sender.compresses and _is_large(message.body):
             await asyncio.to_thread(sender.prepare, message)  # other tasks go on meanwhile
-        if not self._is_ready(target.topic):
-            await self._prepare(target.topic)
+        if not (self._begun and sender.knows(target) and sender.has_room):
+            await self._prepare(target)
         return self._sends.send(target, message)
 
 

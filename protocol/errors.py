@@ -4,7 +4,8 @@ CometError
 ├── Refused                    the broker took nothing; `retriable` says whether to try again
 │   ├── MessageIllegal         a message that no store will ever take
 │   │   ├── MessageTooLarge    size: body, record or properties
-│   │   └── NameIllegal        name: topic or group
+│   │   ├── NameIllegal        name: topic or group
+│   │   └── QueueNotExist      the topic does not have that queue, or no longer
 │   ├── TopicNotExist
 │   ├── TopicExists            with other settings than asked for
 │   ├── TooManyTopics          maxTopics
@@ -94,6 +95,15 @@ class NameIllegal(MessageIllegal):
     """A topic or group name that is empty, too long or has other characters than %|a-zA-Z0-9_-."""
 
     code = 9002
+
+
+class QueueNotExist(MessageIllegal):
+    """The topic does not have that queue, or no longer. The text names both.
+
+    A producer that chose the queue itself fetches the route and chooses again.
+    """
+
+    code = 9053
 
 
 class TopicNotExist(Refused):

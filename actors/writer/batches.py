@@ -32,7 +32,10 @@ from cometmq.protocol.errors import (
     BadRequest,
     CometError,
     MessageIllegal,
+    NoPermission,
+    NotConfirmed,
     Overtaken,
+    QueueNotExist,
     TooLate,
 )
 from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, TIMER_TOPIC, check_group
@@ -196,7 +199,13 @@ class Batches:
         if found.messages == section.count:
             return head
         rest = msgspec.structs.replace(section, count=section.count - found.messages)
-        stored = self._append(rest, batch[element_start(batch, found.messages) :], command)
+        try:
+            stored = self._append(rest, batch[element_start(batch, found.messages) :], command)
+        except (QueueNotExist, NoPermission) as error:  # not to be stored as a whole elsewhere
+            raise NotConfirmed(
+                f"the first {found.messages} of {section.count} messages are stored, and the "
+                f"others are not: {error}"
+            ) from None
         return msgspec.structs.replace(
             head, head=found.messages, rest_queue_offset=stored.queue_offset
         )

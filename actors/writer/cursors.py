@@ -10,6 +10,7 @@ from cometmq.protocol.commands import TopicList, TopicsKnown
 from cometmq.protocol.errors import (
     MessageIllegal,
     NoPermission,
+    QueueNotExist,
     SystemBusy,
     TopicNotExist,
 )
@@ -95,7 +96,7 @@ class Cursors:
             raise TopicNotExist(f"topic {topic} does not exist on this broker")
         queues = max(info.read_queues, info.write_queues)
         if not 0 <= queue_id < queues:
-            raise MessageIllegal(f"queue {queue_id} of {topic}, which has {queues} queues")
+            raise QueueNotExist(f"queue {queue_id} of {topic}, which has {queues} queues")
         if not info.perm & WRITE:
             raise NoPermission(f"topic {topic} is not writable")
 

@@ -21,6 +21,7 @@ import psutil
 from cometmq import Admin, Broker, Consumer, Message, Producer, Receipt, __version__
 from cometmq.bench.systems import OVER_ZEROMQ, OWN, SPINNING, Durability, System
 from cometmq.bench.worker import Job, serve
+from cometmq.client.sending.outgoing import Target
 from cometmq.shm.os.files import COMMITLOG_DIR
 
 LINGER_MS: Final = 5.0  # of the streams
@@ -118,7 +119,7 @@ class OwnSender:
         )  # fmt: skip
         self._queues = job.queues if job.options.get("spread") else 0
         for topic in job.topics:
-            self._producer._sender.learn(topic)
+            self._producer._sender.learn(Target(topic, None, None))
 
     def one(self, topic: str, body: bytes) -> None:
         self._producer.send(topic, body)

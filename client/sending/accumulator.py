@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from cometmq.client.sending.attempts import CHECK_S, GRACE_S, Expired
 from cometmq.client.sending.lanes import Lane, TopicLanes
-from cometmq.client.sending.outgoing import Outgoing
+from cometmq.client.sending.outgoing import Outgoing, Target
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.window import Window
 from cometmq.protocol.errors import CometError
@@ -136,12 +136,17 @@ class Accumulator:
     # --- messages ---
 
     def add(
-        self, lanes: TopicLanes, lane: Lane | None, message: Outgoing, touched: list[Lane]
+        self,
+        lanes: TopicLanes,
+        lane: Lane | None,
+        target: Target,
+        message: Outgoing,
+        touched: list[Lane],
     ) -> tuple[Batch, int]:
         """Add a message to the open batch it belongs to, and its index there.
 
         Args:
-            lane: the queue that it is meant for; None: any.
+            lane: the queue that it is meant for, of its target; None: any.
             touched: gets the lane of a batch that had to be closed for it.
         """
         taking = lanes.free if lane is None else lane.open
@@ -157,10 +162,10 @@ class Accumulator:
                 message.producer_group,
             ):
                 with contextlib.suppress(BatchFull):
-                    return batch, message.add_to(batch.encoder)
-            target = lane or lanes.next()
-            self.close(batch, target)
-            touched.append(target)
+                    return batch, _put(batch, target, message)
+            taker = lane or lanes.next()
+            self.close(batch, taker)
+            touched.append(taker)
         batch = self.open(
             lanes.topic,
             wait=message.wait,
@@ -169,13 +174,13 @@ class Accumulator:
             producer_group=message.producer_group,
             linger_s=self.linger_s,
         )
-        assert batch.encoder is not None
+        batch.free, batch.lane = lane is None, lane
+        batch.targets = None if lane is None else []
         try:
-            index = message.add_to(batch.encoder)
+            index = _put(batch, target, message)
         except BaseException:
             self.drop(batch)
             raise
-        batch.free, batch.lane = lane is None, lane
         taking[message.delay_level] = batch
         return batch, index
 
@@ -274,3 +279,13 @@ class Accumulator:
     def next_due(self) -> float | None:
         """When `close_due` will have something; time.monotonic()."""
         return self._lingering[0].due if self._lingering else None
+
+
+def _put(batch: Batch, target: Target, message: Outgoing) -> int:
+    """Its index in an open batch."""
+    encoder = batch.encoder
+    assert encoder is not None
+    index = message.add_to(encoder)
+    if batch.targets is not None:
+        batch.targets += [target] * (encoder.count - index)
+    return index

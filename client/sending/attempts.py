@@ -21,8 +21,10 @@ from cometmq.protocol.client_timeout import configured_timeout_s
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
 from cometmq.protocol.errors import (
     CometError,
+    NoPermission,
     NotConfirmed,
     NotReachable,
+    QueueNotExist,
     Refused,
     again,
     from_code,
@@ -191,6 +193,19 @@ def typed(error: Exception) -> CometError:
     return CometError(f"{type(error).__name__}: {error}")
 
 
+def queue_is_refused(error: CometError) -> bool:
+    """Whether it is the queue that the broker takes nothing for."""
+    return isinstance(error, (QueueNotExist, NoPermission))
+
+
+def may_leave_queue(batch: Batch, error: CometError) -> bool:
+    """Whether the broker refused the queue and not the messages, which may go to another one. Of
+    those that are stored once by their keys it refuses messages for want of permission, too."""
+    if batch.targets is None and not batch.free:
+        return False
+    return queue_is_refused(error) and not (batch.window_ms and isinstance(error, NoPermission))
+
+
 class RetryPolicy:
     """Whether a batch is tried again, and the error that says what became of it if not.
 
@@ -221,7 +236,10 @@ class RetryPolicy:
         batch.limit = batch.deadline + GRACE_S
 
     def allows(self, batch: Batch, error: CometError) -> bool:
-        """Whether there may be another attempt after this error."""
+        """Whether there may be another attempt after this error. One that another queue has to be
+        chosen for is none of those that are counted."""
+        if may_leave_queue(batch, error):
+            return time.monotonic() < batch.deadline
         if batch.producer_group and batch.unconfirmed:
             return False  # a half message is not to be there twice under one name
         return (

@@ -115,6 +115,8 @@ class Clock:
             closed, refused = delivery.accumulator.close_forgotten(topic, now)
             touched += closed
             expired += refused
+            if topic.is_changing:
+                touched += topic.all()
             for lane in topic.all():
                 for batch in self._expire(lane, now, touched):
                     error = delivery.policy.timed_out(batch, lane)

@@ -23,10 +23,12 @@ from cometmq.client.sending.attempts import (
     Flight,
     Outcome,
     RetryPolicy,
+    may_leave_queue,
     outcomes_of,
     send_command,
     typed,
 )
+from cometmq.client.sending.choosing import leave
 from cometmq.client.sending.clock import Clock
 from cometmq.client.sending.identity import Identity
 from cometmq.client.sending.lanes import Lane, TopicLanes
@@ -34,7 +36,7 @@ from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.recovery import Recovery
 from cometmq.client.sending.standing import Standing
 from cometmq.client.sending.window import Window
-from cometmq.protocol.commands import SendResult
+from cometmq.protocol.commands import SendResult, TopicRoute
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, again
 from cometmq.protocol.wire.pending import Pending
 
@@ -93,8 +95,7 @@ class Delivery:
         route = self._routes.topic(topic, self.policy.timeout_s)
         lanes = self.topics.get(topic)
         if lanes is None or lanes.route is not route:
-            with self.lock:
-                lanes = self.update(topic)
+            lanes = self.update(topic)
             if lanes.waits_for_master:
                 self._wait_for_master(lanes)
             if self.accumulator.linger_s:
@@ -109,8 +110,14 @@ class Delivery:
             sleep(min(left_s, self.policy.pause_s(failures, None)))
             with suppress(NotReachable):
                 self._routes.refresh(lanes.topic, left_s)
-            with self.lock:
-                self.update(lanes.topic)
+            self.update(lanes.topic)
+
+    def look_again(self, topic: str) -> TopicLanes:
+        """The lanes of a topic by a route that is fetched now, if a name server answers; not under
+        the lock."""
+        with suppress(NotReachable):
+            self._routes.refresh(topic, self.policy.timeout_s)
+        return self.update(topic)
 
     def _connect(self, lanes: TopicLanes) -> None:
         """Connect, and start what receives answers, before there is something to send.
@@ -124,19 +131,34 @@ class Delivery:
                 self._routes.commitlog(endpoint, f"broker {broker}").start_pump()
 
     def update(self, topic: str) -> TopicLanes:
-        """Bring the lanes up to the newest known route. Under the lock."""
-        route = self._routes.known(topic)
-        assert route is not None
-        lanes = self.topics.get(topic)
-        if lanes is None:
-            lanes = self.topics[topic] = TopicLanes(route, self.standing)
-        elif lanes.route is not route:
-            had_replicas = lanes.has_replicas
-            lanes.update(route)
-            if lanes.has_replicas and not had_replicas:
-                for batch in lanes.closed():
-                    self.policy.give_time(batch, lanes)
+        """Bring the lanes up to the newest known route; not under the lock."""
+        with self.lock:
+            route = self._routes.known(topic)
+            assert route is not None
+            lanes = self.topics.get(topic)
+            if lanes is None:
+                lanes = self.topics[topic] = TopicLanes(route, self.standing)
+            flights = self._take_over(lanes, route) if lanes.route is not route else []
+        self.launch(flights)
         return lanes
+
+    def _take_over(self, lanes: TopicLanes, route: TopicRoute) -> list[Flight]:
+        """A newer route. What was put into queues by the older one takes no more messages."""
+        before = lanes.lanes, lanes.generation
+        had_replicas = lanes.has_replicas
+        lanes.update(route)
+        if lanes.has_replicas and not had_replicas:
+            for batch in lanes.closed():
+                self.policy.give_time(batch, lanes)
+        if lanes.generation == before[1]:
+            return []
+        touched = []
+        for lane in lanes.all():
+            for batch in tuple(lane.open.values()):
+                self.accumulator.close(batch, lane)
+                batch.generation = before[1]
+                touched.append(lane)
+        return self.collect(touched)
 
     def open_again(self, topic: str) -> None:
         """Say to the brokers of the topic who this is: one does not know it any more."""
@@ -156,7 +178,9 @@ class Delivery:
     def _line_up(self, batch: Batch, lane: Lane) -> None:
         batch.broker, batch.queue_id = lane.broker, lane.queue_id
         batch.since = monotonic()
-        self.policy.give_time(batch, self.topics[batch.topic])
+        lanes = self.topics[batch.topic]
+        batch.generation = lanes.generation
+        self.policy.give_time(batch, lanes)
         lane.waiting.append(batch)
         self.window.sent_off(batch)
         self._clock.watch()
@@ -182,7 +206,7 @@ class Delivery:
                 continue
             if not lane.waiting:
                 self.accumulator.close_overdue(lane, now)
-            if not lane.waiting:
+            if not lane.waiting or self.topics[lane.topic].must_wait(lane.waiting[0]):
                 continue
             batch = lane.waiting.popleft()
             flight = flights.get(lane.endpoint)
@@ -261,18 +285,25 @@ class Delivery:
                     outcome = (None, self.policy.last_error(batch, outcome[1]))
                 self.window.settled(batch, outcome[1])
                 settled.append((batch, outcome))
-            flights = self.collect(flight.lanes)
+            flights = self.collect(self._let_go_on(flight.lanes))
         self.launch(flights)
         for batch, (result, error) in settled:
             batch.settle(result, error, stamp, host)
         if failed:
             self.recovery.schedule(failed)
 
+    def _let_go_on(self, lanes: list[Lane]) -> list[Lane]:
+        """These, and those whose batches may have waited for theirs."""
+        topics = {lane.topic for lane in lanes if self.topics[lane.topic].is_changing}
+        return lanes + [lane for topic in topics for lane in self.topics[topic].all()]
+
     def _try_again(self, lane: Lane, batch: Batch, error: CometError) -> bool:
         """Whether the batch goes back to the head of its lane, which then pauses."""
         lane.failures += 1
         lane.error = error
         batch.unconfirmed = batch.unconfirmed or isinstance(error, NotConfirmed)
+        if may_leave_queue(batch, error):
+            batch.queue_is_refused()
         if not self.may_try_again(batch, error):
             return False
         lane.paused = True
@@ -294,14 +325,18 @@ class Delivery:
         self.recovery.look_after(lanes)
 
     def resume(self, lanes: Iterable[Lane]) -> None:
-        """The recovery has done what it could: the lanes may be tried again."""
+        """The recovery has done what it could: the lanes may be tried again, or are left for those
+        that their topics have now."""
         lanes = list(lanes)
+        refused: Expired = []
         with self.lock:
             for lane in lanes:
                 lane.paused = False
+                refused += leave(self.topics[lane.topic], lane, self.window)
             topics = {lane.topic for lane in lanes}
             flights = self.collect(lane for topic in topics for lane in self.topics[topic].all())
         self.launch(flights)
+        _settle_all(refused)
 
     # --- the end ---
 

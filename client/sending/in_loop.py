@@ -30,7 +30,10 @@ class _One:
         self.future, self.index = future, index
 
     def stored(self, batch: Batch) -> None:
-        if not self.future.done():  # else it was cancelled
+        error = batch.error_of(self.index)
+        if error is not None:  # of its part of the batch
+            self.failed(error)
+        elif not self.future.done():  # else it was cancelled
             self.future.set_result(Receipt(batch, self.index))
 
     def failed(self, error: CometError) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cometmq.client.routes import MASTER
+from cometmq.client.sending.outgoing import Target
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.standing import Standing
 from cometmq.protocol.commands import SectionResult, TopicRoute
@@ -77,6 +78,14 @@ class Lane:
         """What became of that attempt is not known."""
         self.unsure = max(self.unsure, number)
 
+    def line_up_older(self, batch: Batch) -> None:
+        """Before what was chosen by a newer route, and behind everything else."""
+        for index, each in enumerate(self.waiting):
+            if each.targets is not None and each.generation > batch.generation:
+                self.waiting.insert(index, batch)
+                return
+        self.waiting.append(batch)
+
     def has_stored(self, batch: Batch, result: SectionResult) -> None:
         """A batch of it was answered."""
         self.failures, self.error = 0, None
@@ -97,6 +106,11 @@ class Lane:
 class TopicLanes:
     """All queues of a topic that may be written, broker by broker. Guarded by the lock as well.
 
+    Each change of these queues begins a new generation. By another route keys and ids may mean
+    other queues, so a batch that was put into a queue for its messages' sake (`Batch.targets`)
+    waits until those of older generations are answered: they may have to go to other queues yet,
+    and would be overtaken there.
+
     Args:
         standing: brokers that it names are chosen when there are no others.
     """
@@ -112,6 +126,10 @@ class TopicLanes:
         # Whether there were ever slaves, one of which may become the master. A route may lack them:
         # brokers that have just begun, or a name server that has.
         self.has_replicas = False
+        self.generation = 0
+        self.is_changing = False  # there may be batches of older generations
+        self._brokers: list[str] = []
+        self._served: set[str] = set()  # brokers that have the topic, also to be read only
         self.update(route)
         self._turn = random.randrange(len(self.lanes)) if self.lanes else 0
 
@@ -141,7 +159,11 @@ class TopicLanes:
                     self._by_key[key] = lane
                 lane.endpoint = ends.commitlog
                 lanes.append(lane)
+        if lanes != self.lanes:
+            self.is_changing = bool(self.lanes)
+            self.generation += 1
         self.lanes = lanes
+        self._served = {each.endpoints.broker for each in route.brokers}
         self._brokers = sorted({lane.broker for lane in lanes})
         for lane in self._by_key.values():
             lane.gone = lane not in lanes
@@ -151,6 +173,24 @@ class TopicLanes:
         found = [each.endpoints for each in self.route.brokers] if self.route else []
         names = {ends.broker for ends in found}
         return names - {ends.broker for ends in found if ends.broker_id == MASTER}
+
+    def must_wait(self, batch: Batch) -> bool:
+        """Whether older ones have to be answered first. Those for a broker that does not have the
+        topic any more do not come to another queue."""
+        if not self.is_changing or batch.targets is None:
+            return False
+        oldest = min(
+            (
+                each.generation
+                for lane in self._by_key.values()
+                if lane.broker in self._served
+                for each in (*lane.waiting, lane.sent)
+                if each is not None and each.targets is not None
+            ),
+            default=self.generation,
+        )
+        self.is_changing = oldest < self.generation
+        return batch.generation > oldest
 
     @property
     def waits_for_master(self) -> bool:
@@ -177,6 +217,15 @@ class TopicLanes:
                 yield lane.sent
 
     # --- choosing ---
+
+    def serves(self, target: Target) -> bool:
+        """Whether there is a queue for what is meant for that, whatever its key."""
+        if target.queue_id is None and target.broker is None:
+            return bool(self.lanes)
+        return any(
+            target.queue_id in (None, lane.queue_id) and target.broker in (None, lane.broker)
+            for lane in self.lanes
+        )
 
     def next(self) -> Lane:
         """The queue whose turn it is; one that has nothing to do is preferred."""

@@ -48,6 +48,13 @@ class Producer:
     sent again is not overtaken. Without key or queue, messages are spread over the queues, in
     turn, and have no order among each other. Those for later have none among the others.
 
+    **Queues that come and go.** When a topic has fewer queues than the producer knows of, the
+    broker refuses the others. The producer then fetches the route and chooses again: another queue
+    for messages without key or queue, the queue of the key by the new number for those with an
+    `ordering_key`, in the order in which they were sent. What a queue has already stays there. A
+    `queue_id` is refused only after the route has been fetched: by ArgumentIllegal, or by
+    QueueNotExist (a MessageIllegal) if the queue went while the message was on its way.
+
     **Once.** When the connection breaks or an answer is lost, the batch is sent again to the same
     queue, and the broker looks there for what it has stored of it already: no message stands in a
     queue twice, also after kills of the broker. You may see a message twice that you send twice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 import msgspec
 
+from cometmq.client.sending.outgoing import Target
 from cometmq.protocol.commands import TIMED, Copy, SectionResult
 from cometmq.protocol.errors import (
     ArgumentIllegal,
@@ -72,11 +74,13 @@ class Batch:
         "fence",
         "first_id",
         "free",
+        "generation",
         "lane",
         "limit",
         "loop",
         "number",
         "on_settled",
+        "parts",
         "producer_group",
         "queue_id",
         "remembered",
@@ -86,6 +90,7 @@ class Batch:
         "store_host",
         "store_timestamp_ms",
         "sys_flag",
+        "targets",
         "topic",
         "unconfirmed",
         "wait",
@@ -113,6 +118,12 @@ class Batch:
         self.sys_flag = sys_flag or 0  # of all its messages: how their bodies are compressed
         self.free = False  # any queue of the topic will do
         self.lane: Any = None  # else: the Lane that it is meant for; lanes know batches
+        # Else what each message is meant for, by which another queue is chosen if that one is
+        # refused; None: no other one can be.
+        self.targets: list[Target] | None = None
+        self.generation = 0  # of the queues that it was chosen from; see TopicLanes
+        # By message: the batch that has it now, and its index there. None: this one.
+        self.parts: list[tuple[Batch, int]] | None = None
         self.due = 0.0  # when it must leave at the latest; time.monotonic()
         self.since = 0.0  # when it was closed, before its first attempt
         self.deadline = 0.0  # when its time is up
@@ -160,6 +171,10 @@ class Batch:
         self.result, self.error = result, error
         self._let_go_of_body()
         self.store_timestamp_ms, self.store_host = store_timestamp_ms, store_host
+        self._finish()
+
+    def _finish(self) -> None:
+        self.targets = None
         self.done = True
         if self._event is not None:
             self._event.set()
@@ -169,6 +184,56 @@ class Batch:
                 action(self)
             except Exception:  # the others, and other batches, are waited for too
                 log.exception("what was to be done with an answer of topic %s failed", self.topic)
+
+    def queue_is_refused(self) -> None:
+        """The broker has looked for it, has none of it, and stores no earlier attempt of it. That
+        attempt does not count."""
+        self.attempts -= 1
+        self.unconfirmed = False
+        self.repeats_ms = self.after = -1
+
+    def divide(self, groups: Sequence[Sequence[int]]) -> list[Batch]:
+        """A batch for each of these groups of its messages. It is settled once they all are, and
+        each of its messages has the outcome of its part."""
+        assert self.targets is not None, "it was meant for queues"
+        self.parts = [(self, index) for index in range(self.count)]
+        answers = itertools.count(1)
+
+        def settled(_part: Batch) -> None:
+            if next(answers) == len(groups):  # which is one step, whichever threads they are
+                self._let_go_of_body()
+                self._finish()
+
+        found = []
+        for group in groups:
+            part = Batch(
+                self.topic,
+                None,
+                wait=self.wait,
+                delay_level=self.delay_level,
+                sys_flag=self.sys_flag,
+                producer_group=self.producer_group,
+                window_ms=self.window_ms,
+            )
+            members = set(group)
+            others = [index for index in range(self.count) if index not in members]
+            part.body, part.count = _kernel.batch_without(self.body, others), len(group)
+            part.targets = [self.targets[index] for index in group]
+            part.generation, part.remembered = self.generation, self.remembered
+            part.since, part.deadline, part.limit = self.since, self.deadline, self.limit
+            part.on_settled.append(settled)
+            for place, index in enumerate(group):
+                self.parts[index] = part, place
+            found.append(part)
+        return found
+
+    def where(self, index: int) -> tuple[Batch, int]:
+        """The batch that has that message now, and its index there; once it is settled."""
+        return self.parts[index] if self.parts is not None else (self, index)
+
+    def error_of(self, index: int) -> CometError | None:
+        """What that message failed of; once it is settled."""
+        return self.where(index)[0].error
 
     def _let_go_of_body(self) -> None:
         """Keep only the first id, if the others follow from it: memory that is held is not reused.
@@ -255,6 +320,21 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     _batch: Any
     _index: int
 
+    def _where(self) -> tuple[Batch, int]:
+        """Its batch, and its index there; waits for the answer."""
+        batch: Batch = self._batch
+        batch.wait_settled()
+        return batch.where(self._index)
+
+    def answer(self) -> tuple[SectionResult, int]:
+        """What was said of its batch, and its index there. Waits for it, raises its error."""
+        batch, index = self._where()
+        return batch.answer(), index
+
+    def _copy(self) -> Copy | None:
+        batch, index = self._where()
+        return batch.copy_of(index)
+
     @property
     def topic(self) -> str:
         """That it was sent to."""
@@ -265,7 +345,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         """RocketMQ's UNIQ_KEY: made by the producer, the same in every copy of the message."""
         batch: Batch = self._batch
         if batch.window_ms:
-            copy = batch.copy_of(self._index)
+            copy = self._copy()
             if copy is not None:
                 return copy.msg_id
         if batch.encoder is not None:
@@ -277,21 +357,19 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         """Whether the topic had a message with that key already (`Producer(dedup="keys")`), so that
         this one was not stored: all else that is said here is of the first one. Waits for the
         answer."""
-        batch: Batch = self._batch
-        return batch.copy_of(self._index) is not None
+        return self._copy() is not None
 
     @property
     def queue_id(self) -> int:
         """The queue that it lies in; waits for the answer."""
-        batch: Batch = self._batch
-        copy = batch.copy_of(self._index)
-        return batch.queue_id if copy is None else copy.queue_id
+        copy = self._copy()
+        return self._where()[0].queue_id if copy is None else copy.queue_id
 
     @property
     def queue_offset(self) -> int:
         """Where the message stands in its queue."""
-        batch: Batch = self._batch
-        result, index = batch.answer(), self._index
+        batch, index = self._where()
+        result = batch.answer()
         if result.copies:
             copy = batch.copy_of(index)
             if copy is not None:
@@ -304,38 +382,37 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     @property
     def broker(self) -> str:
         """The name of the broker that stored it."""
-        self._batch.answer()
-        return str(self._batch.broker)
+        self.answer()
+        return self._where()[0].broker
 
     @property
     def status(self) -> str:
         """SEND_OK; else it is stored, but FLUSH_DISK_TIMEOUT: the disk has not confirmed it in
         time; FLUSH_SLAVE_TIMEOUT: too few slaves have; SLAVE_NOT_AVAILABLE: there are too few to
         wait for."""
-        return STATUSES.get(self._batch.answer().code, SEND_OK)
+        return STATUSES.get(self.answer()[0].code, SEND_OK)
 
     @property
     def store_timestamp_ms(self) -> int:
         """The broker's clock when it stored the message."""
-        batch: Batch = self._batch
-        copy = batch.copy_of(self._index)
+        copy = self._copy()
         if copy is not None and copy.store_timestamp_ms:
             return copy.store_timestamp_ms
-        return batch.store_timestamp_ms
+        return self._where()[0].store_timestamp_ms
 
     @property
     def due_ms(self) -> int | None:
         """When it is delivered, in ms since 1970; None: it was sent without a time, or from when
         its `deliver_after` counts is not known, since it was stored by an attempt whose answer was
         lost."""
-        batch: Batch = self._batch
+        batch, index = self._where()
         answer = batch.answer()
         if batch.delay_level != TIMED:
             return None
-        first, second = (_kernel.element_due_ms(batch.body, self._index, now) for now in (0, 1))
+        first, second = (_kernel.element_due_ms(batch.body, index, now) for now in (0, 1))
         if first != second and not answer.timed_ms:
             return None
-        return _kernel.element_due_ms(batch.body, self._index, answer.timed_ms)
+        return _kernel.element_due_ms(batch.body, index, answer.timed_ms)
 
     @property
     def recall_handle(self) -> str:
@@ -356,15 +433,16 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
 
     def wait(self) -> Receipt:
         """Wait for the answer; raises the error if there is one."""
-        self._batch.answer()
+        self.answer()
         return self
 
     def __repr__(self) -> str:
         batch: Batch = self._batch
         if not batch.done:
             return f"<Receipt {batch.topic} on its way>"
-        if batch.error is not None:
-            return f"<Receipt {batch.topic} failed: {batch.error}>"
+        error = batch.error_of(self._index)
+        if error is not None:
+            return f"<Receipt {batch.topic} failed: {error}>"
         return f"<Receipt {batch.topic}/{self.queue_id} @{self.queue_offset} {self.status}>"
 
 

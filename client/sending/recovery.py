@@ -38,7 +38,7 @@ class Delivers(Protocol):
     def policy(self) -> RetryPolicy: ...
     def resume(self, lanes: Iterable[Lane]) -> None: ...
     def update(self, topic: str) -> TopicLanes:
-        """Under the lock."""
+        """Not under the lock."""
 
     def open_again(self, topic: str) -> None: ...
 
@@ -122,8 +122,8 @@ class Recovery:
             except CometError as error:
                 log.debug("route of %s: %s", topic, error)
                 continue
+            lanes = self._delivery.update(topic).all()
             with self._delivery.lock:
-                lanes = self._delivery.update(topic).all()
                 moved |= {
                     lane.flight.endpoint
                     for lane in lanes

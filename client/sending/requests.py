@@ -234,12 +234,13 @@ class Requests:
         """Nobody waits for it any more."""
         self._asked.pop(asking.correlation_id, None)
 
-    def _watch(self, asking: Asking, batch: Batch, _index: int) -> None:
+    def _watch(self, asking: Asking, batch: Batch, index: int) -> None:
         def sent(batch: Batch) -> None:
-            if batch.error is None:
+            error = batch.error_of(index)
+            if error is None:
                 asking.is_stored = True
             elif self._asked.pop(asking.correlation_id, None) is not None:
-                asking.settle(None, batch.error)
+                asking.settle(None, error)
 
         batch.on_settled.append(sent)
 
@@ -249,12 +250,12 @@ class Requests:
         body: Body,
         timeout_s: float,
         options: TransactionOptions,
-        prepare: Callable[[str, float], Awaitable[None]],
+        prepare: Callable[[Target, float], Awaitable[None]],
     ) -> Reply:
         """See `AsyncProducer.request`.
 
         Args:
-            prepare: does what could block of a topic, within so many seconds.
+            prepare: does what could block of a target, within so many seconds.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
@@ -274,7 +275,7 @@ class Requests:
         asking = self.compose(topic, body, timeout_s, options, settle)
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                await prepare(topic, timeout_s)
+                await prepare(asking.target, timeout_s)
                 self.begin(asking)
                 return await future
         except TimeoutError:
@@ -314,7 +315,7 @@ class Requests:
                 return
 
     def _open(self, topic: str, deadline: float) -> None:
-        self._sender.learn(topic)
+        self._sender.learn(Target(topic, None, None))
         route = self._routes.topic(topic)
         masters = [each.endpoints for each in route.brokers if each.endpoints.broker_id == MASTER]
         if not masters:

@@ -18,10 +18,12 @@ from cometmq.client.sending.attempts import (
     batch_of_one,
     begin_attempt,
     look_s,
+    may_leave_queue,
     oneway_command,
     outcomes_of,
     send_command,
 )
+from cometmq.client.sending.choosing import check_served, lane_after, lane_for
 from cometmq.client.sending.compressing import Compression
 from cometmq.client.sending.delivery import Delivery
 from cometmq.client.sending.identity import Identity
@@ -110,16 +112,23 @@ class Sender:
             return
         self.delivery.identity.begin(self.routes, self.timeout_s)
 
-    def knows(self, topic: str) -> bool:
+    def knows(self, target: Target) -> bool:
         """Whether sending to it has to ask nobody first."""
-        return topic in self._topics
+        lanes = self._topics.get(target.topic)
+        return lanes is not None and lanes.serves(target)
 
-    def learn(self, topic: str) -> TopicLanes:
-        """The topic's lanes; asks for its route if need be. Raises as `Producer.send` does."""
-        if topic not in self._topics:
-            check_writable_topic(topic)
+    def learn(self, target: Target) -> TopicLanes:
+        """The lanes of its topic; asks for the route if need be, once more where the known one has
+        no queue for it. Raises as `Producer.send` does."""
+        if target.topic not in self._topics:
+            check_writable_topic(target.topic)
             self._check_fork()
-        return self.delivery.lanes_of(topic)
+        lanes = self.delivery.lanes_of(target.topic)
+        if not lanes.serves(target):
+            lanes = self.delivery.look_again(target.topic)
+            with self._lock:
+                check_served(lanes, target)
+        return lanes
 
     @property
     def has_room(self) -> bool:
@@ -165,7 +174,7 @@ class Sender:
             held: gets the open batch, without linger as well; the caller lets it go soon. None:
                 without linger it leaves at once if its queue is idle.
         """
-        lanes = self.learn(target.topic)
+        lanes = self.learn(target)
         self.prepare(message)
         failure: ValueError | TypeError | None = None
         accumulator = self._accumulator
@@ -173,10 +182,10 @@ class Sender:
             self._check_open()
             self._window.wait_for_room()
             lanes.writable()
-            lane = _lane_for(lanes, target, message.keys if self._window_ms else None)
+            lane = lane_for(lanes, target, message.keys if self._window_ms else None)
             touched: list[Lane] = []
             try:
-                batch, index = accumulator.add(lanes, lane, message, touched)
+                batch, index = accumulator.add(lanes, lane, target, message, touched)
             except (ValueError, TypeError) as error:
                 failure = error
             else:
@@ -198,32 +207,33 @@ class Sender:
 
     def send_now(self, target: Target, message: Outgoing) -> Receipt:
         """Send in this thread, and wait in it for the answer."""
-        lanes = self.learn(target.topic)
+        lanes = self.learn(target)
         if self._window_ms:
             self.prepare(message)
         with self._lock:
             self._check_open()
-            lane = _lane_for(lanes, target, message.keys if self._window_ms else None)
+            lane = lane_for(lanes, target, message.keys if self._window_ms else None)
             free = lane is None
             lane = lane or lanes.next()
-            busy = not lane.idle
+            busy = not lane.idle or (lanes.is_changing and not free)
         if busy:  # behind what is on its way already
             batch, index = self.gather(target, message)
             return Receipt(batch, index).wait()
         body = self._encoded(message)
         batch = batch_of_one(target.topic, message, body, self._window_ms)
         batch.free = free
+        batch.targets = None if free else [target]
         self._deliver(lanes, lane, batch)
         return Receipt(batch, 0)
 
     def send_oneway(self, target: Target, message: Outgoing) -> None:
         """Hand it to the connection, and hear no more of it."""
-        lanes = self.learn(target.topic)
+        lanes = self.learn(target)
         body = self._encoded(message)
         with self._lock:
             self._check_open()
             lane = (
-                _lane_for(lanes, target, message.keys if self._window_ms else None) or lanes.next()
+                lane_for(lanes, target, message.keys if self._window_ms else None) or lanes.next()
             )
         command = oneway_command(lane, self.delivery.identity, message, self._window_ms)
         self.routes.commitlog(lane.endpoint, f"broker {lane.broker}").tell(command, [body])
@@ -248,6 +258,7 @@ class Sender:
         delivery = self.delivery
         batch.since = time.monotonic()
         delivery.policy.give_time(batch, lanes)
+        failures = 0
         while True:
             begin_attempt(lane, batch)
             batch.broker, batch.queue_id = lane.broker, lane.queue_id
@@ -261,16 +272,19 @@ class Sender:
                     if isinstance(error, NotConfirmed):
                         batch.unconfirmed = True
                         lane.is_unsure_of(batch.number)
+                if may_leave_queue(batch, error):
+                    batch.queue_is_refused()
+                failures += 1
                 if not delivery.may_try_again(batch, error):
                     raise delivery.policy.last_error(batch, error) from None
                 left_s = batch.deadline - time.monotonic()
-                time.sleep(max(0.0, min(left_s, delivery.policy.pause_s(batch.attempts, error))))
+                time.sleep(max(0.0, min(left_s, delivery.policy.pause_s(failures, error))))
                 delivery.recovery.look_up({batch.topic: error})
                 delivery.policy.give_time(batch, lanes)
                 if lane.endpoint != endpoint:
                     self.routes.retire(endpoint)
-                if batch.may_go_elsewhere:
-                    lane = lanes.elsewhere(lane.broker) or lane
+                with self._lock:
+                    lane = lane_after(lanes, lane, batch, error)
 
     def _attempt(self, lane: Lane, endpoint: str, batch: Batch) -> None:
         delivery = self.delivery
@@ -324,7 +338,7 @@ class Sender:
                 "send them one by one, with linger_ms if there are many"
             )
         self._check_bodies(bodies)
-        lanes = self.learn(target.topic)
+        lanes = self.learn(target)
         batches: list[Batch] = []
         try:
             for run, message.sys_flag in self._runs(bodies):
@@ -392,8 +406,9 @@ class Sender:
         with self._lock:
             self._check_open()
             try:
-                lane = _lane_for(lanes, target)
+                lane = lane_for(lanes, target)
                 batch.free = lane is None
+                batch.targets = None if batch.free else [target] * encoder.count
                 lane = lane or lanes.next()
             except BaseException:
                 accumulator.drop(batch)
@@ -441,29 +456,6 @@ class Sender:
         self._lock = Forked("Producer")
         for quick in self._accumulator.quick:  # the way that asks for no lock
             quick.clear()
-
-
-def _lane_for(lanes: TopicLanes, target: Target, key: str | None = None) -> Lane | None:
-    """The queue that the message is meant for; None = any.
-
-    Args:
-        key: by which it is stored once: all messages of a key go to one broker.
-    """
-    if key is not None and target.queue_id is None and target.ordering_key is None:
-        target.broker = lanes.broker_for(key)
-    lane = None
-    if target.ordering_key is not None:
-        lane = lanes.for_key(target.ordering_key)
-    elif target.queue_id is not None:
-        lane = lanes.for_queue(target.queue_id)
-    if target.broker is None:
-        return lane
-    lane = lane or lanes.next_of(target.broker)
-    if lane is None or lane.broker != target.broker:
-        raise ArgumentIllegal(
-            f"broker {target.broker}, where the rest is, has no such queue of topic {target.topic}"
-        )
-    return lane
 
 
 def _with_note(error: CometError, batches: list[Batch]) -> CometError:

@@ -27,6 +27,7 @@ from cometmq.protocol.errors import (
     NotConfirmed,
     NotMaster,
     NotReachable,
+    QueueNotExist,
     TopicNotExist,
 )
 from cometmq.protocol.names import check_staging_name, check_writable_topic
@@ -58,7 +59,7 @@ class SinkLine:
         check_staging_name("sink", sink)
         self.sink = sink
         self.broker = broker
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._routes = Routes(name_server)
         self._endpoint = ""
         self._pause = threading.Event()
@@ -69,15 +70,20 @@ class SinkLine:
     def drop(self, epoch: int, stages: Sequence[str]) -> None:
         self.ask(DropStages(self.sink, epoch, list(stages)), Done)
 
-    def queues(self, topic: str) -> list[int]:
+    def queues(self, topic: str, *, anew: bool = False) -> list[int]:
         """The ids of the queues that this broker has; a new topic is made, as for a producer.
+
+        Args:
+            anew: the route is fetched now.
 
         Raises NoPermission, TopicNotExist.
         """
         check_writable_topic(topic)
+        if anew:
+            self._routes.refresh(topic, self.timeout_s)
         masters = [
             each
-            for each in self._routes.topic(topic, self._timeout_s).brokers
+            for each in self._routes.topic(topic, self.timeout_s).brokers
             if each.endpoints.broker_id == MASTER
         ]
         names = sorted(each.endpoints.broker for each in masters)
@@ -99,7 +105,7 @@ class SinkLine:
     def ask(
         self, command: Command, kind: type[Answer], payload: Sequence[bytes | memoryview] = ()
     ) -> Answer:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         failures = 0
         while True:
             try:
@@ -159,23 +165,40 @@ class StageWriter:
         self.stage = stage
         self.batches = 0
         self._queues: dict[str, list[int]] = {}
+        self._any = dict(self._queues)  # those there are now, for what any queue will do for
         self._turn = random.randrange(1 << 16)
         self._born_host = ""
 
     def queues(self, topic: str) -> list[int]:
         if topic not in self._queues:
-            self._queues[topic] = self._line.queues(topic)
+            self._queues[topic] = self._any[topic] = self._line.queues(topic)
             self._born_host = self._line.born_host()
         return self._queues[topic]
 
     def send(self, topic: str, place: int | None, body: bytes, count: int) -> None:
-        queues = self._queues[topic]
-        if place is None:
+        """As `BodySender.send`. Of a place, the queue is that of `queues` as it was told."""
+        if place is not None:
+            self._stage(topic, self._queues[topic][place], body, count)
+            return
+        deadline = time.monotonic() + self._line.timeout_s
+        failures = 0
+        while True:
             self._turn += 1
-            place = self._turn % len(queues)
+            queues = self._any[topic]
+            try:
+                self._stage(topic, queues[self._turn % len(queues)], body, count)
+                return
+            except QueueNotExist:
+                failures += 1
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(pause_s(failures))
+                self._any[topic] = self._line.queues(topic, anew=True)
+
+    def _stage(self, topic: str, queue_id: int, body: bytes, count: int) -> None:
         command = StageMessages(
             self._line.sink, self.epoch, self.stage, self.batches,
-            [Section(topic, queues[place], count)], int(time.time() * 1000), self._born_host,
+            [Section(topic, queue_id, count)], int(time.time() * 1000), self._born_host,
         )  # fmt: skip
         self._line.ask(command, Done, [body])
         self.batches += 1

@@ -10,7 +10,7 @@ from cometmq.client.sending.checks import Checks
 from cometmq.client.sending.ends import Ending, Ends
 from cometmq.client.sending.outgoing import Body, Outgoing, Target, compose
 from cometmq.client.sending.pending import Checker
-from cometmq.client.sending.receipt import Batch, Receipt
+from cometmq.client.sending.receipt import Receipt
 from cometmq.client.sending.sender import Sender
 from cometmq.protocol.commands import PARTS_MAX, TransactionEnd, TransactionPart
 from cometmq.protocol.errors import (
@@ -129,13 +129,10 @@ class Parts:
 
     def _has(self, receipt: Receipt, message: Outgoing) -> None:
         """It is stored."""
-        batch: Batch = receipt._batch
-        place = batch.answer()
+        place, index = receipt.answer()
         if not place.physical_offsets:
             raise NotConfirmed(OLDER)
-        part = TransactionPart(
-            batch.topic, receipt.queue_offset, place.physical_offsets[receipt._index]
-        )
+        part = TransactionPart(receipt.topic, receipt.queue_offset, place.physical_offsets[index])
         if self._id:
             self._parts.append(part)
             self._bytes += len(message.body)

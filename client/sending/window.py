@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from cometmq.client.sending.attempts import GRACE_S
@@ -71,6 +72,14 @@ class Window:
         self._room.notify_all()
         if error is not None and batch.remembered and self._first_error is None:
             self._first_error = error
+
+    def divided(self, batch: Batch, parts: Iterable[Batch]) -> None:
+        """These stand in its place."""
+        self.unsettled.pop(batch, None)
+        self.in_flight_bytes -= len(batch.body)
+        for part in parts:
+            self.opened(part)
+            self.sent_off(part)
 
     @property
     def failed(self) -> bool:
