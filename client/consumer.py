@@ -19,7 +19,7 @@ from cometmq.client.receiving.receiver import Receiver
 from cometmq.client.receiving.unshared import Unshared
 from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.errors import ArgumentIllegal
-from cometmq.protocol.names import check_group, check_topic
+from cometmq.protocol.names import check_readable_topic, check_usable_group
 from cometmq.protocol.positions import named
 from cometmq.protocol.tags import ALL_TAGS, check_expression
 from cometmq.shm.kernel._kernel import Message
@@ -115,7 +115,7 @@ class Consumer:
         max_reconsume_times: int | None = None,
     ) -> None:
         if group is not None:
-            check_group(group)
+            check_usable_group(group)
         check_transport(transport)
         if max_reconsume_times is not None and not 0 <= max_reconsume_times <= 0x7FFFFFFF:
             raise ArgumentIllegal(f"max_reconsume_times={max_reconsume_times}: 0 or more")
@@ -174,7 +174,7 @@ class Consumer:
         Raises NameIllegal, SubscriptionIllegal, FilterIllegal, NotReachable, TopicNotExist,
         NotMapped. A broker that takes no SQL92 refuses the member; its log has FiltersOff.
         """
-        check_topic(topic)
+        check_readable_topic(topic)
         check_expression(tags)
         selection_of(tags, sql)
         self._receiver.check_open()
@@ -212,7 +212,7 @@ class Consumer:
         selection_of(tags, sql)
         self._receiver.check_open()
         if isinstance(queues, str):
-            check_topic(queues)
+            check_readable_topic(queues)
             wanted: dict[QueueId, int | None] | str = queues
         else:
             wanted = _wanted(queues)
@@ -482,7 +482,7 @@ def _wanted(queues: Mapping[QueueId, int] | Iterable[QueueId]) -> dict[QueueId, 
     for each in queues:
         match each:
             case (str(), str(topic), int()) if len(each) == 3:
-                check_topic(topic)
+                check_readable_topic(topic)
             case _:
                 raise ArgumentIllegal(f"a queue is (broker, topic, queue id), not {each!r:.80}")
         offset = queues[each] if isinstance(queues, Mapping) else None

@@ -25,7 +25,13 @@ from cometmq.protocol.commands import (
     QueueOffset,
 )
 from cometmq.protocol.errors import BodyIllegal, CometError, MessageNotFound, TopicNotExist
-from cometmq.protocol.names import DLQ_PREFIX, RESERVED_PROPERTIES, UNKEPT_PROPERTIES, check_group
+from cometmq.protocol.names import (
+    DLQ_PREFIX,
+    RESERVED_PROPERTIES,
+    UNKEPT_PROPERTIES,
+    check_group,
+    check_usable_group,
+)
 from cometmq.shm.kernel._kernel import Message, decode
 
 PAGE_BYTES: Final = 1_048_576
@@ -92,6 +98,7 @@ class DeadLetterAdmin(GroupAdmin):
 
         Raises MessageNotFound for an id that no dead letter has, GroupNotExist.
         """
+        check_usable_group(group)
         wanted = None if msg_ids is None else set(msg_ids)
         resent: list[Resent] = []
         with Producer(self._routes.addresses, linger_ms=5) as producer:
@@ -112,6 +119,7 @@ class DeadLetterAdmin(GroupAdmin):
     def purge_dead_letters(self, group: str) -> int:
         """Have all dead letters of a group dealt with; how many there were. They stay in the log
         until they expire. Raises GroupNotExist."""
+        check_usable_group(group)
         count = 0
         for route in self._with_dead_letters(group):
             letters = list(self._letters(group, route))

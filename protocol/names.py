@@ -51,6 +51,17 @@ SYSTEM_GROUPS: Final = frozenset(
 )
 SYSTEM_GROUP_PREFIXES: Final = ("CID_RMQ_SYS_", "CID_ONSAPI_", "SELF_TEST_")
 
+# Topics of RocketMQ's brokers: timers, check points of POP, ... Source: TopicValidator.
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+_INTERNAL_TOPICS: Final = SYSTEM_TOPICS | {
+    prefix + group for prefix in (RETRY_PREFIX, DLQ_PREFIX) for group in SYSTEM_GROUPS
+}
+_INTERNAL_TOPIC_PREFIXES: Final = (
+    SYSTEM_TOPIC_PREFIX,
+    *(f"{RETRY_PREFIX}{group}{POP_RETRY_SIGNS[-1]}" for group in sorted(SYSTEM_GROUPS)),
+    *(prefix + group for prefix in (RETRY_PREFIX, DLQ_PREFIX) for group in SYSTEM_GROUP_PREFIXES),
+)
+
 STAGING_NAME_MAX: Final = 120
 # These are arguments of their own: as a property they would contradict the argument.
 RESERVED_PROPERTIES: Final = frozenset({"TAGS", "KEYS", "UNIQ_KEY", "WAIT"})
@@ -129,17 +140,49 @@ def check_topic(topic: str) -> None:
     _check("topic", topic, LONG_TOPIC_MAX if long else TOPIC_MAX, legal)
 
 
-def check_writable_topic(topic: str) -> None:
-    """Raise NameIllegal unless a client may send to a topic of that name."""
-    check_topic(topic)
-    if topic in SYSTEM_TOPICS:
-        raise NameIllegal(f"topic {topic} is the broker's own")
+def is_internal_topic(topic: str) -> bool:
+    """Return whether the broker alone writes and changes the topic, as RocketMQ's brokers do."""
+    return topic in _INTERNAL_TOPICS or topic.startswith(_INTERNAL_TOPIC_PREFIXES)
 
 
-def check_readable_topic(topic: str) -> None:
+def is_internal_group(group: str) -> bool:
+    """Return whether the group is the broker's own, or of RocketMQ's tools."""
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIXES)
+
+
+def refuse_internal_topic(topic: str) -> None:
+    """Raise NameIllegal if a client may not send to the topic, make it or change it."""
+    if is_internal_topic(topic):
+        raise NameIllegal(
+            f"topic {topic[:LONG_TOPIC_MAX]} is the broker's own: clients cannot write or change it"
+        )
+
+
+def refuse_hidden_topic(topic: str) -> None:
     """Raise NameIllegal if no client may read the topic of that name."""
     if topic in HIDDEN_TOPICS:
         raise NameIllegal(f"topic {topic} is the broker's own, and nobody else reads it")
+
+
+def refuse_internal_group(group: str) -> None:
+    """Raise NameIllegal if a client may not consume as that group, or change it."""
+    if is_internal_group(group):
+        raise NameIllegal(
+            f"group {group[:GROUP_MAX]} is the broker's own: clients cannot use or change it; use "
+            "another name"
+        )
+
+
+def check_writable_topic(topic: str) -> None:
+    """Raise NameIllegal unless a client may send to a topic of that name."""
+    check_topic(topic)
+    refuse_internal_topic(topic)
+
+
+def check_readable_topic(topic: str) -> None:
+    """Raise NameIllegal unless a client may read a topic of that name."""
+    check_topic(topic)
+    refuse_hidden_topic(topic)
 
 
 def check_group(group: str) -> None:
@@ -147,11 +190,10 @@ def check_group(group: str) -> None:
     _check("group", group, GROUP_MAX)
 
 
-def check_deletable_group(group: str) -> None:
-    """Raise NameIllegal unless the name may be that of a group of users."""
+def check_usable_group(group: str) -> None:
+    """Raise NameIllegal unless a client may consume, or send transactions, as that group."""
     check_group(group)
-    if group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIXES):
-        raise NameIllegal(f"group {group} is the broker's own")
+    refuse_internal_group(group)
 
 
 def check_hold(name: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cometmq.protocol.errors import TopicNotExist
-from cometmq.protocol.names import SYSTEM_TOPICS
+from cometmq.protocol.names import is_internal_topic
 from cometmq.shm.live.queue_table import QueueRange
 from cometmq.spark.catalog import Catalog
 from cometmq.spark.offsets import EARLIEST, LATEST, MessagesMissing, Queue, assigned, by_queue
@@ -26,11 +26,11 @@ from cometmq.spark.options import (
 
 log = logging.getLogger(__name__)
 
-INTERNAL_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
+INTERNAL_PREFIX: Final = "RMQ_SYS_"  # also of topics of RocketMQ's that clients may write
 
 
 def is_internal(topic: str) -> bool:
-    return topic in SYSTEM_TOPICS or topic.startswith(INTERNAL_PREFIXES)
+    return is_internal_topic(topic) or topic.startswith(INTERNAL_PREFIX)
 
 
 def choose(catalog: Catalog, options: ReadOptions) -> list[Queue]:

@@ -55,7 +55,7 @@ class Groups:
 
     def on_delete_group(self, command: DeleteGroup, request: Request) -> None:
         name = command.group
-        names.check_deletable_group(name)
+        names.check_usable_group(name)
         if not self._is_known(name):
             raise GroupNotExist(f"group {name} is unknown to this broker")
         check_unused(self._poppers, name, by_force=command.force)

@@ -66,6 +66,7 @@ class Progress:
             tag=tag_of(CommitOffsets),
             change_tag=tag_of(OffsetSet),
             version=PROTOCOL_VERSION,
+            is_barred=names.is_internal_group,
         )
         self._commits: list[Action] = []  # of this round
 

@@ -17,7 +17,6 @@ from cometmq.actors.runtime.service import SLICE_S, Request, ServiceActor, Timer
 from cometmq.protocol.commands import Command, PullMessages, PullResult, PullStatus
 from cometmq.protocol.errors import CometError, SubscriptionIllegal, SystemBusy
 from cometmq.protocol.filters import check_filters_on
-from cometmq.protocol.names import check_readable_topic
 from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.kernel.layout import RECORD_HEAD
 from cometmq.shm.live.control import Counter, Phase
@@ -84,7 +83,6 @@ class Pulls:
 
     def on_pull_messages(self, command: PullMessages, request: Request) -> Command | None:
         """Answers through the request: the records travel behind the answer."""
-        check_readable_topic(command.topic)
         if command.sql:
             check_filters_on(self._filters_on)
         if not self._cramped.take(command, request):

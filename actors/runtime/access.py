@@ -2,17 +2,21 @@
 
 Every door asks it before an actor sees the command: ZeroMQ's sockets and the lines of this machine
 (`request_from`), and the process itself (ServiceActor).
+
+What a command declares that it needs (`access.needs`) says as well which of its names must not be
+those of the broker's own topics and groups: from outside these take nothing, by any command.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from cometmq.protocol.commands import Audience, Command, CommitOffsets
-from cometmq.protocol.commands.root import tag_of
+from cometmq.protocol import names
+from cometmq.protocol.commands import EVERY, Audience, Command, CommitOffsets, Need, On, Right
+from cometmq.protocol.commands.root import names_of, tag_of
 from cometmq.protocol.errors import UnknownCommand
 
 
@@ -49,6 +53,43 @@ class CommitRun(Command, frozen=True):
     skip: int
 
 
+# What nobody outside gets of the broker's own topics and groups, whatever access control says:
+# what raises, by right. Anybody may describe them.
+_GUARDS: Final[dict[tuple[On, Right], Callable[[str], None]]] = {
+    (On.TOPIC, Right.CREATE): names.refuse_internal_topic,
+    (On.TOPIC, Right.PUBLISH): names.refuse_internal_topic,
+    (On.TOPIC, Right.ADMINISTER): names.refuse_internal_topic,
+    (On.TOPIC, Right.READ): names.refuse_hidden_topic,
+    (On.GROUP, Right.CREATE): names.refuse_internal_group,
+    (On.GROUP, Right.PUBLISH): names.refuse_internal_group,
+    (On.GROUP, Right.ADMINISTER): names.refuse_internal_group,
+    (On.GROUP, Right.READ): names.refuse_internal_group,
+}
+GUARDED: Final = Audience.CLIENT, Audience.ADMINISTRATOR  # brokers tell name servers of all topics
+
+
+def guard_of(need: Need) -> Callable[[str], None] | None:
+    """Return the check that raises NameIllegal for names of the broker's own; None: no check."""
+    if need.field == EVERY or need.itemwise:
+        return None
+    return _GUARDS.get((need.on, need.right))
+
+
+class _Guarded(NamedTuple):
+    """A field of a command whose names must not be the broker's own."""
+
+    field: str
+    refuse: Callable[[str], None]
+
+
+def _guarded_fields(kind: type[Command]) -> tuple[_Guarded, ...]:
+    access = kind.access
+    if kind is CommitRun or access.audience not in GUARDED:
+        return ()  # the commits of a run are judged one by one
+    found = [_Guarded(need.field, guard) for need in access.needs if (guard := guard_of(need))]
+    return tuple(dict.fromkeys(found))
+
+
 def allow(_command: Command, _principal: Principal) -> None:
     """Access control's place: called for each command of those who are not of the family, of which
     `command.access.needed_for(command)` tells the rights that it needs. It raises NoPermission
@@ -74,21 +115,28 @@ class Doorman:
         self._from_outside = frozenset(
             kind for kind in self._takes if kind.access.audience is not Audience.FAMILY
         )
+        self._guarded = {kind: _guarded_fields(kind) for kind in self._from_outside}
         self._allows = None if allows is allow else allows
         # What access control judges has to be decoded before.
         takes_runs = CommitRun in self._from_outside and self._allows is None
         self.run_tag = tag_of(CommitOffsets) if takes_runs else NO_TAG
 
     def admit(self, command: Command, principal: Principal) -> None:
-        """Raise UnknownCommand, or what access control raises, for what an actor is not to see."""
+        """Raise UnknownCommand, NameIllegal for a name of the broker's own, or what access control
+        raises, for what an actor is not to see."""
+        kind = type(command)
         if principal.is_family:
-            if type(command) not in self._takes:
-                raise self._refusal(type(command))
+            if kind not in self._takes:
+                raise self._refusal(kind)
             return
-        if type(command) not in self._from_outside:
-            raise self._refusal(type(command))
+        guarded = self._guarded.get(kind)
+        if guarded is None:
+            raise self._refusal(kind)
         if self._allows is not None:
             self._allows(command, principal)
+        for field, refuse in guarded:
+            for name in names_of(command, field):
+                refuse(name)
 
     def _refusal(self, kind: type[Command]) -> UnknownCommand:
         if kind in self._takes:

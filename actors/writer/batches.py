@@ -38,7 +38,7 @@ from cometmq.protocol.errors import (
     QueueNotExist,
     TooLate,
 )
-from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, TIMER_TOPIC, check_group
+from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, TIMER_TOPIC, check_usable_group
 from cometmq.protocol.timed import LATEST_MS
 from cometmq.protocol.uptime import MS_DIGITS
 from cometmq.shm.kernel._kernel import (
@@ -233,7 +233,7 @@ class Batches:
         self, section: Section, batch: memoryview, command: SendMessages
     ) -> SectionResult:
         """Store it with the half messages, with the queue that it is meant for as properties."""
-        check_group(section.producer_group)
+        check_usable_group(section.producer_group)
         if section.delay_level:
             raise MessageIllegal(
                 f"delay level {section.delay_level} for a message of a transaction: it would be "

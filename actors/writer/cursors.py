@@ -14,7 +14,7 @@ from cometmq.protocol.errors import (
     SystemBusy,
     TopicNotExist,
 )
-from cometmq.protocol.names import SYSTEM_TOPICS, TOPIC_MAX, check_writable_topic
+from cometmq.protocol.names import TOPIC_MAX, check_writable_topic, is_internal_topic
 from cometmq.protocol.perm import WRITE
 from cometmq.protocol.topics import TopicMirror
 from cometmq.shm.kernel._kernel import QueueCursor, is_queue_name
@@ -65,7 +65,7 @@ class Cursors:
     def _bar(self, cursor: QueueCursor) -> None:
         """Appenders of the queue have to ask, unless it may be sent to."""
         info = self._topics.topics.get(cursor.topic)
-        cursor.barred = cursor.topic in SYSTEM_TOPICS or not (
+        cursor.barred = is_internal_topic(cursor.topic) or not (
             info is not None
             and info.perm & WRITE
             and 0 <= cursor.queue_id < max(info.read_queues, info.write_queues)

@@ -38,7 +38,7 @@ from cometmq.protocol.commands import (
     ResetOffsets,
 )
 from cometmq.protocol.errors import ArgumentIllegal, GroupNotExist, SystemBusy
-from cometmq.protocol.names import check_group
+from cometmq.protocol.names import check_group, check_usable_group
 from cometmq.protocol.tags import in_words
 
 GROUP_ROUNDS_MAX: Final = 8
@@ -147,7 +147,7 @@ class GroupAdmin(Brokers):
 
         Raises GroupExists if it is there with other settings, TooManyGroups.
         """
-        check_group(group)
+        check_usable_group(group)
         command = PutGroup(group, _texts(settings or {}))
         for master in self._masters():
             self._ask(master.coordinator, command, Done)
@@ -166,7 +166,7 @@ class GroupAdmin(Brokers):
 
         Raises GroupNotExist; BadRequest, which names the setting.
         """
-        check_group(group)
+        check_usable_group(group)
         self._where_known(PutGroup(group, _texts(settings), ChangeMode.UPDATE))
 
     @checked
@@ -182,7 +182,7 @@ class GroupAdmin(Brokers):
 
         Raises GroupNotExist, GroupInUse.
         """
-        check_group(group)
+        check_usable_group(group)
         self._where_known(DeleteGroup(group, force, keep_retry_topic))
 
     def _where_known(self, command: PutGroup | DeleteGroup) -> None:
@@ -225,7 +225,7 @@ class GroupAdmin(Brokers):
         Raises:
             OffsetIllegal: the queue offset is outside of the queue; the text names both.
         """
-        check_group(group)
+        check_usable_group(group)
         if isinstance(to, int) and queue_id is None:
             raise ArgumentIllegal("an offset belongs to one queue: say which, by queue_id")
         moved: dict[tuple[str, int], int] = {}
@@ -260,7 +260,7 @@ class GroupAdmin(Brokers):
 
         Raises OffsetIllegal if the group has never committed in any of the queues of a broker.
         """
-        check_group(group)
+        check_usable_group(group)
         moves: list[OffsetMove] = []
         for each, keys in self._queues(topic, queue_id):
             resets = [
@@ -322,7 +322,7 @@ class GroupAdmin(Brokers):
         Raises GroupNotExist, GroupInUse.
         """
         check_group(group)
-        check_group(target)
+        check_usable_group(target)
         queues, missing = 0, 0
         masters = self._masters()
         for master in masters:

@@ -32,7 +32,7 @@ from cometmq.protocol.commands import (
     TopicsCreated,
 )
 from cometmq.protocol.errors import CometError, NotConfirmed, TopicNotExist, from_code
-from cometmq.protocol.names import check_topic, check_writable_topic
+from cometmq.protocol.names import check_writable_topic
 from cometmq.protocol.topics import fetch_topics, in_commands
 
 BULK_S: Final = 30.0  # for some thousand topics at once
@@ -144,7 +144,7 @@ class TopicAdmin(Brokers):
     def delete_topic(self, topic: str) -> None:
         """Forget a topic and its offsets. Its records stay on the disk until they expire, and a
         topic of that name that is made later has those that are left."""
-        check_topic(topic)
+        check_writable_topic(topic)
         for each in self._serving(topic):
             self._ask(each.endpoints.coordinator, DeleteTopic(topic), Done)
 

@@ -45,7 +45,7 @@ from cometmq.protocol.errors import (
     TopicNotExist,
     from_code,
 )
-from cometmq.protocol.names import check_group, check_topic
+from cometmq.protocol.names import check_readable_topic, check_usable_group
 from cometmq.protocol.positions import named
 from cometmq.protocol.tags import ALL_TAGS, check_expression
 from cometmq.shm.kernel._kernel import Message
@@ -108,8 +108,8 @@ class PopConsumer:
         timeout_s: float = 10.0,
         wait_for_broker: float = 0,
     ) -> None:
-        check_group(group)
-        check_topic(topic)
+        check_usable_group(group)
+        check_readable_topic(topic)
         check_expression(tags)
         selection_of(tags, sql)
         first = named(start)

@@ -20,7 +20,7 @@ from cometmq.protocol.errors import (
     NotConfirmed,
     TransactionIncomplete,
 )
-from cometmq.protocol.names import check_group
+from cometmq.protocol.names import check_usable_group
 
 if TYPE_CHECKING:
     from cometmq.client.options import TransactionOptions
@@ -43,7 +43,7 @@ class Transactions:
         self, name: str | None, checker: Checker | None, sender: Sender, timeout_s: float
     ) -> None:
         if name is not None:
-            check_group(name)
+            check_usable_group(name)
         elif checker is not None:
             raise ArgumentIllegal("a checker answers for producers of one name: name= is missing")
         self.name = name or ""

@@ -51,7 +51,7 @@ class DeleteTopic(Command, frozen=True, tag=33):
 class CreateTopics(Command, frozen=True, tag=37):
     """Create many topics at once, each as by CreateTopic with CREATE. -> TopicsCreated"""
 
-    access = by_administrators(administer("infos.topic"), later=True)
+    access = by_administrators(administer("infos.topic", itemwise=True), later=True)
     new_in = "0.2.0"
 
     infos: list[TopicInfo]

@@ -27,6 +27,7 @@ class Right(Enum):
     """What a command may need. DESCRIBE is part of each of the others."""
 
     DESCRIBE = "describe"
+    CREATE = "create"
     PUBLISH = "publish"
     READ = "read"
     ADMINISTER = "administer"
@@ -51,12 +52,17 @@ class Need(NamedTuple):
     Args:
         field: that holds the name, or the names: `topic`, `sections.topic`; EVERY: of all.
         unless: a field; with a true value in it this right is not needed.
+        is_optional: an empty name needs nothing. Otherwise it stands for all that there are.
+        itemwise: the command's items are answered one by one: one that names what is the broker's
+            own is refused alone, by the handler.
     """
 
     right: Right
     on: On
     field: str
     unless: str = ""
+    is_optional: bool = False
+    itemwise: bool = False
 
 
 class Needed(NamedTuple):
@@ -98,18 +104,20 @@ class Access(msgspec.Struct, frozen=True):
         for need in self.needs:
             if need.unless and getattr(command, need.unless):
                 continue
-            for name in _names(command, need.field):
-                yield Needed(need.right, need.on, name)
+            for name in names_of(command, need.field):
+                if name or not need.is_optional:
+                    yield Needed(need.right, need.on, name)
 
 
-def _names(command: Command, field: str) -> set[str]:
+def names_of(command: Command, field: str) -> set[str]:
+    """Return the names that a command has in a field of a Need."""
     if field == EVERY:
         return {EVERY}
-    found: list[Any] = [command]
-    for step in field.split("."):
-        values = [getattr(each, step) for each in found]
-        found = [item for each in values for item in (each if isinstance(each, list) else [each])]
-    return set(found)
+    first, _, second = field.partition(".")
+    value: Any = getattr(command, first)
+    if not isinstance(value, list):
+        return {getattr(value, second) if second else value}
+    return {getattr(each, second) for each in value} if second else set(value)
 
 
 class Since(NamedTuple):
@@ -158,16 +166,23 @@ def describe(field: str, on: On = On.TOPIC) -> Need:
     return Need(Right.DESCRIBE, on, field)
 
 
-def publish(field: str, on: On = On.TOPIC) -> Need:
-    return Need(Right.PUBLISH, on, field)
+def create(field: str, on: On = On.TOPIC) -> Need:
+    """It is made with defaults unless it is there."""
+    return Need(Right.CREATE, on, field)
+
+
+def publish(
+    field: str, on: On = On.TOPIC, *, is_optional: bool = False, itemwise: bool = False
+) -> Need:
+    return Need(Right.PUBLISH, on, field, is_optional=is_optional, itemwise=itemwise)
 
 
 def read(field: str, on: On = On.TOPIC) -> Need:
     return Need(Right.READ, on, field)
 
 
-def administer(field: str, on: On = On.TOPIC, *, unless: str = "") -> Need:
-    return Need(Right.ADMINISTER, on, field, unless)
+def administer(field: str, on: On = On.TOPIC, *, unless: str = "", itemwise: bool = False) -> Need:
+    return Need(Right.ADMINISTER, on, field, unless, itemwise=itemwise)
 
 
 def by_clients(*needs: Need, later: bool = False, served_by: ServedBy = ServedBy.MASTER) -> Access:

@@ -56,7 +56,11 @@ class SendMessages(Command, frozen=True, tag=10):
     broker is killed before the answer, the first messages of a section may be found stored.
     """
 
-    access = by_clients(publish("sections.topic"), later=True)
+    access = by_clients(
+        publish("sections.topic", itemwise=True),
+        publish("sections.producer_group", On.GROUP, is_optional=True, itemwise=True),
+        later=True,
+    )
 
     sections: list[Section]
     born_timestamp_ms: Int64
@@ -139,7 +143,11 @@ class StageMessages(Command, frozen=True, tag=12):
     answer was lost may come again. What is not committed is dropped after `stagedLease`.
     """
 
-    access = by_clients(publish("sink", On.SINK), publish("sections.topic"))
+    access = by_clients(
+        publish("sink", On.SINK),
+        publish("sections.topic"),
+        publish("sections.producer_group", On.GROUP, is_optional=True),
+    )
 
     sink: str
     epoch: Int64

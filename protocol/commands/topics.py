@@ -15,6 +15,7 @@ from cometmq.protocol.commands.root import (
     administer,
     by_brokers,
     by_clients,
+    create,
     describe,
 )
 from cometmq.protocol.integers import Int32, Int64
@@ -53,7 +54,7 @@ class TopicRoute(Answer, frozen=True, tag=30):
 class EnsureTopic(Command, frozen=True, tag=31):
     """The topic's route on this broker; made with defaults if unknown and allowed. -> TopicRoute"""
 
-    access = by_clients(describe("topic"), later=True)
+    access = by_clients(create("topic"), later=True)
 
     topic: str
 

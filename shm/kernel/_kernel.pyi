@@ -1097,6 +1097,7 @@ class Commits:
         tag: of the command.
         change_tag: of OffsetSet.
         version: of the protocol; there is no other.
+        is_barred: whether commits of a group that are no member's are left, by its name.
     """
 
     def __init__(
@@ -1111,6 +1112,7 @@ class Commits:
         tag: int,
         change_tag: int,
         version: int,
+        is_barred: Callable[[str], bool] | None = None,
     ) -> None: ...
     def take(
         self, packets: list[bytes], start: int, skip: int, room: int, now: float

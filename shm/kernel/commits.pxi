@@ -188,7 +188,7 @@ cdef struct Move:
 @cython.final
 cdef class Commits:
     cdef dict _rows, _topics, _groups, _members, _popped
-    cdef object _queue_key
+    cdef object _queue_key, _is_barred
     cdef int _tag, _change_tag, _version
     cdef Grow _changes
     cdef Move *_moves
@@ -197,10 +197,10 @@ cdef class Commits:
 
     def __init__(self, *, dict rows not None, dict topics not None, dict groups not None,
                  dict members not None, dict popped not None, queue_key, int tag, int change_tag,
-                 int version):
+                 int version, is_barred=None):
         self._rows, self._topics, self._groups = rows, topics, groups
         self._members, self._popped = members, popped
-        self._queue_key = queue_key
+        self._queue_key, self._is_barred = queue_key, is_barred
         self._tag, self._change_tag, self._version = tag, change_tag, version
         if not (0 < tag < 0x80 and 0 < change_tag < 0x80):
             raise ValueError(f"tags {tag} and {change_tag}, of more than a byte")
@@ -268,7 +268,10 @@ cdef class Commits:
         found = PyDict_GetItem(self._members, group_name)
         if found != NULL:
             owners = (<object>found).queue_owners
-        if member and (owners is None or PyDict_GetItem(owners.seen, member) == NULL):
+        if member:
+            if owners is None or PyDict_GetItem(owners.seen, member) == NULL:
+                return False
+        elif self._is_barred is not None and self._is_barred(group_name):
             return False
         self._keys.clear()
         if not self._judge(c, count, group_name, member, owners):

@@ -31,7 +31,16 @@ from cometmq.protocol.commands import (
 ASKED = [kind for kind in COMMANDS if not issubclass(kind, Answer)]
 NEED_NOTHING = {"Ping", "GetLine"}
 OWNED = {(On.TOPIC, "owned.topic")}  # it was given them: with the right that it had then
-NAMED = {"topic": On.TOPIC, "group": On.GROUP, "sink": On.SINK}
+NAMED = {
+    "topic": On.TOPIC, "topics": On.TOPIC, "group": On.GROUP, "target": On.GROUP,
+    "producer_group": On.GROUP, "sink": On.SINK,
+}  # fmt: skip
+# Texts that name nothing there are rights on. A new field is put into one of the two.
+OTHER_TEXTS = {
+    "attempt", "boot_id", "born_host", "broker", "cluster", "commitlog", "consumer", "coordinator",
+    "correlation_id", "key", "member", "msg_id", "name", "nonce", "process", "producer_id",
+    "readers", "requester", "secret", "sql", "stage", "stages", "store_id", "tags", "transactions",
+}  # fmt: skip
 
 
 def sample(kind: inspect.Type, name: str = "") -> Any:
@@ -55,11 +64,36 @@ def names_in(kind: inspect.Type, path: str = "") -> Iterator[tuple[On, str]]:
         case inspect.StructType(fields=fields):
             for field in fields:
                 here = f"{path}.{field.name}".lstrip(".")
-                if field.name in NAMED and isinstance(field.type, inspect.StrType):
+                if field.name in NAMED and _is_text(field.type):
                     yield NAMED[field.name], here
                 yield from names_in(field.type, here)
         case inspect.ListType(item_type=item):
             yield from names_in(item, path)
+
+
+def _is_text(kind: inspect.Type) -> bool:
+    """Whether a field holds a text, or several."""
+    item = kind.item_type if isinstance(kind, inspect.ListType) else kind
+    return isinstance(item, inspect.StrType)
+
+
+def texts_in(kind: inspect.Type) -> Iterator[str]:
+    """The names of all fields that hold texts."""
+    match kind:
+        case inspect.StructType(fields=fields):
+            for field in fields:
+                if _is_text(field.type):
+                    yield field.name
+                yield from texts_in(field.type)
+        case inspect.ListType(item_type=item):
+            yield from texts_in(item)
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_every_text_is_known_to_be_a_name_or_not(kind: type[Command]) -> None:
+    """Or a field with a name of its own would go without a right (Fault 15)."""
+    if kind.access.audience in (Audience.CLIENT, Audience.ADMINISTRATOR):
+        assert set(texts_in(inspect.type_info(kind))) <= NAMED.keys() | OTHER_TEXTS
 
 
 @pytest.mark.parametrize("kind", ASKED)

@@ -120,6 +120,7 @@ def _need(need: Need) -> str:
         return f"{need.right.value} on the broker"
     on = f"every {need.on.value}" if need.field == EVERY else f"{need.on.value} `{need.field}`"
     unless = f" unless `{need.unless}`" if need.unless else ""
+    unless += " where one is named" if need.is_optional else ""
     return f"{need.right.value} on {on}{unless}"
 
 
