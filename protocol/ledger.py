@@ -154,6 +154,7 @@ class MessagesPopped(Change, frozen=True, tag=16, gc=False):
     end: int
     handle: int
     until_ms: int  # since 1970
+    attempt: str = ""  # the consumer's name for its question
 
 
 class PopsAcked(Change, frozen=True, tag=17, gc=False):
@@ -214,11 +215,23 @@ class QueueTaken(Change, frozen=True, tag=22, gc=False):
     take: Take
 
 
+class PopsReleased(Change, frozen=True, tag=23, gc=False):
+    """Of the messages [first, end) of the queue, those that are out under that handle are free
+    again: no handler has begun with them."""
+
+    group: str
+    topic: str
+    queue_id: int
+    handle: int
+    first: int
+    end: int
+
+
 KINDS: Final = (
     OffsetSet, OffsetsForgotten, TopicPut, TopicRemoved, GroupPut, GroupRemoved,
     MemberJoined, MemberLeft, Subscribed, Unsubscribed, QueueOwned, VersionGiven, TopicAsked,
     HoldPut, HoldDropped, MessagesPopped, PopsAcked, PopExtended, PopsForgotten,
-    FilterPut, FilterDropped, QueueTaken,
+    FilterPut, FilterDropped, QueueTaken, PopsReleased,
 )  # fmt: skip
 AnyChange = Union[KINDS]  # type: ignore[valid-type]  # noqa: UP007
 

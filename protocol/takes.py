@@ -61,11 +61,12 @@ class Take(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Nothing behind that one is out."""
         return msgspec.structs.replace(self, out_end=offset + 1, back_ms=0)
 
-    def released(self) -> Take:
-        """Nothing is out any more, as if nobody had had it; but for what was given back."""
-        if self.back_ms or not self.left:
+    def released(self, offset: int) -> Take:
+        """That message and those behind it are not out any more, and this time does not count for
+        them. After a message that was given back the queue still waits for it."""
+        if offset >= self.held_end:
             return self
-        return msgspec.structs.replace(self, out_end=self.left[0][0])
+        return msgspec.structs.replace(self, out_end=offset + bool(self.back_ms))
 
     def given_back(self, offset: int, back_ms: int) -> Take:
         """That one comes again then, and what follows behind it."""

@@ -1,20 +1,24 @@
 """Popped messages of queue-less groups: what is out, and what is acknowledged. Pure: no I/O.
 
 Below the *floor* everything is acknowledged; it is the group's offset. Between floor and *top*
-messages are out under a handle, or acknowledged out of order. Nothing from the top on was popped.
+messages are out under a handle, or acknowledged out of order, or *free*: released by a consumer
+that had not begun with them, and to be popped before anything else. Nothing from the top on was
+popped.
 
-Every change may come a second time, on top of a snapshot that has it already: what was popped below
-the top is passed over, and an acknowledgement adds nothing where there is one.
+Every change may come a second time, on top of a snapshot that has it already: a pop below the top
+counts only where all of it is free, a release only for what is out under its handle, and an
+acknowledgement adds nothing where there is one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from cometmq.actors.books.book import Book
+from cometmq.protocol.commands import PopAck
 from cometmq.protocol.ledger import (
     Change,
     GroupRemoved,
@@ -23,6 +27,7 @@ from cometmq.protocol.ledger import (
     PopExtended,
     PopsAcked,
     PopsForgotten,
+    PopsReleased,
 )
 
 Key = tuple[str, str, int]  # group, topic, queue id
@@ -33,22 +38,25 @@ _end: Final = itemgetter(1)
 
 
 class Out(NamedTuple):
-    """What somebody has."""
+    """What somebody has: of [first, end) all but what it released, or acknowledged."""
 
     first: int
     end: int
     until_ms: int
+    attempt: str = ""  # the consumer's name for the question that this answers
+    released: tuple[Stretch, ...] = ()  # in order, none touches another
 
 
 class PoppedQueue:
     """One queue of one group."""
 
-    __slots__ = ("acked", "floor", "out", "top")
+    __slots__ = ("acked", "floor", "free", "out", "top")
 
     def __init__(self, floor: int, top: int | None = None) -> None:
         self.floor = floor
         self.top = floor if top is None else top
         self.acked: list[Stretch] = []  # above the floor; in order, none touches another
+        self.free: list[Stretch] = []  # in order, none touches another
         self.out: dict[int, Out] = {}  # by handle
 
     def left_of(self, first: int, end: int) -> list[Stretch]:
@@ -65,19 +73,57 @@ class PoppedQueue:
             left.append((at, end))
         return left
 
+    def left_under(self, handle: int, first: int, end: int) -> list[Stretch]:
+        """What of [first, end) is out under that handle."""
+        out = self.out.get(handle)
+        if out is None:
+            return []
+        left = self.left_of(max(first, out.first), min(end, out.end))
+        return without(left, out.released)
+
+    def is_free(self, first: int, end: int) -> bool:
+        """Whether all of it is."""
+        at = bisect_right(self.free, first, key=_end)
+        return at < len(self.free) and self.free[at][0] <= first < end <= self.free[at][1]
+
     def ack(self, first: int, end: int) -> None:
         """Merge a stretch into what is acknowledged, and raise the floor."""
         end = min(end, self.top)
         first = max(first, self.floor)
         if first >= end:
             return
-        low = bisect_left(self.acked, first, key=_end)
-        high = bisect_right(self.acked, end, key=_first)
-        if low < high:
-            first, end = min(first, self.acked[low][0]), max(end, self.acked[high - 1][1])
-        self.acked[low:high] = [(first, end)]
+        if self.free:
+            self.free = without(self.free, [(first, end)])
+        merge(self.acked, first, end)
         if self.acked[0][0] <= self.floor:
             self.floor = self.acked.pop(0)[1]
+
+
+def merge(stretches: list[Stretch], first: int, end: int) -> None:
+    """Add one to those that are in order, none of which touches another."""
+    low = bisect_left(stretches, first, key=_end)
+    high = bisect_right(stretches, end, key=_first)
+    if low < high:
+        first, end = min(first, stretches[low][0]), max(end, stretches[high - 1][1])
+    stretches[low:high] = [(first, end)]
+
+
+def without(stretches: Iterable[Stretch], gone: Sequence[Stretch]) -> list[Stretch]:
+    """What is left of the first ones; both are in order."""
+    left = []
+    at = 0  # in `gone`: what is before it ends before the stretch
+    for first, end in stretches:
+        while at < len(gone) and gone[at][1] <= first:
+            at += 1
+        cut = at
+        while cut < len(gone) and gone[cut][0] < end:
+            if first < gone[cut][0]:
+                left.append((first, gone[cut][0]))
+            first = gone[cut][1]
+            cut += 1
+        if first < end:
+            left.append((first, end))
+    return left
 
 
 class _Undo(NamedTuple):
@@ -86,6 +132,7 @@ class _Undo(NamedTuple):
     floor: int = 0
     top: int = 0
     acked: tuple[Stretch, ...] = ()
+    free: tuple[Stretch, ...] = ()
     handle: int = 0
     out: Out | None = None  # what it had
 
@@ -98,7 +145,8 @@ class PopBook(Book):
     """
 
     kinds = (
-        MessagesPopped, PopsAcked, PopExtended, PopsForgotten, OffsetsForgotten, GroupRemoved,
+        MessagesPopped, PopsAcked, PopExtended, PopsReleased, PopsForgotten, OffsetsForgotten,
+        GroupRemoved,
     )  # fmt: skip
 
     def __init__(self, queues: dict[Key, PoppedQueue]) -> None:
@@ -111,6 +159,17 @@ class PopBook(Book):
     def items(self) -> Iterator[tuple[Key, PoppedQueue]]:
         """May be changed meanwhile."""
         return iter(list(self.queues.items()))
+
+    def out_of(self, group: str, attempt: str) -> list[PopAck]:
+        """What is out as the answer to that question."""
+        return [
+            PopAck(key[1], key[2], handle, first, end - first)
+            for key, queue in self.queues.items()
+            if key[0] == group
+            for handle, out in queue.out.items()
+            if out.attempt == attempt
+            for first, end in queue.left_under(handle, out.first, out.end)
+        ]
 
     def beyond(self, ends: Mapping[tuple[str, int], int]) -> list[Key]:
         """Queues of which more was popped than there is now."""
@@ -127,14 +186,16 @@ class PopBook(Book):
         elif isinstance(change, PopsForgotten):
             key = (change.group, change.topic, change.queue_id)
             keys = [key] if key in self.queues else []
-        elif isinstance(change, MessagesPopped | PopsAcked | PopExtended):
+        elif isinstance(change, MessagesPopped | PopsAcked | PopExtended | PopsReleased):
             return self._apply(change)
         else:
             return ()
         self.changes += len(keys)
         return [_Undo(key, self._drop(key)) for key in keys]
 
-    def _apply(self, change: MessagesPopped | PopsAcked | PopExtended) -> Iterable[_Undo]:
+    def _apply(
+        self, change: MessagesPopped | PopsAcked | PopExtended | PopsReleased
+    ) -> Iterable[_Undo]:
         self.changes += 1
         key = (change.group, change.topic, change.queue_id)
         queue = self.queues.get(key)
@@ -146,13 +207,17 @@ class PopBook(Book):
             return [_Undo(key, None)]
         handle = change.handle
         out = queue.out.get(handle)
-        undo = _Undo(key, queue, queue.floor, queue.top, tuple(queue.acked), handle, out)
+        undo = _Undo(
+            key, queue, queue.floor, queue.top, tuple(queue.acked), tuple(queue.free), handle, out
+        )
         if isinstance(change, MessagesPopped):
             self._pop(queue, change)
         elif isinstance(change, PopsAcked):
             queue.ack(change.first, change.end)
-            if out is not None and not queue.left_of(out.first, out.end):
+            if out is not None and not queue.left_under(handle, out.first, out.end):
                 self._set(queue, handle, None)
+        elif isinstance(change, PopsReleased):
+            self._release(queue, handle, change.first, change.end)
         elif out is not None:
             self._set(queue, handle, out._replace(until_ms=change.until_ms))
         return [undo]
@@ -160,7 +225,22 @@ class PopBook(Book):
     def _pop(self, queue: PoppedQueue, change: MessagesPopped) -> None:
         if change.end > queue.top:
             queue.top = change.end
-            self._set(queue, change.handle, Out(change.first, change.end, change.until_ms))
+        elif queue.is_free(change.first, change.end):
+            queue.free = without(queue.free, [(change.first, change.end)])
+        else:
+            return
+        out = Out(change.first, change.end, change.until_ms, change.attempt)
+        self._set(queue, change.handle, out)
+
+    def _release(self, queue: PoppedQueue, handle: int, first: int, end: int) -> None:
+        released = list(queue.out[handle].released) if handle in queue.out else []
+        for each in queue.left_under(handle, first, end):
+            merge(released, *each)
+            merge(queue.free, *each)
+        if (out := queue.out.get(handle)) is not None:
+            self._set(queue, handle, out._replace(released=tuple(released)))
+            if not queue.left_under(handle, out.first, out.end):
+                self._set(queue, handle, None)
 
     def undo(self, undo: Iterable[_Undo]) -> None:
         """Take a change back; the last one first."""
@@ -174,6 +254,7 @@ class PopBook(Book):
                 self.count += len(each.queue.out)
             else:
                 there.floor, there.top, there.acked = each.floor, each.top, list(each.acked)
+                there.free = list(each.free)
                 self._set(there, each.handle, each.out)
 
     def _drop(self, key: Key) -> PoppedQueue:
@@ -194,6 +275,6 @@ def table_of(book: PopBook) -> list[Any]:
     """The book as plain lists, for a snapshot."""
     return [
         [*key, queue.floor, queue.top, list(queue.acked), [[handle, *out] for handle, out in
-         list(queue.out.items())]]
+         list(queue.out.items())], list(queue.free)]
         for key, queue in book.items()
     ]  # fmt: skip

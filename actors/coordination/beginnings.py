@@ -53,6 +53,12 @@ class Arrivals(Protocol):
     def arm(self) -> None: ...
 
 
+def stops(stop: StopPopping, pop: PopMessages) -> bool:
+    """Whether that question is not to be answered any more."""
+    is_meant = not stop.attempt or stop.attempt == pop.attempt
+    return is_meant and (stop.group, stop.consumer) == (pop.group, pop.consumer)
+
+
 class _Beginning(NamedTuple):
     """A command whose group begins at the end, which is known once so much is dispatched."""
 
@@ -170,7 +176,7 @@ class Beginnings:
     def stop(self, command: StopPopping) -> None:
         """This consumer waits no longer."""
         for each in list(self._beginning):
-            if (each.command.group, each.command.consumer) == (command.group, command.consumer):
+            if stops(command, each.command):
                 self._beginning.remove(each)
                 each.request.reply(PoppedMessages([]))
 

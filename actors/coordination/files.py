@@ -265,8 +265,28 @@ def _filter_data(topic: str, group: str, registered: Filter) -> ConsumerFilterDa
     )
 
 
-# group, topic, queue id, floor, top, acknowledged, what is out: handle, first, end, until
-_PoppedRow = tuple[str, str, int, int, int, list[Stretch], list[tuple[int, int, int, int]]]
+class _OutRow(msgspec.Struct, array_like=True):
+    """See Out."""
+
+    handle: int
+    first: int
+    end: int
+    until_ms: int
+    attempt: str = ""
+    released: tuple[Stretch, ...] = ()
+
+
+class _PoppedRow(msgspec.Struct, array_like=True):
+    """See PoppedQueue."""
+
+    group: str
+    topic: str
+    queue_id: int
+    floor: int
+    top: int
+    acked: list[Stretch]
+    outs: list[_OutRow]
+    free: list[Stretch] = []
 
 
 class PopTable(msgspec.Struct, kw_only=True):
@@ -286,10 +306,13 @@ class PoppedFile:
         except (StoreDamaged, OSError) as error:
             log.warning("what queue-less groups have out comes again: %s", error)
         queues: dict[Key, PoppedQueue] = {}
-        for group, topic, queue_id, floor, top, acked, outs in table.queues:
-            queue = queues[group, topic, queue_id] = PoppedQueue(floor, top)
-            queue.acked = acked
-            queue.out = {handle: Out(first, end, until) for handle, first, end, until in outs}
+        for row in table.queues:
+            queue = queues[row.group, row.topic, row.queue_id] = PoppedQueue(row.floor, row.top)
+            queue.acked, queue.free = row.acked, row.free
+            queue.out = {
+                each.handle: Out(each.first, each.end, each.until_ms, each.attempt, each.released)
+                for each in row.outs
+            }
         self.book = PopBook(queues)
 
     def put_back(self, ends: Mapping[tuple[str, int], int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 
-from cometmq.actors.coordination.beginnings import HELD_MAX
+from cometmq.actors.coordination.beginnings import HELD_MAX, stops
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.protocol.commands import POP_WAIT_MS_MAX, PopMessages, PoppedMessages, StopPopping
 from cometmq.protocol.errors import CometError, SystemBusy
@@ -84,7 +84,7 @@ class HeldPops:
         """This consumer waits no longer."""
         for key in [key for key in self._held if key[0] == command.group]:
             for held in self.of(key):
-                if held.command.consumer == command.consumer:
+                if stops(command, held.command):
                     self._end_one(held)
 
     def end(self, error: CometError) -> None:

@@ -174,8 +174,29 @@ class OrderedPops:
         if extension.invisible_ms:
             self._set(key, msgspec.structs.replace(take, until_ms=until_ms))
         else:
-            self._set(key, take.released())
+            self._set(key, take.released(take.left[0][0]))
         return 0
+
+    def release(self, key: Key, release: PopAck) -> int:
+        """That one, and what is out behind it, was not begun with. The code."""
+        take, handle, offset = self._take_of(key), release.handle, release.queue_offset
+        if take is None or take.handle != handle or handle <= 0:
+            return HandleUnknown.code
+        if not 0 <= offset < take.end or release.count <= 0:
+            return OffsetIllegal.code
+        is_left = any(offset == each for each, _ in take.left)
+        if not is_left or offset in self._leaving.get(key, ()):
+            return HandleUnknown.code
+        if (released := take.released(offset)) is not take:
+            self._set(key, released)
+        return 0
+
+    def release_attempt(self, group: str, attempt: str) -> None:
+        """What was given out as an answer to that question was never heard of."""
+        for key, take in list(self._takes.of_group(group)):
+            if take.attempt == attempt and take.left:
+                first = take.left[0][0]
+                self.release(key, PopAck(key[1], key[2], take.handle, first, 1))
 
     def keeps_order(self, group: str) -> bool:
         """Whether its messages are taken here."""

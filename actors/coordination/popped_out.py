@@ -15,8 +15,15 @@ from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.runtime.clock_steps import ClockSteps
 from cometmq.actors.runtime.service import ServiceActor, Timer
 from cometmq.protocol.commands import GIVEN_BACK_MAX, UNKNOWN_PLACE, GiveBackMessages, GivenBack
-from cometmq.protocol.errors import CometError, MessageNotFound, MessageTooLarge, from_code
-from cometmq.protocol.ledger import OffsetSet, PopExtended, PopsAcked
+from cometmq.protocol.errors import (
+    CometError,
+    HandleUnknown,
+    MessageNotFound,
+    MessageTooLarge,
+    OffsetIllegal,
+    from_code,
+)
+from cometmq.protocol.ledger import OffsetSet, PopExtended, PopsAcked, PopsReleased
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +95,30 @@ class PoppedOut:
         if (
             queue is None
             or out is None
-            or not out.first <= offset < out.end
-            or not queue.left_of(offset, offset + 1)
+            or not queue.left_under(handle, offset, offset + 1)
             or self.goes_back(handle, offset, offset + 1)
             or offset in self._claimed.get(handle, ())
         ):
             return False
         self._claimed.setdefault(handle, set()).add(offset)
         return True
+
+    def release(self, key: Key, queue: PoppedQueue, handle: int, first: int, end: int) -> int:
+        """These were not begun with, and are free again. The code."""
+        if handle <= 0:
+            return HandleUnknown.code
+        out = queue.out.get(handle)
+        if out is None:  # it may have been released already
+            return 0 if queue.is_free(first, end) else HandleUnknown.code
+        if not out.first <= first < end <= out.end:
+            return OffsetIllegal.code
+        is_claimed = any(first <= offset < end for offset in self._claimed.get(handle, ()))
+        if is_claimed or self.goes_back(handle, first, end):
+            return HandleUnknown.code
+        if queue.left_under(handle, first, end):
+            self._books.change(PopsReleased(*key, handle, first, end))
+            return 0
+        return 0 if queue.left_of(first, end) else HandleUnknown.code
 
     def settle(self, group: str, given: GivenBack, *, is_stored: bool) -> None:
         """See Claims."""
@@ -204,7 +227,7 @@ class PoppedOut:
 
     def _left(self, queue: PoppedQueue, handle: int, out: Out) -> list[Stretch]:
         """Nobody has said a word of these."""
-        left = queue.left_of(out.first, out.end)
+        left = queue.left_under(handle, out.first, out.end)
         claimed = self._claimed.get(handle)
         if not claimed:
             return left

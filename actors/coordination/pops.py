@@ -39,6 +39,7 @@ from cometmq.protocol.commands import (
     Popped,
     PoppedMessages,
     PopsSettled,
+    ReleasePopped,
     StopPopping,
 )
 from cometmq.protocol.errors import (
@@ -154,6 +155,25 @@ class Pops:
             codes.append(0)
         self._answers.append((request, PopsSettled(codes)))
 
+    def on_release_popped(self, command: ReleasePopped, request: Request) -> None:
+        if len(command.releases) > POP_ACKS_MAX:
+            raise ArgumentIllegal(f"{len(command.releases)} in one command: {POP_ACKS_MAX}")
+        self._books.check_room()
+        codes = [self._release(command.group, each) for each in command.releases]
+        self._answers.append((request, PopsSettled(codes)))
+
+    def _release(self, group: str, part: PopAck) -> int:
+        """The code."""
+        key = (group, part.topic, part.queue_id)
+        queue = self._book.get(*key)
+        if queue is None:
+            return self._ordered.release(key, part)
+        first, end = part.queue_offset, part.queue_offset + part.count
+        code = self._out.release(key, queue, part.handle, first, end)
+        if not code:
+            self._freed(group, part.topic)
+        return code
+
     # --- popping ---
 
     def _pop(self, command: PopMessages) -> list[Popped]:
@@ -166,12 +186,11 @@ class Pops:
         found: list[Popped] = []
         left = command.max_count
         for key, there in self._in_turn(command):
-            popped = self._pop_queue(key, there, left, command.invisible_ms)
-            if popped is not None:
+            while left and (popped := self._pop_queue(key, there, left, command)) is not None:
                 found.append(popped)
                 left -= popped.count
-                if not left:
-                    break
+            if not left:
+                break
         return found
 
     def _in_turn(self, command: PopMessages) -> Iterator[tuple[Key, QueueRange]]:
@@ -200,9 +219,15 @@ class Pops:
         ]  # fmt: skip
 
     def _pop_queue(
-        self, key: Key, there: QueueRange, most: int, invisible_ms: int
+        self, key: Key, there: QueueRange, most: int, command: PopMessages
     ) -> Popped | None:
         queue = self._book.get(*key)
+        while queue is not None and queue.free:
+            first, end = queue.free[0]
+            if first >= there.min_queue_offset:
+                return self._give_out(key, first, min(end, first + most), command)
+            expired = min(end, there.min_queue_offset)
+            self._out.done(key, queue, 0, first, expired)
         offset = self._books.offsets.get(*key)
         floor = max(offset, 0) if queue is None else queue.floor
         begin = floor if queue is None else queue.top
@@ -214,14 +239,20 @@ class Pops:
             self._out.keep_floor(key, queue)
             floor = queue.floor
         count = min(most, there.max_queue_offset - first, floor + SPAN_MAX - first)
-        if count <= 0 or self._book.count >= HANDLES_MAX:
+        if count <= 0:
             return None
-        handle, until_ms = randbits(62) + 1, self._out.now_ms() + invisible_ms
-        self._change(MessagesPopped(*key, first, first + count, handle, until_ms))
-        if queue is None and offset != first:
+        popped = self._give_out(key, first, first + count, command)
+        if popped is not None and queue is None and offset != first:
             self._change(OffsetSet(*key, first))
+        return popped
+
+    def _give_out(self, key: Key, first: int, end: int, command: PopMessages) -> Popped | None:
+        if self._book.count >= HANDLES_MAX:
+            return None
+        handle, until_ms = randbits(62) + 1, self._out.now_ms() + command.invisible_ms
+        self._change(MessagesPopped(*key, first, end, handle, until_ms, command.attempt))
         self._out.push(until_ms, key, handle)
-        return Popped(key[1], key[2], first, count, handle, until_ms)
+        return Popped(key[1], key[2], first, end - first, handle, until_ms)
 
     def _change(self, *changes: Change) -> None:
         for change in changes:
@@ -246,6 +277,8 @@ class Pops:
             return 0 if done else HandleUnknown.code
         if not out.first <= first < end <= out.end:
             return OffsetIllegal.code
+        if any(first < gone[1] and gone[0] < end for gone in out.released):
+            return HandleUnknown.code
         self._out.done(key, queue, ack.handle, first, end)
         return 0
 
@@ -312,11 +345,16 @@ class Pops:
                 return
             self._answers.append((self._held.take(held), PoppedMessages(popped)))
 
-    def on_stop_popping(self, command: StopPopping, _request: Request) -> Command:
-        self._poppers.stop(command)
+    def on_stop_popping(self, command: StopPopping, request: Request) -> None:
+        if not command.attempt:
+            self._poppers.stop(command)
         self._held.stop(command)
         self._beginnings.stop(command)
-        return Done()
+        if command.attempt:  # the consumer never heard of what it was given
+            self._ordered.release_attempt(command.group, command.attempt)
+            for part in self._book.out_of(command.group, command.attempt):
+                self._release(command.group, part)
+        self._answers.append((request, Done()))
 
     def statistics(self) -> dict[str, int | float | str]:
         popped = self._book.count + len(self._books.takes)

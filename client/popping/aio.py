@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -13,7 +14,8 @@ from typing import Any, Final, Self, Unpack
 from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handler, Handling, Middleware
 from cometmq.client.options import PopOptions
-from cometmq.client.popping.consumer import POLL_S, Inside, PopConsumer
+from cometmq.client.popping.call import PopCall
+from cometmq.client.popping.consumer import POLL_S, Inside, PopConsumer, try_release
 from cometmq.client.popping.loop_run import LoopRun
 from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.protocol.tags import ALL_TAGS
@@ -34,8 +36,9 @@ class AsyncPopConsumer:
         async with AsyncPopConsumer("127.0.0.1:9876", "resize", "images") as consumer:
             await consumer.run(resize, concurrency=50)
 
-    It connects in `async with`. Whatever asks a broker does so in one of its own threads. What a
-    cancelled `poll` has popped comes again when its time is over.
+    It connects in `async with`. Whatever asks a broker does so in one of its own threads. A `poll`
+    that is cancelled ends in its thread, too, and messages that it gets nevertheless are released:
+    they are free at once, and that does not count as an attempt.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class AsyncPopConsumer:
         self._running: LoopRun | None = None
         self._failures = FailureLog(log)
         self._threads = ThreadPoolExecutor(THREADS, "cometmq pop")
+        self._enders = ThreadPoolExecutor(THREADS, "cometmq pop end")  # of cancelled polls
 
     @property
     def _consumer(self) -> PopConsumer:
@@ -72,12 +76,25 @@ class AsyncPopConsumer:
 
     async def poll(self, max_messages: int = 32, timeout_s: float = POLL_S) -> list[Message]:
         """See `PopConsumer.poll`."""
-        found: list[Message] = await self._in_thread(self._consumer.poll, max_messages, timeout_s)
-        return found
+        return await self._poll(max_messages, timeout_s)
+
+    async def _poll(self, max_messages: int, timeout_s: float) -> list[Message]:
+        consumer, call = self._consumer, PopCall()
+        found = self._threads.submit(consumer._poll, max_messages, timeout_s, call)
+        try:
+            return await asyncio.wrap_future(found)
+        except asyncio.CancelledError:
+            with suppress(RuntimeError):  # it was closed meanwhile, which ends the poll as well
+                self._enders.submit(_end_poll, consumer, call, found)
+            raise
 
     async def ack(self, *messages: Message) -> None:
         """See `PopConsumer.ack`."""
         await self._in_thread(self._consumer.ack, *messages)
+
+    async def release(self, *messages: Message) -> None:
+        """See `PopConsumer.release`."""
+        await self._in_thread(self._consumer.release, *messages)
 
     async def nack(self, message: Message, after: timedelta | float | None = None) -> None:
         """See `PopConsumer.nack`."""
@@ -118,7 +135,7 @@ class AsyncPopConsumer:
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
         run = self._running = LoopRun(
-            Inside(self._consumer), self._in_thread, wrapped, handling, self._failures,
+            Inside(self._consumer), self._in_thread, self._poll, wrapped, handling, self._failures,
             in_order=self._options.get("orderly", False),
         )  # fmt: skip
         if self._closed:
@@ -150,8 +167,12 @@ class AsyncPopConsumer:
 
     async def _close_made(self) -> None:
         if self._made is not None and not self._made._closed:
-            await self._in_thread(self._made.close)
+            await self._in_thread(self._end, self._made)
             self._threads.shutdown(wait=False)
+
+    def _end(self, made: PopConsumer) -> None:
+        self._enders.shutdown()  # they have messages to release, perhaps
+        made.close()
 
     async def __aenter__(self) -> Self:
         if self._made is None:
@@ -168,5 +189,14 @@ class AsyncPopConsumer:
             await self.close()
         finally:  # also where it is cancelled in between, or the loop comes to its end
             if self._made is not None and not self._made._closed:
-                self._threads.submit(self._made.close)
+                self._threads.submit(self._end, self._made)
             self._threads.shutdown(wait=False)
+
+
+def _end_poll(consumer: PopConsumer, call: PopCall, found: Future[list[Message]]) -> None:
+    """Its task was cancelled: nobody will see its messages."""
+    if found.cancel():
+        return  # no thread had begun with it
+    call.cancel(found)
+    if found.exception() is None:
+        try_release(consumer, found.result())

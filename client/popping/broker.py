@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Final, NamedTuple
 
 from cometmq.client.arguments import check
 from cometmq.client.handling.work import describe
+from cometmq.client.popping.call import PopCall
 from cometmq.client.receiving.replying import Replier
 from cometmq.client.routes import Routes
 from cometmq.protocol.commands import (
+    GIVEN_BACK_MAX,
     POP_ACKS_MAX,
     AckPopped,
     BrokerEndpoints,
@@ -31,9 +34,18 @@ from cometmq.protocol.commands import (
     PullMessages,
     PullResult,
     PullStatus,
+    ReleasePopped,
     StopPopping,
 )
-from cometmq.protocol.errors import ArgumentIllegal, CometError, NotConfirmed, NotReachable
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    BadRequest,
+    CometError,
+    HandleUnknown,
+    NotConfirmed,
+    NotReachable,
+    from_code,
+)
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.protocol.retry import pause_s
@@ -58,6 +70,8 @@ ASK_S: Final = 3.0
 ANSWER_S: Final = 0.5  # that an answer takes, if it need not wait
 LOOK_UP_S: Final = 0.5
 CONNECT_S: Final = 1.0  # who is not there by then is looked for anew
+STOP_S: Final = 1.0  # that a word to a broker takes which may be away
+LOST_MAX: Final = 64  # questions whose answers are lost
 
 
 class Wanted(NamedTuple):
@@ -78,15 +92,16 @@ class Taken:
     """Neighbours of a queue that this consumer has; what its messages know of where they came
     from."""
 
-    __slots__ = ("broker", "popped", "reply", "until")
+    __slots__ = ("broker", "late", "popped", "reply", "until")
 
-    def __init__(self, broker: PopBroker, popped: Popped, until: float) -> None:
+    def __init__(self, broker: PopBroker, popped: Popped, until: float, invisible_s: float) -> None:
         self.broker = broker
         self.popped = popped
         self.reply = broker.replies.reply  # Message.reply asks it
         # By time.monotonic(); not by `until_ms`: that is the broker's clock, which this machine's
         # need not agree with.
         self.until = until
+        self.late = until - invisible_s / 2  # a message that waits here until then is released
 
 
 def taken_of(message: Message) -> Taken:
@@ -116,6 +131,8 @@ class PopBroker:
         self.replies = replier.source(endpoints)
         self._process = own_process()
         self._attempt = ""  # in order: of a question whose answer is not known
+        self._lost: list[str] = []  # questions whose answers never came: messages may be in them
+        self._is_older = False  # it does not know ReleasePopped
         self.failures = 0
         self.again_at = 0.0  # time.monotonic(): before it is not asked
 
@@ -139,26 +156,47 @@ class PopBroker:
                 look_up(self._routes, self._wanted.topic)
             raise
 
-    def pop(self, count: int, wait_s: float) -> list[Message]:
-        """Messages; each knows what it was Taken with. Raises what the coordinator answers."""
+    def pop(self, count: int, wait_s: float, call: PopCall) -> list[Message]:
+        """Messages; each knows what it was Taken with. Raises what the coordinator answers.
+
+        Args:
+            call: while this waits, the call's `cancel` ends it.
+        """
         wanted = self._wanted
-        if wanted.orderly and not self._attempt:
-            self._attempt = token_hex(8)
+        self.release_lost()
+        attempt = self._attempt or token_hex(8)
+        if wanted.orderly:
+            self._attempt = attempt
         command = PopMessages(
             wanted.group, wanted.topic, count, wanted.invisible_ms, round(wait_s * 1000),
-            wanted.from_latest, wanted.consumer, wanted.orderly, self._attempt, wanted.tags,
+            wanted.from_latest, wanted.consumer, wanted.orderly, attempt, wanted.tags,
             wanted.sql, self._process,
         )  # fmt: skip
         asked = time.monotonic()
-        answer, _ = self._ask_once(self._coordinator(), command, wait_s + self._timeout_s)
-        assert isinstance(answer, PoppedMessages)
-        self.failures = 0
-        # This process may have been stopped since the broker answered.
-        answered = min(time.monotonic(), asked + wait_s + ANSWER_S)
-        found = self._read_all(answer.popped, answered + wanted.invisible_ms / 1000)
+        try:
+            with call.waits(partial(self.stop, attempt)) as is_wanted:
+                if not is_wanted:
+                    return []
+                answer, _ = self._ask_once(self._coordinator(), command, wait_s + self._timeout_s)
+            assert isinstance(answer, PoppedMessages)
+            self.failures = 0
+            # This process may have been stopped since the broker answered.
+            answered = min(time.monotonic(), asked + wait_s + ANSWER_S)
+            found = self._read_all(answer.popped, answered + wanted.invisible_ms / 1000)
+        except BaseException as error:
+            if isinstance(error, NotConfirmed) or not isinstance(error, CometError):
+                self._lost = [*self._lost, attempt][-LOST_MAX:]
+            raise
         if found or not answer.popped:
             self._attempt = ""  # else the same is asked for again
         return found
+
+    def release_lost(self) -> None:
+        """Have messages released that may be in answers which never came."""
+        while self._lost:
+            if not self._stop(self._lost[0]):
+                return
+            self._lost.pop(0)
 
     def _read_all(self, given: Sequence[Popped], until: float) -> list[Message]:
         found: list[Message] = []
@@ -166,16 +204,20 @@ class PopBroker:
         for popped in given:
             if popped.handle in unread:
                 continue
+            taken = Taken(self, popped, until, self._wanted.invisible_ms / 1000)
             try:
-                found += self._read(Taken(self, popped, until))
-            except CometError as error:  # they come again when their time is over
+                found += self._read(taken)
+            except CometError as error:
                 unread.add(popped.handle)
                 log.warning(
                     "%s/%d from %d on was popped, and cannot be read: %s",
                     popped.topic, popped.queue_id, popped.queue_offset, error,
                 )  # fmt: skip
+                self._release_unread(taken)
         if self._wanted.orderly and time.monotonic() >= until:
-            return []  # they are somebody else's
+            for taken in by_take(found):  # unless they are another consumer's by now
+                self._release_unread(taken)
+            return []
         return found
 
     def put_off(self, error: CometError) -> None:
@@ -249,11 +291,7 @@ class PopBroker:
 
     def ack(self, done: Iterable[tuple[Taken, Sequence[int]]]) -> list[int]:
         """Have these offsets acknowledged; the errors' codes that came back, each once."""
-        acks = [
-            PopAck(taken.popped.topic, taken.popped.queue_id, taken.popped.handle, first, count)
-            for taken, offsets in done
-            for first, count in neighbours(offsets)
-        ]
+        acks = [each for taken, offsets in done for each in parts_of(taken, offsets)]
         codes: set[int] = set()
         for at in range(0, len(acks), POP_ACKS_MAX):
             codes.update(self._settle(AckPopped(self._wanted.group, acks[at : at + POP_ACKS_MAX])))
@@ -266,13 +304,63 @@ class PopBroker:
         taken.until = time.monotonic() + invisible_ms / 1000
         return [code for code in codes if code]
 
+    def release(self, messages: Sequence[Message]) -> list[int]:
+        """Have them released; the errors' codes that came back, each once."""
+        if not self._is_older:
+            takes = by_take(messages).items()
+            parts = [each for taken, offsets in takes for each in parts_of(taken, offsets)]
+            try:
+                return self._release_parts(parts)
+            except BadRequest as error:
+                self._is_older = True
+                log.warning(
+                    "broker %s is older than this client and cannot release messages (%s): those "
+                    "that no handler has begun with are given back instead, which counts as an "
+                    "attempt", self.name, error,
+                )  # fmt: skip
+        return self._release_by_older(messages)
+
+    def _release_parts(self, parts: Sequence[PopAck]) -> list[int]:
+        codes: set[int] = set()
+        for at in range(0, len(parts), POP_ACKS_MAX):
+            command = ReleasePopped(self._wanted.group, list(parts[at : at + POP_ACKS_MAX]))
+            codes.update(self._settle(command))
+        return sorted(codes - {0})
+
+    def _release_by_older(self, messages: Sequence[Message]) -> list[int]:
+        """In order such a broker releases a take as a whole; else messages are to be given back."""
+        codes: set[int] = set()
+        if self._wanted.orderly:
+            for taken in by_take(messages):
+                codes.update(self.extend(taken, 0))
+            return sorted(codes)
+        given = [
+            GivenBack(
+                message.stored_topic, message.queue_id, message.queue_offset,
+                message.physical_offset, after_ms=0, handle=taken_of(message).popped.handle,
+            )
+            for message in messages
+        ]  # fmt: skip
+        for at in range(0, len(given), GIVEN_BACK_MAX):
+            codes.update(self.give_back(given[at : at + GIVEN_BACK_MAX], -1))
+        return sorted(codes - {0})
+
+    def _release_unread(self, taken: Taken) -> None:
+        """As far as the broker answers; else they come again when their time is over."""
+        popped = taken.popped
+        offsets = range(popped.queue_offset, popped.queue_offset + popped.count)
+        try:
+            self._release_parts(parts_of(taken, offsets))
+        except CometError as error:
+            log.debug("broker %s: messages are not released: %s", self.name, error)
+
     def give_back(self, given: list[GivenBack], times_max: int) -> list[int]:
         command = GiveBackMessages(self._wanted.group, given, times_max)
         answer = self._ask(command)
         assert isinstance(answer, MessagesGivenBack)
         return answer.codes
 
-    def _settle(self, command: AckPopped | ChangeInvisible) -> list[int]:
+    def _settle(self, command: AckPopped | ChangeInvisible | ReleasePopped) -> list[int]:
         answer = self._ask(command)
         assert isinstance(answer, PopsSettled)
         return answer.codes
@@ -291,14 +379,56 @@ class PopBroker:
             else:
                 return answer
 
-    def stop(self) -> None:
-        """Nothing that waits here gets messages any more."""
+    def stop(self, attempt: str = "") -> None:
+        """Nothing that waits here gets messages any more, or that question alone."""
+        self._stop(attempt)
+        if not attempt:
+            self.release_lost()
+
+    def _stop(self, attempt: str) -> bool:
+        """Whether the broker knows it."""
+        command = StopPopping(self._wanted.group, self._wanted.consumer, attempt)
         try:
-            self._coordinator().ask(
-                StopPopping(self._wanted.group, self._wanted.consumer), timeout_s=1.0
-            )
+            self._coordinator().ask(command, timeout_s=STOP_S)
         except CometError as error:
             log.debug("broker %s: %s", self.name, error)
+            return not may_help(error)
+        return True
+
+
+def by_broker(messages: Iterable[Message]) -> dict[PopBroker, list[Message]]:
+    found: dict[PopBroker, list[Message]] = {}
+    for message in messages:
+        found.setdefault(taken_of(message).broker, []).append(message)
+    return found
+
+
+def raise_first(codes: Iterable[int], what: str) -> None:
+    for code in codes:
+        if code == HandleUnknown.code:
+            raise HandleUnknown(
+                f"{what}: its time is over, it comes again or has come already; or it was "
+                "acknowledged or given back before"
+            )
+        if code:
+            raise from_code(code, f"{what}: refused by the broker")
+
+
+def by_take(messages: Iterable[Message]) -> dict[Taken, list[int]]:
+    """Queue offsets of messages, by what they were taken with."""
+    found: dict[Taken, list[int]] = {}
+    for message in messages:
+        found.setdefault(taken_of(message), []).append(message.queue_offset)
+    return found
+
+
+def parts_of(taken: Taken, offsets: Sequence[int]) -> list[PopAck]:
+    """These offsets of a take, as a broker is told of them."""
+    popped = taken.popped
+    return [
+        PopAck(popped.topic, popped.queue_id, popped.handle, first, count)
+        for first, count in neighbours(offsets)
+    ]
 
 
 def look_up(routes: Routes, topic: str) -> None:

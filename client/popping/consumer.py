@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -17,14 +18,18 @@ from cometmq.client.forked import Forked
 from cometmq.client.handling.options import Handler, Handling, Middleware
 from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict
 from cometmq.client.handling.work import describe
+from cometmq.client.popping.asking import Asking
 from cometmq.client.popping.broker import (
     PopBroker,
-    Taken,
     Wanted,
+    by_broker,
+    by_take,
     look_up,
     may_help,
+    raise_first,
     taken_of,
 )
+from cometmq.client.popping.call import PopCall
 from cometmq.client.popping.ordered_run import OrderedRun
 from cometmq.client.popping.run import PopRun
 from cometmq.client.presence import unique_name
@@ -40,16 +45,16 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import (
     ArgumentIllegal,
     CometError,
-    HandleUnknown,
     NotReachable,
     TopicNotExist,
-    from_code,
 )
 from cometmq.protocol.names import check_readable_topic, check_usable_group
 from cometmq.protocol.positions import named
 from cometmq.protocol.tags import ALL_TAGS, check_expression
 from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.reading.selection import selection_of
+
+log = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
 WAIT_S: Final = 5.0  # of one question to a broker
@@ -128,7 +133,7 @@ class PopConsumer:
         self._turn = 0
         self._trouble: tuple[float, CometError] | None = None  # since when nobody answers, and why
         self._closed = False
-        self._asking = _Asking()
+        self._asking = Asking()
         self._process = os.getpid()
         self._running: PopRun | None = None
         try:
@@ -157,6 +162,9 @@ class PopConsumer:
         brokers refuse: GroupInUse, NoPermission, SubscriptionsDiffer, FiltersOff. RuntimeError when
         it is closed; a poll that waits then returns nothing.
         """
+        return self._poll(max_messages, timeout_s, PopCall())
+
+    def _poll(self, max_messages: int, timeout_s: float, call: PopCall) -> list[Message]:
         self._check_open()
         check("max_messages", max_messages, int)
         check("timeout_s", timeout_s, float)
@@ -164,8 +172,11 @@ class PopConsumer:
             raise ArgumentIllegal(f"max_messages={max_messages}: 1 to {POP_COUNT_MAX}")
         deadline = time.monotonic() + timeout_s
         with self._asking:
-            while not self._closed:
-                found = self._poll_in_turn(max_messages, deadline)
+            while not self._closed and not call.is_cancelled:
+                found = self._poll_in_turn(max_messages, deadline, call)
+                if found and self._closed and self._running is None:
+                    try_release(self, found)  # nothing could be said of them any more
+                    break
                 if found:
                     return found
                 if time.monotonic() >= deadline:
@@ -173,13 +184,13 @@ class PopConsumer:
                     break
         return []
 
-    def _poll_in_turn(self, count: int, deadline: float) -> list[Message]:
+    def _poll_in_turn(self, count: int, deadline: float, call: PopCall) -> list[Message]:
         """Ask each broker once."""
         try:
             brokers = self._find_brokers()
         except NotReachable as error:
             self._missed(error)
-            time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+            call.pause(min(LOOK_S, deadline - time.monotonic()))
             look_up(self._routes, self._wanted.topic)
             return []
         self._turn += 1
@@ -192,7 +203,7 @@ class PopConsumer:
             asked += 1
             most = WAIT_S if len(brokers) == 1 else SHARED_WAIT_S
             try:
-                messages = broker.pop(count, min(most, max(0.0, deadline - now)))
+                messages = broker.pop(count, min(most, max(0.0, deadline - now)), call)
             except CometError as error:
                 if not may_help(error):
                     raise
@@ -204,7 +215,7 @@ class PopConsumer:
                 return messages
         if not asked:
             wake = min(broker.again_at for broker in brokers)
-            time.sleep(max(0.0, min(wake, deadline) - time.monotonic()))
+            call.pause(min(wake, deadline) - time.monotonic())
         return []
 
     def _missed(self, error: CometError) -> None:
@@ -251,7 +262,20 @@ class PopConsumer:
         again. The others are acknowledged. NotConfirmed, NotReachable: nobody knows, and it may be
         said again.
         """
-        self._acknowledge(_by_broker(messages))
+        self._check_open()
+        self._tell(messages, lambda broker, some: broker.ack(by_take(some).items()))
+
+    def release(self, *messages: Message) -> None:
+        """Give back messages that were not begun with, such as those that a program that ends has
+        polled: they are free at once, for any consumer, and this does not count as an attempt.
+
+        In order, the messages taken behind a released one are free with it.
+
+        A broker that is older than this client takes a message back too, but counts an attempt;
+        the log says so once. Raises what `ack` raises.
+        """
+        self._check_open()
+        self._release(messages)
 
     def _check_open(self) -> None:
         if os.getpid() != self._process:
@@ -259,19 +283,23 @@ class PopConsumer:
         if self._closed and self._running is None:
             raise RuntimeError("the consumer is closed")
 
-    def _acknowledge(self, done: Mapping[PopBroker, Mapping[Taken, Sequence[int]]]) -> None:
-        self._check_open()
+    def _tell(
+        self,
+        messages: Iterable[Message],
+        tell: Callable[[PopBroker, Sequence[Message]], Iterable[int]],
+    ) -> None:
+        """Have each broker told of its messages. Raises what one of them says."""
         codes: set[int] = set()
         missed: CometError | None = None
         with self._asking:
-            for broker, taken in done.items():
+            for broker, some in by_broker(messages).items():
                 try:
-                    codes.update(broker.ack(taken.items()))
+                    codes.update(tell(broker, some))
                 except CometError as error:  # the other brokers have no part in that
                     missed = missed or error
         if missed is not None:
             raise missed
-        _raise_first(codes, f"group {self.group}")
+        raise_first(codes, f"group {self.group}")
 
     def nack(self, message: Message, after: timedelta | float | None = None) -> None:
         """It could not be handled: have it come again, with one attempt more, `after` so long (a
@@ -304,7 +332,7 @@ class PopConsumer:
         )  # fmt: skip
         with self._asking:
             codes = taken.broker.give_back([given], self._times_max)
-        _raise_first(codes, describe(message))
+        raise_first(codes, describe(message))
 
     def extend(self, message: Message, invisible_s: float) -> None:
         """Have it for so long from now on; and what was popped beside it, its neighbours in the
@@ -313,14 +341,10 @@ class PopConsumer:
         taken = taken_of(message)
         with self._asking:
             codes = taken.broker.extend(taken, _milliseconds(invisible_s))
-        _raise_first(codes, describe(message))
+        raise_first(codes, describe(message))
 
-    def _release(self, message: Message) -> None:
-        """Nothing that is left of its take was begun. In order that is free at once, and this does
-        not count as an attempt; else it comes again as if its time were over."""
-        taken = taken_of(message)
-        invisible_ms = 0 if self._wanted.orderly else INVISIBLE_MS_MIN
-        _raise_first(taken.broker.extend(taken, invisible_ms), describe(message))
+    def _release(self, messages: Iterable[Message]) -> None:
+        self._tell(messages, PopBroker.release)
 
     # --- handlers ---
 
@@ -340,7 +364,8 @@ class PopConsumer:
         takes longer than `invisible_s` comes again meanwhile. SystemExit and KeyboardInterrupt in
         a handler are failed deliveries as well; then the run ends, and raises them.
 
-        What was not begun when it ends comes again soon, as if its time were over.
+        What was not begun when it ends is released: it is free at once, and this does not count as
+        an attempt. So is what has waited here for a thread for half of `invisible_s`.
 
         In order, each queue's messages go to one thread at a time. What fails comes again first,
         after 1 s or as `Retry(after=...)` says, and until then nothing of its queue.
@@ -378,11 +403,12 @@ class PopConsumer:
     # --- the end ---
 
     def close(self) -> None:
-        """What runs is finished. What is not acknowledged comes again when its time is over.
+        """What runs is finished, and what `run` has not begun is released. Of what `poll` has given
+        out, what is neither acknowledged nor released comes again when its time is over.
 
-        That is waited for, unless it is a handler that calls this, or a signal's in the thread of
-        `run`: then the rest is done when `run` ends. A signal's handler in a thread that polls or
-        acknowledges does not wait either: a thread does it, once that has returned.
+        The end of what runs is waited for, unless it is a handler that calls this, or a signal's in
+        the thread of `run`: then the rest is done when `run` ends. A signal's handler in a thread
+        that polls or acknowledges does not wait either: a thread does it, once that has returned.
         """
         if self._closed:
             return
@@ -398,6 +424,7 @@ class PopConsumer:
             self._stop_waiting()
         if run is not None and not run.end():
             return
+        self._asking.wait(self._timeout_s)  # another thread's poll may have messages to release
         self._routes.close()
 
     def _close_later(self) -> None:
@@ -422,29 +449,6 @@ class PopConsumer:
         self.close()
 
 
-class _Asking:
-    """Who asks brokers now. A signal's handler may look, whatever it has interrupted."""
-
-    def __init__(self) -> None:
-        self._threads: list[int] = []
-
-    @property
-    def is_here(self) -> bool:
-        return threading.get_ident() in self._threads
-
-    def wait(self, timeout_s: float) -> None:
-        """Until nobody does."""
-        deadline = time.monotonic() + timeout_s
-        while self._threads and time.monotonic() < deadline:
-            time.sleep(0.005)  # a signal's handler looks as well, so there is no lock to wait on
-
-    def __enter__(self) -> None:
-        self._threads.append(threading.get_ident())
-
-    def __exit__(self, *_: object) -> None:
-        self._threads.remove(threading.get_ident())
-
-
 class Inside:
     """The inside, for a run."""
 
@@ -460,24 +464,18 @@ class Inside:
     def is_closed(self) -> bool:
         return self._consumer._closed
 
-
-def _by_broker(messages: Iterable[Message]) -> dict[PopBroker, dict[Taken, list[int]]]:
-    found: dict[PopBroker, dict[Taken, list[int]]] = {}
-    for message in messages:
-        taken = taken_of(message)
-        found.setdefault(taken.broker, {}).setdefault(taken, []).append(message.queue_offset)
-    return found
+    def release_lost(self) -> None:
+        """What is in answers that never came."""
+        for broker in list(self._consumer._brokers.values()):
+            broker.release_lost()
 
 
-def _raise_first(codes: Iterable[int], what: str) -> None:
-    for code in codes:
-        if code == HandleUnknown.code:
-            raise HandleUnknown(
-                f"{what}: its time is over, it comes again or has come already; or it was "
-                "acknowledged or given back before"
-            )
-        if code:
-            raise from_code(code, f"{what}: refused by the broker")
+def try_release(consumer: PopConsumer, messages: Sequence[Message]) -> None:
+    """As far as brokers answer: else they come again when their time is over."""
+    try:
+        consumer._release(messages)
+    except CometError as error:
+        log.debug("%d messages are not all released: %s", len(messages), error)
 
 
 def _milliseconds(invisible_s: float) -> int:

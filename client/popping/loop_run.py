@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handler, Handling
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 ACK_S: Final = 0.01  # that an acknowledgement waits for others
 GIVE_BACK_S: Final = 5.0  # for what cancelled handlers had
 
+_T = TypeVar("_T")
+
 InThread = Callable[..., Coroutine[Any, Any, Any]]
 
 
@@ -34,6 +36,7 @@ class LoopRun:
 
     Args:
         in_thread: has a call made in a thread.
+        poll: the consumer's, in a thread; when it is cancelled, its messages are released.
         handler: with its middleware.
         failures: the log's.
     """
@@ -42,6 +45,7 @@ class LoopRun:
         self,
         consumer: Popping,
         in_thread: InThread,
+        poll: Callable[[int, float], Coroutine[Any, Any, list[Message]]],
         handler: Handler,
         handling: Handling,
         failures: FailureLog,
@@ -52,6 +56,7 @@ class LoopRun:
         self.tasks: dict[asyncio.Task[object], Seat] = {}  # what each is at work with
         self._consumer = consumer
         self._in_thread = in_thread
+        self._poll_in_thread = poll
         self._handler = handler
         self._concurrency = handling.concurrency
         self._end_timeout_s = handling.end_timeout_s
@@ -63,8 +68,7 @@ class LoopRun:
         self._raised: BaseException | None = None  # by a handler: it wants the process to end
         self._done: list[Message] = []  # not acknowledged yet
         self._acking: asyncio.Task[None] | None = None
-        # In order: takes that wait for a task, one message of each that was not begun.
-        self._takes: deque[list[Message]] = deque()
+        self._takes: deque[list[Message]] = deque()  # in order: that wait for a task
         self._unbegun: list[Message] = []
         self._unit_s = 0.01  # that a message took lately
 
@@ -77,6 +81,7 @@ class LoopRun:
         try:
             while not self._ends:
                 self._watch.look(self.tasks.values())
+                await self._release_late()
                 if len(self.tasks) < self._concurrency:
                     await self._turn()
                 else:
@@ -96,7 +101,7 @@ class LoopRun:
 
     async def _poll(self, count: int) -> list[Message]:
         try:
-            found: list[Message] = await self._in_thread(self._consumer.poll, count, POLL_S)
+            found = await self._poll_in_thread(count, POLL_S)
         except CometError as error:
             if not may_help(error):
                 raise
@@ -106,7 +111,10 @@ class LoopRun:
     async def _turn_freely(self) -> None:
         """Pop as many as there are free tasks."""
         for message in await self._poll(self._concurrency - len(self.tasks)):
-            self._begin(self._handle(message), message)
+            if self._ends:
+                self._unbegun.append(message)
+            else:
+                self._begin(self._handle, message, [message])
 
     async def _turn_in_order(self) -> None:
         """Pop for a task that has nothing to do: what waits here keeps a queue from others."""
@@ -114,23 +122,36 @@ class LoopRun:
             self._takes.extend(takes_of(await self._poll(take_count(self._unit_s))))
         elif not self._ends:
             take = self._takes.popleft()
-            self._begin(self._handle_take(take), take[0])
+            self._begin(self._handle_take, take, take)
 
-    def _begin(self, work: Coroutine[Any, Any, object], message: Message) -> None:
-        task = asyncio.create_task(work)
+    def _begin(
+        self, work: Callable[[_T], Coroutine[Any, Any, object]], unit: _T, take: list[Message]
+    ) -> None:
+        has_begun = False
+
+        async def begin() -> None:
+            nonlocal has_begun
+            has_begun = True
+            await work(unit)
+
+        def is_over(task: asyncio.Task[object]) -> None:
+            del self.tasks[task]
+            if not has_begun:  # it was cancelled before that
+                self._unbegun.extend(take)
+
+        task: asyncio.Task[object] = asyncio.create_task(begin())
         seat = self.tasks[task] = Seat()
-        seat.unit, seat.since = message, time.monotonic()
-        task.add_done_callback(self.tasks.pop)
+        seat.unit, seat.since = take[0], time.monotonic()
+        task.add_done_callback(is_over)
 
     async def _handle_take(self, messages: list[Message]) -> None:
         """Up to the first that fails: what comes behind it is not this consumer's any more."""
         task = asyncio.current_task()
         assert task is not None
-        for message in messages:
+        for at, message in enumerate(messages):
             began = time.monotonic()
-            if self._ends:
-                self._unbegun.append(message)
             if self._ends or began >= taken_of(message).until:
+                self._unbegun.extend(messages[at:])
                 return
             seat = self.tasks[task]
             seat.unit, seat.since = message, began
@@ -190,7 +211,7 @@ class LoopRun:
             task.cancel()
 
     async def _finish(self) -> None:
-        """What runs is waited for, and acknowledged; what was not begun is free at once."""
+        """What runs is waited for, and acknowledged; what was not begun is released."""
         try:
             if self.tasks:
                 await asyncio.wait(self.tasks, timeout=self._end_timeout_s)
@@ -203,15 +224,25 @@ class LoopRun:
             await asyncio.wait(late, timeout=GIVE_BACK_S)
         if self._acking is not None:
             await self._acking
-        await self._in_thread(self._release)
+        self._unbegun.extend(message for take in self._takes for message in take)
+        self._takes.clear()
+        await self._in_thread(self._release, self._unbegun)
+        await self._in_thread(self._consumer.release_lost)
         self._failures.end()
 
-    def _release(self) -> None:
-        unbegun = [*self._unbegun, *(take[0] for take in self._takes)]
-        self._unbegun.clear()
-        self._takes.clear()
-        for message in unbegun:
+    async def _release_late(self) -> None:
+        """What has waited for a task for too long, and what its time was over for: else the time
+        of what no handler has seen would come to its end, and count."""
+        now = time.monotonic()
+        while self._takes and taken_of(self._takes[0][0]).late <= now:
+            self._unbegun.extend(self._takes.popleft())
+        if self._unbegun:
+            late, self._unbegun = self._unbegun, []
+            await self._in_thread(self._release, late)
+
+    def _release(self, unbegun: list[Message]) -> None:
+        if unbegun:
             try:
-                self._consumer.release(message)
+                self._consumer.release(unbegun)
             except CometError as error:
-                log.debug("%s is free when its time is over: %s", describe(message), error)
+                log.debug("some of %d messages come again later: %s", len(unbegun), error)

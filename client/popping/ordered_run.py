@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
 from cometmq.client.handling.work import Seat
 from cometmq.client.popping.broker import may_help, taken_of
-from cometmq.client.popping.run import AHEAD_S, POLL_S, PopRun
+from cometmq.client.popping.run import AHEAD_S, POLL_S, PopRun, drained, first_of
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.takes import TAKE_MAX
 from cometmq.shm.kernel._kernel import Message
@@ -22,14 +23,15 @@ TELL_S: Final = 0.1  # that an acknowledgement waits for others of its take
 
 class OrderedRun(PopRun):
     """See the module. What fails ends its take: what comes behind it is not this consumer's any
-    more. What was not begun when the run ends is free at once."""
+    more."""
 
     def _turn(self) -> None:
         """Pop for a thread that has nothing to do: what waits here keeps a queue from others."""
+        self._release_late()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._ends or (not self._todo and self._working < len(self._threads)),
-                POLL_S,
+                self._late_in_s(),
             )
             if self._ends or self._todo or self._working >= len(self._threads):
                 return
@@ -44,24 +46,23 @@ class OrderedRun(PopRun):
             self._todo.extend(found)
             self._changed.notify_all()
 
-    def _take(self) -> list[Message]:
+    def _take(self) -> deque[Message]:
         with self._changed:
             self._changed.wait_for(lambda: self._todo or self._ends)
             if self._ends:
-                return []
+                return deque()
             self._working += 1
-            take = takes_of(self._todo)[0]
+            take = deque(takes_of(self._todo)[0])
             for _ in take:
                 self._todo.popleft()
             return take
 
-    def _work_through(self, seat: Seat, messages: Sequence[Message], done: list[Message]) -> None:
+    def _work_through(self, seat: Seat, messages: deque[Message], done: list[Message]) -> None:
         told_at = time.monotonic()
-        for message in messages:
+        while not self._ends and (message := first_of(messages)) is not None:
             now = time.monotonic()
-            if self._ends:
-                self._unbegun.append(message)
-            if self._ends or now >= taken_of(message).until:
+            if now >= taken_of(message).until:  # unless another consumer has them by now
+                self._release([message, *drained(messages)])
                 break
             if now - told_at > TELL_S:
                 told_at = now
@@ -70,6 +71,7 @@ class OrderedRun(PopRun):
                     self._changed.notify_all()
                 done.clear()
             if not self._handle(seat, message):
+                messages.clear()  # they are not this consumer's any more
                 break
             done.append(message)
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from cometmq.client.handling.failures import FailureLog
@@ -15,7 +15,7 @@ from cometmq.client.handling.outcomes import Verdict, failure_in, verdict_of
 from cometmq.client.handling.stuck import Watch
 from cometmq.client.handling.work import Seat, describe
 from cometmq.client.popping.broker import may_help, taken_of
-from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable
+from cometmq.protocol.errors import CometError
 from cometmq.protocol.retry import pause_s
 from cometmq.shm.kernel._kernel import Message
 
@@ -38,7 +38,8 @@ class Popping(Protocol):
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]: ...
     def ack(self, *messages: Message) -> None: ...
     def give_back(self, message: Message, verdict: Verdict) -> None: ...
-    def release(self, message: Message) -> None: ...
+    def release(self, messages: Iterable[Message]) -> None: ...
+    def release_lost(self) -> None: ...
     def stop_waiting(self) -> None: ...
 
 
@@ -56,7 +57,8 @@ class PopRun:
         self._todo: deque[Message] = deque()
         self._working = 0
         self._done: deque[Message] = deque()
-        self._unbegun: list[Message] = []  # of which a thread had taken, one of each of its takes
+        self._batches: dict[Seat, deque[Message]] = {}  # taken by threads, not begun
+        self._unbegun: list[Message] = []  # of those, what was left at the end
         self._ends = self._is_over = False
         self._unit_s = 0.01  # that a message took lately
         self._failures = FailureLog(log)
@@ -87,14 +89,17 @@ class PopRun:
 
     def _turn(self) -> None:
         """Pop as much as the threads will have done soon."""
+        self._release_late()
         with self._changed:
-            self._changed.wait_for(lambda: self._ends or len(self._todo) < self._room, POLL_S)
+            self._changed.wait_for(
+                lambda: self._ends or len(self._todo) < self._room, self._late_in_s()
+            )
             soon = int(AHEAD_S / max(self._unit_s, 1e-6)) * len(self._threads)
             count = min(TAKE_COUNT, self._room + soon) - len(self._todo)
         if count <= 0 or self._ends:
             return
         try:
-            found = self._consumer.poll(count, POLL_S)
+            found = self._consumer.poll(count, self._late_in_s())
         except CometError as error:
             if not may_help(error):
                 raise
@@ -102,6 +107,23 @@ class PopRun:
         with self._changed:
             self._todo.extend(found)
             self._changed.notify_all()
+
+    def _late_in_s(self) -> float:
+        """How long the pump may wait: what waits for a thread for too long is to be released."""
+        late = min((taken_of(message).late for message in list(self._todo)), default=None)
+        return POLL_S if late is None else min(POLL_S, max(0.0, late - time.monotonic()))
+
+    def _release_late(self) -> None:
+        """Else the time of what no handler has seen would come to its end, and count."""
+        now = time.monotonic()
+        with self._changed:
+            late = [message for message in self._todo if taken_of(message).late <= now]
+            if late:
+                self._todo = deque(each for each in self._todo if taken_of(each).late > now)
+        for batch in list(self._batches.values()):  # behind a handler that takes long
+            if any(taken_of(message).late <= now for message in list(batch)):
+                late += drained(batch)
+        self._release(late)
 
     @property
     def is_here(self) -> bool:
@@ -119,7 +141,7 @@ class PopRun:
         return True
 
     def _finish(self) -> None:
-        """What runs is waited for, and acknowledged; what was not begun comes again soon."""
+        """What runs is waited for, and acknowledged; what was not begun is released."""
         deadline = time.monotonic() + self._end_timeout_s
         with self._changed:
             self._ends = True
@@ -134,24 +156,19 @@ class PopRun:
                         log.warning("%s is left: its handler does not end", describe(unit))
             self._is_over = True
             self._changed.notify_all()
+        for batch in list(self._batches.values()):
+            waiting += drained(batch)
         self._failures.end()
         self._acker.join(max(0.1, deadline - time.monotonic()))
-        if not self._acker.is_alive():  # else it may yet acknowledge some of these takes
-            self._release([*self._unbegun, *waiting])
+        self._release([*self._unbegun, *waiting])
+        self._consumer.release_lost()
 
     def _release(self, unbegun: Sequence[Message]) -> None:
-        """What is left of their takes, unless a handler has some of it that does not end."""
-        takes = {taken_of(message): message for message in unbegun}
-        for seat in self._seats:
-            if (unit := seat.unit) is not None:
-                takes.pop(taken_of(unit), None)
-        for message in takes.values():
+        if unbegun:
             try:
-                self._consumer.release(message)
+                self._consumer.release(unbegun)
             except CometError as error:
-                log.debug("%s comes again when its time is over: %s", describe(message), error)
-                if isinstance(error, NotConfirmed | NotReachable):
-                    return  # the end waits for nobody who is away
+                log.debug("some of %d messages come again later: %s", len(unbegun), error)
 
     # --- the threads ---
 
@@ -160,6 +177,8 @@ class PopRun:
             messages = self._take()
             if not messages:
                 return
+            count = len(messages)
+            self._batches[seat] = messages
             began = time.monotonic()
             done: list[Message] = []
             try:
@@ -167,35 +186,33 @@ class PopRun:
             except BaseException as error:
                 self._raised = error
                 self._ends = True
-                self._unbegun.append(messages[-1])
             finally:
-                took_s = (time.monotonic() - began) / len(messages)
+                took_s = (time.monotonic() - began) / count
+                del self._batches[seat]
+                self._unbegun += drained(messages)
                 with self._changed:
                     self._working -= 1
                     self._done.extend(done)
                     self._unit_s += (took_s - self._unit_s) / 16
                     self._changed.notify_all()
 
-    def _work_through(self, seat: Seat, messages: Sequence[Message], done: list[Message]) -> None:
-        """Messages go to `done` as they are."""
-        for message in messages:
-            if self._ends:
-                self._unbegun.append(message)
-                break
+    def _work_through(self, seat: Seat, messages: deque[Message], done: list[Message]) -> None:
+        """Messages go to `done` as they are; those that are not begun stay."""
+        while not self._ends and (message := first_of(messages)) is not None:
             if self._handle(seat, message):
                 done.append(message)
 
-    def _take(self) -> list[Message]:
+    def _take(self) -> deque[Message]:
         """One, or some at a time while they take next to nothing; none at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._todo or self._ends)
             if self._ends:
-                return []
+                return deque()
             count = 1
             if self._unit_s < QUICK_S:
                 count = min(QUICK_COUNT, max(1, len(self._todo) // len(self._threads)))
             self._working += 1
-            return [self._todo.popleft() for _ in range(count)]
+            return deque(self._todo.popleft() for _ in range(count))
 
     def _handle(self, seat: Seat, message: Message) -> bool:
         """Whether it is done with. Raises what is no Exception, once it is given back."""
@@ -237,3 +254,19 @@ class PopRun:
                 return
             else:
                 failures = 0
+
+
+def first_of(batch: deque[Message]) -> Message | None:
+    """Take the first; None: there is none. Another thread may take them as well."""
+    try:
+        return batch.popleft()
+    except IndexError:
+        return None
+
+
+def drained(batch: deque[Message]) -> list[Message]:
+    """Take all."""
+    found = []
+    while (message := first_of(batch)) is not None:
+        found.append(message)
+    return found

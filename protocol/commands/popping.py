@@ -6,9 +6,9 @@ the others for a time; it is acknowledged, or comes again with one attempt more.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
-from cometmq.protocol.commands.root import Answer, Command, On, Part, by_clients, read
+from cometmq.protocol.commands.root import Answer, Command, On, Part, Since, by_clients, read
 from cometmq.protocol.integers import Int32, Int64
 
 POP_COUNT_MAX: Final = 8_192  # messages in one answer
@@ -47,8 +47,8 @@ class PopMessages(Command, frozen=True, tag=170):
     from_latest: bool = False
     consumer: str = ""  # any name of who asks, at most 255 printable characters; see StopPopping
     orderly: bool = False  # RocketMQ: order
-    # In order: any name of this question, at most 64 characters. Who asks again by it, as the
-    # answer was lost, has the same again.
+    # Any name of this question, at most 64 characters. In order, a consumer that asks again by it,
+    # as the answer was lost, has the same again. See StopPopping as well.
     attempt: str = ""
     # What the consumer will want of what it reads, to be compared with the group's others.
     tags: str = "*"
@@ -125,15 +125,35 @@ class ChangeInvisible(Command, frozen=True, tag=173):
     extensions: list[PopExtension]
 
 
+class ReleasePopped(Command, frozen=True, tag=178):
+    """Consumer to coordinator: no handler has begun with these messages. -> PopsSettled
+
+    Each is free at once, for any consumer of the group, and this time does not count as an
+    attempt. Its neighbours under the same handle stay with their consumer. In order, the messages
+    of the take behind a released one are free with it. A release that is repeated has no effect.
+    """
+
+    access = by_clients(read("group", On.GROUP), read("releases.topic"), later=True)
+    new_in = "0.2.0"
+
+    group: str
+    releases: list[PopAck]
+
+
 class StopPopping(Command, frozen=True, tag=175):
     """Consumer to coordinator: I wait no longer, and want nothing more. What waits for messages
-    under that name is answered empty. -> Done"""
+    under that name is answered empty. -> Done
 
-    access = by_clients(read("group", On.GROUP))
+    With an `attempt`, of that PopMessages alone: it is answered empty, or, if it was answered
+    already, its messages are released as by ReleasePopped. For questions whose answer is lost.
+    """
+
+    access = by_clients(read("group", On.GROUP), later=True)
     new_in = "0.2.0"
 
     group: str
     consumer: str
+    attempt: Annotated[str, Since("0.2.0")] = ""
 
 
 class PopsSettled(Answer, frozen=True, tag=174):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cometmq.actors.books.popped import PopBook, PoppedQueue, table_of
+from cometmq.actors.coordination.files import PoppedFile
 from cometmq.protocol.ledger import (
     Change,
     GroupRemoved,
@@ -16,6 +18,7 @@ from cometmq.protocol.ledger import (
     PopExtended,
     PopsAcked,
     PopsForgotten,
+    PopsReleased,
 )
 
 PLACE = ("g", "t", 0)
@@ -27,7 +30,8 @@ class Model:
     def __init__(self) -> None:
         self.top = 0
         self.acked: set[int] = set()
-        self.has: dict[int, range] = {}
+        self.free: set[int] = set()
+        self.has: dict[int, set[int]] = {}  # what was popped under it, and not released
 
     def check(self, queue: PoppedQueue | None) -> None:
         if queue is None:
@@ -40,15 +44,20 @@ class Model:
         assert queue.acked == sorted(queue.acked)
         for one, other in zip(queue.acked, queue.acked[1:], strict=False):
             assert one[1] < other[0]
-        out = {each: at for each, at in self.has.items() if not self.acked.issuperset(at)}
-        assert {each: range(found[0], found[1]) for each, found in queue.out.items()} == out
-        for each in out.values():
-            left = {at for a, b in queue.left_of(each.start, each.stop) for at in range(a, b)}
-            assert left == set(each) - self.acked
+        out = {each: at - self.acked for each, at in self.has.items() if at - self.acked}
+        assert set(queue.out) == set(out)
+        for handle, each in out.items():
+            found = queue.left_under(handle, 0, queue.top)
+            assert {at for a, b in found for at in range(a, b)} == each
+        assert {at for a, b in queue.free for at in range(a, b)} == self.free
+        for first, end in queue.free:
+            assert queue.is_free(first, end)
+            assert not queue.is_free(first, end + 1)
+            assert not queue.is_free(first - 1, end)
 
 
 def table(book: PopBook) -> list[Any]:
-    return [[*row[:-1], sorted(row[-1])] for row in table_of(book)]
+    return [[*row[:6], sorted(row[6]), *row[7:]] for row in table_of(book)]
 
 
 def some_changes(chance: random.Random, model: Model, count: int) -> list[Change]:
@@ -59,12 +68,31 @@ def some_changes(chance: random.Random, model: Model, count: int) -> list[Change
         if kind < 0.3 or not model.has:
             end, handle = model.top + chance.randint(1, 9), len(model.has) + 1
             changes.append(MessagesPopped(*PLACE, model.top, end, handle, 1_000))
-            model.has[handle] = range(model.top, end)
+            model.has[handle] = set(range(model.top, end))
             model.top = end
+        elif kind < 0.45 and model.free:
+            first = end = chance.choice(sorted(model.free))
+            while (end in model.free and chance.random() < 0.8) or end == first:
+                end += 1
+            handle = len(model.has) + 1
+            changes.append(MessagesPopped(*PLACE, first, end, handle, 1_000))
+            model.has[handle] = set(range(first, end))
+            model.free -= model.has[handle]
+        elif kind < 0.6:
+            handle = chance.choice(list(model.has))
+            first, end = sorted(chance.choices(range(model.top + 1), k=2))
+            changes.append(PopsReleased(*PLACE, handle, first, end))
+            gone = model.has[handle] & set(range(first, end)) - model.acked
+            model.has[handle] -= gone
+            model.free |= gone
         elif kind < 0.9:
             handle = chance.choice(list(model.has))
-            at = model.has[handle]
-            first, end = sorted(chance.choices(range(at.start, at.stop + 1), k=2))
+            has = sorted(model.has[handle])
+            if not has:
+                continue
+            first = end = chance.choice(has)
+            while end in model.has[handle] and chance.random() < 0.8:
+                end += 1
             changes.append(PopsAcked(*PLACE, handle, first, end))
             model.acked.update(range(first, end))
         else:
@@ -97,6 +125,23 @@ def test_changes(round_: int) -> None:
     for change in changes[chance.randint(0, until) :]:
         resumed.apply(change)
     model.check(resumed.get(*PLACE))
+
+
+def test_releases_survive_a_snapshot(tmp_path: Path) -> None:
+    """Fault 7. A table that was written before there were any is read as well."""
+    file = PoppedFile(tmp_path)
+    book = file.book
+    book.apply(MessagesPopped(*PLACE, 0, 9, 7, 1, "asked"))
+    book.apply(PopsReleased(*PLACE, 7, 2, 5))
+    book.apply(MessagesPopped(*PLACE, 3, 4, 8, 1))
+    file.file.path.write_text("".join(file.pieces()))
+    again = PoppedFile(tmp_path).book
+    assert table(again) == table(book)
+    assert [each.queue_offset for each in again.out_of("g", "asked")] == [0, 5]
+    file.file.path.write_text('{"queues":[["g","t",0,1,9,[[4,5]],[[7,1,9,1000]]]]}')
+    queue = PoppedFile(tmp_path).book.get(*PLACE)
+    assert queue is not None
+    assert queue.left_under(7, 0, 9) == [(1, 4), (5, 9)]
 
 
 def test_it_is_forgotten() -> None:

@@ -49,7 +49,7 @@ def random_take(chance: random.Random) -> Take:
         elif what < 0.6 and take.count_of(offset) is not None:
             take = take.given_back(offset, chance.randint(1, 2 * UNTIL))
         elif what < 0.7:
-            take = take.released()
+            take = take.released(offset)
         elif what < 0.8:
             take = take.cut(offset) if take.count_of(offset) is not None else take
         else:
@@ -83,9 +83,9 @@ def test_what_is_out() -> None:
     assert again.left == ((10, 1), (12, 1), (13, 0))
     assert (again.out_end, again.back_ms) == (14, 0)
     assert again.taken_again(1, 9, "c", 1, 2).out() == [(10, 2)]
-    assert take.released().out() == []
-    assert take.released().free_ms == 0
-    assert take.released().taken_again(9, 8, "b", 1, 2).left == take.left
+    assert take.released(10).out() == []
+    assert take.released(10).free_ms == 0
+    assert take.released(10).taken_again(9, 8, "b", 1, 2).left == take.left
     assert take.without(0, 99).next_offset == 14
 
 

@@ -94,7 +94,7 @@ RECEIVING = (
     "ack assign assignment close commit connected group member pause "
     "poll position resume run seek seek_to_time subscribe unsubscribe wait_for_broker"
 )
-POPPING = "ack close extend group nack poll reject run"
+POPPING = "ack close extend group nack poll reject release run"
 
 
 def test_public_classes_show_public_methods(broker: Handle) -> None:
