@@ -89,7 +89,7 @@ def test_a_disk_that_hangs_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
             load.wait_for_more(100)
         line.close()
         assert busy.is_set()
-        assert "waitTimeMillsInSendQueue" in broker.log
+        broker.until_logged("waitTimeMillsInSendQueue")
         broker.assert_stored(load.acknowledged)
 
 

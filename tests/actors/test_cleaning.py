@@ -450,7 +450,7 @@ def test_a_segment_that_is_used_is_waited_for(how: str, tmp_path: Path) -> None:
         if how == "by force":
             until(lambda: retired(broker.store) == [segment_name(MIB)])
             assert time.monotonic() - began >= 0.5
-            assert f"is removed by force: process {pid} " in broker.log
+            broker.until_logged(f"is removed by force: process {pid} ")
         else:
             rounds_pass(broker)
             assert f"{segment_name(0)}.held" in retired(broker.store)
@@ -891,7 +891,7 @@ def test_only_a_disk_that_is_too_full_cuts_off_a_slave(disk: Path) -> None:
                 return broker.counter(Counter.MIN_OFFSET) >= 5 * MIB
 
             until(is_past_what_is_on_its_way, lambda: broker.log)
-            assert "hold (slaves) at 0 IS OVERRIDDEN: the disk is" in broker.log
+            broker.until_logged("hold (slaves) at 0 IS OVERRIDDEN: the disk is")
             slave.wait_closed()
             wanted = f"slave {slave.address} is refused: it has the log up to 0, and the disk had"
             until(lambda: wanted in broker.log, lambda: broker.log)
@@ -914,7 +914,7 @@ def test_only_a_disk_that_is_too_full_overrides_a_hold(disk: Path) -> None:
             fill_to(disk, 80)
             until(lambda: broker.counter(Counter.MIN_OFFSET), lambda: broker.log)
             until(lambda: broker.statistics("cleaner")["disk_used_percent"] <= 75)
-            assert "hold archive at 0 IS OVERRIDDEN: the disk is" in broker.log
+            broker.until_logged("hold archive at 0 IS OVERRIDDEN: the disk is")
             (hold,) = admin.holds()
             assert hold.overridden
             at = broker.counter(Counter.MIN_OFFSET)
@@ -936,7 +936,7 @@ def test_a_full_disk_and_an_archive_that_is_behind(overflow: str, disk: Path) ->
         filler = fill_to(disk, 80)
         if overflow == "delete":
             until(lambda: broker.counter(Counter.MIN_OFFSET), lambda: broker.log)
-            assert "hold archive at 0 IS OVERRIDDEN" in broker.log
+            broker.until_logged("hold archive at 0 IS OVERRIDDEN")
             filler.unlink()
             return
         until(lambda: "waits for its archive, which has all below 0" in broker.log)

@@ -368,7 +368,7 @@ def test_without_room_for_a_file(tmp_path: Path) -> None:
             broker.assert_stored(sent)
             assert list_index_files(broker.store) == []
             assert broker.close() == 0
-            assert "no room for index entries" in broker.log
+            broker.until_logged("no room for index entries")
     finally:
         subprocess.run(["umount", str(folder)], check=True)
 

@@ -282,7 +282,7 @@ def test_what_somebody_else_has_written_counts(tmp_path: Path) -> None:
     offsets_file(store).store(theirs, durable=True)
     with RunningBroker(store, SLOW_SNAPSHOTS) as broker:
         assert committed(broker) == [4, -1]
-        assert "was written by somebody else" in broker.log
+        broker.until_logged("was written by somebody else")
         commit(broker, 5)
         broker.kill_all()
     with RunningBroker(store, SLOW_SNAPSHOTS) as broker:

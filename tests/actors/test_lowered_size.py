@@ -130,7 +130,7 @@ def test_recovery_loses_none(end: str, tmp_path: Path) -> None:
         broker.kill_all()
     for number in range(3):
         with RunningBroker(store, LOWERED) as broker:
-            assert "0 damaged stretches" in broker.log
+            broker.until_logged("0 damaged stretches")
             broker.assert_stored(sent)
             if number == 2:
                 sent += broker.send("t", 0, [SMALL])

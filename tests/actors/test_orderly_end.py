@@ -83,13 +83,13 @@ def assert_in_order(broker: RunningBroker, sent: list[Sent]) -> None:
     """Everything is where an orderly end has it, and the next start sees that."""
     assert_ended(broker)
     with RunningBroker(broker.store) as again:
-        assert "after an orderly end" in again.log
+        again.until_logged("after an orderly end")
         again.assert_stored(sent)
 
 
 def assert_ended(broker: RunningBroker) -> None:
     store = broker.store
-    assert "finished in order" in broker.log
+    broker.until_logged("finished in order")
     assert not (store / ABORT_FILE).exists()
     words = Checkpoint(store).words
     last = reference.records(store)[-1].store_timestamp
@@ -120,7 +120,7 @@ def end_each_in_order(
             broker.kill_all()
             raise
     with RunningBroker(slow.store) as again:
-        assert "after an orderly end" in again.log
+        again.until_logged("after an orderly end")
         again.assert_stored(sent)
 
 
@@ -191,7 +191,7 @@ def test_a_child_that_died_and_nobody_to_start_it(slow: Slow, running: RunningBr
     running.end(pids["flush"])
     running.end(zygote)
     running.wait_ended()
-    assert "the zygote has ended" in running.log
+    running.until_logged("the zygote has ended")
     assert (slow.store / ABORT_FILE).exists()
     with RunningBroker(slow.store) as again:
         again.assert_stored(sent)
@@ -221,7 +221,7 @@ def test_an_end_waits_for_who_was_stopped(slow: Slow) -> None:
         timer.start()
         assert broker.close() == 0
         timer.join()
-        assert "finished in order" in broker.log
+        broker.until_logged("finished in order")
     with RunningBroker(slow.store) as again:
         again.assert_stored(sent)
 
@@ -247,7 +247,7 @@ def test_who_cannot_settle_says_why(slow: Slow, running: RunningBroker) -> None:
     slow.set("refuse-coordinator")
     assert running.close() == 0
     assert (slow.store / ABORT_FILE).exists()
-    assert "coordinator could not be settled: as the test wants it" in running.log
+    running.until_logged("coordinator could not be settled: as the test wants it")
 
 
 def test_an_end_just_before_it_is_ready(slow: Slow) -> None:
@@ -261,7 +261,7 @@ def test_an_end_just_before_it_is_ready(slow: Slow) -> None:
     except BaseException:
         broker.kill_all()
         raise
-    assert "finished in order" in broker.log
+    broker.until_logged("finished in order")
     assert not (slow.store / ABORT_FILE).exists()
 
 

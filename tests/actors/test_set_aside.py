@@ -176,7 +176,7 @@ def test_what_is_damaged_while_it_waits_is_not_delivered(tmp_path: Path) -> None
         found = broker.read_queue("late", 0, 2)
         assert [each.body for each in found] == [b"number 0", b"number 2"]
         assert set_aside(broker) == 1
-        assert f"the record at physical offset {second.physical_offset}, is never" in broker.log
+        broker.until_logged(f"the record at physical offset {second.physical_offset}, is never")
 
 
 # --- the timers alone, and the scheduler dies around each write ---

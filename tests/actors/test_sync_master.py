@@ -231,7 +231,7 @@ def test_one_replica_is_a_warning(tmp_path: Path) -> None:
     with master(tmp_path / "store", inSyncReplicas=1) as broker:
         broker.create_topic("t")
         assert ask(broker, b"one")[0] == 0
-        assert "WARNING broker: brokerRole = SYNC_MASTER, inSyncReplicas = 1" in broker.log
+        broker.until_logged("WARNING broker: brokerRole = SYNC_MASTER, inSyncReplicas = 1")
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

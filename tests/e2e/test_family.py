@@ -141,7 +141,7 @@ def test_an_orderly_end_leaves_nothing_behind(store: Path) -> None:
     last = reference.records(store)[-1].store_timestamp
     assert checkpoint.physic_msg_timestamp == last
     assert checkpoint.logics_msg_timestamp == last
-    assert "finished in order" in broker.log
+    broker.until_logged("finished in order")
 
 
 def test_an_empty_store_ends_in_order_too(store: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_signal_ends_it_in_order(store: Path) -> None:
             assert broker.wait_ended() == 0, number
             assert marks(store) == [], number
     with RunningBroker(store) as broker:
-        assert "after an orderly end" in broker.log
+        broker.until_logged("after an orderly end")
         broker.assert_stored(sent)
 
 
@@ -328,7 +328,7 @@ def test_all_are_killed_at_once(seed: int, store: Path) -> None:
             broker.kill_all()
     assert (store / ABORT_FILE).exists()
     with RunningBroker(store) as broker:
-        assert "commitlog recovered after a bad end" in broker.log
+        broker.until_logged("commitlog recovered after a bad end")
         load.broker = broker
         load.check()
         # And it goes on where it was.
@@ -365,7 +365,7 @@ def test_the_supervisor_is_killed(store: Path) -> None:
         broker.wait_ended()
         assert broker.ready.token not in unix_sockets()
     with RunningBroker(store) as broker:
-        assert "after a bad end" in broker.log
+        broker.until_logged("after a bad end")
         load.broker = broker
         load.check()
 
@@ -380,7 +380,7 @@ def test_the_zygote_is_killed(store: Path) -> None:
             os.kill(broker.zygote_pid(), signal.SIGKILL)
             broker.wait_gone()
         assert broker.wait_ended() != 0
-        assert "zygote" in broker.log
+        broker.until_logged("zygote")
     with RunningBroker(store) as broker:
         load.broker = broker
         load.check()
@@ -444,7 +444,7 @@ def test_a_child_that_dies_again_and_again_ends_the_broker(store: Path) -> None:
                     pid = int(now)
                     broker.end(pid)
         assert broker.wait_ended() == 1
-        assert "cleaner has ended by SIGKILL" in broker.log
+        broker.until_logged("cleaner has ended by SIGKILL")
         assert (store / ABORT_FILE).exists()
     with RunningBroker(store):
         pass
@@ -549,7 +549,7 @@ def test_a_refused_start_is_no_bad_end(trouble: Callable[[Path], str], store: Pa
         left.unlink()
     path.write_bytes(before)
     with RunningBroker(store) as broker:
-        assert "after an orderly end" in broker.log
+        broker.until_logged("after an orderly end")
         broker.assert_stored(sent)
 
 

@@ -138,7 +138,7 @@ def test_an_ordinary_user_cannot_lock_a_store(folder: Path) -> None:
     store.chmod(0o755)
     (store / LOCK_FILE).chmod(0o644)
     with RunningBroker(store) as broker:
-        assert f"{store} has mode 0755: more users" in broker.log
+        broker.until_logged(f"{store} has mode 0755: more users")
 
         def lock_it() -> None:
             with pytest.raises(PermissionError):
@@ -210,7 +210,7 @@ def test_a_store_is_given_to_a_group_later(folder: Path) -> None:
         broker.send("t", 1, [b"x"] * 10)
         assert_shared(store, GROUP)
     with RunningBroker(store) as broker:
-        assert f"{store} has mode 2750: more users" in broker.log
+        broker.until_logged(f"{store} has mode 2750: more users")
 
 
 @ROOT

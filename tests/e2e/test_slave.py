@@ -345,7 +345,7 @@ def test_a_master_that_falls_silent(master: Master, tmp_path: Path) -> None:
         ) as slave,
     ):
         source.wait_acknowledged(source.end)
-        assert "has been silent for" in slave.log
+        slave.until_logged("has been silent for")
 
 
 def first_record_at(log: Log, not_before: int) -> int:
@@ -368,8 +368,8 @@ def test_a_log_that_is_no_beginning_of_the_masters(master: Master, tmp_path: Pat
         RunningBroker(tmp_path / "slave", slave_of(source.address)) as slave,
     ):
         wait_until(lambda: state_of(slave) == "stopped", slave.log)
-        assert f"stored position is not its place: it says {at + 64}" in slave.log
-        assert "move the store away" in slave.log
+        slave.until_logged(f"stored position is not its place: it says {at + 64}")
+        slave.until_logged("move the store away")
         assert source.requests.count(at) == 2  # the first connection had come so far by itself
         assert slave.counter(Counter.WROTE) == at
         assert_same(tmp_path / "slave", master.log, at)
@@ -389,7 +389,7 @@ def test_a_master_that_has_less(master: Master, tmp_path: Path) -> None:
 
     with slave, ScriptedMaster(master.log, from_its_end, port=port):
         wait_until(lambda: state_of(slave) == "stopped", slave.log)
-        assert f"its log ends at {SEGMENT_BYTES}, and this one at {master.log.end}" in slave.log
+        slave.until_logged(f"its log ends at {SEGMENT_BYTES}, and this one at {master.log.end}")
         slave.assert_stored(master.sent)
         assert_same(tmp_path / "slave", master.log)
 
@@ -400,7 +400,7 @@ def test_a_segment_size_that_is_not_the_masters(master: Master, tmp_path: Path) 
         settings["haMasterAddress"] = source.address
         with RunningBroker(tmp_path / "slave", settings) as slave:
             wait_until(lambda: state_of(slave) == "stopped", slave.log)
-            assert "is mappedFileSizeCommitLog the master's?" in slave.log
+            slave.until_logged("is mappedFileSizeCommitLog the master's?")
     later = Log(b"", begin=SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES)
     with ScriptedMaster(later) as source:
         settings["haMasterAddress"] = source.address
@@ -599,7 +599,7 @@ def test_a_slave_becomes_a_master(master: Master, tmp_path: Path, killed: bool) 
         assert sorted(due) == [b"a delayed one", b"a timed one"]
         broker.coordinator.ask(CommitOffsets(GROUP, [QueueOffset("orders", 2, 200)]))
     with promote(store) as broker:
-        assert "orderly end" in broker.log
+        broker.until_logged("orderly end")
         broker.assert_stored([*master.sent, *sent])
     assert not (store / "cometmq.slave").exists()
     assert not verify_store(store).findings

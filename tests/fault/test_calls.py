@@ -102,14 +102,14 @@ def test_a_sync_that_fails_in_the_commitlog_process_does_so_too(tmp_path: Path) 
         broker.send("t", 0, [b"never confirmed"], timeout_s=patient(5))
     assert broker.wait_ended()
     assert shim.what.startswith("msync")
-    assert "the CommitLog could not be flushed: Input/output error" in broker.log
-    assert "commitlog took the store out of service" in broker.log
+    broker.until_logged("the CommitLog could not be flushed: Input/output error")
+    broker.until_logged("commitlog took the store out of service")
     assert shim.hits == 1  # it was not tried again
     counters = ControlFile.open(store / CONTROL_FILE, writable=False).values()
     assert counters["flushed"] < counters["wrote"]
     assert LastRun.read(store, SMALL["mappedFileSizeCommitLog"]) is None
     with RunningBroker(store, settings) as again:
-        assert "commitlog recovered after a bad end" in again.log
+        again.until_logged("commitlog recovered after a bad end")
         again.assert_stored(sent)
 
 

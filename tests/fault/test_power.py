@@ -117,8 +117,8 @@ def test_who_came_further_than_the_log_is_put_back(tmp_path: Path) -> None:
         with RunningBroker(store, settings, log_path=log_path) as broker:
             assert len(broker.read_queue("orders", 0)) == 10
             assert committed(broker) == 10
-            assert "put back in 1 queues" in broker.log
-            assert "queue 0 of orders from 19 to 10" in broker.log
+            broker.until_logged("put back in 1 queues")
+            broker.until_logged("queue 0 of orders from 19 to 10")
             broker.send("orders", 0, [b"new"] * 10)
         with RunningBroker(store, settings, log_path=log_path) as broker:
             commit(broker, 15)

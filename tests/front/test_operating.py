@@ -175,7 +175,7 @@ def test_signals_that_ask_do_not_kill(broker: RunningBroker) -> None:
     while "asked by SIGUSR1" not in broker.log or broker.log.count("most recent call first") < 9:
         assert time.monotonic() < deadline, broker.log
         time.sleep(0.05)
-    assert "wrote=0" in broker.log
+    broker.until_logged("wrote=0")
     assert broker.pids() == pids
     broker.create_topic("t")
     broker.send("t", 0, [b"still"])

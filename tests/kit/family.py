@@ -33,7 +33,7 @@ import msgspec
 import psutil
 from forked import MARK, RUN
 from patience import patient
-from waiting import has_ended, still_there
+from waiting import has_ended, still_there, until
 
 from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.launch.embedded import EmbeddedFailed, EmbeddedReady
@@ -237,6 +237,11 @@ class RunningBroker:
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
+
+    def until_logged(self, text: str) -> None:
+        """Wait for a line with that text. A process logs beside what it answers: at an answer the
+        line may still be on its way."""
+        until(lambda: text in self.log, says=lambda: f"{text!r} is not in:\n{self.log}")
 
     # --- messages ---
 

@@ -1,11 +1,27 @@
-"""Until a process ends, or a descriptor has something. No tests here."""
+"""Until something holds, a process ends, or a descriptor has something. No tests here."""
 
 from __future__ import annotations
 
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from patience import patient
+
+LOOK_S = 0.01
+
+
+def until(
+    holds: Callable[[], object],
+    timeout_s: float = patient(60),
+    says: Callable[[], object] = lambda: "",
+) -> None:
+    """Wait for what no event tells; `says` tells what it was like when it took too long."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, says()
+        time.sleep(LOOK_S)
 
 
 def has_ended(pid: int, deadline: float) -> bool:

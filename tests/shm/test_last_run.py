@@ -133,7 +133,7 @@ def test_what_does_not_hold_is_not_believed(
     if change is with_damaged_tail:
         sent = sent[:-1]
     with RunningBroker(store) as broker:
-        assert "commitlog recovered after a bad end" in broker.log
+        broker.until_logged("commitlog recovered after a bad end")
         assert GOES_ON not in broker.log
         broker.assert_stored(sent)
 

@@ -202,7 +202,7 @@ def test_a_segment_as_large_as_the_largest_message(tmp_path: Path) -> None:
     size = 256 << 10
     settings = {"mappedFileSizeCommitLog": size, "maxMessageSize": size}
     with RunningBroker(tmp_path / "store", settings) as broker:
-        assert f"mappedFileSizeCommitLog = {size}: a message lies in one segment" in broker.log
+        broker.until_logged(f"mappedFileSizeCommitLog = {size}: a message lies in one segment")
         broker.create_topic("orders", 1)
         sent = []
         for _ in range(5):

@@ -101,7 +101,7 @@ def test_a_killed_broker_s_store(killed: tuple[Path, list[Sent]]) -> None:
     assert verify_store(store).findings == []
     assert reference.check_store(store) == []
     with RunningBroker(store) as broker:
-        assert "after an orderly end" in broker.log
+        broker.until_logged("after an orderly end")
         broker.assert_stored(sent)
         assert committed(broker) == 290
         broker.send("t", 0, [b"more"])

@@ -176,7 +176,7 @@ def test_rocketmq_recovers_what_we_left(store: Path) -> None:
     listing = assert_rocketmq_reads(store, SETTINGS, as_rocketmq_lists(records))
     assert not listing["lastExitOk"]
     with RunningBroker(store, SETTINGS) as broker:
-        assert "after an orderly end" in broker.log
+        broker.until_logged("after an orderly end")
         broker.assert_stored([one.sent for one in told])
 
 
