@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
+import aftermath
 import crashes
 import jvm
 import outcomes
@@ -46,6 +47,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     stretching.register(config)
+    config.pluginmanager.register(aftermath.Aftermath(), aftermath.NAME)
 
 
 @pytest.hookimpl(tryfirst=True)
