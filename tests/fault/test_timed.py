@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
+from fault import timed_work
 from fault.campaigns import Options
 from fault.checker import Kind, Stored, Verdict, check
 from fault.disk import Disk, need
@@ -17,6 +20,7 @@ from fault.points import POINTS
 from fault.timed import HERE, THEIRS, TimedRig, cut_often
 from fault.timed_checker import Seen, check_timed, seen_in, without_dark
 from fault.timed_clients import KEYED, NAMED, TIMED, TX
+from fault.timed_work import TimedWork
 from transacting import until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -226,3 +230,17 @@ def test_the_power_is_cut(kind: str, tmp_path: Path) -> None:
         outcome = cut_often(Options(quiet=True), tmp_path, disk, SEED, CUTS)
     assert outcome.ok, outcome.verdict
     assert sum(line.faults for line in outcome.tally("timed-cuts", SEED, True)) >= CUTS
+
+
+def test_a_run_that_is_late_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, good: Good
+) -> None:
+    """Fault 39: it went on after a time-out, and told what was late as lost."""
+    wanted = sorted(op.value for op in timed_work.expected(without_dark(good.ops)))
+    assert wanted
+    clients: Any = SimpleNamespace(folder=tmp_path, check_alive=lambda: None)
+    values: Any = SimpleNamespace(of=lambda *_: set(wanted[1:]))
+    monkeypatch.setattr(timed_work, "read_histories", lambda _folder: good.ops)
+    monkeypatch.setattr(timed_work, "NO_PROGRESS_S", 0.3)
+    with pytest.raises(AssertionError, match=f"1 of {len(wanted)} have not come, .*late, or lost"):
+        TimedWork().drain(clients, values)

@@ -6,7 +6,6 @@ import ast
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -104,18 +103,12 @@ def clean(store: Path) -> None:
 
 def clean_in_child(store: Path, see: Callable[[Line], None] | None = None) -> int:
     """Its exit status; `see` is called at every line of the code that removes."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            with nullcontext() if see is None else dying.traced(see, WATCHED):
-                clean(store)
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def work() -> None:
+        with nullcontext() if see is None else dying.traced(see, WATCHED):
+            clean(store)
+
+    return dying.in_child(work)
 
 
 def lines_of_cleaning(store: Path) -> dict[Line, int]:

@@ -11,6 +11,7 @@ with the child's exit status; or with the lines.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -127,7 +128,9 @@ def obey(order: dict[str, Any]) -> Any:
         return lines_of(work)
     if order.get("die"):
         file, number, nth = order["die"]
-        return dying.die_at(work, WATCHED, (file, number), nth)
+        with contextlib.suppress(TimeoutError):
+            return dying.die_at(work, WATCHED, (file, number), nth)
+        return dying.TOOK_TOO_LONG
     lines_of(work)
     return 0
 

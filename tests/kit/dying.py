@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
+from cometmq.protocol.errors import NotConfirmed, NotReachable
+
 T = TypeVar("T")
 
 DIED = 77  # exit status
+TOOK_TOO_LONG = 78  # likewise: what it waited for did not come in time, which is no wrong result
+
+#: What is raised where an answer did not come in time.
+LATE = (NotConfirmed, NotReachable, TimeoutError, subprocess.TimeoutExpired)
 
 Line = tuple[str, int]  # file, number
 
@@ -79,11 +87,38 @@ def dying_at(line: Line, nth: int) -> Callable[[Line], None]:
 
 def die_at(action: Callable[[], object], watched: frozenset[str], line: Line, nth: int) -> int:
     """Do it in a child that dies there; the child's exit status."""
+
+    def until_there() -> None:
+        with traced(dying_at(line, nth), watched):
+            action()
+
+    return in_child(until_there)
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Do it in a child; its exit status: 0, 1 after an error, which is printed, or as above."""
     child = os.fork()
     if child == 0:
+        status = 1
         try:
-            with traced(dying_at(line, nth), watched):
-                action()
+            action()
+            status = 0
+        except LATE:
+            status = TOOK_TOO_LONG
+            traceback.print_exc()
+        except BaseException:
+            traceback.print_exc()
         finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            sys.stderr.flush()
+            os._exit(status)
+    return check_in_time(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def check_in_time(status: int) -> int:
+    """The exit status of a child. Raises TimeoutError: nothing is known of what it found."""
+    if status == TOOK_TOO_LONG:
+        raise TimeoutError(
+            "a child was not answered in time: this says nothing about the store; "
+            "COMETMQ_TEST_PATIENCE=5 gives it more"
+        )
+    return status

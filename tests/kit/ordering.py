@@ -12,7 +12,6 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +37,6 @@ def watched() -> frozenset[str]:
     return frozenset({PROGRAM, str(ends.__file__), str(transaction.__file__)})
 
 
-def in_a_child(action: Callable[[], object]) -> int:
-    child = os.fork()
-    if child == 0:
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def main() -> None:
     page, name_server, database, most = sys.argv[1:5]
     shop = program(Path(page), name_server, database)
@@ -66,7 +55,7 @@ def main() -> None:
         with os.fdopen(write_end, "w") as pipe:
             json.dump([(*line, count) for line, count in passed.items()], pipe)
 
-    in_a_child(tell_lines)
+    dying.in_child(tell_lines)
     os.close(write_end)
     with os.fdopen(read_end) as pipe:
         lines = json.load(pipe)
@@ -79,7 +68,7 @@ def main() -> None:
             with dying.traced(dying.dying_at((file, line), nth), watched()):
                 order(number)
 
-        died += in_a_child(die) == dying.DIED
+        died += dying.in_child(die) == dying.DIED
     print(json.dumps({"died": died, "orders": 1 + len(lines[: int(most)])}), flush=True)
 
 

@@ -9,6 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -36,7 +37,7 @@ from cometmq.protocol.commands import (
     Subscription,
     TopicInfo,
 )
-from cometmq.protocol.errors import CometError, GroupNotExist, NotOwner
+from cometmq.protocol.errors import GroupNotExist, NotOwner
 from cometmq.protocol.wire.remote import RemoteRef
 
 WATCHED = {
@@ -156,17 +157,7 @@ def check(coordinator: Coordinator, name: str, note: Path) -> None:
 
 
 def in_child(action: Callable[..., object], *arguments: object) -> int:
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            action(*arguments)
-            status = 0
-        except CometError as error:
-            print(f"{action.__name__}: {error!r}", flush=True)
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return dying.in_child(partial(action, *arguments))
 
 
 def lines_of(store: Path, commitlog: str, name: str, note: Path, told: int) -> None:
