@@ -43,10 +43,14 @@ class Letter:
         "is_received",
         "is_stored",
         "properties",
+        "requester",
         "size",
     )
 
-    def __init__(self, correlation_id: str, properties: dict[str, str], body: bytes) -> None:
+    def __init__(
+        self, correlation_id: str, properties: dict[str, str], body: bytes, requester: str = ""
+    ) -> None:
+        self.requester = requester
         self.correlation_id = correlation_id
         self.properties = properties
         self.body = body
@@ -54,7 +58,7 @@ class Letter:
         self.size = LETTER_BYTES + len(body) + texts + _bytes(correlation_id)
         self.asked: list[Any] = []
         self.is_received = False
-        self.is_stored = True
+        self.is_stored = True  # and as safe as it should be
 
 
 class Mailbox:
@@ -170,6 +174,11 @@ class Mailboxes:
         box.ids[letter.correlation_id] = letter
         self._add(box, letter.size)
         return letter
+
+    def holds(self, letter: Letter) -> bool:
+        """Whether its requester may still fetch it."""
+        box = self._boxes.get(letter.requester)
+        return box is not None and box.ids.get(letter.correlation_id) is letter
 
     def confirm(self, box: Mailbox, received: int) -> list[Letter]:
         """The requester has all up to that number: they are taken out."""

@@ -71,13 +71,14 @@ class _Batch:
 class _Flight:
     """An entry that is under way."""
 
-    __slots__ = ("batch", "body", "is_unsure", "number", "since", "timer")
+    __slots__ = ("batch", "body", "is_unsure", "number", "since", "stored_at", "timer")
 
     def __init__(self, batch: _Batch, number: int, body: bytes) -> None:
         self.batch = batch
         self.number = number
         self.body = body
         self.is_unsure = False  # it was sent before, and nobody knows what became of it
+        self.stored_at = -1  # its queue offset, once it is in the log
         self.since = time.monotonic()
         self.timer: Timer | None = None
 
@@ -234,7 +235,9 @@ class Ledger:
 
     def _hand_over(self, flight: _Flight) -> None:
         records = InnerRecords(size_max=2 * ENTRY_BYTES_MAX)
-        records.encoder.add(records.queue(LEDGER_TOPIC, LEDGER_QUEUE), flight.body, b"")
+        if flight.stored_at < 0:
+            records.encoder.add(records.queue(LEDGER_TOPIC, LEDGER_QUEUE), flight.body, b"")
+        # Else nothing but the question how safe the log is: with it, what is there already.
         command, payload = records.take(flight.batch.cover)
         self._request_id += 1
         head = frames.pack(self._request_id, command)
@@ -280,10 +283,12 @@ class Ledger:
                 self._heard(self._flight, answer, parts[1:])
 
     def _heard(self, flight: _Flight, answer: Command, payload: list[bytes]) -> None:
-        if isinstance(answer, RecordsAppended) and answer.is_kept:
-            queue_offset, _ = memoryview(payload[0]).cast("q")
-            self._succeed(flight, queue_offset)
-            return
+        if isinstance(answer, RecordsAppended):
+            if flight.stored_at < 0:
+                flight.stored_at, _ = memoryview(payload[0]).cast("q")
+            if answer.is_kept:
+                self._succeed(flight, flight.stored_at)
+                return
         error = _error_of(answer)
         if isinstance(error, LASTING) and self._is_alone:
             self.keep_otherwise(error)

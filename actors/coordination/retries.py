@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 
+from cometmq.actors.books.attempts import Attempts
 from cometmq.actors.books.retries import retry_topic
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
@@ -24,8 +26,10 @@ from cometmq.protocol.errors import (
     ArgumentIllegal,
     CometError,
     HandleUnknown,
+    NotConfirmed,
     ServiceNotAvailable,
     SystemBusy,
+    from_code,
 )
 from cometmq.protocol.names import DLQ_PREFIX, check_topic
 from cometmq.protocol.wire.channel import Channel, Pending
@@ -84,6 +88,7 @@ class Retries:
         self._make_topic = make_topic
         self._scheduler = Channel(endpoint, "the scheduler") if endpoint else None
         self._waiting = 0
+        self._attempts = Attempts()
         self.claims: Claims | None = None
         self.ordered: Ordered | None = None
 
@@ -214,6 +219,11 @@ class Retries:
     ) -> None:
         """`settled` is called once, in the actor's thread."""
         waiting = True
+        group, now = command.group, time.monotonic()
+        places = [
+            (group, each.topic, each.queue_id, each.queue_offset) for each in command.messages
+        ]
+        attempts = [self._attempts.number(place, now) for place in places]
 
         def hear(done: Pending | None, error: CometError | None) -> None:
             nonlocal waiting
@@ -223,7 +233,11 @@ class Retries:
             answer = None if done is None else done.answer
             if error is None and not isinstance(answer, MessagesGivenBack):
                 error = ServiceNotAvailable("the scheduler has not said what it stored")
-            settled(answer.codes if isinstance(answer, MessagesGivenBack) else [], error)
+            codes = answer.codes if isinstance(answer, MessagesGivenBack) else []
+            for place, attempt, code in zip(places, attempts, codes, strict=False):
+                if not isinstance(from_code(code, ""), NotConfirmed):
+                    self._attempts.end(place, attempt)
+            settled(codes, error)
 
         def give_up() -> None:
             if waiting and self._scheduler is not None:
@@ -234,6 +248,7 @@ class Retries:
             lambda done: self._actor.call_soon(partial(hear, done, done.error)),
             at_once=at_once,
             handed_out=handed_out,
+            attempts=attempts,
         )
         self._actor.after(TIMEOUT_S, give_up)
 
@@ -244,6 +259,7 @@ class Retries:
         *,
         at_once: bool,
         handed_out: Sequence[int],
+        attempts: list[int],
     ) -> Pending:
         if self._scheduler is None:
             raise ServiceNotAvailable("no scheduler belongs to this coordinator")
@@ -257,7 +273,7 @@ class Retries:
             ):
                 self._make_topic(topic, config.retry_queue_nums)
         self._make_topic(DLQ_PREFIX + command.group, 1)
-        wanted = _with_config(command, config, at_once, handed_out)
+        wanted = _with_config(command, config, at_once, handed_out, attempts)
         return self._scheduler.request(wanted, on_done=on_done)
 
 
@@ -273,6 +289,7 @@ def _with_config(
     config: SubscriptionGroupConfig,
     at_once: bool,
     handed_out: Sequence[int],
+    attempts: list[int],
 ) -> StoreRetries:
     times_max = command.max_reconsume_times
     policy = config.group_retry_policy
@@ -288,4 +305,5 @@ def _with_config(
         *waits,
         at_once,
         list(handed_out),
+        attempts,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,12 +16,11 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords, properties_max
 from cometmq.actors.runtime.service import Request
 from cometmq.actors.runtime.uptime import stored_now
+from cometmq.actors.semantics.stored_once import StoredOnce
 from cometmq.protocol.commands import (
     UNKNOWN_PLACE,
-    Cover,
     GivenBack,
     MessagesGivenBack,
-    RecordsAppended,
     StoreRetries,
 )
 from cometmq.protocol.errors import (
@@ -74,8 +73,8 @@ class Retries:
         self._await_dispatched = await_dispatched
         self._wrote = family.control.read(Counter.WROTE)
         self._early: deque[tuple[StoreRetries, Request]] = deque()
-        self._commitlog = commitlog
-        self._store_s = STORE_TIMEOUT_S + family.settings.slave_wait_s
+        store_s = STORE_TIMEOUT_S + family.settings.slave_wait_s
+        self._once = StoredOnce(commitlog, "retries", store_s)
         self._store = store
         self._levels_ms = family.settings.delay_levels_ms
         self._bytes_max = min(
@@ -121,13 +120,29 @@ class Retries:
             _Batch(self._bytes_max, self._properties_max),
             stored_now(),
         )
-        for index, found in self._read(command.messages):
+        try:
+            repeated = self._stored_before(command)
+        except CometError as error:  # nothing is known of the first attempts, so nothing is stored
+            return [error.code] * len(command.messages)
+        wanted = [index for index in range(len(command.messages)) if index not in repeated]
+        for index, found in self._read(command.messages, wanted):
             if isinstance(found, CometError):
                 storing.codes[index] = found.code
             else:
                 self._take(storing, index, found)
         self._append(storing)
+        if repeated:
+            refusal = storing.refusal or self._once.confirm(list(repeated.values()))
+            for index in repeated:
+                storing.codes[index] = 0 if refusal is None else NotConfirmed.code
         return storing.codes
+
+    def _stored_before(self, command: StoreRetries) -> dict[int, int]:
+        """The messages, by their places in the command, of which a copy was stored when they were
+        given back before, and nobody was told; and their attempts' numbers. Raises NotConfirmed,
+        NotReachable."""
+        there = self._once.stored(command.attempts)
+        return {index: number for index, number in enumerate(command.attempts) if there[index]}
 
     def _take(self, storing: _Storing, index: int, message: Message) -> None:
         """Into the batch, which is stored first if it is full."""
@@ -186,7 +201,7 @@ class Retries:
         messages, records = storing.batch.take()
         if not messages:
             return
-        error = storing.refusal or self._store_records(records)
+        error = storing.refusal or self._once.write(records, storing.attempts_of(messages))
         if isinstance(error, MessageIllegal) and len(messages) > 1:
             for index, message in messages.items():  # the others have no part in that
                 self._take(storing, index, message)
@@ -203,24 +218,17 @@ class Retries:
             log.warning("%d messages are not given back: %s", len(messages), error)
             storing.refusal = error  # it would be the same for what follows, and take as long
 
-    def _store_records(self, records: InnerRecords) -> CometError | None:
-        """Why they are not stored, or not known to be as safe as they should."""
-        try:
-            answer, _ = self._commitlog.ask(*records.take(Cover.POLICY), timeout_s=self._store_s)
-        except CometError as error:
-            return error
-        assert isinstance(answer, RecordsAppended)
-        return None if answer.is_kept else NotConfirmed(answer.text)
-
     def statistics(self) -> dict[str, int | float | str]:
         return {"given_back": self._stored}
 
     # --- the messages ---
 
-    def _read(self, entries: Sequence[GivenBack]) -> Iterator[tuple[int, Message | CometError]]:
-        """Each message where it is said to lie; neighbours of a queue at once."""
+    def _read(
+        self, entries: Sequence[GivenBack], wanted: Sequence[int]
+    ) -> Iterator[tuple[int, Message | CometError]]:
+        """Each of those messages where it is said to lie; neighbours of a queue at once."""
         places = [(each.topic, each.queue_id, each.queue_offset) for each in entries]
-        order = sorted(range(len(places)), key=places.__getitem__)
+        order = sorted(wanted, key=places.__getitem__)
         at = 0
         while at < len(order):
             topic, queue_id, offset = places[order[at]]
@@ -316,6 +324,11 @@ class _Storing(msgspec.Struct):
     ways: dict[tuple[object, ...], _Way | None] = {}
     topics: dict[str, bytes] = {}
     refusal: CometError | None = None  # of the log, which takes nothing for now
+
+    def attempts_of(self, messages: Iterable[int]) -> list[int]:
+        """Of those, by their places in the command."""
+        attempts = self.command.attempts
+        return [attempts[index] for index in messages] if attempts else []
 
     def sent_to(self, topic: str) -> bytes:
         """Where a message was sent that lies in this topic; a retry topic of RocketMQ's POP names

@@ -182,6 +182,8 @@ class Desk:
     def _place(self, command: AppendRecords, payload: memoryview) -> bytes | None:
         """Where the records lie now; None: they were there already, which is said at any time."""
         what = command.derived
+        if what is None and not command.count:
+            return b""  # it asks for the cover alone
         if what is None:
             self._check_admitted()
             return self.append_records(command.queues, payload, command.count)

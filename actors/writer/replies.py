@@ -10,6 +10,7 @@ is sent in the same round: so no other process takes part.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from cometmq.actors.books.mailboxes import Letter, Mailbox, Mailboxes
@@ -50,6 +51,7 @@ from cometmq.shm.os.processes import NAME_MAX as PROCESS_NAME_MAX
 from cometmq.shm.os.processes import has_ended
 
 LOOK_S: Final = 0.5  # for requesters that are gone, and polls that have waited for long enough
+UNSAFE_MAX: Final = 4_096
 RETURN_S: Final = 5.0  # after a start: for requesters that waited at the process before
 
 # Replies, each with a frame of its own, that go by a line at once, and their bytes as mailboxes
@@ -93,6 +95,10 @@ class RepliesPart:
         self._polls: dict[str, _Poll] = {}  # by requester
         self._fresh: set[str] = set()  # requesters for whom something has come in this round
         self._unstored: list[tuple[Letter, bytes]] = []  # of this round, with their properties
+        # By requester and correlation id: they lie in the log, and are not as safe as they should.
+        # Whoever sends one again has that asked, and no second one is stored.
+        self._unsafe: dict[tuple[str, str], Letter] = {}
+        self._doubted: list[Letter] = []  # of this round: they were sent again
         self._began = time.monotonic()
         self._timer: Timer | None = None  # as long as there are requesters
 
@@ -143,6 +149,11 @@ class RepliesPart:
     def on_send_reply(self, command: SendReply, request: Request) -> None:
         self._admit(command.topic)
         letter, properties = self._letter_of(command, request)
+        unsafe = self._unsafe.pop((command.requester, command.correlation_id), None)
+        if unsafe is not None and (unsafe.is_received or self._boxes.holds(unsafe)):
+            unsafe.asked.append(request)
+            self._doubted.append(unsafe)
+            return
         try:
             kept = self._boxes.put(command.requester, letter)
         except RequesterGone:
@@ -170,7 +181,8 @@ class RepliesPart:
         except ValueError as error:
             raise MessageIllegal(str(error)) from None
         body = bytes(request.payload[0].buffer)
-        return Letter(command.correlation_id, command.properties, body), properties
+        letter = Letter(command.correlation_id, command.properties, body, command.requester)
+        return letter, properties
 
     # --- the end of a round ---
 
@@ -184,9 +196,13 @@ class RepliesPart:
         """What is to be stored of this round, as commands of this very process."""
         unstored, self._unstored = self._unstored, []
         found: list[Request] = []
+        if self._doubted:  # no records: how safe the log is
+            found.append(_Storing(self._doubted, InnerRecords(), self._is_unsafe))
+            self._doubted = []
         while unstored:
             count, records = self._records_of(unstored)
-            found.append(_Storing([letter for letter, _ in unstored[:count]], records))
+            letters = [letter for letter, _ in unstored[:count]]
+            found.append(_Storing(letters, records, self._is_unsafe))
             unstored = unstored[count:]
         return found
 
@@ -201,6 +217,12 @@ class RepliesPart:
             except BatchFull:
                 return count, records
         return len(unstored), records
+
+    def _is_unsafe(self, letter: Letter) -> None:
+        """It is stored, but not as safe as it should be."""
+        self._unsafe[letter.requester, letter.correlation_id] = letter
+        while len(self._unsafe) > UNSAFE_MAX:
+            del self._unsafe[next(iter(self._unsafe))]
 
     def _release(self, requester: str) -> None:
         """Answer the poll that is held, with what there is."""
@@ -263,13 +285,16 @@ class RepliesPart:
 class _Storing(Request):
     """Letters to be stored, as if an actor had asked for it: its answer is for them."""
 
-    __slots__ = ("_letters",)
+    __slots__ = ("_is_unsafe", "_letters")
 
-    def __init__(self, letters: list[Letter], records: InnerRecords) -> None:
+    def __init__(
+        self, letters: list[Letter], records: InnerRecords, is_unsafe: Callable[[Letter], None]
+    ) -> None:
         command, payload = records.take()
         parts = [frames.Part(memoryview(each)) for each in payload]
         super().__init__(0, command, parts, FAMILY)
         self._letters = letters
+        self._is_unsafe = is_unsafe
 
     def reply(self, answer: Command, payload: Payload = ()) -> None:
         """Once; who asks again after that is not heard."""
@@ -286,6 +311,8 @@ class _Storing(Request):
                 letter.is_stored = True
                 _conclude(letter)
             else:
+                if isinstance(answer, RecordsAppended):
+                    self._is_unsafe(letter)
                 _fail(letter, failure)
 
 

@@ -73,3 +73,6 @@ class StoreRetries(Command, frozen=True, tag=89):
     at_once: bool = False  # they do not wait at all
     # Of each message, how often it was handed out, where its record does not say that; else empty.
     handed_out: list[Int32] = []
+    # Of each message the number of this attempt to give it back. One that comes again, since
+    # nobody knows what became of it, has the same, and no second copy is stored. Else empty.
+    attempts: list[Int64] = []

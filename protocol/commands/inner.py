@@ -143,6 +143,7 @@ class AppendRecords(Command, frozen=True, tag=76):
 
     With `derived` it is a derived write: either all records and the deriver's new position, or
     neither, whatever fails; one that comes again is not stored again. There may be no records.
+    Without both it asks how safe the log is: it is answered once that holds of all that is in it.
 
     Raises MessageIllegal, MessageTooLarge; DiskFull, ShuttingDown, SystemBusy,
     ServiceNotAvailable as a send does: then nothing of it is stored. OffsetIllegal where the
