@@ -241,7 +241,7 @@ class Routes:
         entry.asked_at = time.monotonic()
         try:
             channel = self.channel(self.addresses[self._preferred], "the name server")
-            channel.request(GetRoute(topic), on_done=refreshed)
+            channel.request(GetRoute(topic), on_done=refreshed, timeout_s=ASK_S)
         except CometError as error:
             log.debug("route of %s not refreshed: %s", topic, error)
 

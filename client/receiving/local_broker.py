@@ -20,6 +20,7 @@ from cometmq.shm.reading.local import MappedStore
 
 NEWS_MAX: Final = 256  # queues that are named at a look
 HOLD_MS: Final = 5_000  # a broker's answer to AttendQueues
+ANSWER_S: Final = 3.0  # an answer that comes so late is not waited for any more
 
 Answer = TypeVar("Answer", LocalStore, Attended)
 Outcome = LocalStore | Attended | CometError
@@ -68,11 +69,13 @@ class LocalBroker:
         if store is not None and not self.closed:
             log_min = store.control.read(Counter.MIN_OFFSET).value
             command = AttendQueues(store.nonce, [], log_min, wait_ms, store.is_silent)
-            self._request(command, partial(self._attended, wait_ms))
+            self._request(command, partial(self._attended, wait_ms), wait_ms)
 
-    def _request(self, command: Command, on_done: Callable[[Pending], None]) -> None:
+    def _request(
+        self, command: Command, on_done: Callable[[Pending], None], wait_ms: int = 0
+    ) -> None:
         try:
-            self.channel.request(command, on_done=on_done)
+            self.channel.request(command, on_done=on_done, timeout_s=wait_ms / 1000 + ANSWER_S)
         except CometError as error:
             self._post(self, error)
 

@@ -31,7 +31,11 @@ from cometmq.shm.kernel._kernel import Message, decode
 
 log = logging.getLogger(__name__)
 
-WAIT_MS: Final = 10_000
+# Short beside the pause between two rounds of checks: while nobody knows that an answer is lost,
+# rounds pass by, and after transactionCheckMax of them a half message is given up.
+WAIT_MS: Final = 5_000
+LATE_S: Final = 2.0  # an answer that comes so late is not waited for any more
+CONNECT_S: Final = 1.0  # the same of a connection
 LOOK_S: Final = 10.0  # for brokers that are new; sooner where one was lost
 ASK_S: Final = 3.0
 CLOSE_S: Final = 5.0  # for a checker that works
@@ -114,7 +118,12 @@ class Checks:
 
         try:
             channel = self._routes.channel(endpoint, "a coordinator")
-            channel.request(AwaitChecks(self._group, WAIT_MS), on_done=heard)
+            channel.request(
+                AwaitChecks(self._group, WAIT_MS),
+                on_done=heard,
+                timeout_s=WAIT_MS / 1000 + LATE_S,
+                connect_s=CONNECT_S,
+            )
         except CometError as error:
             self._again(endpoint, error)
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from cometmq.client.sending.in_loop import LoopSends
 from cometmq.client.sending.loop_ends import LoopEnds
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CHECK_S: Final = 30.0  # for one decision of a checker
+
 Start = Callable[[Target, Outgoing], Awaitable[asyncio.Future[Receipt]]]
 
 
@@ -46,9 +48,21 @@ class LoopChecker:
             self._loop = asyncio.get_running_loop()
 
     def check(self, pending: PendingTransaction) -> object:
-        if self._loop is None or self._loop.is_closed() or self._checker is None:
+        """What it decides. It is cancelled after `CHECK_S`, as nobody else is asked meanwhile; the
+        broker asks again in its next round. Raises what it raises, TimeoutError."""
+        loop = self._loop
+        if loop is None or loop.is_closed() or self._checker is None:
             return None
-        return asyncio.run_coroutine_threadsafe(self._checker(pending), self._loop).result()
+        deciding = asyncio.run_coroutine_threadsafe(self._checker(pending), loop)
+        try:
+            return deciding.result(CHECK_S)
+        except TimeoutError:
+            if deciding.done() and not deciding.cancelled():
+                raise  # it is the checker's own
+            deciding.cancel()
+            raise TimeoutError(
+                f"the checker has not decided within {CHECK_S:g} s, or its event loop stands still"
+            ) from None
 
 
 class LoopTransactions(TaskTransactions):

@@ -55,7 +55,9 @@ class FakeChannel:
     routes: FakeRoutes
     endpoint: str
 
-    def request(self, _command: object, *, on_done: Callable[[Any], None]) -> None:
+    def request(
+        self, _command: object, *, on_done: Callable[[Any], None], **_limits: float
+    ) -> None:
         self.routes.waiting[self.endpoint] = on_done
         self.routes.asked.put(self.endpoint)
 
