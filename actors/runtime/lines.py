@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import socket
+from bisect import bisect_right
 from functools import partial
 from typing import Final
 
@@ -156,6 +157,7 @@ class LineListener:
         self._listener: socket.socket | None = listener
         self._numbers = itertools.count(1)
         self._callers: dict[int, Caller] = {}
+        self._last = -1  # the descriptor of the line that had the last turn
         self._reader = PacketReader(frames.PACKET_MAX + 1)
         # One descriptor for all of them: who waits for it need not look at every line.
         self._epoll = select.epoll()
@@ -172,19 +174,43 @@ class LineListener:
         return self._listener is not None and len(self._callers) < LINES_MAX
 
     def drain(self, count_max: int) -> list[Request]:
-        """What has come, a few of each line; new lines are taken, ended ones let go."""
+        """What has come, as much of each line as of any other as long as both have more; new lines
+        are taken, ended ones let go.
+
+        Where not every line has its turn, the next call begins behind the last one that had.
+        """
         requests: list[Request] = []
-        for descriptor, _ in self._epoll.poll(0):
+        ready = self._ready()
+        while ready and count_max > 0:
+            share = max(1, count_max // len(ready))
+            more: list[Caller] = []
+            for caller in ready:
+                if count_max <= 0:
+                    break
+                wanted = min(share, count_max)
+                taken = self._read(caller, requests, wanted)
+                self._last = caller.socket.fileno()
+                if taken is None:
+                    self._forget(caller)
+                    continue
+                count_max -= taken
+                if taken == wanted:
+                    more.append(caller)
+            ready = more
+        return requests
+
+    def _ready(self) -> list[Caller]:
+        """Those that something has come of, in the order of their turns."""
+        descriptors = sorted(descriptor for descriptor, _ in self._epoll.poll(0))
+        first = bisect_right(descriptors, self._last)
+        found: list[Caller] = []
+        for descriptor in descriptors[first:] + descriptors[:first]:
             caller = self._callers.get(descriptor)
             if caller is None:
                 self._accept()
-                continue
-            taken = self._read(caller, requests, count_max)
-            if taken is None:
-                self._forget(caller)
             else:
-                count_max -= taken
-        return requests
+                found.append(caller)
+        return found
 
     def close(self) -> None:
         for caller in list(self._callers.values()):

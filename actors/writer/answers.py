@@ -16,6 +16,7 @@ from cometmq.protocol.commands import (
     HalvesPassed,
     ProducerOpened,
     RecordsAppended,
+    SendMessages,
     SendResult,
     TransactionsEnded,
 )
@@ -55,9 +56,9 @@ class Confirming(msgspec.Struct, frozen=True):
         verb = "flushed" if self.late is FlushDiskTimeout else "acknowledged by a slave"
         return f"not {verb} {within}"
 
-    def told(self, answer: Command) -> Command:
-        """The answer of one that is late."""
-        return late(answer, self.late, self.text)
+    def told(self, answer: Command, command: Command) -> Command:
+        """The answer to a command that is late."""
+        return late(answer, self.late, self.text, command)
 
 
 class Slaves:
@@ -182,7 +183,7 @@ class Answers:
             why = self.slaves.why_missing()
             if why:
                 cover &= ~Cover.REPLICATED
-                answer = late(answer, SlaveNotAvailable, f"stored, but {why}")
+                answer = late(answer, SlaveNotAvailable, f"stored, but {why}", request.command)
         if not cover:
             request.reply(answer, payload)
             return
@@ -218,7 +219,8 @@ class Answers:
             if now < due:
                 return
             waiting = queue.popleft()
-            waiting.request.reply(confirming.told(waiting.answer), waiting.payload)
+            request = waiting.request
+            request.reply(confirming.told(waiting.answer, request.command), waiting.payload)
 
     def _due(self, cover: int, waiting: Waiting) -> tuple[float, Confirming]:
         """When it has waited for long enough, and for whom: the first that lets it wait so long."""
@@ -239,9 +241,12 @@ class Answers:
         self.release()
 
 
-def late(answer: Command, error: type[NotConfirmed], text: str) -> Command:
+def late(
+    answer: Command, error: type[NotConfirmed], text: str, command: Command | None = None
+) -> Command:
     """The answer, with what has come of its cover: it is stored, but not as safe as it should be.
-    Of two such errors the one of this machine's disk is told."""
+    Of two such errors the one of this machine's disk is told. Sections of the command that it
+    answers which wait for nothing have no part in it."""
     if isinstance(answer, HalvesPassed):
         return answer
     if isinstance(answer, TransactionsEnded):
@@ -254,11 +259,13 @@ def late(answer: Command, error: type[NotConfirmed], text: str) -> Command:
             return ProducerOpened(error.code, answer.epoch, text)
         return answer
     assert isinstance(answer, SendResult)
+    sections = command.sections if isinstance(command, SendMessages) else ()
+    waits = [section.wait for section in sections] or [True] * len(answer.results)
     results = [
         msgspec.structs.replace(result, code=error.code, text=text)
-        if result.code in (0, FlushSlaveTimeout.code, SlaveNotAvailable.code)
+        if wait and result.code in (0, FlushSlaveTimeout.code, SlaveNotAvailable.code)
         else result
-        for result in answer.results
+        for result, wait in zip(answer.results, waits, strict=True)
     ]
     return SendResult(results, answer.store_timestamp_ms, answer.store_host)
 

@@ -225,27 +225,32 @@ class CommitLogActor(ServiceActor):
     on_send_messages = on_append_records = on_open_producer = _store_alone
     on_end_transactions = on_pass_halves = _store_alone
 
-    def _store_all(self, group: list[Request], found: Found = NOTHING_FOUND) -> None:
+    def _store_all(self, group: list[Request], founds: Sequence[Found] = ()) -> None:
         """Append whatever was sent, publish it once, wake who reads it, answer, and then wake the
         rest of the family.
 
         In this order: a reader is on its way before a sender that is answered takes the processor,
         and both are before a dispatcher does. And the put lock's holder sleeps in the sync: what is
         sent meanwhile becomes the next group.
+
+        Args:
+            founds: of each what is there already; empty: nothing of any.
         """
         try:
-            self._store_group(group, found)
+            self._store_group(group, founds or [NOTHING_FOUND] * len(group))
         except Exception as caught:
             error = explained(caught, "a group of %d sends failed", len(group))
             for request in group:
                 if not _is_oneway(request.command):  # whoever was answered before ignores it
                     request.fail(NotConfirmed(f"{error}: the messages may be stored"))
 
-    def _store_group(self, group: list[Request], found: Found) -> None:
+    def _store_group(self, group: list[Request], founds: Sequence[Found]) -> None:
         before = self._log.physical_offset
         began = time.monotonic()
         self._admission.begin_group(began, self._answers.disk_since)
-        stored = [self._desk.store(request, found) for request in group]
+        stored = [
+            self._desk.store(request, found) for request, found in zip(group, founds, strict=True)
+        ]
         self._admission.end_group(began, time.monotonic())
         end = self._log.physical_offset
         cover = 0

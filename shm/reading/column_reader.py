@@ -85,20 +85,24 @@ class ColumnReader(StoreReader):
     @classmethod
     def at(cls, store: Path, positions: Positions) -> ColumnReader:
         """With the segment sizes that the files have."""
-        segment_bytes, queue_segment_bytes = file_sizes(store)
+        return cls._with_sizes(store, file_sizes(store), positions)
+
+    @classmethod
+    def up_to(cls, store: Path, log_max: int) -> ColumnReader:
+        """Of a store whose log is known to be whole up to a physical offset."""
+        sizes = file_sizes(store)  # looks at every file: once for each task of a query
+        starts = list_segments(store / COMMITLOG_DIR, sizes[0])
+        return cls._with_sizes(store, sizes, FixedPositions(starts[0] if starts else 0, log_max))
+
+    @classmethod
+    def _with_sizes(cls, store: Path, sizes: tuple[int, int], positions: Positions) -> ColumnReader:
+        segment_bytes, queue_segment_bytes = sizes
         return cls(
             store,
             segment_bytes=segment_bytes,
             queue_segment_bytes=queue_segment_bytes,
             positions=positions,
         )
-
-    @classmethod
-    def up_to(cls, store: Path, log_max: int) -> ColumnReader:
-        """Of a store whose log is known to be whole up to a physical offset."""
-        segment_bytes, _ = file_sizes(store)
-        starts = list_segments(store / COMMITLOG_DIR, segment_bytes)
-        return cls.at(store, FixedPositions(starts[0] if starts else 0, log_max))
 
     @property
     def segment_bytes(self) -> int:

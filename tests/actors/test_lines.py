@@ -9,8 +9,10 @@ import signal
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -279,6 +281,53 @@ def test_one_line_does_not_hold_up_the_others(listener: LineListener) -> None:
         line.send(frames.join(frames.pack(number, Ping()), ()) or b"")
     counts = [len(listener.drain(10)) for _ in range(3)]
     assert counts == [10, 10, 5]
+
+
+def numbers_by_line(found: list[Any]) -> dict[bytes, list[int]]:
+    by_line: dict[bytes, list[int]] = {}
+    for each in found:
+        by_line.setdefault(each.sender, []).append(each.request_id)
+    return by_line
+
+
+def connected(listener: LineListener, count: int) -> list[Line]:
+    lines = [Line(listener.name, os.getuid()) for _ in range(count)]
+    while len(listener._callers) < count:
+        listener.drain(1)
+    return lines
+
+
+def send_pings(line: Line, count: int) -> None:
+    for number in range(count):
+        assert line.send(frames.join(frames.pack(number, Ping()), ()) or b"")
+
+
+def test_a_busy_line_leaves_their_turns_to_the_others(listener: LineListener) -> None:
+    """Fault 30: of one that has more than fits into a turn no more is taken than its share, as long
+    as the others have something; each keeps its order."""
+    busy, *others = connected(listener, 4)
+    send_pings(busy, 100)
+    for line in others:
+        send_pings(line, 5)
+    taken = numbers_by_line(listener.drain(32))
+    assert sorted(map(len, taken.values())) == [5, 5, 5, 17]  # what they do not need is its
+    assert all(numbers == sorted(numbers) for numbers in taken.values())
+    rest = numbers_by_line(listener.drain(256))
+    assert list(map(len, rest.values())) == [83]
+
+
+def test_every_line_has_its_turn(listener: LineListener) -> None:
+    """Fault 30: also where there are more lines than one look takes commands."""
+    lines = connected(listener, 7)
+    for line in lines:
+        send_pings(line, 50)
+    turns: Counter[bytes] = Counter()
+    for _ in range(14):
+        found = listener.drain(2)
+        assert len(found) == 2
+        turns.update(each.sender for each in found)
+    assert set(turns.values()) == {4}
+    assert len(turns) == 7
 
 
 def test_no_more_lines_than_it_can_bear(

@@ -21,6 +21,7 @@ from cometmq.shm.kernel._kernel import BatchEncoder, element_start, unique_id
 
 _topics = (f"t{number}" for number in itertools.count())
 AN_HOUR_MS = 3_600_000
+WAIT_S = patient(60)
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +236,28 @@ def test_messages_without_ids_are_stored_again(broker: RunningBroker, topic: str
     batch = encoder.take()
     sender = Sender(broker, topic)
     assert [sender.repeat(batch, 1).queue_offset for _ in range(2)] == [0, 1]
+
+
+def test_repeats_are_stored_and_synced_together(tmp_path: Path) -> None:
+    """Fault 30: after a fail-over all producers come again at once."""
+    count = 60
+    with RunningBroker(tmp_path / "store", {"flushDiskType": "SYNC_FLUSH"}) as broker:
+        broker.create_topic("t", 1)
+        pending: list[Pending] = []
+        with stopped(broker.pids()["dispatcher"]):
+            broker.send("t", 0, [b"before"])  # they wait until that is dispatched
+            before = broker.statistics("commitlog")["syncs"]
+            for number in range(count):
+                section = Section("t", 0, 1, number=1, fence=True, repeats_ms=AN_HOUR_MS)
+                command = SendMessages([section], int(time.time() * 1000), sender=100 + number)
+                pending.append(broker.commitlog.request(command, [encoded(b"%d" % number)]))
+            assert broker.statistics("commitlog")["syncs"] == before  # all of them are there
+        results = []
+        for each in pending:
+            assert broker.commitlog.wait(each, WAIT_S)
+            results.append(result_of(each))
+        assert [each.code for each in results] == [0] * count
+        assert sorted(each.queue_offset for each in results) == list(range(1, count + 1))
+        assert broker.statistics("commitlog")["syncs"] - before <= count // 4
+        bodies = [each.body for each in broker.read_queue("t", 0, count + 1)]
+        assert bodies == [b"before", *(b"%d" % number for number in range(count))]

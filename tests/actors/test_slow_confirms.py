@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family import read_queue
+from family import encode_batch, read_queue
+from patience import patient
 from scripted_ha import ALL, Replica
 
 from cometmq.actors.books.retries import retry_topic
@@ -27,6 +28,9 @@ from cometmq.protocol.commands import (
     PoppedMessages,
     PutGroup,
     QueueOffset,
+    Section,
+    SendMessages,
+    SendResult,
 )
 from cometmq.protocol.errors import NotConfirmed
 from cometmq.shm.live.control import Counter
@@ -35,7 +39,7 @@ from cometmq.shm.reading.store_reader import StoreReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-WAIT_S = 90
+WAIT_S = patient(90)
 COUNT = 20
 REFUSALS = 3  # so often it is not confirmed, and comes again
 
@@ -251,6 +255,20 @@ def test_what_is_rejected_in_order_is_a_dead_letter_once(replica: Replica) -> No
             codes = reject()
     assert len(handles) > REFUSALS
     assert bodies(replica, "%DLQ%g", 1) == {b"0": 1}
+
+
+def test_a_section_that_waits_for_nothing_is_not_late(replica: Replica) -> None:
+    """Fault 30: it has a code of its own, beside one that waits in the same command."""
+    sections = [Section("t", 0, 1, wait=wait) for wait in (True, False, True)]
+    command = SendMessages(sections, int(time.time() * 1000))
+    freeze(replica)
+    answer, _ = replica.commitlog.ask(command, [encode_batch([b"x"])] * 3, timeout_s=WAIT_S)
+    thaw(replica)
+    assert isinstance(answer, SendResult)
+    late = NotConfirmed.code
+    assert [each.code for each in answer.results] == [late, 0, late]
+    assert [bool(each.text) for each in answer.results] == [True, False, True]
+    assert [each.queue_offset for each in answer.results] == [0, 1, 2]
 
 
 def test_a_reply_is_stored_once(replica: Replica) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from client_fakes import FakeBroker, Handle
+from patience import patient
 
 from cometmq.actors.runtime.service import Request
 from cometmq.client import Consumer, PopConsumer, Producer
@@ -31,7 +32,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import NotConfirmed
 
-WAIT_S = 60
+WAIT_S = patient(60)
 LATE_S = 0.3
 
 

@@ -16,7 +16,9 @@ from log_scan import scan_log
 
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import COLUMN_NAMES, Columns, QueueSpans, decode
+from cometmq.shm.reading import column_reader
 from cometmq.shm.reading.column_reader import ColumnReader, log_end
+from cometmq.shm.reading.positions import file_sizes
 
 I32, I64 = struct.Struct("<i"), struct.Struct("<q")
 NUMBERS = {"queue_id": "i", "queue_offset": "q", "store_ts": "q", "born_ts": "q",
@@ -325,3 +327,23 @@ def test_what_lies_below() -> None:
     assert _kernel.units_below(raw, 0, 3, 0) == 0
     with pytest.raises(ValueError, match="not in the segment"):
         _kernel.units_below(raw, 0, 5, 0)
+
+
+def test_a_reader_looks_at_the_files_of_a_store_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 30: each task of a query has a reader, and a store has many files."""
+    store = golden.unpack(golden.CLEAN[0], tmp_path)
+    end = log_end(store)
+    looks = 0
+
+    def counted(path: Path) -> tuple[int, int]:
+        nonlocal looks
+        looks += 1
+        return file_sizes(path)
+
+    monkeypatch.setattr(column_reader, "file_sizes", counted)
+    reader = ColumnReader.up_to(store, end)
+    assert looks == 1
+    assert reader.positions.log_range()[1] == end
+    reader.close()
