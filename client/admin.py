@@ -7,8 +7,10 @@ from cometmq.client.administration.retention import RetentionAdmin
 from cometmq.client.administration.topics import TopicAdmin
 from cometmq.client.dead_letters import DeadLetterAdmin
 from cometmq.client.scheduled import ScheduledAdmin
+from cometmq.protocol.wire.uninterrupted import uninterrupted_class
 
 
+@uninterrupted_class()
 class Admin(TopicAdmin, DeadLetterAdmin, MessageAdmin, RetentionAdmin, ScheduledAdmin):
     """Topics, groups, offsets and single messages, on all brokers of a name server.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from cometmq.client.arguments import check, checked
+from cometmq.client.handling.interruption import Interruption, run_uninterrupted
 from cometmq.client.handling.options import Handler, Handling, Middleware
 from cometmq.client.handling.run import Run
 from cometmq.client.questions import Position
@@ -22,6 +24,9 @@ from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.protocol.names import check_readable_topic, check_usable_group
 from cometmq.protocol.positions import named
 from cometmq.protocol.tags import ALL_TAGS, check_expression
+from cometmq.protocol.wire.uninterrupted import (
+    uninterrupted_class,
+)
 from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.reading.selection import selection_of
 
@@ -29,6 +34,7 @@ POLL_S: Final = 1.0
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+@uninterrupted_class(besides=("poll", "run"))
 class Consumer:
     """Reads topics as a member of a group. One thread polls or iterates; the rest is for any.
 
@@ -289,8 +295,6 @@ class Consumer:
         while not self._stream.closed:
             yield from self._stream.each(POLL_S)
 
-    # --- handlers ---
-
     @checked
     def run(
         self,
@@ -369,13 +373,17 @@ class Consumer:
         )
         handling.check()
         wrapped = handling.wrapped(handler, is_async=False)
+        run_uninterrupted(partial(self._run, handling, wrapped))
+
+    def _run(self, handling: Handling, handler: Handler, interruption: Interruption) -> None:
         self._receiver.check_open()
         if self._running is not None:
             raise RuntimeError("the consumer runs already")
         self._member.subscribe_retries()
         running = self._running = Run(self._receiver, handling)
+        interruption.watch(running)
         try:
-            running.work(wrapped)
+            running.work(handler)
         finally:
             self._running = None
 
@@ -454,10 +462,8 @@ class Consumer:
     def close(self) -> None:
         """Commit what is acknowledged, leave the group, close all connections. May be called twice.
 
-        Another thread that polls returns with what it has; a loop ends. So does `run`, which
-        finishes what is at work: that is waited for, unless it is a handler that calls this, or a
-        signal's in the thread of `run`: then the rest is done when `run` ends. A signal's handler
-        in the thread that polls does not wait either: a thread does it, once `poll` has returned.
+        A thread that polls returns with what it has; a loop ends, and so does `run`, once what is
+        at work is finished. That is waited for, unless a handler of `run` calls this.
         """
         self._unclosed.is_closed()
         running = self._running

@@ -20,7 +20,7 @@ HURRY_S: Final = 0.05  # that work may wait although threads are idle
 
 
 class Run:
-    """In the thread that calls `work`; `end` may be called from any, also by a signal's handler."""
+    """In the thread that calls `work`; `end` may be called from any."""
 
     def __init__(self, receiver: Receiver, handling: Handling) -> None:
         self._receiver = receiver
@@ -90,11 +90,16 @@ class Run:
             if self._ended.is_set():
                 return True
             self._at_end = at_end
-            self._stream.ring()  # a signal may have come anywhere: nothing that takes a lock
+            self._wake()
             return False
         self._wake()
         self._ended.wait()
         return True
+
+    def interrupt(self) -> None:
+        """Have it end; whoever called `work` waits for that."""
+        self._cease()
+        self._wake()
 
     def _wake(self) -> None:
         self._woken.set()

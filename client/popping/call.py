@@ -35,6 +35,13 @@ class PopCall:
         finally:
             self._stop = None
 
+    def stop(self) -> None:
+        """Have the call end soon; what it has popped is to be released."""
+        self._cancelled.set()
+        stop = self._stop
+        if stop is not None:
+            stop()
+
     def cancel(self, over: Future[Any]) -> None:
         """Have the call end, and wait for that.
 

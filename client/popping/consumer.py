@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -15,6 +14,7 @@ from typing import Final, Self
 
 from cometmq.client.arguments import check, checked
 from cometmq.client.forked import Forked
+from cometmq.client.handling.interruption import Interruption, run_uninterrupted
 from cometmq.client.handling.options import Handler, Handling, Middleware
 from cometmq.client.handling.outcomes import AFTER_S_MAX, DEAD, Verdict
 from cometmq.client.handling.work import describe
@@ -51,6 +51,10 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import check_readable_topic, check_usable_group
 from cometmq.protocol.positions import named
 from cometmq.protocol.tags import ALL_TAGS, check_expression
+from cometmq.protocol.wire.uninterrupted import (
+    call_uninterrupted,
+    uninterrupted_class,
+)
 from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.reading.selection import selection_of
 
@@ -62,6 +66,7 @@ LOOK_S: Final = 0.2
 SHARED_WAIT_S: Final = 0.2  # the same where several brokers are asked in turn
 
 
+@uninterrupted_class(besides=("poll", "run"))
 class PopConsumer:
     """Takes messages of a topic one by one, whoever else does: a group without queues.
 
@@ -162,7 +167,12 @@ class PopConsumer:
         brokers refuse: GroupInUse, NoPermission, SubscriptionsDiffer, FiltersOff. RuntimeError when
         it is closed; a poll that waits then returns nothing.
         """
-        return self._poll(max_messages, timeout_s, PopCall())
+        call = PopCall()
+        return call_uninterrupted(
+            partial(self._poll, max_messages, timeout_s, call),
+            abandon=call.stop,
+            undo=partial(try_release, self),
+        )
 
     def _poll(self, max_messages: int, timeout_s: float, call: PopCall) -> list[Message]:
         self._check_open()
@@ -388,11 +398,15 @@ class PopConsumer:
             }
         )
         wrapped = handling.wrapped(handler, is_async=False)
+        run_uninterrupted(partial(self._run, handling, wrapped))
+
+    def _run(self, handling: Handling, handler: Handler, interruption: Interruption) -> None:
         self._check_open()
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
         kind = OrderedRun if self._wanted.orderly else PopRun
-        run = self._running = kind(Inside(self), wrapped, handling)
+        run = self._running = kind(Inside(self), handler, handling)
+        interruption.watch(run)
         try:
             run.work()
         finally:
@@ -406,9 +420,8 @@ class PopConsumer:
         """What runs is finished, and what `run` has not begun is released. Of what `poll` has given
         out, what is neither acknowledged nor released comes again when its time is over.
 
-        The end of what runs is waited for, unless it is a handler that calls this, or a signal's in
-        the thread of `run`: then the rest is done when `run` ends. A signal's handler in a thread
-        that polls or acknowledges does not wait either: a thread does it, once that has returned.
+        The end of what runs is waited for, unless a handler of `run` calls this: then the rest is
+        done when `run` ends.
         """
         if self._closed:
             return
@@ -417,19 +430,10 @@ class PopConsumer:
         self._closed = True
         self._unclosed.is_closed()
         run = self._running
-        if run is None and self._asking.is_here:
-            threading.Thread(target=self._close_later, name="cometmq close").start()
-            return
-        if run is None or not run.is_here:  # else it holds what `_stop_waiting` wants, perhaps
-            self._stop_waiting()
+        self._stop_waiting()
         if run is not None and not run.end():
             return
         self._asking.wait(self._timeout_s)  # another thread's poll may have messages to release
-        self._routes.close()
-
-    def _close_later(self) -> None:
-        self._stop_waiting()
-        self._asking.wait(self._timeout_s)
         self._routes.close()
 
     def _stop_waiting(self) -> None:

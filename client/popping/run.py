@@ -63,7 +63,6 @@ class PopRun:
         self._unit_s = 0.01  # that a message took lately
         self._failures = FailureLog(log)
         self._raised: BaseException | None = None
-        self._pump = 0  # the thread that pops
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(
@@ -74,7 +73,6 @@ class PopRun:
         self._acker = threading.Thread(target=self._acknowledge, name="cometmq acks", daemon=True)
 
     def work(self) -> None:
-        self._pump = threading.get_ident()
         for thread in (*self._threads, self._acker):
             thread.start()
         try:
@@ -125,17 +123,16 @@ class PopRun:
                 late += drained(batch)
         self._release(late)
 
-    @property
-    def is_here(self) -> bool:
-        """In the thread of `work`: where else than in a signal's handler?"""
-        return threading.get_ident() == self._pump
-
-    def end(self) -> bool:
-        """Have it end, and wait for that; False in one of its own threads, which it waits for."""
+    def interrupt(self) -> None:
+        """Have it end; whoever called `work` waits for that."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()
-        if self.is_here or threading.current_thread() in self._threads:
+
+    def end(self) -> bool:
+        """Have it end, and wait for that; False in one of its own threads, which it waits for."""
+        self.interrupt()
+        if threading.current_thread() in self._threads:
             return False
         self._ended.wait()
         return True

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cometmq.client.forked import Forked
 from cometmq.client.questions import Position
@@ -25,8 +25,6 @@ from cometmq.client.receiving.stream import Stream
 from cometmq.client.receiving.unshared import Unshared
 from cometmq.client.routes import Routes
 from cometmq.protocol.errors import ArgumentIllegal
-
-INTERRUPTED_S: Final = 1.0  # nobody holds a lock for so long
 
 _receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()
 
@@ -93,7 +91,6 @@ class Receiver:
                 transport=transport,
             )
         self._closed = False
-        self._closer: threading.Thread | None = None  # that does so for a signal's handler
         _receivers.add(self)
 
     def _unshared(self, kept: Kept, name: str, group: str | None) -> Unshared:
@@ -136,24 +133,6 @@ class Receiver:
     def close(self) -> None:
         """See `Consumer.close`."""
         self._check_fork()
-        if self._closer is not None:
-            self._closer.join()
-        elif self._is_interrupted():
-            self.stream.end()
-            self._closer = threading.Thread(target=self._close, name="cometmq close")
-            self._closer.start()
-        else:
-            self._close()
-
-    def _is_interrupted(self) -> bool:
-        """A signal's handler wants to close it, and what closing waits for is in the hands of the
-        thread that it has interrupted."""
-        if self.stream.is_polled_here or not self.owned.lock.acquire(timeout=INTERRUPTED_S):
-            return True
-        self.owned.lock.release()
-        return False
-
-    def _close(self) -> None:
         with self.owned.lock:
             if self._closed:
                 return

@@ -32,6 +32,7 @@ from cometmq.protocol.replies import (
 )
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.protocol.wire.uninterrupted import uninterrupted
 from cometmq.shm.kernel._kernel import Message
 from cometmq.shm.os.processes import boot_id
 
@@ -127,6 +128,7 @@ class Source:
         topic = reply_topic(self._endpoints().cluster)
         return SendReply(topic, requester, correlation_id, all_of_them)
 
+    @uninterrupted
     def _reply(self, command: SendReply, body: Body, timeout_s: float) -> None:
         attempts = _Attempts(timeout_s)
         endpoints = self._endpoints()

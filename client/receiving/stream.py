@@ -5,29 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from cometmq.client.receiving.buffer import Chunk, Queue
 from cometmq.client.receiving.pulling import Puller
 from cometmq.protocol.errors import CometError, again
+from cometmq.protocol.wire.uninterrupted import (
+    Abandoned,
+    call_uninterrupted,
+    uninterrupted,
+)
 from cometmq.shm.kernel._kernel import Message
-
-
-class _Polling:
-    """One thread polls at a time; it is known which one."""
-
-    __slots__ = ("_lock", "thread")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.thread = 0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self.thread = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self.thread = 0
-        self._lock.release()
 
 
 class Stream:
@@ -40,7 +28,7 @@ class Stream:
     def __init__(self, puller: Puller) -> None:
         self.closed = False
         self._puller = puller
-        self._polling = _Polling()
+        self._polling = threading.Lock()
         self._pump_due = True  # a chunk has gone out: see what has come
         self._failure: CometError | None = None
 
@@ -58,10 +46,21 @@ class Stream:
             raise again(self._failure)
 
     def poll(self, max_count: int, timeout_s: float | None) -> list[Message]:
-        """See `Consumer.poll`."""
+        """See `Consumer.poll`. Where a signal's handler raises, nothing is taken any more."""
+        abandoned = Abandoned()
+        return call_uninterrupted(
+            partial(self._poll, max_count, timeout_s, abandoned),
+            abandon=partial(self._abandon, abandoned),
+        )
+
+    def _abandon(self, abandoned: Abandoned) -> None:
+        abandoned.set()
+        self._puller.ring()
+
+    def _poll(self, max_count: int, timeout_s: float | None, abandoned: Abandoned) -> list[Message]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._polling:
-            while not self.closed:
+            while not self.closed and not abandoned:
                 if self._pump_due or not self._puller.ready:
                     self._pump_due = False
                     self._puller.pump(0)
@@ -76,6 +75,7 @@ class Stream:
                 self._puller.pump(left_s)
         return []
 
+    @uninterrupted
     def take(self, max_count: int, timeout_s: float) -> tuple[Queue, list[Message]] | None:
         """The next messages, of one queue; None if none came in time, or somebody rang before."""
         with self._polling:
@@ -100,19 +100,20 @@ class Stream:
 
     def each(self, timeout_s: float) -> Iterator[Message]:
         """Messages one by one, until none came for so long; 0: never waits."""
-        while True:
-            with self._polling:
-                if self.closed:
-                    return
-                self._puller.pump(0 if self._next_chunk() else timeout_s)
-                chunk = self._next_chunk()
-            if chunk is None:
-                return
+        while (chunk := self._await_chunk(timeout_s)) is not None:
             messages = chunk.messages
-            while chunk.position < chunk.stop:
-                message = messages[chunk.position]
-                chunk.position += 1
+            while (position := chunk.position) < chunk.stop:  # a signal's handler may poll as well
+                chunk.position = position + 1
+                message = messages[position]
                 yield message
+
+    @uninterrupted
+    def _await_chunk(self, timeout_s: float) -> Chunk | None:
+        with self._polling:
+            if self.closed:
+                return None
+            self._puller.pump(0 if self._next_chunk() else timeout_s)
+            return self._next_chunk()
 
     def _next_chunk(self) -> Chunk | None:
         """The chunk that messages come from now, decoded and not used up."""
@@ -141,6 +142,7 @@ class Stream:
             found = found + part if found else part
         return found
 
+    @uninterrupted
     def descriptors(self) -> tuple[list[int], float]:
         """What to watch until `poll` has something to do (empty: it has), and at most how long."""
         with self._polling:
@@ -148,11 +150,6 @@ class Stream:
                 return [], 0.0
             self._puller.begin()
             return self._puller.descriptors(), self._puller.due_s()
-
-    @property
-    def is_polled_here(self) -> bool:
-        """By this very thread: a signal's handler has come in between."""
-        return self._polling.thread == threading.get_ident()
 
     def end(self) -> None:
         """Have whoever polls return with what there is."""

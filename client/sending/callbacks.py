@@ -12,6 +12,7 @@ from typing import Any, Final
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.steady import Steady
+from cometmq.protocol.wire.uninterrupted import uninterrupted_class
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Callbacks:
         return True
 
 
+@uninterrupted_class()
 class Sent(Future[Receipt]):
     """Gets its receipt in the thread that received the answer, which must not be held up: whoever
     waits is woken there, and what is to be called is called by `callbacks`."""

@@ -25,6 +25,7 @@ from cometmq.client.sending.transaction import Transaction, Transactions
 from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.errors import ArgumentIllegal, CometError
 from cometmq.protocol.timed import Handle
+from cometmq.protocol.wire.uninterrupted import uninterrupted_class
 from cometmq.shm.kernel import _kernel
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ WINDOW_S_MAX: Final = 7 * 24 * 3_600
 KEYED_COUNT_MAX: Final = 2_048  # messages of a batch, with dedup
 
 
+@uninterrupted_class()
 class Producer:
     """Sends messages to topics. Threads may share it; processes may not.
 

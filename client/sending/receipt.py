@@ -22,6 +22,7 @@ from cometmq.protocol.errors import (
     again,
 )
 from cometmq.protocol.timed import Handle
+from cometmq.protocol.wire.uninterrupted import call_uninterrupted
 from cometmq.shm.kernel import _kernel
 
 if TYPE_CHECKING:
@@ -265,8 +266,10 @@ class Batch:
 
         Raises NotConfirmed when nobody has settled it by then.
         """
-        if self.done:
-            return
+        if not self.done:
+            call_uninterrupted(self._wait_settled)
+
+    def _wait_settled(self) -> None:
         event = self._event
         if event is None:
             event = self._event = threading.Event()

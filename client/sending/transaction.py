@@ -21,6 +21,7 @@ from cometmq.protocol.errors import (
     TransactionIncomplete,
 )
 from cometmq.protocol.names import check_usable_group
+from cometmq.protocol.wire.uninterrupted import uninterrupted_class
 
 if TYPE_CHECKING:
     from cometmq.client.options import TransactionOptions
@@ -164,6 +165,7 @@ class Parts:
         )
 
 
+@uninterrupted_class()
 class Transaction(Parts):
     """Messages that nobody sees before the block ends well; see `Producer.transaction`.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from cometmq.protocol.client_timeout import default_timeout_s
 from cometmq.protocol.commands import Command
 from cometmq.protocol.wire.channel import Channel, Payload
+from cometmq.protocol.wire.uninterrupted import uninterrupted_class
 
 
+@uninterrupted_class()
 class RemoteRef:
     """An actor in another process, addressed as a pykka ActorRef is."""
 
