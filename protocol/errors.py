@@ -57,7 +57,9 @@ CometError
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from cometmq.protocol.rebuilding import rebuilt
 
 
 class CometError(Exception):
@@ -71,6 +73,9 @@ class CometError(Exception):
     stored: int = 0  # of a call that sends many: how many messages are stored all the same
     code: ClassVar[int] = 1  # RocketMQ SYSTEM_ERROR
     retriable: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (type(self), self.args, self.__dict__)
 
 
 class Refused(CometError):
@@ -490,4 +495,4 @@ def from_code(code: int, text: str) -> CometError:
 
 def again(error: CometError) -> CometError:
     """An error to be raised in one more place; the exceptions of several threads stay apart."""
-    return type(error)(*error.args).with_traceback(None)
+    return rebuilt(type(error), error.args, error.__dict__).with_traceback(None)

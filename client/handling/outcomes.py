@@ -10,11 +10,40 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple
 
 from cometmq.protocol.errors import ArgumentIllegal
+from cometmq.protocol.rebuilding import rebuilt
 
 AFTER_S_MAX: Final = 366 * 86_400.0
 
 
-class Retry(Exception):
+class _Outcome(Exception):
+    """What a handler raises to say what becomes of a message. It is copied and pickled as it is,
+    by whatever its constructor, or that of a subclass, was called."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (type(self), self.args, self.__dict__)
+
+
+def checked_after(after: timedelta | float | None) -> float | None:
+    """In seconds. Raises ArgumentIllegal for what is no time."""
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    if seconds is not None and (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or math.isnan(seconds)
+        or not 0 <= seconds <= AFTER_S_MAX
+    ):
+        raise ArgumentIllegal(f"Retry(after={after!r}): a timedelta, or seconds from 0 on")
+    return seconds
+
+
+def _retry(kind: type[Retry], args: tuple[Any, ...], state: dict[str, Any]) -> Retry:
+    """One that was copied or pickled. Raises ArgumentIllegal for a time that is none."""
+    made = rebuilt(kind, args, state)
+    checked_after(made.after_s)
+    return made
+
+
+class Retry(_Outcome):
     """Raised by a handler: deliver the message again, `after` so long (a timedelta, or seconds).
 
     Without `after` the broker decides: 10 s, 30 s, 1 min ... 2 h, later each time. With it the
@@ -27,19 +56,15 @@ class Retry(Exception):
     after_s: float | None = None  # also of one whose class does not call this one's __init__
 
     def __init__(self, after: timedelta | float | None = None) -> None:
-        seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        if seconds is not None and (
-            isinstance(seconds, bool)
-            or not isinstance(seconds, int | float)
-            or math.isnan(seconds)
-            or not 0 <= seconds <= AFTER_S_MAX
-        ):
-            raise ArgumentIllegal(f"Retry(after={after!r}): a timedelta, or seconds from 0 on")
+        seconds = checked_after(after)
         super().__init__("again" if seconds is None else f"again after {seconds:g} s")
         self.after_s = seconds
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _retry, (type(self), self.args, self.__dict__)
 
-class Reject(Exception):
+
+class Reject(_Outcome):
     """Raised by a handler: nobody can do this. The message goes to the dead letters at once."""
 
     def __init__(self, reason: str = "rejected") -> None:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cometmq.client.arguments import check
 from cometmq.client.handling.work import describe
+from cometmq.client.origins import Elsewhere, find, register
 from cometmq.client.popping.call import PopCall
 from cometmq.client.receiving.replying import Replier
 from cometmq.client.routes import Routes
@@ -103,12 +104,25 @@ class Taken:
         self.until = until
         self.late = until - invisible_s / 2  # a message that waits here until then is released
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _taken, (self.broker.origin, self.popped, self.until)
+
+
+def _taken(origin: str, popped: Popped, until: float) -> Taken | Elsewhere:
+    """Of a message that was pickled."""
+    if not isinstance(popped, Popped) or not isinstance(until, float):
+        raise ArgumentIllegal(f"{popped!r} until {until!r} is not what a broker hands out")
+    broker = find(origin, PopBroker)
+    if broker is None:
+        return Elsewhere(_taken, origin, popped, until)
+    return Taken(broker, popped, until)
+
 
 def taken_of(message: Message) -> Taken:
     check("message", message, Message)
     taken = source_of(message)
     if not isinstance(taken, Taken):
-        raise ArgumentIllegal(f"{describe(message)} was not popped")
+        raise ArgumentIllegal(f"{describe(message)} was not popped by a consumer of this process")
     return taken
 
 
@@ -126,6 +140,7 @@ class PopBroker:
         self._wanted = wanted
         self._endpoints = endpoints
         self._timeout_s = timeout_s
+        self.origin = register(self)
         replier = Replier(routes, has_lines=True)
         replier.is_async = wanted.is_async
         self.replies = replier.source(endpoints)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from cometmq.client.arguments import check
+from cometmq.client.origins import Elsewhere, find, register
 from cometmq.client.routes import MASTER, Routes
 from cometmq.protocol.commands import BrokerEndpoints, GetLine, SendReply
 from cometmq.protocol.errors import (
@@ -73,14 +74,23 @@ class Replier:
         return self._routes.channel(endpoints.commitlog, name, self._line_request)
 
 
+def _source(name: str) -> Source | Elsewhere:
+    """Of a message that was pickled."""
+    return find(name, Source) or Elsewhere(_source, name)
+
+
 class Source:
     """Where messages come from; `Message.reply` asks it."""
 
-    __slots__ = ("_endpoints", "_replier")
+    __slots__ = ("__weakref__", "_endpoints", "_name", "_replier")
 
     def __init__(self, replier: Replier, endpoints: Callable[[], BrokerEndpoints]) -> None:
         self._replier = replier
         self._endpoints = endpoints
+        self._name = register(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _source, (self._name,)
 
     def reply(
         self,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 import msgspec
 
 from cometmq.client.sending.outgoing import Target
+from cometmq.client.sending.settled import Settled, copy_at, index_of
 from cometmq.protocol.commands import TIMED, Copy, SectionResult
 from cometmq.protocol.errors import (
     ArgumentIllegal,
@@ -297,14 +298,46 @@ class Batch:
     def copy_of(self, index: int) -> Copy | None:
         """Where the first message with that one's key lies, if it was not stored itself."""
         copies = self.answer().copies
-        if not copies:
+        return copy_at(copies, index) if copies else None
+
+    def msg_id_of(self, index: int) -> str:
+        """Of the message that is stored: that one, or an earlier one with its key."""
+        if self.window_ms:
+            self.wait_settled()
+            part, place = self.where(index)
+            copy = part.copy_of(place)
+            if copy is not None:
+                return copy.msg_id
+        if self.encoder is not None:
+            self.wait_settled()
+        return self.id_of(index)
+
+    def due_ms_of(self, index: int) -> int | None:
+        """When it is delivered; None: it was sent without a time, or that is not known."""
+        answer = self.answer()
+        if self.delay_level != TIMED:
             return None
-        place = bisect_left(copies, index, key=_index_of)
-        return copies[place] if place < len(copies) and copies[place].index == index else None
+        first, second = (_kernel.element_due_ms(self.body, index, now) for now in (0, 1))
+        if first != second and not answer.timed_ms:
+            return None
+        return _kernel.element_due_ms(self.body, index, answer.timed_ms)
 
-
-def _index_of(copy: Copy) -> int:
-    return copy.index
+    def settled(self) -> list[Settled]:
+        """What receipts say of it, as values, in the order of its messages; waits for the answer."""
+        self.wait_settled()
+        every = range(self.count)
+        if self.parts is not None:
+            return [Receipt(self, index).alone() for index in every]
+        if self.error is not None:
+            ids = tuple(map(self.id_of, every))
+            return [Settled(self.topic, ids, error=again(self.error))]
+        due = tuple(map(self.due_ms_of, every)) if self.delay_level == TIMED else ()
+        ids = tuple(map(self.msg_id_of, every))
+        found = Settled(
+            self.topic, ids, self.broker, self.queue_id, self.store_timestamp_ms, self.result,
+            due=due,
+        )  # fmt: skip
+        return [found]
 
 
 def _id_after(first: str, index: int) -> str:
@@ -323,9 +356,9 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     _batch: Any
     _index: int
 
-    def _where(self) -> tuple[Batch, int]:
+    def _where(self) -> tuple[Batch | Settled, int]:
         """Its batch, and its index there; waits for the answer."""
-        batch: Batch = self._batch
+        batch: Batch | Settled = self._batch
         batch.wait_settled()
         return batch.where(self._index)
 
@@ -346,14 +379,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     @property
     def msg_id(self) -> str:
         """RocketMQ's UNIQ_KEY: made by the producer, the same in every copy of the message."""
-        batch: Batch = self._batch
-        if batch.window_ms:
-            copy = self._copy()
-            if copy is not None:
-                return copy.msg_id
-        if batch.encoder is not None:
-            batch.wait_settled()
-        return batch.id_of(self._index)
+        return str(self._batch.msg_id_of(self._index))
 
     @property
     def duplicate(self) -> bool:
@@ -377,7 +403,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
             copy = batch.copy_of(index)
             if copy is not None:
                 return copy.queue_offset
-            index -= bisect_left(result.copies, index, key=_index_of)
+            index -= bisect_left(result.copies, index, key=index_of)
         if result.head and index >= result.head:
             return result.rest_queue_offset + index - result.head
         return result.queue_offset + index
@@ -409,13 +435,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         its `deliver_after` counts is not known, since it was stored by an attempt whose answer was
         lost."""
         batch, index = self._where()
-        answer = batch.answer()
-        if batch.delay_level != TIMED:
-            return None
-        first, second = (_kernel.element_due_ms(batch.body, index, now) for now in (0, 1))
-        if first != second and not answer.timed_ms:
-            return None
-        return _kernel.element_due_ms(batch.body, index, answer.timed_ms)
+        return batch.due_ms_of(index)
 
     @property
     def recall_handle(self) -> str:
@@ -439,8 +459,37 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         self.answer()
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a value: with the answer, which is waited for, or with its error."""
+        return _receipt, (self.alone(),)
+
+    def alone(self) -> Settled:
+        """Return the answer to this message as that of a batch of its own; waits for it."""
+        batch, index = self._where()
+        if batch.error is not None:
+            return Settled(self.topic, (self._batch.id_of(self._index),), error=again(batch.error))
+        answer, copy = batch.answer(), batch.copy_of(index)
+        result = SectionResult(
+            answer.code,
+            self.queue_offset,
+            text=answer.text,
+            physical_offsets=answer.physical_offsets[index : index + 1],
+            copies=[] if copy is None else [msgspec.structs.replace(copy, index=0)],
+        )
+        due_ms = self.due_ms
+        return Settled(
+            self.topic, (self.msg_id,), batch.broker, batch.queue_id, batch.store_timestamp_ms,
+            result, due=() if due_ms is None else (due_ms,),
+        )  # fmt: skip
+
+    def __copy__(self) -> Receipt:
+        return Receipt(self._batch, self._index)
+
+    def __deepcopy__(self, _: object) -> Receipt:
+        return Receipt(self._batch, self._index)
+
     def __repr__(self) -> str:
-        batch: Batch = self._batch
+        batch: Batch | Settled = self._batch
         if not batch.done:
             return f"<Receipt {batch.topic} on its way>"
         error = batch.error_of(self._index)
@@ -449,12 +498,19 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         return f"<Receipt {batch.topic}/{self.queue_id} @{self.queue_offset} {self.status}>"
 
 
+def _receipt(batch: Settled) -> Receipt:
+    """A receipt that was pickled. Raises ArgumentIllegal for what is none."""
+    if type(batch) is not Settled or batch.count != 1:
+        raise ArgumentIllegal("a receipt is of one message whose batch was answered")
+    return Receipt(batch, 0)
+
+
 class Receipts(Sequence[Receipt]):
     """The receipts of one `send_many`, in the order of the bodies; made when looked at."""
 
     __slots__ = ("_batches", "_count", "_starts")
 
-    def __init__(self, batches: list[Batch]) -> None:
+    def __init__(self, batches: Sequence[Batch | Settled]) -> None:
         self._batches = batches
         self._starts: list[int] = []
         self._count = 0
@@ -484,5 +540,22 @@ class Receipts(Sequence[Receipt]):
             for index in range(batch.count):
                 yield Receipt(batch, index)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As values: with the answers, which are waited for, or with their errors."""
+        return _receipts, ([each for batch in self._batches for each in batch.settled()],)
+
+    def __copy__(self) -> Receipts:
+        return Receipts(self._batches)
+
+    def __deepcopy__(self, _: object) -> Receipts:
+        return Receipts(self._batches)
+
     def __repr__(self) -> str:
         return f"<Receipts of {self._count} messages in {len(self._batches)} batches>"
+
+
+def _receipts(batches: list[Settled]) -> Receipts:
+    """Receipts that were pickled. Raises ArgumentIllegal for what are none."""
+    if not all(type(batch) is Settled for batch in batches):
+        raise ArgumentIllegal("receipts are of batches that were answered")
+    return Receipts(batches)

@@ -1332,7 +1332,9 @@ def element_start(batch: Buffer, index: int) -> int:
 class Message:
     """A message as a consumer sees it: a view on a record. Decoded when asked for.
 
-    It keeps the whole buffer that it came in alive.
+    It keeps the whole buffer that it came in alive. It can be copied and pickled; a pickle holds
+    the record alone. Back in the process whose consumer was given it, a copy can be acknowledged
+    and replied to as the message itself can; in another process it is a value.
     """
 
     topic: str  # of a retry in a handler: what it was sent to
@@ -1382,6 +1384,13 @@ class Message:
             request; MessageIllegal, MessageTooLarge; NotConfirmed, NotReachable, SystemBusy when
             the time is up: the requester may have it.
         """
+
+def message_from(
+    record: bytes,
+    is_restored: bool = False,
+    reconsume_times: int | None = None,
+    source: Any = None,
+) -> Message: ...
 
 class RecordDamaged(Exception):
     """A record whose bytes contradict themselves; args: (reason, position in the buffer)."""

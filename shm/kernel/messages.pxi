@@ -354,7 +354,9 @@ def offset_message_id(bytes store_host not None, int64_t physical_offset):
 cdef class Message:
     """A message as a consumer sees it: a view on a record. Decoded when asked for.
 
-    It keeps the whole buffer that it came in alive.
+    It keeps the whole buffer that it came in alive. It can be copied and pickled; a pickle holds
+    the record alone. Back in the process whose consumer was given it, a copy can be acknowledged
+    and replied to as the message itself can; in another process it is a value.
     """
 
     cdef Holder _holder
@@ -508,6 +510,19 @@ cdef class Message:
                             "read otherwise")
         return source.reply(self, body, properties=properties, timeout_s=timeout_s)
 
+    def __reduce__(self):
+        return message_from, (self.record, self._is_restored, self._r.reconsume_times,
+                              self._holder.source)
+
+    def __copy__(self):
+        cdef Message copied = Message.__new__(Message)
+        copied._holder, copied._r, copied._begin = self._holder, self._r, self._begin
+        copied._is_restored, copied._plain = self._is_restored, self._plain
+        return copied
+
+    def __deepcopy__(self, memo):
+        return self.__copy__()  # nobody can change what both look at
+
     def __repr__(self):
         return (f"<Message {self.topic}/{self.queue_id} @{self.queue_offset} "
                 f"{self._r.body_length} bytes>")
@@ -556,6 +571,32 @@ def decode(buffer, tags=None, bint check_crc=True, Filter filter=None):
             found.append(message)
         at += record.total_size
     return found
+
+
+def message_from(bytes record not None, bint is_restored=False, reconsume_times=None, source=None):
+    """A message that was pickled. Raises ValueError unless `record` is one whole record.
+
+    Args:
+        record: as Message.record.
+        is_restored: see `restore_topics`.
+        reconsume_times: None: as the record says.
+        source: see `set_source`.
+    """
+    cdef Message message = Message.__new__(Message)
+    cdef int64_t count = PyBytes_GET_SIZE(record)
+    cdef int reason
+    message._holder = Holder(record)
+    message._begin = <const uint8_t *>PyBytes_AS_STRING(record)
+    reason = parse_record(message._begin, count, True, &message._r)
+    if reason == REC_OK and message._r.total_size != count:
+        reason = REC_BAD_SIZE
+    if reason != REC_OK:
+        raise ValueError(f"{count} bytes are no message: {REASONS[reason]}")
+    if reconsume_times is not None:
+        message._r.reconsume_times = reconsume_times
+    message._is_restored = is_restored
+    message._holder.source = source
+    return message
 
 
 def runs(list messages not None):
