@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from cometmq.protocol.derived import DERIVED_TOPIC
-from cometmq.protocol.errors import MessageIllegal, NameIllegal
+from cometmq.protocol.errors import ArgumentIllegal, MessageIllegal, NameIllegal
 from cometmq.protocol.ledger import LEDGER_TOPIC
 from cometmq.protocol.tags import TAG_SEPARATOR
 
+KEY_SEPARATOR: Final = " "  # RocketMQ MessageConst.KEY_SEPARATOR
 RETRY_PREFIX: Final = "%RETRY%"
 POP_RETRY_SIGNS: Final = "_+"  # between group and topic in retry topics of RocketMQ's POP
 DLQ_PREFIX: Final = "%DLQ%"
@@ -110,6 +111,29 @@ def check_tag(tag: str) -> None:
         raise MessageIllegal(
             f"tags = {tag[:100]!r}: a message has one tag; it is subscriptions that name several, "
             f"joined by {TAG_SEPARATOR!r}"
+        )
+
+
+def joined_keys(keys: Iterable[str]) -> str:
+    """Several keys as a message holds them, separated by spaces.
+
+    Raises ArgumentIllegal for one that nobody could find: with a space in it, or empty.
+    """
+    each_of_them = list(keys)
+    for key in each_of_them:
+        if not isinstance(key, str):
+            raise ArgumentIllegal(f"keys is several, each text: {type(key).__name__} is none")
+        check_search_key(key)
+    return KEY_SEPARATOR.join(each_of_them)
+
+
+def check_search_key(key: str) -> None:
+    """Raise ArgumentIllegal for what cannot be one key of a message."""
+    if not key or KEY_SEPARATOR in key:
+        what = "is empty" if not key else "has a space, which separates keys"
+        raise ArgumentIllegal(
+            f"key {key[:100]!r} {what}: it would not be found; replace its spaces, or give its "
+            "words as keys of their own"
         )
 
 

@@ -28,7 +28,9 @@ class OffsetBook(Book):
     def __init__(self, table: OffsetTable) -> None:
         self.table: dict[str, QueueOffsets] = {}  # changed here, and by the kernel's Commits
         for key in list(table):
-            self.table[key] = QueueOffsets(table.pop(key))
+            # One without "@" is of no group, which has a name all the same: the empty one.
+            whole = key if "@" in key else f"{key}@"
+            self.table[whole] = QueueOffsets(table.pop(key))
         self._topics_of: dict[str, set[str]] = {}  # group -> topics
         self._groups_of: dict[str, set[str]] = {}  # topic -> groups
         for key in self.table:

@@ -55,8 +55,9 @@ class Groups:
 
     def on_delete_group(self, command: DeleteGroup, request: Request) -> None:
         name = command.group
-        names.check_usable_group(name)
+        names.refuse_internal_group(name)
         if not self._is_known(name):
+            names.check_group(name)
             raise GroupNotExist(f"group {name} is unknown to this broker")
         check_unused(self._poppers, name, by_force=command.force)
         retries = f"{names.RETRY_PREFIX}{name}"

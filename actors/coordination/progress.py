@@ -116,7 +116,8 @@ class Progress:
         return made
 
     def on_fetch_offsets(self, command: FetchOffsets, request: Request) -> None:
-        names.check_group(command.group)
+        if not self._offsets.topics_of(command.group):  # else they are told, whatever its name
+            names.check_group(command.group)
         self._books.tell(request, partial(self._group_offsets, command))
 
     def _group_offsets(self, command: FetchOffsets) -> Command:

@@ -77,14 +77,22 @@ class Views:
         )
 
     def on_describe_group(self, command: DescribeGroup, request: Request) -> None:
-        names.check_group(command.group)
+        if not self.is_known(command.group):  # else it is shown, whatever its name
+            names.check_group(command.group)
         self._books.tell(request, partial(self._describe_group, command))
+
+    def is_known(self, name: str) -> bool:
+        """A group may have members or offsets only: a file of an older store may lack it.
+
+        Offsets of a RocketMQ's store may be of groups whose names no client may use.
+        """
+        return name in self._members.known() or bool(self._offsets.topics_of(name))
 
     def _describe_group(self, command: DescribeGroup) -> Command:
         name = command.group
         group = self._members.groups.get(name)
         topics = self._topics_of(name)
-        if group is None and not topics and name not in self._members.known():
+        if group is None and not topics and not self.is_known(name):
             raise GroupNotExist(f"group {name} is unknown to this broker")
         found = page_of_group(
             name,

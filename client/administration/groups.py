@@ -37,8 +37,17 @@ from cometmq.protocol.commands import (
     QueueReset,
     ResetOffsets,
 )
-from cometmq.protocol.errors import ArgumentIllegal, GroupNotExist, SystemBusy
-from cometmq.protocol.names import check_group, check_usable_group
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    CometError,
+    GroupNotExist,
+    NameIllegal,
+    NotConfirmed,
+    NotReachable,
+    Refused,
+    SystemBusy,
+)
+from cometmq.protocol.names import check_group, check_usable_group, refuse_internal_group
 from cometmq.protocol.tags import in_words
 
 GROUP_ROUNDS_MAX: Final = 8
@@ -72,21 +81,21 @@ class GroupAdmin(Brokers):
     def describe_group(self, group: str) -> GroupReport:
         """A group's members, and how far it has come in each queue. Raises GroupNotExist.
 
-        Messages of a queue in which the group has never committed are unread, all of them.
+        Messages of a queue in which the group has never committed are unread, all of them. A group
+        of a RocketMQ's store is shown also if no client may use its name: `group@broadcast`.
         """
-        check_group(group)
         members: set[str] = set()
         subscriptions: dict[str, str] = {}
         differences: dict[SubscriptionDifference, None] = {}  # a set in order
         settings: dict[str, Any] = {}
         queues: list[GroupQueueDescription] = []
-        missing: GroupNotExist | None = None
+        missing: Refused | None = None
         known = False
         for master in self._masters():
             try:
                 found = self._group_of(master, group)
-            except GroupNotExist as error:
-                missing = error
+            except (GroupNotExist, NameIllegal) as error:
+                missing = missing or error
                 continue
             known = True
             members.update(found.members)
@@ -175,24 +184,25 @@ class GroupAdmin(Brokers):
     ) -> None:
         """Forget a group: its settings, members and offsets, and its retry topic.
 
-        What is in its dead-letter topic stays.
+        What is in its dead-letter topic stays. A group whose name no client may use, of a
+        RocketMQ's store, can be deleted as well.
 
         Args:
             force: although it has members. Those that go on begin the group anew.
 
         Raises GroupNotExist, GroupInUse.
         """
-        check_usable_group(group)
+        refuse_internal_group(group)
         self._where_known(DeleteGroup(group, force, keep_retry_topic))
 
     def _where_known(self, command: PutGroup | DeleteGroup) -> None:
         """Have it done by all brokers that know the group; GroupNotExist if none does."""
-        missing: list[GroupNotExist] = []
+        missing: list[Refused] = []
         masters = self._masters()
         for master in masters:
             try:
                 self._ask(master.coordinator, command, Done)
-            except GroupNotExist as error:
+            except (GroupNotExist, NameIllegal) as error:
                 missing.append(error)
         if len(missing) == len(masters):
             raise missing[0]
@@ -350,6 +360,13 @@ class GroupAdmin(Brokers):
             for entry in self._ask(each.endpoints.coordinator, command, GroupOffsets).offsets:
                 found[each.endpoints.broker, entry.queue_id] = entry.queue_offset
         return found
+
+
+def refusal_of(error: CometError) -> CometError:
+    """The error of one row of a list; raises it again if it is one of the brokers themselves."""
+    if isinstance(error, NotReachable | NotConfirmed):
+        raise error
+    return error
 
 
 def _texts(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -323,7 +323,7 @@ class Batch:
         return _kernel.element_due_ms(self.body, index, answer.timed_ms)
 
     def settled(self) -> list[Settled]:
-        """What receipts say of it, as values, in the order of its messages; waits for the answer."""
+        """Return what receipts say of it, in the order of its messages; waits for the answer."""
         self.wait_settled()
         every = range(self.count)
         if self.parts is not None:

@@ -13,7 +13,8 @@ from cometmq.cli.options import LazyGroup, name_server_option, output_option
 from cometmq.cli.output import JSON, hint, print_json, print_record, print_rows, warn
 from cometmq.cli.positions import Offset, Position, position
 from cometmq.client import Admin
-from cometmq.protocol.errors import GroupInUse
+from cometmq.client.administration.groups import refusal_of
+from cometmq.protocol.errors import CometError, GroupInUse, GroupNotExist
 
 _HERE: Final = "cometmq.cli.groups"
 _LETTERS: Final = "cometmq.cli.dead_letters"
@@ -44,17 +45,21 @@ def group() -> None:
 @name_server_option
 @output_option
 def list_groups(name_server: str, output: str) -> None:
-    """List groups, their members and what they lag behind."""
+    """List groups, their members and what they lag behind.
+
+    A lag that cannot be told is empty (null in JSON), with the reason on standard error.
+    """
+    rows = []
     with Admin(name_server) as admin:
-        rows = [
-            {
-                "group": each.group,
-                "members": len(each.members),
-                "lag": admin.describe_group(each.group).lag,
-                "topics": each.topics,
-            }
-            for each in admin.groups()
-        ]
+        for each in admin.groups():
+            row = {"group": each.group, "members": len(each.members), "topics": each.topics}
+            try:
+                rows.append(row | {"lag": admin.describe_group(each.group).lag})
+            except GroupNotExist:
+                continue  # it was deleted meanwhile
+            except CometError as error:
+                warn(f"the lag of group {each.group} is not known: {refusal_of(error)}")
+                rows.append(row | {"lag": None})
     print_rows(rows, output, columns=("group", "members", "lag", "topics"))
 
 

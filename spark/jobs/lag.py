@@ -12,6 +12,8 @@ from typing import Final
 import msgspec
 
 from cometmq.client import Admin
+from cometmq.client.administration.groups import refusal_of
+from cometmq.protocol.errors import CometError
 from cometmq.spark.catalog import COUNT_MAX, RemoteBrokers
 from cometmq.spark.jobs import plots
 from cometmq.spark.offsets import Queue
@@ -49,6 +51,8 @@ class LagSampler:
     Args:
         groups: which; none for all that the brokers know.
         retries: of one request.
+
+    `refused` has the groups that the last sample lacks, and why.
     """
 
     def __init__(self, name_server: str, groups: Sequence[str] = (), *, retries: int = 2) -> None:
@@ -56,20 +60,36 @@ class LagSampler:
         self._brokers = RemoteBrokers(ReadOptions(namesrv=name_server, retries=retries))
         self._groups = tuple(groups)
         self._before: dict[tuple[str, Queue], GroupLag] = {}
+        self._was_there: set[str] = set()
+        self.refused: dict[str, CometError] = {}
 
     def sample(self) -> list[GroupLag]:
-        """One row a group and queue. Raises GroupNotExist, NotReachable."""
+        """One row a group and queue.
+
+        Raises NotReachable; GroupNotExist and other errors of a group that was named, if it was in
+        no sample before.
+        """
         names = self._groups or tuple(each.group for each in self._admin.groups())
+        self.refused = {}
         rows = []
         for group in names:
-            described = self._admin.describe_group(group)
-            queues = [Queue(each.broker, each.topic, each.queue_id) for each in described.queues]
-            ranges = self._brokers.ranges(queues)
-            offsets = self._brokers.committed(group, queues)
-            for queue in queues:
-                row = self._row(group, queue, offsets[queue], ranges[queue])
-                self._before[group, queue] = row
-                rows.append(row)
+            try:
+                rows += self._rows(group)
+            except CometError as error:
+                if group in self._groups and group not in self._was_there:
+                    raise
+                self.refused[group] = refusal_of(error)
+            else:
+                self._was_there.add(group)
+        return rows
+
+    def _rows(self, group: str) -> list[GroupLag]:
+        described = self._admin.describe_group(group)
+        queues = [Queue(each.broker, each.topic, each.queue_id) for each in described.queues]
+        ranges = self._brokers.ranges(queues)
+        offsets = self._brokers.committed(group, queues)
+        rows = [self._row(group, queue, offsets[queue], ranges[queue]) for queue in queues]
+        self._before |= {(group, queue): row for queue, row in zip(queues, rows, strict=True)}
         return rows
 
     def _row(self, group: str, queue: Queue, committed: int, limits: tuple[int, int]) -> GroupLag:

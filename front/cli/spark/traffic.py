@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from cometmq.cli.options import name_server_option, output_option
-from cometmq.cli.output import JSON, hint, print_json
+from cometmq.cli.output import JSON, hint, print_json, warn
 from cometmq.cli.spark.running import (
     EXIT_FINDINGS,
     job,
@@ -111,6 +111,8 @@ def lag(
             rows = sampler.sample()
             taken += 1
             print_lag(rows, GroupLag.__struct_fields__, output)
+            for group, error in sampler.refused.items():
+                warn(f"group {group} is left out: {error}")
             if plot is not None:
                 history.append(rows)
                 write_plot(history, plot)
