@@ -19,6 +19,7 @@ from cometmq.protocol.commands import (
     QueryResult,
 )
 from cometmq.protocol.errors import ArgumentIllegal, MessageNotFound
+from cometmq.protocol.names import check_search_key
 from cometmq.shm.derived.index_file import TIME_MAX, carries
 from cometmq.shm.kernel._kernel import Message, decode
 
@@ -97,13 +98,15 @@ class MessageAdmin(Brokers):
         What was sent a moment ago may not be found yet: keys are indexed behind the messages.
 
         Args:
-            key: one of the message's keys.
+            key: one of the message's keys, which has no space.
             begin, end: store times, both inclusive: datetimes or milliseconds. None: any.
             max_count: of all brokers. They are all in memory at once; a broker hands them over in
                 answers of at most 1,024, or 4 MiB.
             unique: `key` is the message's UNIQ_KEY, which its producer gave it.
             broker: only there; None = on all that have the topic.
         """
+        if not unique:
+            check_search_key(key)
         command = QueryMessages(
             topic,
             key,

@@ -11,7 +11,7 @@ import msgspec
 from cometmq.client.arguments import check
 from cometmq.protocol.commands import TIMED
 from cometmq.protocol.errors import ArgumentIllegal, MessageIllegal, MessageTooLarge
-from cometmq.protocol.names import check_properties, check_tag, check_topic
+from cometmq.protocol.names import check_properties, check_tag, check_topic, joined_keys
 from cometmq.protocol.timed import RECALL_TAG, Handle
 from cometmq.shm.kernel import _kernel
 
@@ -103,10 +103,7 @@ def compose(
         check_tag(tags)
     if keys is not None and keys.__class__ is not str:
         check("keys", keys, str | Iterable[str] | None)
-        try:
-            keys = " ".join(keys)
-        except TypeError as error:
-            raise ArgumentIllegal(f"keys is several, each text: {error}") from None
+        keys = joined_keys(keys)
     if properties is not None:
         check("properties", properties, Mapping[str, str] | None)
         check_properties(properties)

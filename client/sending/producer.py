@@ -221,8 +221,9 @@ class Producer:
             topic: created with the broker's defaults if it is new and the broker allows that.
             body: bytes-like, not empty.
             tags: the one tag that consumers may select by.
-            keys: one or several words to find the message by later.
-            properties: text by name.
+            keys: to find the message by later: a text, whose words are one key each, or several
+                texts, which are one key each and have no spaces.
+            properties: text by name. One without a value is left out: RocketMQ's format has none.
             ordering_key: messages of one key go to one queue, by RocketMQ's hash of the key.
             queue_id: that queue; of several brokers the first by name that has it.
             flag: a number of 32 bits, carried through.
@@ -298,7 +299,7 @@ class Producer:
         wait: bool = True,
         callback: Callback | None = None,
     ) -> Future[Receipt]:
-        """Send without waiting; the future gets the receipt, or the error.
+        """Send without waiting; the future gets the receipt, or the error. Arguments as of `send`.
 
         `callback(receipt, error)` is called as well, with one of them None. It, and what is added
         to the future, is called by one thread of the producer's: a slow callback delays the others,

@@ -19,6 +19,7 @@ from cometmq.cli.interrupts import CtrlC
 from cometmq.cli.output import JSON, console, hint, print_record
 from cometmq.client import Producer, Receipt
 from cometmq.protocol.errors import Refused
+from cometmq.protocol.names import KEY_SEPARATOR
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -63,7 +64,7 @@ class SendOptions:
             keys=given["keys"],
             properties=dict(_pair(text) for text in given["properties"]) or None,
             tags_from=extractor(given["tags_from"]),
-            keys_from=extractor(given["keys_from"]),
+            keys_from=_key_extractor(given["keys_from"]),
             ordering_key=given["ordering_key"],
             ordering_key_from=extractor(given["ordering_key_from"]),
             receipts=given["receipts"],
@@ -76,29 +77,55 @@ class SendOptions:
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise click.UsageError(f"--property {text}: must be NAME=VALUE")
+    if not equals or not name or not value:
+        raise click.UsageError(
+            f"--property {text}: must be NAME=VALUE; a message cannot hold one without a value"
+        )
     return name, value
 
 
+def _key_extractor(spec: str | None) -> Extract | None:
+    """As `extractor`, for one key of each line."""
+    extract = extractor(spec)
+    if extract is None:
+        return None
+
+    def one_key(line: bytes) -> str | None:
+        found = extract(line)
+        if found and KEY_SEPARATOR in found:
+            raise click.ClickException(
+                f"--keys-from {spec}: it takes {found[:100]!r} from a line, and a space separates "
+                "keys: nobody would find that one. Have the expression take one word"
+            )
+        return found
+
+    return one_key
+
+
 def extractor(spec: str | None) -> Extract | None:
-    """How to get a value out of a line: a field's number from 1, or a regular expression."""
+    """How to get a value out of a line: a field's number from 1, or a regular expression for its
+    text. What in it is not UTF-8 matches as the surrogates that Python's file names have."""
     if spec is None:
         return None
     if spec.isascii() and spec.isdigit():
         return _field(int(spec))
     try:
-        pattern = re.compile(spec.encode())
+        pattern = re.compile(spec)
     except re.error as error:
         raise click.UsageError(f"{spec!r} is no regular expression: {error}") from None
     group = min(1, pattern.groups)
 
     def search(line: bytes) -> str | None:
-        match = pattern.search(line)
+        match = pattern.search(line.decode(errors="surrogateescape"))
         found = match[group] if match else None
-        return found.decode(errors="replace") if found else None
+        return _storable(found) if found else None
 
     return search
+
+
+def _storable(text: str) -> str:
+    """With U+FFFD for what was not UTF-8: tags and keys are text."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _field(number: int) -> Extract:

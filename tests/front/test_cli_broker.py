@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +81,43 @@ def test_tags_and_keys_out_of_each_line(at: dict[str, str]) -> None:
         assert found is not None
         assert row.split(b"|", 3)[:3] == [tag.encode(), found[0], b"day=monday"]
         assert row.split(b"|", 3)[3].rstrip(b"\r") == line
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "tag"),
+    [
+        (r"\[(\w+)\]", "order [支付] done".encode(), "支付"),
+        (r"(\w+)$", "naïve café".encode(), "café"),
+        (r"(?i)ÄRGER", "großer ärger".encode(), "ärger"),
+        (r"\[(.)\]", "[é]".encode(), "é"),
+        (r"level=(\w+)", b"\xff\xfe level=warn \xe9", "warn"),
+        (r"level=(\S+)", b"level=caf\xe9 x", "caf\ufffd"),
+        (r"\d+", "zahl ١٢ 7".encode(), "١٢"),
+    ],
+)
+def test_patterns_are_text(pattern: str, line: bytes, tag: str, at: dict[str, str]) -> None:
+    """Fault 31: of any script; a line that is not UTF-8 is matched, and sent as it is."""
+    topic = f"Text{zlib.crc32(pattern.encode() + line)}"
+    options = ("--tags-from", pattern, "--keys-from", pattern, "-k", pattern)
+    output_of("msg", "send", "-t", topic, *options, input=line + b"\n", **at)
+    got = output_of("msg", "tail", "-t", topic, "--until-end", "-f", r"%g|%k|%s\n", **at)
+    assert got == f"{tag}|{tag}|".encode() + line + b"\n"
+
+
+def test_key_with_a_space_out_of_a_line_is_refused(at: dict[str, str]) -> None:
+    """Fault 31: it would be two keys, neither of them that one."""
+    lines = b"user=ann.\nuser=john smith.\nuser=zoe.\n"
+    send = ("msg", "send", "-t", "Spaced", "--queue", "0", "--keys-from", r"user=(.+)\.")
+    done = run(*send, input=lines, **at)
+    assert done.returncode == 1
+    assert b"'john smith'" in done.stderr
+    assert b"a space separates keys" in done.stderr
+
+
+def test_property_without_a_value_is_refused(at: dict[str, str]) -> None:
+    """Fault 31: it would be left out without a word."""
+    done = run("msg", "send", "-t", "Empty", "-p", "day=", input=b"x\n", **at)
+    assert (done.returncode, b"cannot hold one without a value" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("tags", ["a", "b", "a || b", "c"])
