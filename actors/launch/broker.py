@@ -62,12 +62,12 @@ from cometmq.protocol.errors import (
 )
 from cometmq.shm.live.control import Counter, Phase
 from cometmq.shm.log.last_run import LastRun
-from cometmq.shm.log.marks import remove_marks
+from cometmq.shm.log.marks import forget_last_run, remove_marks
 from cometmq.shm.os.ballast import BASE_BYTES, drop_ballast, take_ballast
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import ABORT_FILE, SLAVE_FILE
 from cometmq.shm.os.locks import StoreLock
-from cometmq.shm.state.identity import keep_identity
+from cometmq.shm.state.identity import keep_identity, was_opened_by_others
 
 if TYPE_CHECKING:
     from cometmq.actors.launch.hosted import Host
@@ -157,6 +157,10 @@ class BrokerActor(ServiceActor):
         self._last_run = None
         if not (self._clean or promoted):
             self._last_run = LastRun.read(self._store, self._segment_bytes)
+        if was_opened_by_others(self._store):
+            if not self._clean:
+                log.info("another program may have opened the store since the last run of CometMQ")
+            forget_last_run(self._store, clean=self._clean)
         drop_ballast(self._store)
         abort.write_text(str(os.getpid()))
         if self._settings.is_slave:

@@ -73,6 +73,12 @@ def keep_as_before(store: Path) -> None:
         path.rename(before)
 
 
+def forget_queues(store: Path) -> None:
+    """Remove what is known of the queues of earlier runs."""
+    for name in (QUEUES_FILE, QUEUES_BEFORE_FILE):
+        (store / name).unlink(missing_ok=True)
+
+
 def queues_before(store: Path) -> dict[tuple[str, int], int]:
     """Every queue of the run before with its maximum then; empty if that is not known."""
     found: dict[tuple[str, int], int] = {}

@@ -2,8 +2,9 @@
 
 kill -9 takes processes away, not the page cache: as long as the machine and the mount of the store
 live on, everything that was written is there, and the control file that was left behind says how
-far that is. Where one of the two has changed, or the log does not bear the counters out, nothing of
-it is believed, and recovery begins at the checkpoint.
+far that is. Where one of the two has changed, or another program has opened the store since, or
+the log does not bear the counters out, nothing of it is believed, and recovery begins at the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from cometmq.protocol.errors import StoreError
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
 from cometmq.shm.os.libc import mount_id
 from cometmq.shm.os.processes import boot_id
+from cometmq.shm.state.identity import was_opened_by_others
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class LastRun(msgspec.Struct, frozen=True):
         try:
             control = ControlFile.open(store / CONTROL_FILE, writable=False)
             meta = control.meta
+            if was_opened_by_others(store):
+                return None
         except (StoreError, OSError):
             return None
         values = control.values()

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from cometmq.shm.live.control import CONTROL_FILE, SLEEPERS_FILE, end_run
-from cometmq.shm.live.queue_table import keep_as_before
+from cometmq.shm.live.queue_table import forget_queues, keep_as_before
 from cometmq.shm.os.durable import sync_folder
 from cometmq.shm.os.files import (
     ABORT_FILE,
@@ -32,4 +32,19 @@ def remove_marks(store: Path) -> None:
     keep_as_before(store)
     sync_folder(store)
     (store / ABORT_FILE).unlink(missing_ok=True)
+    sync_folder(store)
+
+
+def forget_last_run(store: Path, *, clean: bool) -> None:
+    """Remove the counters of the last run of ours, durably: another program has opened the store
+    since. To be called before the store notes that this broker has opened it.
+
+    Args:
+        clean: that program ended in order. If not, nobody knows which queues there should be, and
+            the table of the last run's queues goes, too: all of them are compared with the log.
+    """
+    end_run(store / CONTROL_FILE)
+    (store / CONTROL_FILE).unlink(missing_ok=True)
+    if not clean:
+        forget_queues(store)
     sync_folder(store)

@@ -266,12 +266,51 @@ def _first_to_scan(
     return 0
 
 
+def warn_of_whole(
+    store: Path, segment_bytes: int, physical_offset: int, zeros_max: int | None = None
+) -> None:
+    """Say in the log how many whole records lie behind that offset, if there are any.
+
+    Args:
+        zeros_max: look no further behind so many zeros.
+    """
+    folder = store / COMMITLOG_DIR
+    records = timestamp = 0
+    for start in list_segments(folder, segment_bytes):
+        end = start + segment_bytes
+        if end <= physical_offset:
+            continue
+        begin, path = max(start, physical_offset), folder / segment_name(start)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            dirty = count_dirty(descriptor, begin - start, segment_bytes, zeros_max)
+            stop = begin + dirty
+            with map_segment(path, segment_bytes, writable=False) as memory:
+                at = find_whole(memory, descriptor, start, begin, stop, 0) if dirty else -1
+                while at >= 0:
+                    reached, _, count, _, timestamp = _kernel.scan(memory, start, at, end, True)
+                    records += count
+                    at = find_whole(memory, descriptor, start, reached, stop, 0)
+        finally:
+            os.close(descriptor)
+        if zeros_max is not None and end - begin - dirty >= zeros_max:
+            break
+    if records:
+        log.warning(
+            "%d whole records behind %d are removed, the last one was stored at %d ms: the broker "
+            "that stored them ended before it acknowledged them",
+            records, physical_offset, timestamp,
+        )  # fmt: skip
+
+
 def cut(store: Path, segment_bytes: int, physical_offset: int) -> int:
     """Remove everything from `physical_offset` on; how many bytes of it were not zero.
 
-    Segments behind it go; what remains of its own is zeroed, so that it is never found again.
+    Segments behind it go; what remains of its own is zeroed, so that it is never found again. Whole
+    records among it do not go without a warning.
     """
     folder = store / COMMITLOG_DIR
+    warn_of_whole(store, segment_bytes, physical_offset)
     dirty = 0
     removed = False
     for start in reversed(list_segments(folder, segment_bytes)):
@@ -294,13 +333,15 @@ def cut(store: Path, segment_bytes: int, physical_offset: int) -> int:
 def zero_behind(
     store: Path, segment_bytes: int, physical_offset: int, max_message_bytes: int
 ) -> int:
-    """Zero what a dead writer left unfinished; segments that are ready stay. Bytes not zero.
+    """Zero what a dead writer left unfinished; segments that are ready stay. Bytes not zero. Whole
+    records among it do not go without a warning.
 
     It wrote one record behind the other, so that what it wrote ends where more zeros than a record
     can hold begin, be it a copy of one that could not be sent any more.
     """
     folder = store / COMMITLOG_DIR
     zeros_max = 2 * (max(max_message_bytes, FRAME_MAX) + RECORD_OVERHEAD_BYTES)
+    warn_of_whole(store, segment_bytes, physical_offset, zeros_max)
     dirty = 0
     for start in list_segments(folder, segment_bytes):
         end = start + segment_bytes

@@ -48,7 +48,8 @@ class StoreLock:
         found = os.fstat(self._descriptor)
         self._key = found.st_dev, found.st_ino, byte
         _held[self._key] = os.getpid()
-        if byte == 0:
+        # Only where it is not there: by its time the next start knows who opened the store last.
+        if os.pread(self._descriptor, len(self.FILE), 0) != self.FILE:
             os.pwrite(self._descriptor, self.FILE, 0)
             os.fdatasync(self._descriptor)
 
@@ -60,6 +61,19 @@ class StoreLock:
             _held.pop(self._key, None)
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def lock_state(store: Path) -> str:
+    """How `lock` looks: its size and the time of its last write; empty where there is none.
+
+    Every RocketMQ writes the file when it opens the store, with the content that is there. A broker
+    of CometMQ does not write it again.
+    """
+    try:
+        found = (store / LOCK_FILE).stat()
+    except FileNotFoundError:
+        return ""
+    return f"{found.st_size}@{found.st_mtime_ns}"
 
 
 def _check_not_held_here(path: Path, *held_bytes: int) -> None:

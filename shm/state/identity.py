@@ -2,6 +2,9 @@
 
 Positions that somebody keeps outside, such as a Spark checkpoint, mean nothing in another store.
 The supervisor alone writes the file. A store that only RocketMQ had open has none.
+
+It also notes how `lock` looked then. If the file looks different now, another program (a RocketMQ)
+has opened the store since, and files that describe the last run of CometMQ are out of date.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import msgspec
 
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.shm.os.durable import replace_file
+from cometmq.shm.os.locks import lock_state
 
 IDENTITY_FILE: Final = "cometmq.store"
 UNKNOWN: Final = "-"
@@ -25,6 +29,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     broker: str = ""  # the name of the broker that opened it last
     segment_bytes: int = 0  # of its log, and of its queues; 0: an older broker did not say
     queue_segment_bytes: int = 0
+    lock: str = ""  # `lock_state` then; empty: an older broker did not say
 
 
 def read_identity(store: Path) -> Identity:
@@ -44,13 +49,24 @@ def read_identity(store: Path) -> Identity:
 def keep_identity(
     store: Path, broker: str, segment_bytes: int = 0, queue_segment_bytes: int = 0
 ) -> Identity:
-    """What it was, or a new one for a store without; with this broker's name and sizes from now on.
+    """What it was, or a new one for a store without; with this broker's name and sizes from now on,
+    and with `lock` as it is now. The caller holds the store's lock.
 
     Raises StoreDamaged, DiskFull, OSError.
     """
     found = read_identity(store)
     store_id = os.urandom(16).hex() if found.store_id == UNKNOWN else found.store_id
-    kept = Identity(store_id, broker, segment_bytes, queue_segment_bytes)
+    lock = lock_state(store)
+    kept = Identity(store_id, broker, segment_bytes, queue_segment_bytes, lock)
     if kept != found:
         replace_file(store / IDENTITY_FILE, msgspec.json.encode(kept))
     return kept
+
+
+def was_opened_by_others(store: Path) -> bool:
+    """Whether another program may have opened the store since a broker of CometMQ did.
+
+    Raises StoreDamaged.
+    """
+    noted = read_identity(store).lock
+    return not noted or noted != lock_state(store)
