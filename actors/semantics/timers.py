@@ -28,7 +28,7 @@ from cometmq.actors.semantics.delays import BYTES_MAX, WRITE_TIMEOUT_S, now_ms
 from cometmq.actors.semantics.portion import Portion, SetAside
 from cometmq.actors.semantics.timer_clock import TimerClock
 from cometmq.actors.semantics.timer_copies import TimerCopies
-from cometmq.actors.semantics.timer_start import believed_up_to, read_up_to
+from cometmq.actors.semantics.timer_start import believed_up_to, claimed_check, read_up_to
 from cometmq.protocol.commands import Cover, Position
 from cometmq.protocol.errors import MessageIllegal, MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
@@ -147,7 +147,8 @@ class Timers:
         self._number = position.number
         state = TimersState.unpack(self._deriver.note) if position.number else TimersState()
         # In a group it may tell of what was never confirmed, as delayOffset.json may.
-        check = None if self._settings.is_in_group else read_check(self._family.store)
+        there = read_check(self._family.store)
+        check = None if self._settings.is_in_group else there
         if check is not None:
             state = state.joined(check.read_ms, check.queue_offset)
         segment_bytes = self._settings.mapped_file_size_timer_log_bytes
@@ -164,6 +165,8 @@ class Timers:
         reach = self._store.positions.queue_range(TIMER_TOPIC, 0)
         low, high = reach if reach else (0, 0)
         self.seen, self._frontier = min(max(after, low), high), state.frontier
+        claimed = claimed_check(there, wheel, self.seen)
+        write_check(self._family.store, claimed, now_ms())  # before the first unit
         begun = self._clock.aheads[-1]
         self._clock = TimerClock(state, self._store, self._records, self._aside, begun=begun)
         self._clock.begin(wheel)
