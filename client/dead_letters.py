@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from cometmq.client.administration.groups import GroupAdmin
 from cometmq.client.arguments import checked
+from cometmq.client.sending.outgoing import PROPERTIES_BYTES_MAX, compose
 from cometmq.client.sending.producer import Producer
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.commands import (
@@ -24,7 +25,7 @@ from cometmq.protocol.commands import (
     QueueKey,
     QueueOffset,
 )
-from cometmq.protocol.errors import BodyIllegal, CometError, MessageNotFound, TopicNotExist
+from cometmq.protocol.errors import CometError, MessageIllegal, MessageNotFound, TopicNotExist
 from cometmq.protocol.names import (
     DLQ_PREFIX,
     RESERVED_PROPERTIES,
@@ -50,8 +51,13 @@ class DeadLetter(NamedTuple):
     message: Message
 
     @property
+    def id(self) -> str:
+        """Of the message."""
+        return self.message.msg_id
+
+    @property
     def topic(self) -> str:
-        """Where it was sent to at first."""
+        """Where it was sent to at first; `%DLQ%group` where its properties had no room for that."""
         return self.message.properties.get("RETRY_TOPIC", self.message.topic)
 
     @property
@@ -89,8 +95,11 @@ class DeadLetterAdmin(GroupAdmin):
     ) -> list[Resent]:
         """Send dead letters again, to the topics that they came from; what became of each.
 
-        What is stored again is dealt with, up to the first that is not. Those that `msg_ids` names
-        stay where they are: other letters may lie before them.
+        What is stored again is dealt with, up to the first that is not: an error of one keeps no
+        others from being sent, but those behind it stay listed, and another call sends them again.
+        Those that `msg_ids` names stay where they are: other letters may lie before them. A new
+        message has the id of its letter as property DLQ_ORIGIN_MESSAGE_ID, if its properties have
+        room for that.
 
         Args:
             msg_ids: of these messages; None: of all that are not dealt with.
@@ -103,14 +112,14 @@ class DeadLetterAdmin(GroupAdmin):
         resent: list[Resent] = []
         with Producer(self._routes.addresses, linger_ms=5) as producer:
             for route in self._with_dead_letters(group):
-                letters = self._letters(group, route)
-                if wanted is not None:
-                    letters = (each for each in letters if each.message.msg_id in wanted)
-                of_broker = _send_again(producer, letters, topic)
-                resent += of_broker
-                if wanted is None:
-                    self._note_dealt_with(group, route, of_broker)
-        missing = (wanted or set()) - {each.letter.message.msg_id for each in resent}
+                is_whole = wanted is None  # all before these are dealt with
+                for page in self._pages(group, route):
+                    letters = [each for each in page if wanted is None or each.id in wanted]
+                    of_page = _send_again(producer, letters, topic)
+                    resent += of_page
+                    if is_whole:  # page by page: a call that fails has noted what it has sent
+                        is_whole = self._note_dealt_with(group, route, of_page)
+        missing = (wanted or set()) - {each.letter.id for each in resent}
         if missing:
             raise MessageNotFound(f"group {group} has no dead letter {min(missing)}")
         return resent
@@ -140,31 +149,42 @@ class DeadLetterAdmin(GroupAdmin):
             return []
 
     def _letters(self, group: str, route: BrokerRoute) -> Iterator[DeadLetter]:
-        """Page by page, from where they are not dealt with."""
+        """From where they are not dealt with."""
+        for page in self._pages(group, route):
+            yield from page
+
+    def _pages(self, group: str, route: BrokerRoute) -> Iterator[list[DeadLetter]]:
         topic, ends = DLQ_PREFIX + group, route.endpoints
         answer = self._ask(
             ends.coordinator, FetchOffsets(group, [QueueKey(topic, 0)]), GroupOffsets
         )
         at = max(0, answer.offsets[0].queue_offset)
         channel = self._routes.channel(ends.readers[0], f"a reader of {ends.broker}")
-        while True:
+        end = None  # what comes meanwhile is not looked at: it may be what is sent again
+        while end is None or at < end:
             command = PullMessages(topic, 0, at, PAGE_COUNT, PAGE_BYTES)
             page, payload = channel.ask(command, timeout_s=self._timeout_s, by_line=False)
             assert isinstance(page, PullResult)
-            for message in decode(payload[0].buffer) if payload else ():
-                yield DeadLetter(ends.broker, message)
+            end = page.max_queue_offset if end is None else end
+            if payload:
+                messages = decode(payload[0].buffer)
+                yield [DeadLetter(ends.broker, m) for m in messages if m.queue_offset < end]
             if page.next_queue_offset <= at:
                 return
             at = page.next_queue_offset
 
-    def _note_dealt_with(self, group: str, route: BrokerRoute, resent: Iterable[Resent]) -> None:
+    def _note_dealt_with(self, group: str, route: BrokerRoute, resent: Iterable[Resent]) -> bool:
+        """Up to the first that is not; whether all of them are."""
         end = -1
+        is_whole = True
         for each in resent:
             if each.error is not None:
+                is_whole = False
                 break
             end = each.letter.message.queue_offset + 1
         if end >= 0:
             self._commit(group, route, end)
+        return is_whole
 
     def _commit(self, group: str, route: BrokerRoute, queue_offset: int) -> None:
         offset = QueueOffset(DLQ_PREFIX + group, 0, queue_offset)
@@ -175,26 +195,16 @@ def _send_again(
     producer: Producer, letters: Iterable[DeadLetter], topic: str | None
 ) -> list[Resent]:
     """All of them at once, then their answers."""
-    sent: list[tuple[DeadLetter, Future[Receipt] | BodyIllegal]] = []
+    sent: list[tuple[DeadLetter, Future[Receipt] | CometError]] = []
     for letter in letters:
-        message = letter.message
         try:
-            future = producer.send_async(
-                topic or letter.topic,
-                message.body,
-                tags=message.tags,
-                keys=message.keys,
-                properties=_own_properties(message),
-                flag=message.flag,
-            )
-        except BodyIllegal as error:  # compressed, so that it cannot be read: it stays
+            sent.append((letter, _begin(producer, letter, topic)))
+        except CometError as error:  # of this one alone, such as a body that cannot be read
             sent.append((letter, error))
-        else:
-            sent.append((letter, future))
     resent = []
     for letter, outcome in sent:
         try:
-            if isinstance(outcome, BodyIllegal):
+            if isinstance(outcome, CometError):
                 raise outcome
             resent.append(Resent(letter, outcome.result().msg_id, None))
         except CometError as error:
@@ -202,7 +212,26 @@ def _send_again(
     return resent
 
 
-def _own_properties(message: Message) -> dict[str, str]:
-    """As they were sent, and the id of the dead letter."""
+def _begin(producer: Producer, letter: DeadLetter, topic: str | None) -> Future[Receipt]:
+    message = letter.message
+    if topic is None and letter.topic == message.topic:
+        raise MessageIllegal(
+            f"dead letter {message.msg_id} does not say which topic it came from, since its "
+            "properties had no room for that: name the topic to send it to"
+        )
     kept = {k: v for k, v in message.properties.items() if k not in _OF_DELIVERIES}
-    return kept | {"DLQ_ORIGIN_MESSAGE_ID": message.msg_id}
+    with_origin = kept | {"DLQ_ORIGIN_MESSAGE_ID": message.msg_id}
+    target, outgoing = compose(
+        topic or letter.topic, message.body, message.tags, message.keys, with_origin, None, None,
+        message.flag, True,
+    )  # fmt: skip
+    if outgoing.properties_bytes > PROPERTIES_BYTES_MAX:
+        with_origin = kept
+    return producer.send_async(
+        target.topic,
+        message.body,
+        tags=message.tags,
+        keys=message.keys,
+        properties=with_origin,
+        flag=message.flag,
+    )

@@ -279,6 +279,8 @@ class TopicLanes:
 
     def elsewhere(self, broker: str) -> Lane | None:
         """A queue of another broker, for a batch that any queue will do for."""
+        if not self.lanes:
+            return None
         others = [lane for lane in self._preferred() if lane.broker != broker and not lane.failures]
         return random.choice(others) if others else None
 

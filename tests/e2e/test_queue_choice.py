@@ -386,3 +386,16 @@ def test_staged_bodies_go_elsewhere(broker: Broker, admin: Admin) -> None:
         stage.finish()
         line.commit(1, ["stage"])
     assert set(stored(broker, topic, COUNT)) <= {0, 1}
+
+
+@pytest.mark.parametrize("linger_ms", [0, 5])
+def test_a_topic_that_nobody_may_write_any_more_fails_every_message(
+    broker: Broker, admin: Admin, linger_ms: float
+) -> None:
+    topic = a_topic(admin, 4)
+    with Producer(broker.name_server, linger_ms=linger_ms) as producer:
+        knowing(producer, topic)
+        admin.update_topic(topic, perm=4)
+        futures = [producer.send_async(topic, b"no") for _ in range(COUNT)]
+        futures += [producer.send_async(topic, b"no", ordering_key="k") for _ in range(3)]
+        assert {type(each.exception(60)) for each in futures} == {errors.NoPermission}

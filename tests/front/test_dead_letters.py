@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_process import json_of, output_of, run
@@ -13,7 +14,8 @@ from family import RunningBroker
 from patience import patient
 from shared_data import data_path
 
-from cometmq.client import Admin, Consumer, Message, Producer
+from cometmq.client import Admin, Consumer, Message, Producer, dead_letters
+from cometmq.client.sending.outgoing import PROPERTIES_BYTES_MAX, UNIQ_KEY_BYTES
 from cometmq.protocol.commands import (
     GiveBackMessages,
     GivenBack,
@@ -21,7 +23,13 @@ from cometmq.protocol.commands import (
     Section,
     SendMessages,
 )
-from cometmq.protocol.errors import BodyIllegal, MessageNotFound
+from cometmq.protocol.errors import (
+    BodyIllegal,
+    MessageIllegal,
+    MessageNotFound,
+    NoPermission,
+    NotReachable,
+)
 from cometmq.shm.kernel._kernel import BatchEncoder
 from cometmq.shm.kernel.layout import SYS_COMPRESSED
 
@@ -146,3 +154,85 @@ def test_a_group_without_any(broker: RunningBroker) -> None:
     done = run("group", "dlq", "show", "healthy", "ID", **at)
     assert done.returncode != 0
     assert b"group healthy has no dead letter ID" in done.stderr
+
+
+def bury_apart(
+    broker: RunningBroker, group: str, topics: list[str], large: int = -1
+) -> list[Message]:
+    """One message a topic, in this order; one has properties at their limit."""
+    buried = []
+    for number, topic in enumerate(topics):
+        broker.create_topic(topic, 1)
+        room = PROPERTIES_BYTES_MAX - UNIQ_KEY_BYTES - len("big\1\2")
+        properties = {"big": "x" * room} if number == large else {"number": str(number)}
+        with Producer(broker.ready.name_server) as producer:
+            producer.send(topic, b"%d" % number, properties=properties)
+        buried += give_up(broker, group, topic, 1)
+        broker.read_queue(f"%DLQ%{group}", 0, number + 1)
+    return buried
+
+
+def test_one_without_room_for_its_origin_is_sent_without(broker: RunningBroker) -> None:
+    """Fault 20: MessageTooLarge for the call; those before it were sent at each try."""
+    buried = bury_apart(broker, "large", [f"large-{number}" for number in range(6)], 2)
+    with Admin(broker.ready.name_server) as admin:
+        resent = admin.resend_dead_letters("large")
+        assert [type(each.error) for each in resent[:3]] == [type(None)] * 2 + [MessageIllegal]
+        assert "does not say which topic it came from" in str(resent[2].error)
+        assert len(admin.dead_letters("large")) == 4
+        resent = admin.resend_dead_letters("large", topic="large-again")
+        assert [each.error for each in resent] == [None] * 4
+        assert admin.dead_letters("large") == []
+        assert admin.resend_dead_letters("large", topic="large-again") == []
+    again = {each.body: each for each in take(broker, "large-reader", "large-again", 4)}
+    assert again.keys() == {each.body for each in buried[2:]}
+    assert again[b"2"].properties["big"] == buried[2].properties["big"]
+    assert {body for body, m in again.items() if "DLQ_ORIGIN_MESSAGE_ID" not in m.properties} == {
+        b"2"
+    }
+
+
+@pytest.mark.parametrize("bad", [0, 3, 5])
+def test_one_that_cannot_be_sent_keeps_no_others(broker: RunningBroker, bad: int) -> None:
+    """Fault 20: a result for each, and those before it are dealt with."""
+    group = f"barred-{bad}"
+    topics = [f"{group}-{number}" for number in range(6)]
+    bury_apart(broker, group, topics)
+    with Admin(broker.ready.name_server) as admin:
+        admin.update_topic(topics[bad], perm=4)
+        resent = admin.resend_dead_letters(group)
+        assert [type(each.error) for each in resent] == [
+            NoPermission if number == bad else type(None) for number in range(6)
+        ]
+        assert [each.topic for each in admin.dead_letters(group)] == topics[bad:]
+        rows = json.loads(
+            run("group", "dlq", "resend", group, "--output", "json",
+                **{VARIABLE: broker.ready.name_server}).stdout
+        )  # fmt: skip
+        assert [row["topic"] for row in rows] == topics[bad:]
+        assert [bool(row["error"]) for row in rows] == [True] + [False] * (5 - bad)
+        admin.update_topic(topics[bad], perm=6)
+        assert [each.error for each in admin.resend_dead_letters(group)] == [None] * (6 - bad)
+        assert admin.dead_letters(group) == []
+
+
+def test_what_was_sent_before_the_call_failed_is_noted(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 20: a reader that goes away between two pages."""
+    monkeypatch.setattr(dead_letters, "PAGE_COUNT", 2)
+    bury_apart(broker, "paged", [f"paged-{number}" for number in range(5)])
+    pages_of = Admin._pages
+
+    def broken(*arguments: Any) -> Iterator[Any]:
+        for number, page in enumerate(pages_of(*arguments)):
+            if number == 2:
+                raise NotReachable("gone")
+            yield page
+
+    with Admin(broker.ready.name_server) as admin:
+        with monkeypatch.context() as patched:
+            patched.setattr(Admin, "_pages", broken)
+            with pytest.raises(NotReachable):
+                admin.resend_dead_letters("paged")
+        assert [each.topic for each in admin.dead_letters("paged")] == ["paged-4"]
