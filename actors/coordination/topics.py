@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from cometmq.actors.books.topics import TEMPLATE_TOPIC, check_info
+from cometmq.actors.books.topics import QUEUES_MAX, TEMPLATE_TOPIC, check_info
 from cometmq.actors.coordination.announcing import Announcing
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
@@ -182,20 +182,32 @@ class Topics:
         self._want_known(request, [topic], lambda: self._route(topic))
 
     def make(self, topic: str, queues: int) -> None:
-        """A topic of the broker's own making, unless it is there."""
+        """A topic of the broker's own making, unless it is there with as many queues; it never has
+        fewer than before."""
+        queues = min(queues, QUEUES_MAX)  # a file may say anything
         if topic not in self._topics:
             self._put_topic(TopicInfo(topic, queues, queues, READ_WRITE))
+            return
+        there = self._topics.info_of(topic)
+        if min(there.read_queues, there.write_queues) < queues:
+            most = max(there.read_queues, queues), max(there.write_queues, queues)
+            self._put_topic(TopicInfo(topic, *most, there.perm))
 
     def on_create_topic(self, command: CreateTopic, request: Request) -> None:
         info = command.info
         _check_changeable(info.topic)
+        before: TopicInfo | None = None
         if command.mode == ChangeMode.CREATE:
             self._create(info)
         elif command.mode in (ChangeMode.UPDATE, ChangeMode.FORCE):
-            self._update(info, by_force=command.mode == ChangeMode.FORCE)
+            before = self._update(info, by_force=command.mode == ChangeMode.FORCE)
         else:
             raise BadRequest(f"mode {command.mode}: 0 create, 1 update, 2 update by force")
-        self._want_known(request, [info.topic], lambda: self._route(info.topic))
+        answer = partial(self._route, info.topic)
+        if before is not None:
+            lowered = self._topics.info_of(info.topic)
+            answer = partial(self._answer_lowered, before, lowered)
+        self._want_known(request, [info.topic], answer)
 
     def on_create_topics(self, command: CreateTopics, request: Request) -> None:
         created: list[str] = []
@@ -245,8 +257,9 @@ class Topics:
                 "(to change it: topic update)"
             )
 
-    def _update(self, info: TopicInfo, *, by_force: bool) -> None:
-        """Change a topic. Raises TopicNotExist, MessagesUnread."""
+    def _update(self, info: TopicInfo, *, by_force: bool) -> TopicInfo | None:
+        """Change a topic; what it was, if it has fewer queues now, of which all is read. Raises
+        TopicNotExist, MessagesUnread."""
         there = self._topics.info_of(info.topic)
         wanted = TopicInfo(
             info.topic,
@@ -255,10 +268,26 @@ class Topics:
             there.perm if info.perm == -1 else info.perm,
         )
         check_info(wanted)
-        if wanted.read_queues < there.read_queues and not by_force:
+        lowers = wanted.read_queues < there.read_queues and not by_force
+        if lowers:
             self._check_all_is_read(info.topic, wanted.read_queues)
         if wanted != there:
             self._put_topic(wanted)
+        return there if lowers else None
+
+    def _answer_lowered(self, before: TopicInfo, lowered: TopicInfo) -> Command:
+        """Nothing more comes to the queues that are gone, as every process knows the change. What
+        was stored there since they were looked at brings them back. Raises MessagesUnread."""
+        try:
+            self._check_all_is_read(before.topic, lowered.read_queues)
+        except CometError:
+            if self._topics.get(before.topic) and self._topics.info_of(before.topic) == lowered:
+                log.warning("topic %s has its queues again: they are not read", before.topic)
+                self._put_topic(before)
+                self.finish_round()
+                self._books.send()
+            raise
+        return self._route(before.topic)
 
     def _check_all_is_read(self, topic: str, first: int) -> None:
         """Raise MessagesUnread unless every group is at the end of the queues from `first` on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -20,12 +21,15 @@ from cometmq.protocol.topics import TopicMirror
 from cometmq.shm.kernel._kernel import QueueCursor, is_queue_name
 from cometmq.shm.live.queue_table import SLOTS_MAX, QueueTable
 
+log = logging.getLogger(__name__)
+
 
 class Cursors:
     """The writer's ends of all queues, one of each.
 
-    A client's batch goes to `writable`, which asks the topics; an actor's record to `of`, which
-    does not: the broker's own topics need not be known.
+    A client's batch goes to `writable`, which refuses a queue that the topic does not have; an
+    actor's record to `for_record`, which has another one for it then. The broker's own topics need
+    not be known.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -99,6 +103,32 @@ class Cursors:
             raise QueueNotExist(f"queue {queue_id} of {topic}, which has {queues} queues")
         if not info.perm & WRITE:
             raise NoPermission(f"topic {topic} is not writable")
+
+    def for_record(self, topic: str, queue_id: int, *, has_waited: bool) -> QueueCursor:
+        """Return the queue that takes what an actor stores for this one: a retry, a message that
+        was delayed, an end of a transaction. It was chosen when the topic may have been another
+        one: no record goes to a queue that nobody reads.
+
+        Args:
+            has_waited: since it was chosen. A topic that is not known was deleted meanwhile;
+                otherwise it may be about to be made.
+
+        Raises what `of` raises.
+        """
+        there = self._queue_of(topic, queue_id, has_waited)
+        if there != queue_id:
+            log.debug("queue %d of %s, which it has not, is queue %d", queue_id, topic, there)
+        return self.of(topic, there)
+
+    def _queue_of(self, topic: str, queue_id: int, has_waited: bool) -> int:
+        """That queue, or one that the topic has for readers and for writers."""
+        if queue_id <= 0 or is_internal_topic(topic):  # these have the queues that actors use
+            return queue_id
+        info = self._topics.topics.get(topic)
+        if info is None:
+            return 0 if has_waited else queue_id  # the first one it will have, if it is made again
+        queues = min(info.read_queues, info.write_queues) or info.read_queues or info.write_queues
+        return queue_id % queues if queues else 0
 
     def of(self, topic: str, queue_id: int) -> QueueCursor:
         """Of any queue, new maybe; whichever thread asks, there is never a second one.

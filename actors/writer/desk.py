@@ -112,7 +112,7 @@ class Desk:
         bytes_max = snapshot_bytes_max(segment_bytes, settings.max_message_size)
         self.derived = DerivedWrites(
             Derivers(bytes_max),
-            partial(self.append_records, size_max=WRITE_BYTES_MAX),
+            partial(self.append_records, size_max=WRITE_BYTES_MAX, has_waited=True),
             segment_start=lambda: commit_log.appender.segment_start,
             flushed=lambda: flushed.value,
             tell_needed=family.control.own(Counter.MARKS_FROM).reset,
@@ -211,9 +211,12 @@ class Desk:
         payload: bytes | memoryview,
         count: int,
         size_max: int = sys.maxsize,
+        has_waited: bool = False,
     ) -> bytes:
-        """Lay down an actor's records, all or none; see CommitLog.append_inner."""
-        cursors = [self._cursors.of(key.topic, key.queue_id) for key in queues]
+        """Lay down an actor's records, all or none; see CommitLog.append_inner. For `has_waited`
+        see Cursors.for_record."""
+        find = partial(self._cursors.for_record, has_waited=has_waited)
+        cursors = [find(key.topic, key.queue_id) for key in queues]
         places = self._log.append_inner(cursors, payload, count, size_max=size_max)
         own = sum(key.topic in HIDDEN_TOPICS for key in queues)
         # Either all of them, or one mark with others' messages behind it.
@@ -223,7 +226,7 @@ class Desk:
     def _append_ends(self, ends: HalfEnds, mark: bytes) -> tuple[int, int]:
         """Lay down a mark, and behind it what these come to, all or none: where the mark lies, and
         the op's queue offset."""
-        of = self._cursors.of
+        of = partial(self._cursors.for_record, has_waited=True)
         queues = [of(*queue_of(topic, queue_id)) for topic, queue_id in ends.queues]
         derived, ops = of(DERIVED_TOPIC, DERIVED_QUEUE), of(OP_TOPIC, 0)
         batch = self._log.checked(

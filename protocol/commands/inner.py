@@ -138,8 +138,9 @@ class AppendRecords(Command, frozen=True, tag=76):
 
     One payload frame, made by the kernel's InnerEncoder (actors/runtime/inner.py): each record has
     every field that RocketMQ's has, for one of `queues`; topics may be the broker's own, and need
-    not be known. Together they must fit into a segment. When the whole machine fails before
-    the answer, the first of them may be found stored.
+    not be known. Records for a queue that a known topic does not have go to one that it has.
+    Together they must fit into a segment. When the whole machine fails before the answer, the first
+    of them may be found stored.
 
     With `derived` it is a derived write: either all records and the deriver's new position, or
     neither, whatever fails; one that comes again is not stored again. There may be no records.
