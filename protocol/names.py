@@ -137,11 +137,15 @@ def check_search_key(key: str) -> None:
         )
 
 
-def pop_retry_topic(group: str, topic: str) -> str:
-    """Where messages of this topic are kept that come again to a group without queues. As
-    RocketMQ's brokers name it (KeyBuilder.buildPopRetryTopicV2): no other group's can be called so.
+def pop_retry_topic(group: str, topic: str, sign: str = POP_RETRY_SIGNS[0]) -> str:
+    """Return where messages of this topic are kept that come again to a group without queues.
+
+    Args:
+        sign: that stands between the two. `_` is what RocketMQ's brokers read by default
+            (KeyBuilder.buildPopRetryTopicV1). With `+` (V2, read with enableRetryTopicV2) no other
+            group's can be called so.
     """
-    name = f"{RETRY_PREFIX}{group}{POP_RETRY_SIGNS[-1]}{topic}"
+    name = f"{RETRY_PREFIX}{group}{sign}{topic}"
     return name if len(name) <= LONG_TOPIC_MAX else RETRY_PREFIX + group
 
 

@@ -26,31 +26,42 @@ class Retry(msgspec.Struct, frozen=True):
     is_dead: bool = False
 
 
-def retry_topic(group: str, entry: GivenBack, *, popped: bool) -> str:
-    """Where a message comes again. What was popped has a retry topic for each topic, and stays in
-    the one in which it is: a consumer of a group without queues reads one topic, and must not
-    be given another one's."""
-    if not popped:
+def retry_topic(
+    group: str, entry: GivenBack, *, popped: bool, sign: str = POP_RETRY_SIGNS[0]
+) -> str:
+    """Where a message comes again. What was popped has a retry topic for each topic: a consumer of
+    a group without queues reads one topic, and must not be given another one's.
+
+    Args:
+        sign: see pop_retry_topic.
+    """
+    if not popped or entry.topic == RETRY_PREFIX + group:
         return RETRY_PREFIX + group
-    if entry.topic == RETRY_PREFIX + group or entry.topic.startswith(
-        tuple(f"{RETRY_PREFIX}{group}{sign}" for sign in POP_RETRY_SIGNS)
-    ):
-        return entry.topic
-    return pop_retry_topic(group, entry.topic)
+    named = pop_retry_topic(group, "", POP_RETRY_SIGNS[0])
+    if entry.topic.startswith(named):  # it comes again from there
+        return pop_retry_topic(group, entry.topic.removeprefix(named), sign)
+    older = pop_retry_topic(group, "", POP_RETRY_SIGNS[1])
+    return pop_retry_topic(group, entry.topic.removeprefix(older), sign)
 
 
 def retry_of(
-    command: StoreRetries, entry: GivenBack, reconsume_times: int, levels_ms: tuple[int, ...]
+    command: StoreRetries,
+    entry: GivenBack,
+    reconsume_times: int,
+    levels_ms: tuple[int, ...],
+    topic: str = "",
 ) -> Retry:
     """What becomes of a message.
 
     Args:
         reconsume_times: how often it was given back before.
         levels_ms: how long each delay level waits.
+        topic: its retry topic; empty: by the names alone.
     """
     if entry.delay_level < 0 or reconsume_times >= command.max_reconsume_times:
         return Retry(DLQ_PREFIX + command.group, 0, True)
-    topic = retry_topic(command.group, entry, popped=command.at_once or entry.handle != 0)
+    popped = command.at_once or entry.handle != 0
+    topic = topic or retry_topic(command.group, entry, popped=popped)
     if command.at_once:
         return Retry(topic, 0)
     if entry.after_ms >= 0:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from cometmq.actors.books.book import Book
+from cometmq.actors.books.retry_topics import RetryTopics
 from cometmq.actors.coordination.files import (
     FiltersFile,
     GroupsFile,
@@ -62,6 +63,7 @@ class Books:
         self.popped = self._popped_file.book
         self.takes = self._order_file.book
         self.filters = self._filters_file.book
+        self.retry_topics = RetryTopics(self.groups, self.topics, self.offsets)
         self.silent_s = self._members_file.silent_s  # since the last coordinator was seen to live
         self._ledger: Ledger
         self.snapshots: Snapshots
@@ -179,6 +181,12 @@ class Books:
         return any(
             queue.out for key, queue in self.popped.queues.items() if key[0] == group
         ) or any(take.free_ms > now_ms for _, take in self.takes.of_group(group))
+
+    def check_new_group(self, group: str) -> None:
+        """Raise what says why a group of that name is not made, unless it is there: TooManyGroups;
+        NameIllegal, if it would be given another group's retries."""
+        self.groups.check_put(group)
+        self.retry_topics.check_new(group)
 
     def then(self, action: Action) -> None:
         """Call it with None once all that was changed until now is kept, or with the error."""

@@ -60,10 +60,7 @@ class Groups:
             names.check_group(name)
             raise GroupNotExist(f"group {name} is unknown to this broker")
         check_unused(self._poppers, name, by_force=command.force)
-        retries = f"{names.RETRY_PREFIX}{name}"
-        of_pops = names.pop_retry_topic(name, "")
-        topics = self._books.topics.configs
-        retry_topics = [each for each in topics if each == retries or each.startswith(of_pops)]
+        retry_topics = self._books.retry_topics.of_group(name)
         self._members.evict(name)
         self._books.change(GroupRemoved(name))
         log.info("group %s is deleted", name)
@@ -92,7 +89,7 @@ class Groups:
 
     def _put(self, config: SubscriptionGroupConfig) -> None:
         name = config.group_name
-        self._books.groups.check_put(name)
+        self._books.check_new_group(name)
         done = "changed" if name in self._configs else "created"
         self._books.change(GroupPut(config))
         log.info("group %s is %s", name, done)

@@ -242,7 +242,7 @@ class Members:
         if not self._settings.auto_create_subscription_group:
             raise GroupNotExist(f"group {name} is unknown, and autoCreateSubscriptionGroup is off")
         config = SubscriptionGroupConfig(group_name=name)
-        self._books.groups.check_put(name)
+        self._books.check_new_group(name)
         self._change(name, GroupPut(config))
         log.info("group %s is created", name)
         return config

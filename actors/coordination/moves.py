@@ -87,7 +87,7 @@ class Moves:
             for queue_id in self._offsets.queue_ids(group, topic)
         ]
         if target not in self._books.groups.configs:
-            self._books.groups.check_put(target)
+            self._books.check_new_group(target)
             config = config or self._members.config_of(group)
             self._books.change(GroupPut(msgspec.structs.replace(config, group_name=target)))
             log.info("group %s is created, with the settings of %s", target, group)

@@ -55,7 +55,7 @@ from cometmq.protocol.ledger import (
     PopExtended,
     PopsAcked,
 )
-from cometmq.protocol.names import POP_RETRY_SIGNS, RETRY_PREFIX
+from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.shm.live.queue_table import QueueRange
 
 SPAN_MAX: Final = 65_536  # of a queue: from the first that is not acknowledged to the last popped
@@ -91,6 +91,7 @@ class Pops:
         self._arrivals: Arrivals | None = None
         self._seen = -1  # of the arrivals, when was last looked
         self._turns: dict[tuple[str, str], int] = {}
+        self._retry_topics = books.retry_topics
         self._held = HeldPops(actor)
         self._beginnings = Beginnings(actor, books, members, stored, self._look_on)
         self._to_look: deque[tuple[str, str]] = deque()  # whose messages may have come
@@ -199,24 +200,13 @@ class Pops:
         turn = self._turns.get((group, topic), 0)
         self._turns[group, topic] = turn + 1
         topics = [topic]
-        for retry in self._retry_topics(group, topic):
+        for retry in self._retry_topics.read_by(group, topic):
             topics.insert(0 if turn % RETRY_TURNS == 0 else len(topics), retry)
         for name in topics:
             queues = sorted(self._stored(name).items())
             for step in range(len(queues)):
                 queue_id, there = queues[(turn + step) % len(queues)]
                 yield (group, name, queue_id), there
-
-    def _retry_topics(self, group: str, topic: str) -> list[str]:
-        """Ours, and those where a RocketMQ broker has what its consumers had popped in vain: their
-        name may be that of another group's, too."""
-        retry = RETRY_PREFIX + group
-        names = [retry, *(retry + sign + topic for sign in POP_RETRY_SIGNS)]
-        known, groups = self._books.topics, self._books.groups.configs
-        return [
-            name for name in names
-            if name in known and (name == retry or name.removeprefix(RETRY_PREFIX) not in groups)
-        ]  # fmt: skip
 
     def _pop_queue(
         self, key: Key, there: QueueRange, most: int, command: PopMessages

@@ -10,7 +10,6 @@ from typing import Final, Protocol
 import msgspec
 
 from cometmq.actors.books.attempts import Attempts
-from cometmq.actors.books.retries import retry_topic
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.runtime.service import Request, ServiceActor
@@ -31,7 +30,8 @@ from cometmq.protocol.errors import (
     SystemBusy,
     from_code,
 )
-from cometmq.protocol.names import DLQ_PREFIX, check_topic
+from cometmq.protocol.ledger import OffsetSet
+from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX, check_topic
 from cometmq.protocol.wire.channel import Channel, Pending
 
 WAITING_MAX: Final = 256  # commands that the scheduler has not answered
@@ -85,6 +85,7 @@ class Retries:
         self._actor = actor
         self._books = books
         self._members = members
+        self._retry_topics = books.retry_topics
         self._make_topic = make_topic
         self._scheduler = Channel(endpoint, "the scheduler") if endpoint else None
         self._waiting = 0
@@ -263,17 +264,19 @@ class Retries:
     ) -> Pending:
         if self._scheduler is None:
             raise ServiceNotAvailable("no scheduler belongs to this coordinator")
-        config = self._members.config_of(command.group)
+        group = command.group
+        config = self._members.config_of(group)
+        popped = at_once or command.popped
+        of = self._retry_topics.topic_of
+        topics = [of(group, each, popped=popped or each.handle != 0) for each in command.messages]
         if config.retry_queue_nums > 0:
-            for topic in sorted(
-                {
-                    retry_topic(command.group, each, popped=at_once or each.handle != 0)
-                    for each in command.messages
-                }
-            ):
+            for topic in sorted({*topics}):
+                is_new = topic not in self._books.topics
                 self._make_topic(topic, config.retry_queue_nums)
-        self._make_topic(DLQ_PREFIX + command.group, 1)
-        wanted = _with_config(command, config, at_once, handed_out, attempts)
+                if is_new and topic != RETRY_PREFIX + group:  # it is seen to be this group's
+                    self._books.change(OffsetSet(group, topic, 0, 0))
+        self._make_topic(DLQ_PREFIX + group, 1)
+        wanted = _with_config(command, config, at_once, handed_out, attempts, topics)
         return self._scheduler.request(wanted, on_done=on_done)
 
 
@@ -290,6 +293,7 @@ def _with_config(
     at_once: bool,
     handed_out: Sequence[int],
     attempts: list[int],
+    topics: list[str],
 ) -> StoreRetries:
     times_max = command.max_reconsume_times
     policy = config.group_retry_policy
@@ -306,4 +310,5 @@ def _with_config(
         at_once,
         list(handed_out),
         attempts,
+        topics,
     )

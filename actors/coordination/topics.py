@@ -166,8 +166,9 @@ class Topics:
     def on_ensure_topic(self, command: EnsureTopic, request: Request) -> None:
         topic = command.topic
         names.check_writable_topic(topic)
-        if topic.startswith(names.RETRY_PREFIX):
-            config = self._members.config_of(topic.removeprefix(names.RETRY_PREFIX))
+        group = topic.removeprefix(names.RETRY_PREFIX)
+        if group != topic and (topic not in self._topics or group in self._books.groups.configs):
+            config = self._members.config_of(group)
             self.make(topic, max(config.retry_queue_nums, 1))
         elif topic == reply_topic(self._settings.broker_cluster_name):
             self.make(topic, 1)

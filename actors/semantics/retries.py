@@ -159,7 +159,7 @@ class Retries:
     def _add(self, storing: _Storing, index: int, message: Message) -> None:
         command, batch = storing.command, storing.batch
         times = message.reconsume_times + (command.handed_out[index] if command.handed_out else 0)
-        way = self._way(storing, command.messages[index], times)
+        way = self._way(storing, index, times)
         if way is None:
             return  # such a group drops what it could not consume
         topic = storing.sent_to(message.topic)
@@ -181,16 +181,16 @@ class Retries:
         )
         batch.messages[index] = message
 
-    def _way(self, storing: _Storing, entry: GivenBack, times: int) -> _Way | None:
+    def _way(self, storing: _Storing, index: int, times: int) -> _Way | None:
         """Of a message that was given back so often before; None: none."""
         command = storing.command
+        entry = command.messages[index]
+        topic = command.retry_topics[index] if command.retry_topics else ""
         queues = command.retry_queues
         queue_id = random.randrange(queues) if queues > 1 else 0
-        popped = entry.handle != 0
-        topic = entry.topic if popped or command.at_once else ""  # else all have the same
-        key = times, entry.delay_level, entry.after_ms, popped, topic, queue_id
+        key = times, entry.delay_level, entry.after_ms, topic, queue_id
         if key not in storing.ways:
-            retry = retry_of(command, entry, times, self._levels_ms)
+            retry = retry_of(command, entry, times, self._levels_ms, topic)
             storing.ways[key] = (
                 None if queues <= 0 and not retry.is_dead else _way(retry, queue_id, storing.now)
             )

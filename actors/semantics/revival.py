@@ -139,7 +139,7 @@ class Revival:
         if not given:
             queue.settle(point)
             return
-        command = GiveBackMessages(point.group, given)
+        command = GiveBackMessages(point.group, given, popped=True)
         self._ask(command, partial(self._is_revived, queue, point))
 
     def _place_of(self, point: CheckPoint, offset: int) -> int | None:

@@ -265,6 +265,10 @@ class PopBroker:
                 suspend_ms = SUSPEND_MS
         if again:
             restore_topics(found)
+        if again and popped.topic != RETRY_PREFIX + wanted.group:
+            # The topic's name may be the one of another group and topic, too.
+            mine = wanted.topic, popped.topic  # RocketMQ's do not say where they were sent
+            found = [message for message in found if message.topic in mine]
         set_source(found, taken)
         for message in found if popped.counts else ():
             count_attempts([message], popped.counts[message.queue_offset - popped.queue_offset])

@@ -35,9 +35,10 @@ class GiveBackMessages(Command, frozen=True, tag=100):
     """Client to coordinator: have them delivered again later. -> MessagesGivenBack
 
     A copy of each is stored, with one attempt more, for %RETRY%group, or of what was popped
-    for %RETRY%group+topic; or, once there were `max_reconsume_times` of them, in %DLQ%group. So it
+    for %RETRY%group_topic; or, once there were `max_reconsume_times` of them, in %DLQ%group. So it
     may be acknowledged where it was. These topics are made when they are needed first. A group
-    without retry queues has it dropped.
+    without retry queues has it dropped. Where another group could be given %RETRY%group_topic as
+    well, it is %RETRY%group+topic.
     """
 
     access = by_clients(read("group", On.GROUP), read("messages.topic"), later=True)
@@ -46,6 +47,7 @@ class GiveBackMessages(Command, frozen=True, tag=100):
     group: str
     messages: list[GivenBack]
     max_reconsume_times: Int32 = -1  # -1: as the group's configuration says
+    popped: bool = False  # all of them were, also without a handle
 
 
 class MessagesGivenBack(Answer, frozen=True, tag=101):
@@ -76,3 +78,5 @@ class StoreRetries(Command, frozen=True, tag=89):
     # Of each message the number of this attempt to give it back. One that comes again, since
     # nobody knows what became of it, has the same, and no second copy is stored. Else empty.
     attempts: list[Int64] = []
+    # Of each message, the topic in which it comes again, unless it is dead.
+    retry_topics: list[str] = []

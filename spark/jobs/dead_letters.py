@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cometmq.client import Admin
 from cometmq.protocol.errors import StoreError
 from cometmq.protocol.names import DLQ_PREFIX, POP_RETRY_SIGNS, RETRY_PREFIX
+from cometmq.shm.state.config_files import ConfigFile
+from cometmq.shm.state.tables import SubscriptionGroupTable
 from cometmq.spark.jobs.running import Progress, Watch
 from cometmq.spark.sessions import messages
 
@@ -24,7 +27,8 @@ COLUMNS: Final = (
     "unique_key", "body", "properties", "reconsume_times",
 )  # fmt: skip
 POISON: Final = 3
-POPPED: Final = re.escape(POP_RETRY_SIGNS[-1]) + ".*"  # in the name of a retry topic: see there
+POPPED: Final = f"[{re.escape(POP_RETRY_SIGNS)}].*"  # in the name of a retry topic: see there
+OLDER: Final = re.escape(POP_RETRY_SIGNS[1]) + ".*$"
 
 
 class Failures(msgspec.Struct, frozen=True):
@@ -124,6 +128,7 @@ def letters(
     prefixes = (DLQ_PREFIX, RETRY_PREFIX) if retries else (DLQ_PREFIX,)
     names = "|".join(map(re.escape, groups)) or ".*"
     pattern = f"({'|'.join(map(re.escape, prefixes))})({names})({POPPED})?"
+    known = _groups(options) if retries else set()
     frame = messages(
         spark,
         columns=COLUMNS,
@@ -133,13 +138,36 @@ def letters(
     )
     is_dead = f.col("topic").startswith(DLQ_PREFIX)
     prefix = f.when(is_dead, len(DLQ_PREFIX)).otherwise(len(RETRY_PREFIX))
+    name = f.substr("topic", prefix + 1)
+    # Of what was popped, behind the group: a sign and the topic that it was sent to.
+    behind = f.concat(f.lit(POP_RETRY_SIGNS[0]), f.col("properties")["RETRY_TOPIC"])
+    by_default = f.endswith(name, f.coalesce(behind, f.lit(POP_RETRY_SIGNS[0])))
+    own = is_dead | name.isin(sorted(known))
+    group = (
+        f.when(own, name)
+        .when(name.contains(POP_RETRY_SIGNS[1]), f.regexp_replace(name, OLDER, ""))
+        .when(by_default, f.substr(name, f.lit(1), f.length(name) - f.length(behind)))
+        .otherwise(name)
+    )
+    if groups:
+        frame = frame.where(group.isin([*groups]))
     return frame.select(
-        f.regexp_replace(f.substr("topic", prefix + 1), f"{POPPED}$", "").alias("group"),
+        group.alias("group"),
         f.when(is_dead, "dead").otherwise("retry").alias("kind"),
         f.coalesce(f.col("properties")["RETRY_TOPIC"], f.col("topic")).alias("origin_topic"),
         f.col("properties")["ORIGIN_MESSAGE_ID"].alias("origin_msg_id"),
         *(name for name in COLUMNS if name != "topic"),
     )
+
+
+def _groups(options: Mapping[str, str]) -> set[str]:
+    """The groups that are known: the retry topic of one may end as if another one had popped."""
+    if "store" not in options:
+        with Admin(options["namesrv"]) as admin:
+            return {each.group for each in admin.groups()}
+    path = Path(options["store"]) / "config" / "subscriptionGroup.json"
+    table = ConfigFile(path, SubscriptionGroupTable).load()
+    return set() if table is None else {*table.subscription_group_table}
 
 
 def _iso(micros: int) -> str:

@@ -125,11 +125,11 @@ def test_what_becomes_of_what_is_given_back() -> None:
     assert retry_of(plain, chosen, 0, LEVELS_MS) == Retry("%RETRY%g", 6)
     assert retry_of(plain, GivenBack("t", 0, 0, 0, -1), 0, LEVELS_MS) == Retry("%DLQ%g", 0, True)
     now = StoreRetries("g", [], 3, 1, at_once=True)
-    assert retry_of(now, entry, 2, LEVELS_MS) == Retry("%RETRY%g+t", 0)
+    assert retry_of(now, entry, 2, LEVELS_MS) == Retry("%RETRY%g_t", 0)
     for topic, kept in {
-        "t": "%RETRY%g+t", "%RETRY%g+t": "%RETRY%g+t", "%RETRY%g_t": "%RETRY%g_t",
-        "%RETRY%g": "%RETRY%g", "%RETRY%gg": "%RETRY%g+%RETRY%gg", "%DLQ%g": "%RETRY%g+%DLQ%g",
-        "t" * 127: "%RETRY%g+" + "t" * 127, "%RETRY%" + "x" * 248: "%RETRY%g",
+        "t": "%RETRY%g_t", "%RETRY%g+t": "%RETRY%g_t", "%RETRY%g_t": "%RETRY%g_t",
+        "%RETRY%g": "%RETRY%g", "%RETRY%gg": "%RETRY%g_%RETRY%gg", "%DLQ%g": "%RETRY%g_%DLQ%g",
+        "t" * 127: "%RETRY%g_" + "t" * 127, "%RETRY%" + "x" * 248: "%RETRY%g",
     }.items():  # fmt: skip
         popped = GivenBack(topic, 0, 0, 0, handle=7)
         assert retry_of(plain, popped, 0, LEVELS_MS) == Retry(kept, 3)

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from family import RunningBroker, encode_batch
 from msgspec import inspect
+from patience import patient
 
 from cometmq import Admin, Consumer, PendingTransaction, PopConsumer, Producer
 from cometmq.actors.books.transactions import GROUP as TRANSACTIONS
@@ -63,7 +64,7 @@ from cometmq.protocol.ledger import LEDGER_TOPIC
 from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, OP_TOPIC, TIMER_TOPIC
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 60
+WAIT_S = patient(60)
 OUTSIDE = Audience.CLIENT, Audience.ADMINISTRATOR
 GROUPS = (TRANSACTIONS, REVIVE, "CID_RMQ_SYS_X", "TOOLS_CONSUMER", "CID_ONSAPI_PULL", "SELF_TEST_C")
 TOPICS = (

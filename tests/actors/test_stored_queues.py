@@ -20,6 +20,7 @@ from coordinator_child import (
     running,
 )
 from family import RunningBroker, encode_batch
+from patience import patient
 
 from cometmq import Admin, Consumer, Message, PopConsumer, Producer, Reject, Retry, errors
 from cometmq.actors.coordination.coordinator import CoordinatorActor
@@ -44,7 +45,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.shm.live.queue_table import QueueRange
 
-WAIT_S = 60
+WAIT_S = patient(60)
 SETTINGS = {"messageDelayLevel": "1s 1s 1s 1s"}
 MANY = 48
 
@@ -137,7 +138,7 @@ def test_retries_come_after_more_retry_queues(
         producer.send(topic, b"last")
         until("with one again", lambda: b"last" in done)
     until("no lag is left", lambda: admin.describe_group(group).lag == 0)
-    retry_topic = f"%RETRY%{group}+{topic}" if pops else f"%RETRY%{group}"
+    retry_topic = f"%RETRY%{group}_{topic}" if pops else f"%RETRY%{group}"
     queues = admin.describe_topic(retry_topic).read_queues
     assert queues == 4
     assert {message.queue_id for message in stored(broker, retry_topic)} <= set(range(queues))

@@ -168,6 +168,7 @@ public final class BrokerHost {
         if (command.has("maxReconsumeTimes")) {
             consumer.setMaxReconsumeTimes(command.get("maxReconsumeTimes").getAsInt());
         }
+        consumer.setClientRebalance(!command.has("pop")); // else as the broker says: POP
         int holdLevel = command.has("holdLevel") ? command.get("holdLevel").getAsInt() : 0;
         JsonObject topics = command.getAsJsonObject("topics");
         for (String topic : topics.keySet()) {

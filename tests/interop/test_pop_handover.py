@@ -1,0 +1,141 @@
+"""Messages that a group without queues has to do again go from a broker of ours to a real RocketMQ,
+whose POP consumers get all of them (Fault 2)."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from family import RunningBroker
+from interop import peers, rocketmq
+from interop.handover import OURS, THEIRS
+from interop.real import RealRocketMQ
+from patience import patient
+
+from cometmq.client import Admin, PopConsumer, Producer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.jvm,
+    pytest.mark.timeout(rocketmq.FETCH_TIMEOUT_S + 400),
+]
+WAIT_S = patient(90.0)
+GROUP, TOPIC = "workers", "jobs"
+COUNT = 30
+BODIES = [f"job {number}" for number in range(COUNT)]
+CLUSTER = {"brokerClusterName": "interop"}
+POPPING = {"defaultMessageRequestMode": "POP"}
+
+
+def until(what: str, condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def consumed(events: Iterable[dict[str, Any]]) -> set[str]:
+    return {
+        base64.b64decode(event["body"]).decode()
+        for event in events
+        if event["kind"] == "consumed" and event["group"] == GROUP
+    }
+
+
+def failed(events: Iterable[dict[str, Any]]) -> set[str]:
+    return {
+        base64.b64decode(event["body"]).decode() for event in events if event["kind"] == "failed"
+    }
+
+
+def consume_all(rocket: RealRocketMQ, store: Path, wanted: set[str], **settings: str) -> None:
+    """RocketMQ's POP consumers get all of these."""
+    rocket.start(store, THEIRS | CLUSTER | POPPING | settings, TOPIC)
+    rocket.consume(GROUP, {TOPIC: ""}, pop=1)
+    rocket.wait(lambda events: wanted <= consumed(events))
+    rocket.stop()
+
+
+@pytest.mark.parametrize("v2", ["false", "true"])
+def test_what_our_consumers_give_back(tmp_path: Path, v2: str) -> None:
+    """A third each: acknowledged, given back, and never heard of again."""
+    peers.require("rocketmq")
+    store = tmp_path / "store"
+    with RunningBroker(store, OURS | CLUSTER) as broker, Admin(broker.ready.name_server) as admin:
+        server = broker.ready.name_server
+        admin.create_topic(TOPIC, queues=2)
+        with Producer(server) as producer:
+            producer.send_many(TOPIC, [body.encode() for body in BODIES])
+        taken = []
+        with PopConsumer(server, GROUP, TOPIC, invisible_s=5) as consumer:
+            while len(taken) < COUNT:
+                taken += consumer.poll(COUNT, WAIT_S)
+            third = COUNT // 3
+            consumer.ack(*taken[:third])
+            for message in taken[third : 2 * third]:
+                consumer.nack(message, after=0)
+        retry = f"%RETRY%{GROUP}_{TOPIC}"
+        until("all are there again", lambda: retry in admin.topics() and
+              admin.describe_topic(retry).message_count == 2 * third)  # fmt: skip
+    with RealRocketMQ(tmp_path / "jvm") as rocket:
+        wanted = {message.body.decode() for message in taken[third:]}
+        consume_all(rocket, store, wanted, enableRetryTopicV2=v2)
+
+
+def test_what_rocketmq_had_popped_comes_back_to_it(tmp_path: Path) -> None:
+    """By its check points, which the broker of ours revives: 30 of 30."""
+    peers.require("rocketmq")
+    store = tmp_path / "store"
+    with RunningBroker(store, OURS | CLUSTER) as broker, Admin(broker.ready.name_server) as admin:
+        admin.create_topic(TOPIC, queues=2)
+        with Producer(broker.ready.name_server) as producer:
+            for body in BODIES:
+                producer.send(TOPIC, body.encode(), properties={"fails": "1"})
+    with RealRocketMQ(tmp_path / "jvm") as rocket:
+        rocket.start(store, THEIRS | CLUSTER | POPPING, TOPIC)
+        rocket.consume(GROUP, {TOPIC: ""}, pop=1)
+        rocket.wait(lambda events: len(failed(events)) == COUNT)
+        rocket.stop()
+        retry = f"%RETRY%{GROUP}_{TOPIC}"
+        with (
+            RunningBroker(store, OURS | CLUSTER) as broker,
+            Admin(broker.ready.name_server) as admin,
+        ):
+            until("all are revived", lambda: retry in admin.topics() and
+                  admin.describe_topic(retry).message_count >= COUNT)  # fmt: skip
+        consume_all(rocket, store, set(BODIES))
+
+
+@pytest.mark.parametrize(("v2", "sign"), [("false", "_"), ("true", "+")])
+def test_what_rocketmq_gives_back_comes_to_ours(tmp_path: Path, v2: str, sign: str) -> None:
+    """By either name, as it is set there."""
+    peers.require("rocketmq")
+    store = tmp_path / "store"
+    with RunningBroker(store, OURS | CLUSTER) as broker:
+        server = broker.ready.name_server
+        with Admin(server) as admin, Producer(server) as producer:
+            admin.create_topic(TOPIC, queues=1)
+            for body in BODIES:
+                producer.send(TOPIC, body.encode(), properties={"fails": "9"})
+    retry = f"%RETRY%{GROUP}{sign}{TOPIC}"
+    with RealRocketMQ(tmp_path / "jvm") as rocket:
+        rocket.start(store, THEIRS | CLUSTER | POPPING | {"enableRetryTopicV2": v2}, TOPIC)
+        rocket.consume(GROUP, {TOPIC: ""}, pop=1)
+        rocket.wait(lambda events: len(failed(events)) == COUNT)
+        until("one is revived", lambda: retry in rocket.state()["topics"]["topicConfigTable"])
+        rocket.stop()
+    found: set[str] = set()
+    with (
+        RunningBroker(store, OURS | CLUSTER) as broker,
+        PopConsumer(broker.ready.name_server, GROUP, TOPIC) as consumer,
+    ):
+        deadline = time.monotonic() + WAIT_S
+        while found < set(BODIES):
+            assert time.monotonic() < deadline, set(BODIES) - found
+            for message in consumer.poll(COUNT, timeout_s=1):
+                found.add(message.body.decode())
+                consumer.ack(message)
