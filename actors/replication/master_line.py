@@ -23,6 +23,7 @@ from typing import Final
 from cometmq.protocol.errors import ServiceNotAvailable
 from cometmq.protocol.retry import pause_s, spread
 from cometmq.protocol.wire.line import abstract, peer_uid
+from cometmq.protocol.wire.liveness import watch_plain
 from cometmq.shm.kernel.layout import HA_FRAME
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def connect(address: str) -> socket.socket:
     if is_here(address):
         return _connect_here(address.removeprefix(UNIX))
     made = socket.create_connection(address_of_master(address), CONNECT_TIMEOUT_S)
+    watch_plain(made)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
     return made

@@ -13,6 +13,7 @@ from cometmq.actors.replication.said import Said
 from cometmq.conf import BrokerSettings
 from cometmq.conf.replication import Network
 from cometmq.protocol.errors import ConfigError
+from cometmq.protocol.wire.liveness import watch_plain
 
 BACKLOG: Final = 128
 ACCEPTS_AT_ONCE: Final = 64
@@ -119,6 +120,7 @@ class Door:
 
     def _admit(self, connection: socket.socket, address: str, host: str) -> None:
         if is_allowed(host, connection.getsockname()[0], self._allowed):
+            watch_plain(connection)
             self._let_in(connection, address, host)
             return
         self.sent_away += 1

@@ -31,6 +31,7 @@ import msgspec
 import zmq
 
 from cometmq.conf import NetworkSettings
+from cometmq.protocol.wire.liveness import HEARTBEAT_BYTES, HEARTBEAT_MS
 from cometmq.protocol.wire.monitor import read_event
 from cometmq.shm.os import libc
 from cometmq.shm.os.memory import memory_of
@@ -109,20 +110,29 @@ class Connection(msgspec.Struct):
     inode: int  # of its socket: a number alone may become another's
     acked: int  # as the system had counted when its traffic began to be counted
     received: int
+    since: float  # time.monotonic()
 
     def in_flight(self) -> int:
         """Bytes; 0 if it is gone."""
         return max(0, self.waiting()) + max(0, self.unsent())
 
     def waiting(self) -> int:
-        """Received, and not taken up."""
+        """Received, and not taken up; heartbeats are for ZeroMQ alone."""
         found = tcp_counts(self.traffic.fd)
-        return 0 if found is None else found[1] - self.received - self.traffic.handed
+        if found is None:
+            return 0
+        beats = (time.monotonic() - self.since) * 1000 / HEARTBEAT_MS
+        return found[1] - self.received - self.traffic.handed - int(beats * HEARTBEAT_BYTES)
 
     def unsent(self) -> int:
         """Given to be sent, and not confirmed."""
         found = tcp_counts(self.traffic.fd)
-        return 0 if found is None else self.traffic.given - (found[0] - self.acked)
+        if found is None:
+            return 0
+        unsent = self.traffic.given - (found[0] - self.acked)
+        if unsent < 0:  # heartbeats are counted by the system alone
+            self.acked, unsent = self.acked - unsent, 0
+        return unsent
 
 
 class Connections:
@@ -237,7 +247,7 @@ class Connections:
             return  # it has gone again
         acked, received = tcp_counts(fd) or (0, 0)
         traffic = self._traffic[fd] = Traffic(fd)
-        connection = self._known[fd] = Connection(traffic, inode, acked, received)
+        connection = self._known[fd] = Connection(traffic, inode, acked, received, time.monotonic())
         if len(self._known) > self._limits.connections:
             self._refuse(connection, f"there are {self._limits.connections} (maxConnections)")
         elif self._is_short or fd >= _last_descriptor():

@@ -11,6 +11,7 @@ from patience import patient
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 MORE, LONG, COMMAND = 1, 2, 4
+PING, PONG = b"\x04PING", b"\x04PONG"
 
 
 def frame(body: bytes, *, more: bool = False, command: bool = False) -> bytes:
@@ -61,10 +62,14 @@ class RawClient:
         )
 
     def receive_frame(self) -> tuple[int, bytes]:
-        """(flags, body)"""
-        (flags,) = self._read(1)
-        size = struct.unpack(">Q", self._read(8))[0] if flags & LONG else self._read(1)[0]
-        return flags, self._read(size)
+        """(flags, body). Heartbeats are answered."""
+        while True:
+            (flags,) = self._read(1)
+            size = struct.unpack(">Q", self._read(8))[0] if flags & LONG else self._read(1)[0]
+            body = self._read(size)
+            if not (flags & COMMAND and body.startswith(PING)):
+                return flags, body
+            self.socket.sendall(frame(PONG + body[len(PING) + 2 :], command=True))
 
     def _read(self, count: int) -> bytes:
         found = b""
