@@ -321,7 +321,6 @@ LONG_FUNCTIONS = {
     "actors/replication/member.py:on_start": 64,
     "actors/writer/desk.py:__init__": 63,
     "client/consumer.py:run": 86,
-    "client/receiving/receiver.py:__init__": 61,
     "client/sending/producer.py:__init__": 64,
     "spark/jobs/dead_letters.py:dead_letters": 64,
 }

@@ -123,9 +123,10 @@ class Pending:
         self.done = True
         if self._event is not None:
             self._event.set()
-        if self._on_done is not None:
+        on_done, self._on_done = self._on_done, None  # which refers to this, as a rule
+        if on_done is not None:
             try:
-                self._on_done(self)
+                on_done(self)
             except Exception:
                 log.exception("what was to be done with an answer of %s failed", self.channel.name)
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 from paths import ROOT, SEARCH
+from patience import patient
 from signals_child import LIMIT_S, METHODS
 
 from cometmq import Broker, Consumer, Message, PopConsumer
@@ -85,7 +86,7 @@ def test_poll_that_a_handler_left_by_an_exception_loses_nothing(broker: Broker, 
     main = threading.get_ident()
     with broker.producer() as producer, open_consumer(broker, topic, kind) as consumer:
         producer.send(topic, b"first")
-        while not (found := consumer.poll(1, timeout_s=30)):
+        while not (found := consumer.poll(1, timeout_s=patient(30))):
             pass
         consumer.ack(found[0])
         with raising_handler():
@@ -93,11 +94,11 @@ def test_poll_that_a_handler_left_by_an_exception_loses_nothing(broker: Broker, 
                 timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR1))
                 timer.start()
                 with pytest.raises(Struck):
-                    consumer.poll(8, timeout_s=30)
+                    consumer.poll(8, timeout_s=patient(30))
             sent = [producer.send(topic, b"%d" % n).msg_id for n in range(3)]
             seen: list[str] = []
             while len(seen) < 3:
-                for message in consumer.poll(8, timeout_s=30):
+                for message in consumer.poll(8, timeout_s=patient(30)):
                     seen.append(message.msg_id)
                     consumer.ack(message)
     assert sorted(seen) == sorted(sent)
@@ -112,11 +113,11 @@ def test_run_ends_when_a_handler_raises(broker: Broker, kind: str) -> None:
 
     def work(message: Message) -> None:
         began.set()
-        assert may_end.wait(60)
+        assert may_end.wait(patient(60))
         seen.append(message.body)
 
     def strike() -> None:
-        began.wait(60)
+        began.wait(patient(60))
         signal.pthread_kill(main, signal.SIGUSR1)
         threading.Timer(0.3, may_end.set).start()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
 import random
 import signal
 import sys
@@ -23,11 +22,12 @@ from types import FrameType
 from typing import Any, Final
 
 from paths import ROOT
+from patience import patient
 
 from cometmq import Admin, Consumer, Message, PopConsumer, Producer
 from cometmq.errors import CometError, HandleUnknown, RequestTimeout
 
-LIMIT_S: Final = 60.0 * float(os.environ.get("COMETMQ_TEST_PATIENCE", "1"))
+LIMIT_S: Final = patient(60.0)
 ROUND_S: Final = 4.0  # how long METHOD is called
 SIGNALS: Final = 150
 GAP_LINES: Final = 40  # between two signals, at most
@@ -38,11 +38,11 @@ class Clients:
 
     def __init__(self, name_server: str, topic: str) -> None:
         self.name_server, self.topic = name_server, topic
-        self.producer = Producer(name_server, name="signals", timeout_s=30)
-        self.lingering = Producer(name_server, linger_ms=5, timeout_s=30)
+        self.producer = Producer(name_server, name="signals", timeout_s=patient(30))
+        self.lingering = Producer(name_server, linger_ms=5, timeout_s=patient(30))
         self.consumer = Consumer(name_server, topic, topic)
         self.popping = PopConsumer(name_server, f"{topic}-pop", topic)
-        self.admin = Admin(name_server, timeout_s=30)
+        self.admin = Admin(name_server, timeout_s=patient(30))
         self.read: list[Message] = []
         self.popped: list[Message] = []
         self.sent: list[int] = []  # counts: a handler may come between any two instructions
@@ -63,7 +63,7 @@ class Clients:
 
     def send_async(self) -> None:
         self.sent.append(1)
-        self.producer.send_async(self.topic, b"x").result(30)
+        self.producer.send_async(self.topic, b"x").result(patient(30))
         self.confirmed.append(1)
 
     def send_many(self) -> None:
@@ -118,7 +118,7 @@ class Clients:
     def pop_ack(self) -> None:
         while self.popped:
             with contextlib.suppress(IndexError, HandleUnknown):
-                self.popping.extend(self.popped[-1], 30)
+                self.popping.extend(self.popped[-1], 30.0)
                 self.popping.ack(self.popped.pop())
 
     def ask(self) -> None:
