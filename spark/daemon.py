@@ -50,5 +50,8 @@ if __name__ == "__main__":
     sys.path[:] = without_archives(sys.path)
     from pyspark.daemon import manager
 
+    from cometmq.spark.quiet import keep_quiet
+
     import_ahead()
+    keep_quiet()
     manager()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cometmq.protocol.errors import CometError, MessageIllegal
 from cometmq.shm.kernel._kernel import NO_QUEUE, ArrowText, RowEncoder, RowIllegal
+from cometmq.spark.kafka import WRITE_COLUMNS as KAFKAS_COLUMNS
+from cometmq.spark.kafka import counterpart
 from cometmq.spark.schema import SchemaError
 
 if TYPE_CHECKING:
@@ -45,10 +47,10 @@ def check_columns(schema: StructType, *, has_topic: bool) -> None:
         found = WRITE_COLUMNS.get(each.name)
         if found is None:
             close = difflib.get_close_matches(each.name, WRITE_COLUMNS, n=1, cutoff=0.6)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise SchemaError(
-                f"there is no column {each.name!r} to write; {hint}There are {listed}"
-            )
+            hint = f"; did you mean {close[0]}? " if close else "; "
+            if kafkas := counterpart(each.name, KAFKAS_COLUMNS):
+                hint = f"{kafkas}. "
+            raise SchemaError(f"there is no column {each.name!r} to write{hint}There are {listed}")
         kind = each.dataType.simpleString()
         if kind not in found[0]:
             raise SchemaError(f"column {each.name} is {' or '.join(found[0])}, not {kind}: cast it")

@@ -19,6 +19,7 @@ from cometmq.conf.option import Unit, option, options_of, readable
 from cometmq.protocol.errors import CometError, ConfigError, SubscriptionIllegal
 from cometmq.protocol.tags import check_expression
 from cometmq.shm.reading.selection import filter_of
+from cometmq.spark.kafka import READ_OPTIONS, counterpart
 
 MIB: Final = 1 << 20
 
@@ -262,15 +263,22 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
     return options
 
 
-def take_options(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
-    """What was given, by the names of the attributes of `kind`. Raises OptionError."""
+def take_options(
+    kind: type, given: Mapping[str, str], kafkas: dict[str, str] = READ_OPTIONS
+) -> dict[str, Any]:
+    """What was given, by the names of the attributes of `kind`. Raises OptionError.
+
+    Args:
+        kafkas: names of Kafka's options, and their counterparts.
+    """
     declared = options_of(kind)
     by_name = {name.lower(): entry for entry in declared.values() for name in entry.names}
     values: dict[str, Any] = {}
     for name, text in given.items():
         entry = by_name.get(name.lower())
         if entry is None:
-            raise OptionError(f"there is no option {name!r}{_nearest(kind, name)}")
+            hint = counterpart(name, kafkas) or _nearest(kind, name)
+            raise OptionError(f"there is no option {name!r}{hint}")
         try:
             value = entry.take(text)
         except ConfigError as error:

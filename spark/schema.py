@@ -9,6 +9,7 @@ import difflib
 from typing import TYPE_CHECKING, Final
 
 from cometmq.protocol.errors import CometError
+from cometmq.spark.kafka import READ_COLUMNS, counterpart
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -67,8 +68,10 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
         found = COLUMNS.get(field.name)
         if found is None:
             close = difflib.get_close_matches(field.name, COLUMNS, n=1, cutoff=0.6)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise SchemaError(f"there is no column {field.name!r}; {hint}There are {full_schema()}")
+            hint = f"; did you mean {close[0]}? " if close else "; "
+            if kafkas := counterpart(field.name, READ_COLUMNS):
+                hint = f"{kafkas}. "
+            raise SchemaError(f"there is no column {field.name!r}{hint}There are {full_schema()}")
         kind = field.dataType.simpleString()
         if kind != found[0]:
             raise SchemaError(f"column {field.name} is {found[0]}, not {kind}")

@@ -178,4 +178,7 @@ def refuse_overwrite(*, stream: bool) -> None:
             "outputMode complete would send the whole result with every batch: use append, or "
             "write the changes of a batch in foreachBatch"
         )
-    raise OptionError('a topic cannot be overwritten, messages are only added: .mode("append")')
+    raise OptionError(
+        'a topic cannot be overwritten, messages are only added: .mode("append"). Where save() has '
+        "no mode, Spark names Overwrite as well, whatever the format; here Append is the only one"
+    )

@@ -11,6 +11,7 @@ from typing import Final
 from cometmq.conf.option import Unit, option
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.names import check_staging_name, check_writable_topic
+from cometmq.spark.kafka import WRITE_OPTIONS
 from cometmq.spark.options import MIB, OptionError, take_options
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation"})  # Spark hands it to sinks too
@@ -84,7 +85,9 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
     """The options of one write. Raises OptionError."""
     options = WriteOptions(
         **take_options(
-            WriteOptions, {name: text for name, text in given.items() if name not in SPARKS_OWN}
+            WriteOptions,
+            {name: text for name, text in given.items() if name not in SPARKS_OWN},
+            WRITE_OPTIONS,
         )
     )
     if not options.namesrv:

@@ -56,6 +56,7 @@ from cometmq.spark.options import (
 )
 from cometmq.spark.planning import LogSpan, Span, coalesce, part_bytes, shares, split
 from cometmq.spark.pushdown import NOT_PUSHED, PER_SCAN, Pushed, push
+from cometmq.spark.quiet import keep_quiet
 from cometmq.spark.reading import MS_MAX, FileTask, LogTask, RpcTask, Task, Wanted, read_task
 from cometmq.spark.schema import columns_of, default_schema
 from cometmq.spark.selecting import Bounds, choose, present
@@ -67,6 +68,10 @@ log = logging.getLogger(__name__)
 Ranges = Mapping[Queue, tuple[int, int]]
 NOTHING: Final = InputPartition(None)
 _REMEDY: Final = "Start a broker on it, or run `cometmq store repair`"
+
+
+# Queries are planned by workers of pyspark's own daemon, of which ours is the first code to run.
+keep_quiet()
 
 
 class CometDataSource(DataSource):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from cometmq.cli.options import name_server_option, output_option
 from cometmq.cli.spark.running import (
@@ -83,7 +82,7 @@ def archive(
             )  # fmt: skip
         findings += done.damaged + done.lost_bytes
         if done.segments or follow is None:
-            summary(msgspec.to_builtins(done), output)
+            summary(done, output)
         if follow is None:
             break
         pause.wait(follow)
@@ -102,7 +101,7 @@ def _verify(
         return
     with tasks("verify") as progress:
         done = archived.verify_archive(session(), root, broker=broker, progress=progress)
-    summary(msgspec.to_builtins(done), output)
+    summary(done, output)
     if done.wrong:
         raise SystemExit(EXIT_FINDINGS)
 
@@ -175,6 +174,6 @@ def replay(
                 session, root, choice, name_server, to_topic, run=run, rate=rate,
                 at_least_once=at_least_once, to_broker=to_broker, progress=progress,
             )  # fmt: skip
-    summary(msgspec.to_builtins(done), output)
+    summary(done, output)
     if done.left_out:
         raise SystemExit(EXIT_FINDINGS)

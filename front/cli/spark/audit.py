@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final
 
 import click
-import msgspec
 
 from cometmq.cli.options import output_option
 from cometmq.cli.output import JSON, hint, print_json, print_rows
 from cometmq.cli.spark.running import EXIT_FINDINGS, job, plan, session_of, session_options, tasks
+from cometmq.cli.spark.shown import plain
 
 FINDING_COLUMNS: Final = (
     "severity", "kind", "segment", "topic", "queue_id", "queue_offset", "physical_offset",
@@ -58,9 +58,9 @@ def audit(
             findings_max=max_findings, progress=progress,
         )  # fmt: skip
     if output == JSON:
-        print_json(msgspec.to_builtins(found))
+        print_json(plain(found))
     else:
-        rows = [msgspec.to_builtins(finding) for finding in found.findings]
+        rows = [plain(finding) for finding in found.findings]
         print_rows(
             [{name: row[name] for name in FINDING_COLUMNS} for row in rows], output,
             columns=FINDING_COLUMNS,

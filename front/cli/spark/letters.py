@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from cometmq.cli.options import output_option
 from cometmq.cli.output import JSON, hint, print_json, print_rows
@@ -18,7 +17,7 @@ from cometmq.cli.spark.running import (
     tasks,
     where_of,
 )
-from cometmq.cli.spark.shown import duration
+from cometmq.cli.spark.shown import duration, plain
 
 
 @click.command()
@@ -60,9 +59,9 @@ def dlq(
             **options,
         )  # fmt: skip
     if output == JSON:
-        print_json(msgspec.to_builtins(found))
+        print_json(plain(found))
     else:
-        rows = [msgspec.to_builtins(row) for row in found.rows]
+        rows = [plain(row) for row in found.rows]
         print_rows(rows, output, columns=jobs.Failures.__struct_fields__)
     where = f" in {found.exported}" if found.exported else ""
     hint(f"{found.messages:,} messages{where}; {duration(found.seconds)}")

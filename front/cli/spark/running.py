@@ -15,7 +15,7 @@ import click
 
 from cometmq.cli.output import complain, hint, print_record
 from cometmq.cli.progress import Progress, progress
-from cometmq.cli.spark.shown import print_summary
+from cometmq.cli.spark.shown import plain, print_summary
 from cometmq.protocol.version import install
 
 if TYPE_CHECKING:
@@ -175,8 +175,9 @@ def tasks(what: str, unit: str = "segments") -> AbstractContextManager[Progress]
     return progress(what, unit, per=1)
 
 
-def summary(record: Mapping[str, Any], output: str) -> None:
-    print_summary(record, output)
+def summary(done: object, output: str) -> None:
+    """What a job has done: a struct."""
+    print_summary(plain(done), output)
 
 
 def plan(record: Mapping[str, Any], output: str) -> None:

@@ -25,20 +25,33 @@ _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 STATS_SPARE: Final = ("p50", "p95", "queues", "p99", "mean", "max")
 
 
-def print_lag(rows: Sequence[GroupLag], columns: Sequence[str], output: str) -> None:
+def plain(value: Any) -> Any:
+    """A struct as JSON and lines have it: fractions to three places, which are milliseconds."""
     import msgspec
 
+    return _to_places(msgspec.to_builtins(value))
+
+
+def _to_places(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {name: _to_places(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_to_places(each) for each in value]
+    return value
+
+
+def print_lag(rows: Sequence[GroupLag], columns: Sequence[str], output: str) -> None:
     if output == JSON or not sys.stdout.isatty():
-        print_rows([msgspec.to_builtins(row) for row in rows], output, columns=columns)
+        print_rows([plain(row) for row in rows], output, columns=columns)
     else:
         draw_lag(rows, console())
 
 
 def print_stats(rows: Sequence[HourStats], columns: Sequence[str], output: str) -> None:
-    import msgspec
-
     if output == JSON or not sys.stdout.isatty():
-        print_rows([msgspec.to_builtins(row) for row in rows], output, columns=columns)
+        print_rows([plain(row) for row in rows], output, columns=columns)
     else:
         draw_stats(rows, console())
 

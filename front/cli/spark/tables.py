@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from cometmq.cli.options import output_option
 from cometmq.cli.spark.running import (
@@ -63,7 +62,7 @@ def ingest(
             session, table, schema=schema, on_bad=on_bad, checkpoint=checkpoint, trigger=trigger,
             progress=progress, **options,
         )  # fmt: skip
-    summary(msgspec.to_builtins(done), output)
+    summary(done, output)
     if done.bad:
         raise SystemExit(EXIT_FINDINGS)
 
@@ -98,4 +97,4 @@ def compact(
         done = jobs.compact(
             session, table, keep_tombstones=keep_tombstones, progress=progress, **options
         )
-    summary(msgspec.to_builtins(done), output)
+    summary(done, output)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from cometmq.cli.options import name_server_option, output_option
 from cometmq.cli.output import JSON, hint, print_json, warn
@@ -22,7 +21,7 @@ from cometmq.cli.spark.running import (
     source_options,
     tasks,
 )
-from cometmq.cli.spark.shown import duration, print_lag, print_stats, size
+from cometmq.cli.spark.shown import duration, plain, print_lag, print_stats, size
 
 if TYPE_CHECKING:
     from cometmq.spark.jobs.lag import GroupLag
@@ -65,7 +64,7 @@ def stats(
     if plot is not None:
         jobs.write_plot(found, plot)
     if output == JSON:
-        print_json(msgspec.to_builtins(found))
+        print_json(plain(found))
     else:
         print_stats(found.rows, jobs.HourStats.__struct_fields__, output)
     hint(f"{found.messages:,} messages, {size(found.size_bytes)}; {duration(found.seconds)}")
