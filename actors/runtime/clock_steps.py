@@ -9,12 +9,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 from typing import Final
 
 STEP_MS: Final = 1_000  # what is less, as a leap second, is no step before it adds up to more
 TRIES: Final = 5
 CLOSE_NS: Final = 1_000_000
 REMEMBERED: Final = 16
+
+
+def shown_ms(time_ms: int) -> str:
+    """A time of the wall clock, for people, by the zone of this machine."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):  # of a record, it may be any number
+        return f"{time_ms} ms"
 
 
 def ahead_ms() -> int:

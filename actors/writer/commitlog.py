@@ -21,7 +21,12 @@ from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.derived import SNAPSHOT_LOOK_S
 from cometmq.actors.writer.desk import STORED, Desk
 from cometmq.actors.writer.ends import Ends
-from cometmq.actors.writer.opening import ask_topics, begin_log, open_log
+from cometmq.actors.writer.opening import (
+    ask_topics,
+    begin_log,
+    open_log,
+    tell_of_step_back,
+)
 from cometmq.actors.writer.repeats import Repeats, is_repeat
 from cometmq.actors.writer.replies import REPLYING, RepliesPart
 from cometmq.actors.writer.segments import SegmentWait
@@ -342,6 +347,7 @@ class CommitLogActor(ServiceActor):
 
     def _keep_positions(self) -> None:
         """Whatever the log is filled with, there is a snapshot of them near its end."""
+        tell_of_step_back(self._log)  # of what another thread of this process has appended
         self._desk.keyed.let_go_of_deleted()
         self._desk.transactions.let_go_of_deleted()
         derived = self._desk.derived

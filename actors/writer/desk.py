@@ -23,6 +23,7 @@ from cometmq.actors.writer.derived import DerivedWrites
 from cometmq.actors.writer.half_book import HalfBook
 from cometmq.actors.writer.half_writes import queue_of
 from cometmq.actors.writer.keyed import Keyed
+from cometmq.actors.writer.opening import tell_of_step_back
 from cometmq.actors.writer.producers import Producers
 from cometmq.actors.writer.transactions import Enders, Transactions
 from cometmq.conf import FlushDiskType
@@ -248,6 +249,7 @@ class Desk:
     def publish(self) -> None:
         """Whatever was appended may be seen."""
         self._log.publish()
+        tell_of_step_back(self._log)
 
     def wake_readers(self) -> None:
         """Whoever waits for messages of the queues that were published."""

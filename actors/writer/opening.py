@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from cometmq.actors.runtime.clock_steps import STEP_MS, shown_ms
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.writer.batches import host_bytes
 from cometmq.protocol.commands import ListTopics, TopicList
@@ -69,9 +71,33 @@ def begin_log(family: Family, *, where_empty: Callable[[], int] | None = None) -
         control.own(Counter.CONTINUED).reset(1)
     control.own(Counter.RECOVERED_FROM).reset(max(log_min, redo_from))
     control.own(Counter.WROTE_TIMESTAMP).reset(end.last_store_timestamp)
+    _tell_of_clock(end.last_store_timestamp)
     wrote.reset(end.physical_offset)
     control.own(Counter.STEPS).reset(end.physical_offset // _step_bytes(family))
     phase.advance(Phase.RECOVERED)
+
+
+def _tell_of_clock(last_ms: int) -> None:
+    now_ms = int(time.time() * 1000)
+    if last_ms > now_ms + STEP_MS:
+        log.warning(
+            "the last message of the log was stored at %s, and the clock is at %s: it was ahead "
+            "then, or is behind now; store times go by the clock",
+            shown_ms(last_ms),
+            shown_ms(now_ms),
+        )
+
+
+def tell_of_step_back(commit_log: CommitLog) -> None:
+    """Have the broker's log say that the clock was set back since this was asked last."""
+    step = commit_log.appender.take_step_back()
+    if step is not None:
+        log.warning(
+            "the clock was set back between two messages: the last one before was stored at %s, "
+            "the first one after at %s; store times go by the clock, so queries by time may find "
+            "messages of those before among later ones",
+            *map(shown_ms, step),
+        )
 
 
 def _recover(family: Family) -> tuple[LogEnd, LastRun | None]:

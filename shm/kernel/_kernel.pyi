@@ -163,6 +163,7 @@ class LogAppender:
     def reserve_to(self, physical_offset: int) -> None:
         """File space of the segment is there below this."""
     def detach(self) -> None: ...
+    def take_step_back(self) -> tuple[int, int] | None: ...
     def publishes(
         self,
         wrote: OwnedCell,

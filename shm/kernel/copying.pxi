@@ -293,7 +293,7 @@ cdef class LogCopy:
                 log._note(queue)
                 queue.next_offset = max(queue.next_offset, record.queue_offset + 1)
         log.count += 1
-        log.last_store_timestamp = max(log.last_store_timestamp, record.store_timestamp)
+        log.last_store_timestamp = record.store_timestamp
         return 0
 
     cdef QueueCursor _find(self, Record *record):

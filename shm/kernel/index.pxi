@@ -275,6 +275,8 @@ cdef class Indexer:
                 return I_DONE
         if self.count >= self._entries:
             return I_FULL
+        if self.count > 1 and pending.timestamp + CLOCK_STEP_MS < self._begin_timestamp:
+            return I_FULL  # entries count seconds from there: the clock was ahead then
         if self.count >= self._limit:
             return I_NEED_ROOM
         seconds = 0

@@ -34,6 +34,10 @@ cdef class QueueCursor:
             raise ValueError(f"topic of {len(self.topic_bytes)} bytes")
 
 
+cdef enum:
+    CLOCK_STEP_MS = 1000  # set back by less, store times stand still; actors/runtime/clock_steps.py
+
+
 @cython.final
 cdef class LogAppender:
     """Lays records into the current segment. Has one user, the holder of the put lock.
@@ -53,6 +57,7 @@ cdef class LogAppender:
     cdef readonly int64_t wanted  # bytes that found no room last, with a blank behind them
     cdef readonly int64_t segment_start
     cdef readonly int64_t last_store_timestamp
+    cdef int64_t _set_back_from, _set_back_to  # the last one 0: nothing to be told
     cdef readonly bytes store_host
     cdef int32_t _host_bytes
     cdef int64_t _max_message_bytes
@@ -281,9 +286,23 @@ cdef class LogAppender:
     cdef int64_t _timestamp(self, int64_t wanted) noexcept:
         cdef int64_t now = wanted if wanted > 0 else recent_ms(&self._clock)
         if now < self.last_store_timestamp and wanted <= 0:
-            now = self.last_store_timestamp  # the clock went back; the log does not
+            if self.last_store_timestamp - now <= CLOCK_STEP_MS:
+                now = self.last_store_timestamp  # the log waits until the clock is there again
+            elif self._set_back_to == 0:
+                self._set_back_from, self._set_back_to = self.last_store_timestamp, now
+            else:
+                self._set_back_to = now
         self.last_store_timestamp = now
         return now
+
+    def take_step_back(self):
+        """(before, after) in ms, where the clock was set back between two records since this was
+        asked last; None: it was not. RocketMQ's store times follow its clock as well."""
+        if self._set_back_to == 0:
+            return None
+        found = self._set_back_from, self._set_back_to
+        self._set_back_to = 0
+        return found
 
     cdef inline int64_t _record_size(
         self, QueueCursor queue, int64_t body_bytes, int64_t properties_bytes, bint separator,
