@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from family import RunningBroker
+from interop.peers import require
 from patience import patient
 from scripted_master import log_of, slave_settings
 
@@ -67,6 +68,7 @@ class Sender:
 
 @pytest.fixture
 def rocketmq(tmp_path: Path) -> Iterator[RocketMQ]:
+    require("rocketmq")
     server = RocketMQ(
         {
             "brokerName": "copied",
@@ -75,9 +77,6 @@ def rocketmq(tmp_path: Path) -> Iterator[RocketMQ]:
             "brokerRole": "ASYNC_MASTER",
         }
     )
-    if missing := server.missing():
-        pytest.skip(f"a slave of RocketMQ: {missing}")
-    server.fetch()
     try:
         server.start(tmp_path / "rocketmq", Durability.PAGE_CACHE)
         yield server
