@@ -6,6 +6,7 @@ They stand so in topics.json and subscriptionGroup.json, and in the ledger's cha
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -33,6 +34,20 @@ class TopicConfig(Bean, frozen=True, kw_only=True, gc=False):
     topic_sys_flag: Int32 = 0
     order: bool = False
     attributes: dict[str, str] = {}  # such as message.type: FIFO; without the command line's "+"
+
+
+#: Attributes of a topic by which RocketMQ keeps it in another way, and the values of a plain topic.
+PLAIN_ATTRIBUTES: Final = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
+
+
+def why_not_served(config: TopicConfig) -> str:
+    """Which attribute says that a topic's queues are not plain ones, such as `queue.type=BatchCQ`;
+    empty for a topic that can be served. A `+` in front, as of an admin command, says the same."""
+    for name, value in config.attributes.items():
+        plain = PLAIN_ATTRIBUTES.get(name.removeprefix("+"))
+        if plain is not None and value.casefold() != plain.casefold():
+            return f"{name.removeprefix('+')}={value}"
+    return ""
 
 
 class RetryPolicyType(StrEnum):

@@ -11,10 +11,11 @@ import msgspec
 
 from cometmq.actors.books.book import Book
 from cometmq.protocol.commands import TopicInfo, TopicList
-from cometmq.protocol.configs import TopicConfig
+from cometmq.protocol.configs import TopicConfig, why_not_served
 from cometmq.protocol.errors import (
     BadRequest,
     NameIllegal,
+    NoPermission,
     TooManyTopics,
     TopicNotExist,
 )
@@ -184,6 +185,13 @@ class TopicBook(Book):
         """Raises TopicNotExist."""
         return _info(self.config_of(topic))
 
+    def queues_not_served(self) -> Iterator[tuple[str, int]]:
+        """The queues of topics that a RocketMQ alone can serve."""
+        for topic, config in self.configs.items():
+            if why_not_served(config):
+                count = max(config.read_queue_nums, config.write_queue_nums)
+                yield from ((topic, queue_id) for queue_id in range(min(count, QUEUES_MAX)))
+
     def version_of(self, topic: str) -> int:
         """The number of the topic's last change."""
         return self._changed_at.get(topic, 0)
@@ -259,6 +267,9 @@ class TopicBook(Book):
                 if topic != config.topic_name:
                     raise NameIllegal(f"{topic[:140]!r} is {config.topic_name[:140]!r} as well")
                 check_told(_info(config))
+                check_served(config)
+            except NoPermission as error:
+                log.warning("%s", error)
             except (NameIllegal, BadRequest) as error:
                 refused.append(str(error))
             else:
@@ -279,7 +290,7 @@ class _QueueCounts(Mapping[str, int]):
 
     def __getitem__(self, topic: str) -> int:
         config = self._configs[topic]
-        return config.read_queue_nums if config.perm & READ else 0
+        return config.read_queue_nums if config.perm & READ and not why_not_served(config) else 0
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._configs)
@@ -292,6 +303,16 @@ def _info(config: TopicConfig) -> TopicInfo:
     return TopicInfo(
         config.topic_name, config.read_queue_nums, config.write_queue_nums, config.perm
     )
+
+
+def check_served(config: TopicConfig) -> None:
+    """Raise NoPermission for a topic that RocketMQ keeps in another way than with plain queues."""
+    why = why_not_served(config)
+    if why:
+        raise NoPermission(
+            f"topic {config.topic_name} is not served: {why}; its messages and files stay as they "
+            "are, for a RocketMQ"
+        )
 
 
 def check_info(info: TopicInfo) -> None:

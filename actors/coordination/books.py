@@ -23,6 +23,7 @@ from cometmq.actors.coordination.snapshots import Snapshots
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import CometError, NotConfirmed
+from cometmq.protocol.integers import INT64_MAX
 from cometmq.protocol.ledger import ENTRY_BYTES_MAX, KINDS, Change, OffsetSet, Place, PopsForgotten
 from cometmq.protocol.offsets import Undo
 from cometmq.shm.reading.ledger_log import LedgerLog
@@ -117,7 +118,8 @@ class Books:
         )
         # What takes the places of lost messages would never reach groups that were ahead of them.
         if ends is not None:
-            found = ends()
+            # Of topics that are not served nobody looks for the end.
+            found = {**ends(), **dict.fromkeys(self.topics.queues_not_served(), INT64_MAX)}
             moved = (
                 self._offsets_file.put_back(found),
                 self._popped_file.put_back(found),

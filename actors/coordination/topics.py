@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from cometmq.actors.books.topics import QUEUES_MAX, TEMPLATE_TOPIC, check_info
+from cometmq.actors.books.topics import QUEUES_MAX, TEMPLATE_TOPIC, check_info, check_served
 from cometmq.actors.coordination.announcing import Announcing
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
@@ -165,6 +165,7 @@ class Topics:
 
     def on_ensure_topic(self, command: EnsureTopic, request: Request) -> None:
         topic = command.topic
+        self._check_served(topic)
         names.check_writable_topic(topic)
         group = topic.removeprefix(names.RETRY_PREFIX)
         if group != topic and (topic not in self._topics or group in self._books.groups.configs):
@@ -196,7 +197,7 @@ class Topics:
 
     def on_create_topic(self, command: CreateTopic, request: Request) -> None:
         info = command.info
-        _check_changeable(info.topic)
+        self._check_changeable(info.topic)
         before: TopicInfo | None = None
         if command.mode == ChangeMode.CREATE:
             self._create(info)
@@ -215,7 +216,7 @@ class Topics:
         refused: list[RefusedTopic] = []
         for info in command.infos:
             try:
-                _check_changeable(info.topic)
+                self._check_changeable(info.topic)
                 self._create(info)
             except CometError as error:
                 refused.append(RefusedTopic(info.topic[:LONG_TOPIC_MAX], error.code, str(error)))
@@ -226,7 +227,7 @@ class Topics:
 
     def on_delete_topic(self, command: DeleteTopic, request: Request) -> None:
         topic = command.topic
-        _check_changeable(topic)
+        self._check_changeable(topic)
         self._topics.config_of(topic)
         self.delete(request, topic)
 
@@ -243,6 +244,18 @@ class Topics:
         self._announcing.endpoints_changed(command.endpoints, request)
 
     # --- inside ---
+
+    def _check_served(self, topic: str) -> None:
+        """Raise NoPermission for a topic that a RocketMQ alone can serve."""
+        config = self._topics.get(topic)
+        if config is not None:
+            check_served(config)
+
+    def _check_changeable(self, topic: str) -> None:
+        names.check_writable_topic(topic)
+        if topic == TEMPLATE_TOPIC:
+            raise NameIllegal(f"topic {topic} is the broker's own; see autoCreateTopicEnable")
+        self._check_served(topic)
 
     def _create(self, info: TopicInfo) -> None:
         """Create a topic. Raises TopicExists if it is there with other settings."""
@@ -368,9 +381,3 @@ def _some(things: Sequence[object]) -> str:
     shown = ", ".join(map(str, things[:NAMED_MAX]))
     more = len(things) - NAMED_MAX
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _check_changeable(topic: str) -> None:
-    names.check_writable_topic(topic)
-    if topic == TEMPLATE_TOPIC:
-        raise NameIllegal(f"topic {topic} is the broker's own; see autoCreateTopicEnable")

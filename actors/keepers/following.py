@@ -8,8 +8,9 @@ from pathlib import Path
 
 from cometmq.actors.runtime.guard import explained
 from cometmq.protocol.errors import StoreError
-from cometmq.shm.derived.consume_queue import QueueFiles, list_queues
+from cometmq.shm.derived.consume_queue import QueueFiles
 from cometmq.shm.derived.index_file import delete_expired
+from cometmq.shm.derived.other_queues import list_served_queues
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Following:
         if self._queues is None and self._followed < log_min:
             self._followed = log_min
             self._failed = False
-            self._queues = list_queues(self._store)
+            self._queues = list_served_queues(self._store)
             self._next_queue()
 
     def _next_queue(self) -> None:

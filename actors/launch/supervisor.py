@@ -134,7 +134,8 @@ def _take_store(settings: BrokerSettings) -> int:
             held.append(lock_for_family(store, FAMILY_TIMEOUT_S))
         if settings.is_in_group:
             check_not_damaged(store)
-        check_store(StoreFiles(store, segment_bytes, queue_segment_bytes))
+        is_copy = settings.is_slave or settings.is_in_group
+        check_store(StoreFiles(store, segment_bytes, queue_segment_bytes), is_copy=is_copy)
         check_ports(settings)
         os.umask(umask_of(group))
         make_store_folders(store)

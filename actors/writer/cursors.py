@@ -18,6 +18,7 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import TOPIC_MAX, check_writable_topic, is_internal_topic
 from cometmq.protocol.perm import WRITE
 from cometmq.protocol.topics import TopicMirror
+from cometmq.shm.derived.other_queues import topics_not_served
 from cometmq.shm.kernel._kernel import QueueCursor, is_queue_name
 from cometmq.shm.live.queue_table import SLOTS_MAX, QueueTable
 
@@ -35,6 +36,8 @@ class Cursors:
     def __init__(self, settings: BrokerSettings) -> None:
         self._long_names = settings.auto_message_version_on_topic_len
         self._topics = TopicMirror()
+        self._store = settings.store_path_root_dir
+        self._not_served: dict[str, str] = {}
         self._cursors: dict[tuple[str, int], QueueCursor] = {}
         self._queue_ids: dict[str, list[int]] = {}  # topic -> its queues that have a cursor
         self.on_new: Callable[[list[QueueCursor]], None] | None = None
@@ -79,6 +82,7 @@ class Cursors:
 
     def load(self, table: QueueTable) -> None:
         """Once everything is dispatched, the queue table says which offsets come next."""
+        self._not_served = topics_not_served(self._store)
         for topic, queue_id in table.queues():
             found = table.range_of(topic, queue_id)
             assert found is not None
@@ -140,6 +144,8 @@ class Cursors:
             return found
         if not is_queue_name(topic, queue_id):
             raise MessageIllegal(f"queue {queue_id} of {topic!r:.300}: there can be no such queue")
+        if topic in self._not_served:
+            raise MessageIllegal(f"topic {topic} is not served: {self._not_served[topic]}")
         if len(self._cursors) >= SLOTS_MAX:
             raise SystemBusy(
                 f"queue {queue_id} of {topic} would be one more than the {SLOTS_MAX} queues "

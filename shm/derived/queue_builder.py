@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from cometmq.shm.derived.consume_queue import QueueFiles, WindowCache, list_queues
+from cometmq.shm.derived.consume_queue import QueueFiles, WindowCache
 from cometmq.shm.derived.delay import LEVELS_MS, tags_code_of
+from cometmq.shm.derived.other_queues import OtherTopics, list_served_queues
 from cometmq.shm.derived.queue_check import (
     QueueEnds,
     QueueFault,
@@ -79,6 +80,8 @@ class QueueBuilder:
         self._log = LogMaps(files.store, files.segment_bytes)
         self.log_min = 0
         self._rebuilding = False
+        self._others = OtherTopics(files.store)
+        self._said: set[str] = set()  # topics that are not served, and have records
         self.damages: list[Damage] = []  # what was passed over
 
     @property
@@ -140,7 +143,7 @@ class QueueBuilder:
     ) -> tuple[list[QueueFault], bool]:
         """What is wrong with the queues, and whether all are to be built anew."""
         before = queues_before(self._store)
-        if rebuild and not any(list_queues(self._store)):
+        if rebuild and not any(list_served_queues(self._store)):
             faults = []  # none is there to be found wrong: they are to be made
         else:
             faults = find_faults(self._store_files, before, settled, ends, clean=clean)
@@ -172,7 +175,7 @@ class QueueBuilder:
         """Drop what will be dispatched anew; the furthest end of what is left, and all ranges."""
         begin = -1
         ranges = {}
-        for key in list_queues(self._store):
+        for key in list_served_queues(self._store):
             files = self._store_files.queue(*key)
             if key in broken:
                 # The folder stays, so that a second start counts the same queues.
@@ -194,7 +197,7 @@ class QueueBuilder:
         """No queue ends before the place where it ended: its last messages may be damaged, or
         expired, but nobody else gets their queue offsets."""
         for (topic, queue_id), end in queues_before(self._store).items():
-            if end > QUEUE_OFFSET_MAX:
+            if end > QUEUE_OFFSET_MAX or self._others.why(topic):
                 continue
             slot = self._kernel.find(topic, queue_id)
             have = self._kernel.next_index(slot) if slot >= 0 else 0
@@ -269,6 +272,8 @@ class QueueBuilder:
         """Do what the kernel stopped for; how many bytes of the log that settles."""
         if reason == _kernel.DISPATCH_NEW_QUEUE:
             message = _message(memory, at)
+            if self._others.why(message.topic):
+                return self._leave_out(message)
             self._register(message.topic, message.queue_id, QueueRange(0, 0))
         elif reason == _kernel.DISPATCH_NEED_ROOM:
             self._windows.make_room(slot, self.files[slot], index, self._store)
@@ -277,6 +282,17 @@ class QueueBuilder:
         elif reason == _kernel.DISPATCH_GAP:
             return self._fill_gap(memory, at, slot, index)
         return 0
+
+    def _leave_out(self, message: _kernel.Message) -> int:
+        """A record of a topic that is not served gets no entry; its size."""
+        if message.topic not in self._said:
+            self._said.add(message.topic)
+            log.warning(
+                "topic %s has messages from physical offset %d on, and is not served (%s): they "
+                "stay in the log for a RocketMQ",
+                message.topic, message.physical_offset, self._others.why(message.topic),
+            )  # fmt: skip
+        return message.size
 
     def _take_place(self, message: _kernel.Message, slot: int, index: int) -> int:
         """The record's place has an entry of an earlier one, if that entry holds; its size."""

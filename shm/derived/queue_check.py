@@ -18,8 +18,8 @@ from cometmq.shm.derived.consume_queue import (
     QueueEnd,
     QueueFiles,
     is_filler,
-    list_queues,
 )
+from cometmq.shm.derived.other_queues import list_served_queues, topics_not_served
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, Message
 from cometmq.shm.os.files import (
@@ -68,7 +68,7 @@ class StoreFiles(msgspec.Struct, frozen=True):
 def find_ends(files: StoreFiles) -> QueueEnds:
     """Where each queue ends, whatever the log says: of those whose files are segments of it."""
     ends = {}
-    for key in list_queues(files.store):
+    for key in list_served_queues(files.store):
         with suppress(StoreNotOurs):
             ends[key] = files.queue(*key).find_end()
     return ends
@@ -96,7 +96,8 @@ def find_faults(
     faults: dict[tuple[str, int], str] = {}
     log_starts = files.log_starts()
     queue_of = cache(files.queue)
-    for key in list_queues(files.store):
+    others = topics_not_served(files.store)
+    for key in list_served_queues(files.store):
         had = before.get(key, 0) if clean else 0
         reason = files_not_ours(files, *key)
         reason = reason or _broken_files(queue_of(*key), ends[key].next_index)
@@ -106,11 +107,17 @@ def find_faults(
         if reason:
             faults[key] = reason
     for key, maximum in before.items():
+        if key[0] in others:
+            continue
         if maximum and key not in faults and not queue_of(*key).starts():
             faults.setdefault(key, f"its files are missing, it had entries up to {maximum}")
     for message in sampled_records(files, settled):
         key = message.topic, message.queue_id
-        if key not in faults and (reason := entry_lies(files, queue_of(*key), message)):
+        if (
+            key not in faults
+            and key[0] not in others
+            and (reason := entry_lies(files, queue_of(*key), message))
+        ):
             faults[key] = reason
     return [QueueFault(*key, reason) for key, reason in sorted(faults.items())]
 

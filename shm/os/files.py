@@ -320,13 +320,20 @@ class Checkpoint:
 def check_store_folder(store: Path) -> None:
     """Refuse a folder that holds other things than a store. Changes nothing.
 
-    Raises StoreNotOurs naming the first thing that looks like somebody else's.
+    Raises StoreNotOurs naming the first thing that looks like somebody else's; StoreError for a
+    link to nothing.
     """
     known = {
         COMMITLOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR, STAGING_DIR, LOCK_FILE, ABORT_FILE,
         CHECKPOINT_FILE, INDEX_DIR, "abort.bak", "consumequeue_ext", "batchconsumequeue",
         "timerwheel", "timerlog", "compaction", "epochFileCheckpoint", "brokerIdentity", "kvStore",
     }  # fmt: skip
+    for path in (*reversed(store.parents), store, *(store / name for name in sorted(known))):
+        if path.is_symlink() and not path.exists():
+            raise StoreError(
+                f"{path} is a link to {path.readlink()}, which is not there: mount the disk "
+                "that has it, or make the folder"
+            )
     if store.exists() and not store.is_dir():
         raise StoreNotOurs(f"{store} is a file, a store is a directory")
     if store.is_dir() and not (store / COMMITLOG_DIR).is_dir():
@@ -344,8 +351,8 @@ def check_store_folder(store: Path) -> None:
 
 def make_store_folders(store: Path) -> None:
     """Raises StoreError."""
-    try:
-        for folder in (COMMITLOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR):
+    for folder in (COMMITLOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR):
+        try:
             (store / folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"{store}: {error.strerror}") from None
+        except OSError as error:
+            raise StoreError(f"{error.filename or store / folder}: {error.strerror}") from None

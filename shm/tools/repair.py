@@ -15,6 +15,7 @@ import msgspec
 
 from cometmq.protocol.offsets import change_offsets
 from cometmq.shm.derived.index_file import list_index_files, read_header
+from cometmq.shm.derived.other_queues import topics_not_served
 from cometmq.shm.derived.queue_builder import QueueBuilder, QueuesRecovered
 from cometmq.shm.derived.queue_check import QueueFault, StoreFiles, find_ends, find_faults
 from cometmq.shm.live.control import CONTROL_FILE, end_run
@@ -23,13 +24,14 @@ from cometmq.shm.log.marks import remove_marks
 from cometmq.shm.log.recovery import Damage, LogEnd, find_end, recover_log
 from cometmq.shm.log.torn import without_torn_end, without_torn_write
 from cometmq.shm.os.durable import sync_all
-from cometmq.shm.os.files import ABORT_FILE, CONFIG_DIR, INDEX_DIR, Checkpoint
+from cometmq.shm.os.files import ABORT_FILE, CONFIG_DIR, INDEX_DIR, SLAVE_FILE, Checkpoint
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.resuming import replace_content, resume
 from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.permission import umask_like
 from cometmq.shm.state.tables import ConsumerOffsetTable
+from cometmq.shm.tools.start_checks import check_log_is_there
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -103,6 +105,8 @@ def repair_store(
 
     Killed at any line it may be called again. Raises StoreDamaged for what cannot be mended.
     """
+    is_copy = (store / SLAVE_FILE).exists()
+    check_log_is_there(StoreFiles(store, segment_bytes, queue_segment_bytes), is_copy=is_copy)
     clean = not (store / ABORT_FILE).exists()
     before = os.umask(umask_like(store))
     end_run(store / CONTROL_FILE)
@@ -141,7 +145,8 @@ def _settle_offsets(store: Path, ends: Mapping[tuple[str, int], int]) -> int:
     table = file.load() or ConsumerOffsetTable()
     with closing(LedgerLog(StoreReader.open_closed(store))) as ledger:
         resumed = resume(store, [(file, partial(change_offsets, table.offset_table))], ledger)
-    beyond = table.beyond(ends)
+    others = topics_not_served(store)
+    beyond = [each for each in table.beyond(ends) if each[0].partition("@")[0] not in others]
     for key, queue_id, end in beyond:
         table.offset_table[key][queue_id] = end
     if beyond or resumed.changes:
@@ -188,6 +193,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan_repair(files: StoreFiles) -> Plan:
     """Look only: where the log would end, and which queues cannot be trusted."""
+    check_log_is_there(files, is_copy=(files.store / SLAVE_FILE).exists())
     clean = not (files.store / ABORT_FILE).exists()
     end = find_end(files.store, files.segment_bytes, clean=clean)
     settled = redo_offset(files, end, clean=clean)

@@ -14,13 +14,26 @@ from typing import Any, Final
 
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import ConfigError, StoreDamaged, StoreError, StoreNotOurs
-from cometmq.shm.derived.consume_queue import list_queues
-from cometmq.shm.derived.queue_check import StoreFiles, files_not_ours
-from cometmq.shm.os.files import COMMITLOG_DIR, CONFIG_DIR, CONSUME_QUEUE_DIR, Checkpoint
+from cometmq.shm.derived.index_file import list_index_files, read_header
+from cometmq.shm.derived.other_queues import list_served_queues
+from cometmq.shm.derived.queue_check import StoreFiles, files_not_ours, find_ends
+from cometmq.shm.derived.timer_files import TIMER_LOG_DIR, WHEEL_FILE
+from cometmq.shm.live.control import CONTROL_FILE
+from cometmq.shm.live.queue_table import QUEUES_BEFORE_FILE, QUEUES_FILE
+from cometmq.shm.log.cutting import CUT_FILE
+from cometmq.shm.os.files import (
+    ABORT_FILE,
+    CHECKPOINT_FILE,
+    COMMITLOG_DIR,
+    CONFIG_DIR,
+    CONSUME_QUEUE_DIR,
+    INDEX_DIR,
+    Checkpoint,
+)
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.holds import holds_file, load_holds
 from cometmq.shm.state.identity import read_identity
-from cometmq.shm.state.ledger_mark import read_mark
+from cometmq.shm.state.ledger_mark import LEDGER_FILE, read_mark
 from cometmq.shm.state.tables import ConsumerOffsetTable, SubscriptionGroupTable, TopicTable
 
 CONFIG_FILES: Final[dict[str, Any]] = {
@@ -30,15 +43,26 @@ CONFIG_FILES: Final[dict[str, Any]] = {
 }
 
 SIZE_KEYS: Final = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue")
+OFFSETS_FILE: Final = "consumerOffset.json"
+#: What goes with a log, and has to go where another one begins.
+MADE_OF_THE_LOG: Final = (
+    CHECKPOINT_FILE, CONSUME_QUEUE_DIR, INDEX_DIR, TIMER_LOG_DIR, WHEEL_FILE, ABORT_FILE,
+    CONTROL_FILE, QUEUES_FILE, QUEUES_BEFORE_FILE, LEDGER_FILE, CONFIG_DIR,
+)  # fmt: skip
+NOT_OF_THE_LOG: Final = ("topics.json", "subscriptionGroup.json")
 LOOKED_AT_MAX: Final = 1_000  # files
 
 
-def check_store(files: StoreFiles) -> None:
-    """Raises what a broker would refuse it with: StoreNotOurs, StoreDamaged, OSError."""
+def check_store(files: StoreFiles, *, is_copy: bool = False) -> None:
+    """Raises what a broker would refuse it with: StoreNotOurs, StoreDamaged, OSError.
+
+    Args:
+        is_copy: of a slave, or a replica of a group: its files in config/ may be ahead of its log.
+    """
     store = files.store
     check_sizes(files)
-    files.log_starts()
-    for key in list_queues(store):
+    check_log_is_there(files, is_copy=is_copy)
+    for key in list_served_queues(store):
         files_not_ours(files, *key)  # a file that was cut off is mended, and refuses nothing
     Checkpoint(store)
     read_identity(store)
@@ -46,6 +70,45 @@ def check_store(files: StoreFiles) -> None:
     read_mark(store)
     for name, kind in CONFIG_FILES.items():
         ConfigFile[Any](store / CONFIG_DIR / name, kind).check()
+
+
+def check_log_is_there(files: StoreFiles, *, is_copy: bool = False) -> None:
+    """Raise StoreDamaged where commitlog/ is empty or missing, and other files say that there was a
+    log. A recovery would take that for a log without records, and cut everything else to it."""
+    store = files.store
+    if files.log_starts() or (store / CUT_FILE).exists():
+        return
+    said = list(_traces_of_a_log(files, is_copy=is_copy))
+    if said:
+        raise StoreDamaged(
+            f"{store / COMMITLOG_DIR} has no segment, but there was a log: {'; '.join(said)}. If "
+            f"it is on another disk, mount that; if it is lost, restore a backup of all of {store}."
+            f" To begin an empty log, without any message: move {', '.join(MADE_OF_THE_LOG)} away;"
+            f" {' and '.join(NOT_OF_THE_LOG)} may be put back into {CONFIG_DIR}"
+        )
+
+
+def _traces_of_a_log(files: StoreFiles, *, is_copy: bool) -> Iterator[str]:
+    store = files.store
+    flushed_ms = Checkpoint(store).words["physic_msg_timestamp"]
+    if flushed_ms > 0:
+        yield f"{CHECKPOINT_FILE} says that messages were flushed until {flushed_ms} ms"
+    for (topic, queue_id), end in find_ends(files).items():
+        if end.next_index:
+            yield f"queue {queue_id} of {topic} ends at {end.next_index}"
+            break
+    for name in list_index_files(store):
+        header = read_header(store / INDEX_DIR / name)
+        if header is not None and header.end_physical_offset > 0:
+            yield f"{INDEX_DIR}/{name} ends at physical offset {header.end_physical_offset}"
+            break
+    if is_copy:
+        return
+    table = ConfigFile(store / CONFIG_DIR / OFFSETS_FILE, ConsumerOffsetTable).load()
+    for key, offsets in (table or ConsumerOffsetTable()).offset_table.items():
+        if any(offset > 0 for offset in offsets.values()):
+            yield f"{OFFSETS_FILE} has {key} at {max(offsets.values())}"
+            break
 
 
 def check_sizes(files: StoreFiles) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, list_queues
 from cometmq.shm.derived.index_file import IndexShape, find_shape, list_index_files, read_header
+from cometmq.shm.derived.other_queues import topics_not_served
 from cometmq.shm.derived.queue_check import StoreFiles
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import FileMap, Message, StoreVerify
@@ -134,6 +135,7 @@ class _Verifying:
         self._no_file: set[Path] = set()
         self._said: dict[tuple[str, int], set[int]] = {}  # entries that were found to be wrong
         self._findings: list[Finding] = []
+        self._others = topics_not_served(files.store)  # whose records have no entry of ours
 
     def run(self) -> Verified:
         store, size = self._files.store, self._files.segment_bytes
@@ -157,7 +159,7 @@ class _Verifying:
             for start in self._starts:
                 self._records(start, total)
             self._say_records()
-            queues = list(list_queues(store))
+            queues = [key for key in list_queues(store) if key[0] not in self._others]
             for key in queues:
                 self._queue(*key)
             for name in list_index_files(store):
@@ -202,7 +204,9 @@ class _Verifying:
             window = map_segment(path, queue.segment_bytes, writable=False)
             self._windows.append(window)
         except (FileNotFoundError, StoreNotOurs):
-            if path not in self._no_file:  # a file that is missing is one finding
+            if (
+                path not in self._no_file and self._walk.name(lane)[0] not in self._others
+            ):  # a file that is missing is one finding
                 self._no_file.add(path)
                 head = RECORD_HEAD.unpack(log, at)
                 expected = f"physical offset {head['physical_offset']}, {head['total_size']} bytes"
@@ -212,6 +216,8 @@ class _Verifying:
     def _say_records(self) -> None:
         for kind, lane, index, at, size, code, phys, has_size, has_code in self._walk.findings:
             key = self._walk.name(lane)
+            if key[0] in self._others:
+                continue
             self._said.setdefault(key, set()).add(index)
             if _kernel.WALK_KINDS[kind] == "CQ_TAGS":
                 expected, actual = f"tagsCode {code}", f"tagsCode {has_code}"
