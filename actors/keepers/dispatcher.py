@@ -87,17 +87,27 @@ class DispatcherActor(ServiceActor):
             log.info(
                 "going on at %d with %d queues", self._dispatched.value, len(self._builder.files)
             )
-            self._catch_up(self._dispatched.value)
+            self._take_over()
         else:
             self._catch_up(self._recover(ends))
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         # It serves before it looks at the index, and indexes what it may have to index again.
         self.call_soon(lambda: self._start_index(self._wrote.value, took_over))
 
+    def _take_over(self) -> None:
+        """Go on where the process before this one was. On a full disk this one serves as that one
+        did, and what has no room for its entries waits."""
+        try:
+            self._catch_up(self._dispatched.value)
+        except DiskFull as error:
+            if not self._family.control.read(Counter.QUEUES_RECOVERED).value:
+                raise  # nobody is served before that
+            log.error("dispatching has to wait at %d: %s", self._dispatched.value, error)
+
     def _start_index(self, log_end: int, took_over: bool) -> None:
         try:
             self._index.start(self._builder.log_min, log_end, took_over=took_over)
-        except CometError as error:
+        except (CometError, OSError) as error:
             log.error("the index could not be examined, again in %d s: %s", RETRY_S, error)
             self.after(RETRY_S, lambda: self._start_index(log_end, took_over))
         else:

@@ -23,6 +23,7 @@ from cometmq.actors.launch.orderly_end import (
     writer_has_stopped,
 )
 from cometmq.actors.launch.process_table import ProcessTable, how_it_ended
+from cometmq.actors.launch.restarts import Restarts
 from cometmq.actors.launch.runs import (
     OUTLIVING,
     OUTLIVING_HA,
@@ -57,6 +58,7 @@ from cometmq.protocol.errors import (
     BY_CODE,
     BadRequest,
     CometError,
+    DiskFull,
     ShuttingDown,
     StoreError,
 )
@@ -131,6 +133,7 @@ class BrokerActor(ServiceActor):
             tuple[str, int, int]
         ] = []  # those that were to outlive a run, while it ended
         self._finishing = False
+        self._restarts = Restarts(lambda role: self._start([role]), self.after)
         self._began = self._run_began = time.monotonic()
 
     def say_state(self) -> None:
@@ -257,6 +260,7 @@ class BrokerActor(ServiceActor):
         has given up."""
         self._ending_run = True
         self._telling.forget()
+        self._restarts.forget()
         left = kill_run(self._table, outliving, self._read_reports, lambda: self.failure)
         if left:
             self._fail(StoreError(f"{', '.join(left)} could not be ended for another run"))
@@ -350,6 +354,8 @@ class BrokerActor(ServiceActor):
         error = bind or BY_CODE.get(code, CometError)(f"{role}: {text}")
         if self._is_ready and not self._table.is_hosted(role):
             log.error("%s did not start again: %s", role, text)
+            if isinstance(error, DiskFull):
+                self._table.lacks_room(role)
         else:
             self._fail(error)
 
@@ -378,9 +384,13 @@ class BrokerActor(ServiceActor):
             with contextlib.suppress(CometError):  # then the broker has given up, and said why
                 self._begin_run(BeginRun(0), OUTLIVING_HA)
             return
-        log.error("%s (process %d) ended %s: starting it again", role, pid, how_it_ended(status))
+        pause = self._table.pause_before_start(role)
+        log.error(
+            "%s (process %d) ended %s: starting it again%s",
+            role, pid, how_it_ended(status), f" in {pause:.2f} s" if pause else "",
+        )  # fmt: skip
         self.restarts += 1
-        self._start([role])
+        self._restarts.start(role, 0.0 if self._finishing else pause)
         # Have everybody look again: it may have moved a counter without waking sleepers.
         for doorbell in self._doorbells:
             os.eventfd_write(doorbell, 1)
@@ -393,6 +403,7 @@ class BrokerActor(ServiceActor):
             return
         log.critical("%s", error)
         self.failure = error
+        self._restarts.forget()
         if self._host is not None:
             self._host.close()
         self._kill_children()
@@ -414,6 +425,7 @@ class BrokerActor(ServiceActor):
         if self._finishing or self.failure is not None:
             return  # asked twice, as by a signal and by the end of the lifeline; or too late
         self._finishing = True
+        self._restarts.start_waiting()
         began = time.monotonic()
         if not self._wait_serving():
             self._kill_children()

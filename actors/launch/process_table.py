@@ -10,9 +10,14 @@ from typing import Final
 
 from cometmq.actors.runtime.family import EXIT_FATAL, EXIT_UNSETTLED
 from cometmq.protocol.errors import CometError, StoreError
+from cometmq.protocol.retry import pause_s
 
 DEATHS_WITHIN_S: Final = 10
 DEATHS_MAX: Final = 5  # of one role within that time; more, and the broker ends
+# Between two starts that fail, doubled with each; so many in a row, and the broker ends.
+FIRST_PAUSE_S: Final = 0.25
+PAUSE_MAX_S: Final = 5.0
+FAILED_STARTS_MAX: Final = 6
 
 
 def how_it_ended(status: int) -> str:
@@ -38,6 +43,8 @@ class ProcessTable:
         self._ordered: set[str] = set()  # processes that are not known to run yet
         self._serving: set[str] = set()
         self._deaths: dict[str, list[float]] = defaultdict(list)
+        self._failed_starts: dict[str, int] = defaultdict(int)  # in a row
+        self._without_room: set[str] = set()  # whose last start has failed for want of disk space
 
     def is_hosted(self, role: str) -> bool:
         return bool(role) and role == self._hosted
@@ -62,6 +69,8 @@ class ProcessTable:
 
     def serves(self, role: str) -> None:
         self._serving.add(role)
+        self._failed_starts.pop(role, None)
+        self._without_room.discard(role)
 
     @property
     def all_serve(self) -> bool:
@@ -72,9 +81,20 @@ class ProcessTable:
         """That process has ended; its role, or "" if it has none."""
         role = next((name for name, known in self.pids.items() if known == pid), "")
         if role:
+            if role not in self._serving:
+                self._failed_starts[role] += 1
             self._serving.discard(role)
             del self.pids[role]
         return role
+
+    def lacks_room(self, role: str) -> None:
+        """Its start fails, since the disk is full: that may last, and ends nothing."""
+        self._without_room.add(role)
+
+    def pause_before_start(self, role: str) -> float:
+        """For how many seconds another process waits: not at all after one that has served."""
+        failed = self._failed_starts[role]
+        return pause_s(failed, first_s=FIRST_PAUSE_S, most_s=PAUSE_MAX_S) if failed else 0.0
 
     def has_come_to_its_end(self, role: str, status: int) -> bool:
         """Whether it was to end, and has: by itself, settled or not."""
@@ -93,13 +113,19 @@ class ProcessTable:
         self, role: str, pid: int, status: int, *, is_ready: bool
     ) -> CometError | None:
         """Why the broker ends of that death; None: it goes on with another process."""
-        how, deaths = how_it_ended(status), self.died(role)
+        how = how_it_ended(status)
         if status == EXIT_FATAL:
             return StoreError(f"{role} took the store out of service; see its log")
         if self.is_hosted(role):
             return CometError(f"the writer in process {pid} has ended, and this broker with it")
         if not is_ready:
             return CometError(f"{role} (process {pid}) ended {how} before the broker was ready")
+        failed = self._failed_starts[role]
+        if failed:
+            if failed > FAILED_STARTS_MAX and role not in self._without_room:
+                return CometError(f"{role} has ended {how}, {failed} starts in a row have failed")
+            return None
+        deaths = self.died(role)
         if deaths > DEATHS_MAX:
             return CometError(f"{role} has ended {how}, {deaths} times in a row")
         return None

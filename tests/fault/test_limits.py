@@ -21,6 +21,7 @@ from patience import patient
 from cometmq import Consumer
 from cometmq.protocol.commands import CommitOffsets, QueueOffset
 from cometmq.protocol.errors import CometError, DiskFull, ServiceNotAvailable
+from cometmq.shm.live.control import Counter
 from cometmq.shm.tools.verify import verify_store
 
 pytestmark = pytest.mark.slow
@@ -152,6 +153,51 @@ def test_a_start_on_a_full_disk(end: str, kind: str, tmp_path: Path) -> None:
             send_until_taken(broker, sent)
             broker.assert_stored(sent)
         assert not verify_store(store).findings
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_processes_that_die_on_a_full_disk_are_started_again(kind: str, tmp_path: Path) -> None:
+    """Fault 37. Each of them, several times; what cannot be written waits, the broker serves."""
+    log_path = tmp_path / "broker.log"
+    with full_soon(kind, tmp_path) as folder:
+        store = folder / "store"
+        with RunningBroker(store, SETTINGS, log_path=log_path) as broker:
+            broker.create_topic("orders", 3)
+            sent = broker.send("orders", 0, BODIES)
+            broker.assert_stored(sent)
+            before = list(sent)
+            ballast = fill(folder)
+            sent += broker.send("orders", 1, [b"a queue that is new"])  # no room for its entries
+            with contextlib.suppress(DiskFull):
+                for _ in range(400):
+                    sent += broker.send("orders", 0, [b"x"] * 2_000)
+            assert broker.counter(Counter.DISPATCHED) < broker.counter(Counter.WROTE)
+            for role in ("dispatcher", "allocator", "flush", "dispatcher", "reader-0"):
+                broker.kill(role)
+                broker.assert_stored(before)
+                fill_more(ballast)
+            # They serve once all queues reach the log's end, for which there has to be room.
+            for role in ("scheduler", "commitlog", "coordinator"):
+                broker.end(broker.pids()[role])
+            broker.assert_stored(before)
+            assert broker._process.poll() is None
+            assert broker.counter(Counter.DISPATCHED) < broker.counter(Counter.WROTE)
+            ballast.unlink()
+            send_until_taken(broker, sent)
+            broker.assert_stored(sent)
+            assert "Traceback" not in broker.log, broker.log
+        with RunningBroker(store, SETTINGS, log_path=log_path) as broker:
+            broker.assert_stored(sent)
+        assert not verify_store(store).findings
+
+
+def fill_more(ballast: Path) -> None:
+    """What a process has given back as it died."""
+    with ballast.open("ab", buffering=0) as file:
+        for size in (1 << 20, 4096, 512):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
 
 
 def limit(pid: int, what: str) -> None:
