@@ -12,6 +12,7 @@ from cometmq.actors.books.producers import (
     check_sender,
     deriver_of,
     epoch_for,
+    is_overdone,
     note_of,
 )
 from cometmq.actors.writer.derived import DerivedWrites
@@ -54,7 +55,13 @@ class Producers:
         check_producer_id(name)
         deriver = deriver_of(name)
         known = self._derived.find(deriver)
-        epoch = epoch_for(command, known, int(time.time() * 1000))
+        now_ms = int(time.time() * 1000)
+        if is_overdone(known, now_ms):
+            log.warning("producer %s: epoch %d is forgotten, as no broker gave it out", name,
+                        0 if known is None else known.position.epoch)  # fmt: skip
+            self._forget(name)
+            known = None
+        epoch = epoch_for(command, known, now_ms)
         before = Position() if known is None else known.position
         if epoch > before.epoch:
             if known is None:
@@ -74,9 +81,11 @@ class Producers:
         while self._sizes and (
             len(self._sizes) >= PRODUCERS_MAX or self._bytes + wanted > self._bytes_max
         ):
-            oldest = next(iter(self._sizes))
-            self._derived.forget(deriver_of(oldest))
-            self._bytes -= self._sizes.pop(oldest)
+            self._forget(next(iter(self._sizes)))
+
+    def _forget(self, name: str) -> None:
+        self._derived.forget(deriver_of(name))
+        self._bytes -= self._sizes.pop(name)
 
     def _note(self, name: str) -> None:
         self._bytes -= self._sizes.pop(name, 0)

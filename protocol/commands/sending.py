@@ -81,7 +81,8 @@ class OpenProducer(Command, frozen=True, tag=17):
     outlives what a stored message outlives. A command that comes again is answered alike.
 
     With an epoch: take the name up again in it, after ProducerUnknown or at one more broker.
-    ProducerFenced if another sender has the same or a newer one.
+    ProducerFenced if another sender has the same or a newer one; ArgumentIllegal for one that is
+    more than ten years ahead of this broker's clock: no broker gave it out.
     """
 
     access = by_clients(publish("producer_id", On.PRODUCER), later=True)

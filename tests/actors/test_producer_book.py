@@ -7,10 +7,12 @@ import random
 import pytest
 
 from cometmq.actors.books.producers import (
+    AHEAD_MAX_MS,
     EPOCH_MAX,
     check_sender,
     deriver_of,
     epoch_for,
+    is_overdone,
     note_of,
 )
 from cometmq.protocol.commands import OpenProducer, Position, SendMessages
@@ -45,6 +47,28 @@ def test_the_next_is_above_it_whatever_the_clock_says(now_ms: int, epoch: int) -
 def test_what_is_no_epoch(epoch: int) -> None:
     with pytest.raises(ArgumentIllegal):
         epoch_for(OpenProducer(NAME, 1, epoch), None, 0)
+
+
+def test_a_claim_is_bounded() -> None:
+    """By the clock, not by what was claimed before: there is always room above it (Fault 17)."""
+    now = 1_764_028_800_000
+    most = now + AHEAD_MAX_MS
+    for held in (None, known(1, now), known(2, now), known(2, most)):
+        for sender in (1, 2):
+            with pytest.raises(ArgumentIllegal, match=f"epoch = {most + 1}.*set the brokers' clo"):
+                epoch_for(OpenProducer(NAME, sender, most + 1), held, now)
+    assert epoch_for(OpenProducer(NAME, 1, most), None, now) == most
+    assert epoch_for(OpenProducer(NAME, 1, most), known(1, now), now) == most
+    assert epoch_for(OpenProducer(NAME, 2), known(1, most), now) == most + 1
+    # Its own one may come again, also to a clock that was set back meanwhile.
+    assert epoch_for(OpenProducer(NAME, 1, most), known(1, most), now - 5_000) == most
+
+
+def test_what_an_older_release_let_a_client_claim() -> None:
+    now = 1_764_028_800_000
+    assert is_overdone(known(1, EPOCH_MAX), now)
+    assert not is_overdone(known(1, now + AHEAD_MAX_MS + 1_000_000), now)
+    assert not is_overdone(None, now)
 
 
 def test_both_epochs_are_named() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,23 @@ from family import RunningBroker
 from patience import patient
 
 from cometmq import Admin, AsyncProducer, Producer
+from cometmq.actors.books.producers import AHEAD_MAX_MS, EPOCH_MAX, deriver_of, note_of
 from cometmq.actors.coordination.namesrv import NameServerActor
-from cometmq.protocol.commands import OpenProducer, ProducerOpened
+from cometmq.protocol.commands import (
+    AppendRecords,
+    Derivation,
+    OpenProducer,
+    Position,
+    ProducerOpened,
+)
 from cometmq.protocol.errors import (
     ArgumentIllegal,
-    CometError,
     NameIllegal,
     NotReachable,
     ProducerFenced,
     ProducerUnknown,
 )
+from cometmq.protocol.wire.channel import Channel
 
 WAIT_S = patient(60)
 _names = (f"producer-{number}" for number in itertools.count())
@@ -195,11 +203,54 @@ def test_epochs_that_can_be_none(broker: Served, name: str, epoch: int) -> None:
         broker.open(producer_id=name, sender=1, epoch=epoch)
 
 
-def test_the_last_epoch_of_all(broker: Served, name: str) -> None:
-    last = (1 << 62) - 1
-    assert broker.open(producer_id=name, sender=1, epoch=last).epoch == last
-    with pytest.raises(CometError):
-        broker.open(producer_id=name, sender=2, epoch=last)
+@pytest.mark.parametrize("claimed", [(1 << 62) - 1, (1 << 62) - 2, 1 << 53, 10**15, 10**13])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_epoch_that_no_broker_gave_out(
+    broker: Served, name: str, claimed: int, is_known: bool
+) -> None:
+    """One frame fenced a producer_id for ever (Fault 17)."""
+    if is_known:
+        with broker.producer(producer_id=name) as before:
+            before.send("claimed", b"before")
+            for sender in (1, before._sender.delivery.identity.sender):  # its own as well
+                with pytest.raises(ArgumentIllegal, match=f"{claimed}.*no broker has given it"):
+                    broker.open(producer_id=name, sender=sender, epoch=claimed)
+            before.send("claimed", b"still")
+    else:
+        with pytest.raises(ArgumentIllegal, match=f"{claimed}.*no broker has given it"):
+            broker.open(producer_id=name, sender=1, epoch=claimed)
+    with broker.producer(producer_id=name) as after:
+        after.send("claimed", b"after")
+        assert epoch_of(after) < claimed
+        again = broker.open(
+            producer_id=name, sender=after._sender.delivery.identity.sender, epoch=epoch_of(after)
+        )
+        assert again.epoch == epoch_of(after)
+
+
+def test_the_last_epoch_that_may_be_claimed_fences_nobody_for_ever(
+    broker: Served, name: str
+) -> None:
+    far = int(time.time() * 1000) + AHEAD_MAX_MS - 60_000
+    for sender in range(1, 4):
+        far += 1
+        assert broker.open(producer_id=name, sender=sender, epoch=far).epoch == far
+        with broker.producer(producer_id=name) as producer:
+            producer.send("fenced", b"x")
+            assert epoch_of(producer) == far + 1
+            far += 1
+
+
+def test_a_name_that_was_fenced_for_ever_is_free(broker: Served, name: str) -> None:
+    """By an older release, which took any claim."""
+    fenced = Derivation(deriver_of(name), Position(), Position(EPOCH_MAX), note_of(1))
+    with Channel(broker.address("commitlog")) as channel:
+        channel.ask(AppendRecords([], 0, derived=fenced), [b""], timeout_s=30)
+    broker.kill("commitlog")
+    with broker.producer(producer_id=name) as producer:
+        producer.send("freed", b"x")
+        assert epoch_of(producer) < EPOCH_MAX
+    assert "is forgotten, as no broker gave it out" in broker.log
 
 
 @pytest.mark.parametrize("wrong", ["", "a b", "x" * 121, "ö", "a\n"])
