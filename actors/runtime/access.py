@@ -16,7 +16,7 @@ import msgspec
 
 from cometmq.protocol import names
 from cometmq.protocol.commands import EVERY, Audience, Command, CommitOffsets, Need, On, Right
-from cometmq.protocol.commands.root import names_of, tag_of
+from cometmq.protocol.commands.root import tag_of
 from cometmq.protocol.errors import UnknownCommand
 
 
@@ -73,6 +73,20 @@ def guard_of(need: Need) -> Callable[[str], None] | None:
     if need.field == EVERY or need.itemwise:
         return None
     return _GUARDS.get((need.on, need.right))
+
+
+def _refuse_each(command: Command, field: str, refuse: Callable[[str], None]) -> None:
+    """Each name in the field; without a set of them, as most commands have one."""
+    first, _, second = field.partition(".")
+    value = getattr(command, first)
+    if second:
+        for each in value if type(value) is list else (value,):
+            refuse(getattr(each, second))
+    elif type(value) is str:
+        refuse(value)
+    else:
+        for each in value:
+            refuse(each)
 
 
 class _Guarded(NamedTuple):
@@ -135,8 +149,7 @@ class Doorman:
         if self._allows is not None:
             self._allows(command, principal)
         for field, refuse in guarded:
-            for name in names_of(command, field):
-                refuse(name)
+            _refuse_each(command, field, refuse)
 
     def _refusal(self, kind: type[Command]) -> UnknownCommand:
         if kind in self._takes:
