@@ -29,6 +29,9 @@ TEMPLATE_TOPIC: Final = "TBW102"  # RocketMQ AUTO_CREATE_TOPIC_KEY_TOPIC
 QUEUES_MAX: Final = 4_096  # of one topic
 TOMBSTONES_MAX: Final = 10_000  # deleted topics that are told as such; then all is told anew
 NAMED_MAX: Final = 5  # in a line of the log
+# An attribute of a topic that was deleted and made again: the most queues that it has had since.
+# The messages in those beyond are an earlier topic's, and nobody's.
+MADE_ATTRIBUTE: Final = "cometmq.made.queues"
 
 Undo = tuple[str, TopicConfig | None] | None  # what stood there
 
@@ -192,6 +195,10 @@ class TopicBook(Book):
                 count = max(config.read_queue_nums, config.write_queue_nums)
                 yield from ((topic, queue_id) for queue_id in range(min(count, QUEUES_MAX)))
 
+    def was_deleted(self, topic: str) -> bool:
+        """Whether it is not there, and is known to have been."""
+        return topic not in self.configs and topic in self._changed_at
+
     def version_of(self, topic: str) -> int:
         """The number of the topic's last change."""
         return self._changed_at.get(topic, 0)
@@ -280,6 +287,12 @@ class TopicBook(Book):
                 "topics.json: %d topics are not served, since clients could not be told of them: %s"
             )
             log.warning(text, len(refused), shown)
+
+
+def made_queues(config: TopicConfig | None) -> int | None:
+    """The most queues that a topic has had since it was made again; None: it has all there are."""
+    text = "" if config is None else config.attributes.get(MADE_ATTRIBUTE, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
 class _QueueCounts(Mapping[str, int]):

@@ -133,16 +133,15 @@ class CoordinatorActor(ServiceActor):
         self._members.poppers = self._poppers.names
         self._moves = Moves(self._books, self._members, self._poppers)
         self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
+        make_topic, stored = self._topics.make, self._topics.stored
         self._groups = Groups(self._books, self._members, self._poppers, self._topics)
         self._views = Views(self._books, self._members, self._poppers, stored)
         self._relay = Relay(
             self, cleaner_endpoint, lambda action: self._books.snapshots.then(action)
         )
-        self._retries = Retries(
-            self, self._books, self._members, scheduler_endpoint, self._topics.make
-        )
+        self._retries = Retries(self, self._books, self._members, scheduler_endpoint, make_topic)
         self._transactions = Transactions(
-            self, scheduler_endpoint, self._topics.make, self._progress.on_fetch_offsets
+            self, scheduler_endpoint, make_topic, self._progress.on_fetch_offsets
         )
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         self._pops = Pops(self, self._books, self._members, self._poppers, self._retries, stored)

@@ -9,7 +9,15 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from cometmq.actors.books.topics import QUEUES_MAX, TEMPLATE_TOPIC, check_info, check_served
+from cometmq.actors.books.topics import (
+    MADE_ATTRIBUTE,
+    QUEUES_MAX,
+    TEMPLATE_TOPIC,
+    TopicBook,
+    check_info,
+    check_served,
+    made_queues,
+)
 from cometmq.actors.coordination.announcing import Announcing
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
@@ -38,6 +46,7 @@ from cometmq.protocol.errors import (
     MessagesUnread,
     NameIllegal,
     NotConfirmed,
+    ServiceNotAvailable,
     TopicExists,
     TopicNotExist,
 )
@@ -53,6 +62,17 @@ REFUSED_NAMED_MAX: Final = 100  # in the answer to CreateTopics
 NAMED_MAX: Final = 5  # in a sentence
 
 Stored = Callable[[str], Mapping[int, QueueRange]]
+
+
+def its_own(topics: TopicBook, stored: Stored) -> Stored:
+    """What `stored` says, without queues whose messages are those of an earlier topic of the same
+    name: the topic that is there now never had them."""
+
+    def found(topic: str) -> Mapping[int, QueueRange]:
+        made, queues = made_queues(topics.get(topic)), stored(topic)
+        return queues if made is None else {k: each for k, each in queues.items() if k < made}
+
+    return found
 
 
 class TopicSettings(Protocol):
@@ -102,7 +122,8 @@ class Topics:
         self._topics = books.topics
         self._members = members
         self._offsets = books.offsets
-        self._stored = stored
+        self._left = stored
+        self.stored = its_own(books.topics, stored)  # without what an earlier topic has left
         self._wait_dispatched = wait_dispatched
         self._wanted: list[_PutTopics] = []  # what this round wants to be known
         self._changes: list[Change] = []  # of this round
@@ -312,7 +333,7 @@ class Topics:
         groups = self._books.members.asking_for(topic) | self._offsets.groups_of(topic)
         unread: dict[int, int] = {}  # queue -> messages
         behind: set[str] = set()
-        for queue_id, (low, high) in self._stored(topic).items():
+        for queue_id, (low, high) in self.stored(topic).items():
             if queue_id < first or low == high:
                 continue
             reached = {group: self._offsets.get(group, topic, queue_id) for group in groups}
@@ -337,6 +358,11 @@ class Topics:
             perm=info.perm,
         )
         self._topics.check_put(info.topic)
+        made = made_queues(known)
+        if made is not None or (known is None and self._has_left(info)):
+            made = max(made or 0, info.read_queues, info.write_queues)
+            attributes = config.attributes | {MADE_ATTRIBUTE: str(made)}
+            config = msgspec.structs.replace(config, attributes=attributes)
         self._change(TopicPut(config))
         text = "topic %s is %s: %d read queues, %d write queues, perm %d"
         done = "changed" if known else "created"
@@ -344,6 +370,17 @@ class Topics:
         log.log(level, text, info.topic, done, info.read_queues, info.write_queues, info.perm)
         if info.write_queues > info.read_queues:
             log.warning("topic %s: nobody will read the queues beyond its read queues", info.topic)
+
+    def _has_left(self, info: TopicInfo) -> bool:
+        """Whether a topic of that name has left messages, or may have, in queues that the new one
+        does not have."""
+        if self._topics.was_deleted(info.topic):
+            return True
+        queues = max(info.read_queues, info.write_queues)
+        try:
+            return any(each >= queues for each in self._left(info.topic))
+        except ServiceNotAvailable:
+            return False  # the broker starts: it is not known yet
 
     def _want_known(
         self, request: Request, topics: list[str], answer: Callable[[], Command]

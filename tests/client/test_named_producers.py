@@ -245,7 +245,7 @@ def test_a_name_that_was_fenced_for_ever_is_free(broker: Served, name: str) -> N
     """By an older release, which took any claim."""
     fenced = Derivation(deriver_of(name), Position(), Position(EPOCH_MAX), note_of(1))
     with Channel(broker.address("commitlog")) as channel:
-        channel.ask(AppendRecords([], 0, derived=fenced), [b""], timeout_s=30)
+        channel.ask(AppendRecords([], 0, derived=fenced), [b""], timeout_s=patient(30))
     broker.kill("commitlog")
     with broker.producer(producer_id=name) as producer:
         producer.send("freed", b"x")
