@@ -144,7 +144,8 @@ class IdentitySettings:
         key="brokerName",
         check=_a_name,
         help="The name clients know this broker by; a master and its slaves share it. "
-        "Empty: derived from the machine's name.",
+        "Empty: the name that the store was made with; a new store's broker is named after the "
+        "machine and the folder.",
     )
     broker_id: int = option(
         0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +12,10 @@ from cometmq.actors.launch.binding import HeldPorts
 from cometmq.actors.runtime.roles import role_of
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import BrokerEndpoints
+from cometmq.protocol.errors import StoreDamaged
+from cometmq.shm.state.identity import original_of, read_identity
+
+log = logging.getLogger(__name__)
 
 
 def address_of(token: str, role: str) -> str:
@@ -80,8 +86,31 @@ def _bind(settings: BrokerSettings, port: int | None) -> str | None:
     return None if port is None else f"tcp://{bracketed(settings.bind_address)}:{port}"
 
 
+def name_of(store: Path) -> str:
+    """A broker's name where none was given: the one that the store was made with.
+
+    Clients keep their progress by it, so it stays when the store is moved, or the machine is
+    called otherwise. A copy beside its original has a name of its own as long as that is there:
+    two brokers of one name would take each other's clients.
+    """
+    try:
+        identity = read_identity(store)
+    except StoreDamaged:  # the start says so
+        return default_name(store)
+    original = original_of(store, identity)
+    if original is None:
+        return identity.created_as or default_name(store)
+    place = hashlib.sha256(str(store.resolve()).encode()).hexdigest()[:6]
+    name = f"{default_name(store)[:90]}-{place}"
+    log.warning(
+        "%s is a copy of the store in %s, which is still there: its broker is called %s, not %s",
+        store, original, name, identity.created_as,
+    )  # fmt: skip
+    return name
+
+
 def default_name(store: Path) -> str:
-    """A broker's name where none was given: the machine's, and the store's."""
+    """Of a store that is new: the machine's name, and the folder's."""
     host = "".join(c if c.isalnum() or c in "_-" else "-" for c in os.uname().nodename)
     folder = "".join(c if c.isalnum() or c in "_-" else "-" for c in store.resolve().name)
     return f"{host}-{folder}"[:100]

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cometmq.actors.launch.addresses import Addresses, address_of, default_name
+from cometmq.actors.launch.addresses import Addresses, address_of, name_of
 from cometmq.actors.launch.binding import HeldPorts, bind_error
 from cometmq.actors.launch.ending import end_now, send_signal
 from cometmq.actors.launch.orderly_end import (
@@ -111,9 +111,10 @@ class BrokerActor(ServiceActor):
         self._epoch = 0  # that this run is the master of
         self._store = settings.store_path_root_dir
         self._segment_bytes = settings.mapped_file_size_commit_log_bytes
-        self._name = settings.broker_name or default_name(self._store)  # for clients
-        if settings.is_in_group:
-            self._name = settings.broker_name or settings.group_name
+        self._name = settings.broker_name  # for clients
+        if not self._name:
+            in_group = settings.is_in_group
+            self._name = settings.group_name if in_group else name_of(self._store)
         self._zygote = zygote
         self._reports = ReportReader(zygote.report_fd)
         self._unread: deque[Report] = deque()
@@ -170,7 +171,13 @@ class BrokerActor(ServiceActor):
             (self._store / SLAVE_FILE).touch()
         sync_folder(self._store)
         queue_segment_bytes = self._settings.mapped_file_size_consume_queue_bytes
-        keep_identity(self._store, self._name, self._segment_bytes, queue_segment_bytes)
+        identity = keep_identity(self._store, self._name, self._segment_bytes, queue_segment_bytes)
+        if self._settings.broker_name not in ("", identity.created_as):
+            log.warning(
+                "brokerName=%s: the store was made by broker %s; progress that is kept by a "
+                "broker's name (broadcasting, Spark) is not found under another one",
+                self._name, identity.created_as,
+            )  # fmt: skip
         self._control = create_control(
             self._settings, self._doorbells, self._table.roles, self._name, self.token, self._epoch
         )

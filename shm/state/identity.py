@@ -21,7 +21,7 @@ from cometmq.shm.os.locks import lock_state
 
 IDENTITY_FILE: Final = "cometmq.store"
 UNKNOWN: Final = "-"
-_BYTES_MAX: Final = 4096
+_BYTES_MAX: Final = 65_536  # a path of 4,096 bytes, escaped, has room
 
 
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,6 +30,13 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     segment_bytes: int = 0  # of its log, and of its queues; 0: an older broker did not say
     queue_segment_bytes: int = 0
     lock: str = ""  # `lock_state` then; empty: an older broker did not say
+    name: str = ""  # of the broker that made the store; "": of an older one, which says `broker`
+    folder: str = ""  # where the store was then, or last; of a copy beside it: where that is
+
+    @property
+    def created_as(self) -> str:
+        """What clients know the store's broker by; "": no broker of ours has opened it."""
+        return self.name or self.broker
 
 
 def read_identity(store: Path) -> Identity:
@@ -52,15 +59,26 @@ def keep_identity(
     """What it was, or a new one for a store without; with this broker's name and sizes from now on,
     and with `lock` as it is now. The caller holds the store's lock.
 
+    The name of the broker that made the store stays with it.
+
     Raises StoreDamaged, DiskFull, OSError.
     """
     found = read_identity(store)
     store_id = os.urandom(16).hex() if found.store_id == UNKNOWN else found.store_id
-    lock = lock_state(store)
-    kept = Identity(store_id, broker, segment_bytes, queue_segment_bytes, lock)
+    folder = found.folder if original_of(store, found) else _path_of(store)
+    kept = Identity(
+        store_id, broker, segment_bytes, queue_segment_bytes, lock_state(store),
+        found.created_as or broker, folder,
+    )  # fmt: skip
     if kept != found:
         replace_file(store / IDENTITY_FILE, msgspec.json.encode(kept))
     return kept
+
+
+def _path_of(store: Path) -> str:
+    """Return the store's real path; empty if it is no UTF-8, which JSON cannot hold."""
+    path = str(store.resolve())
+    return path if path.isascii() or not any("\ud800" <= each <= "\udfff" for each in path) else ""
 
 
 def was_opened_by_others(store: Path) -> bool:
@@ -70,3 +88,17 @@ def was_opened_by_others(store: Path) -> bool:
     """
     noted = read_identity(store).lock
     return not noted or noted != lock_state(store)
+
+
+def original_of(store: Path, identity: Identity) -> Path | None:
+    """The store that this one is a copy of, if that is still where it was; None: it was moved, or
+    is mounted elsewhere."""
+    if not identity.folder or identity.store_id == UNKNOWN:
+        return None
+    original = Path(identity.folder)
+    try:
+        if original == store.resolve() or original.samefile(store):
+            return None
+        return original if read_identity(original).store_id == identity.store_id else None
+    except (OSError, StoreDamaged):
+        return None
