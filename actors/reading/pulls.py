@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import time
 from functools import partial
@@ -36,6 +37,13 @@ HELD_MAX: Final = 100_000
 SERVED_QUEUES_MAX: Final = 256
 ENDED_MAX: Final = 256
 TAGS_MAX: Final = 32  # as many as the kernel compares
+
+
+def _run_number(nonce: str | None) -> int:
+    """What clients may know of a run; the nonce is for those that can read its files."""
+    if not nonce:
+        return 0
+    return int.from_bytes(hashlib.sha256(nonce.encode()).digest()[:8], "big") >> 1 | 1
 
 
 class Pulls:
@@ -75,6 +83,7 @@ class Pulls:
         self._filters_on = family.settings.enable_property_filter
         self._wrote = family.control.read(Counter.WROTE)
         self._phase = family.control.read(Counter.PHASE)
+        self._run = _run_number(family.control.meta.get("nonce"))
         self._in_group = family.settings.is_in_group
         self._far_bytes = 0  # behind the log's end; 0: no slave is advised
         if family.settings.slave_read_enable:
@@ -102,7 +111,7 @@ class Pulls:
     def _answer_pull(self, request: Request, status: int, result: GetResult) -> None:
         answer = PullResult(
             status, result.next_queue_offset, result.min_queue_offset, result.max_queue_offset,
-            result.count, self._is_far_behind(result),
+            result.count, self._is_far_behind(result), self._run,
         )  # fmt: skip
         self._answered += result.count
         request.reply(answer, () if result.payload is None else (result.payload,))

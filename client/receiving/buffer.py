@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 from cometmq.client.receiving.progress import Progress
 from cometmq.client.receiving.replicas import Replicas
@@ -27,6 +27,14 @@ class Lease:
 OVER: Final = Lease(0.0)
 
 
+class Seen(NamedTuple):
+    """The last message that was read of a queue."""
+
+    queue_offset: int
+    physical_offset: int
+    store_ms: int
+
+
 class Queue:
     """A queue that the consumer owns."""
 
@@ -35,6 +43,7 @@ class Queue:
         "buffered_bytes",
         "chunks",
         "committed",
+        "doubtful",
         "dropped",
         "epoch",
         "failures",
@@ -53,6 +62,8 @@ class Queue:
         "replica",
         "replicas",
         "retry_at",
+        "run",
+        "seen",
         "selection",
         "source",
         "sql",
@@ -95,6 +106,9 @@ class Queue:
         self.buffered_bytes = 0
         self.chunks: set[Chunk] = set()
         self.store_hosts: set[str] = set()
+        self.seen: Seen | None = None  # since it was taken on, or moved
+        self.run = 0  # of the broker, that it was read from last; 0: not known
+        self.doubtful = False  # the broker may not have any more what was read: see doubts.py
         self.dropped = False
         self.paused = False  # by the user: nothing of it is read or handed out
         self.parked: list[Chunk] = []  # taken out of the line while it is; used by who polls
@@ -171,6 +185,8 @@ class Queue:
         self.discard()
         self.progress = Progress(queue_offset)
         self.next_offset = queue_offset
+        self.seen = None
+        self.doubtful = False
 
     def __repr__(self) -> str:
         return f"{self.topic}/{self.queue_id}@{self.broker}"
@@ -219,4 +235,6 @@ class Chunk:
         queue.progress.arrived(self.start, self.end, messages)
         if messages:
             set_source(messages, queue.source)
+            last = messages[-1]
+            queue.seen = Seen(last.queue_offset, last.physical_offset, last.store_timestamp_ms)
             queue.store_hosts.add(messages[0].store_host)

@@ -44,6 +44,8 @@ class Kept(Protocol):
     """Where the progress is. Called by one thread at a time."""
 
     every_s: float  # how often it is kept at most
+    goes_back: bool  # with the broker's store, where that is restored from a backup
+    saved_ms: int  # since 1970: else, when it was kept last; 0: not known
 
     def load(self, ends: BrokerEndpoints, keys: Sequence[QueueKey]) -> list[int]:
         """The offset of each; UNKNOWN where there is none."""
@@ -54,6 +56,8 @@ class Kept(Protocol):
 
 class KeptByUser:
     every_s = float("inf")
+    goes_back = False
+    saved_ms = 0
 
     def load(self, ends: BrokerEndpoints, keys: Sequence[QueueKey]) -> list[int]:
         return [UNKNOWN] * len(keys)
@@ -67,6 +71,8 @@ class KeptByUser:
 
 class KeptByBroker:
     every_s = 0.0
+    goes_back = True
+    saved_ms = 0
 
     def __init__(self, routes: Routes, group: str) -> None:
         self._routes = routes
@@ -110,6 +116,7 @@ class KeptInFile:
     """
 
     every_s = FILE_EVERY_S
+    goes_back = False
 
     def __init__(self, group: str, member: str | None, folder: Path | None) -> None:
         self.member = f"{own_address()}@DEFAULT" if member is None else member
@@ -121,6 +128,7 @@ class KeptInFile:
         self._lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._take_lock()
+            self.saved_ms = 0
             self._table = self._read()
         except BaseException:
             self.close()
@@ -140,6 +148,7 @@ class KeptInFile:
         for path in (self.path, self.path.with_name("offsets.json.bak")):
             try:
                 with path.open("rb") as file:
+                    self.saved_ms = os.fstat(file.fileno()).st_mtime_ns // 1_000_000
                     content = file.read(FILE_BYTES_MAX + 1)
             except FileNotFoundError:
                 continue

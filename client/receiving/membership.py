@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +10,8 @@ from typing import Final, Protocol
 
 from cometmq.client.presence import AWAY, Presence
 from cometmq.client.receiving.buffer import Lease
+from cometmq.client.receiving.doubts import Settling
+from cometmq.client.receiving.joining import News, UnderWay
 from cometmq.client.receiving.owned import OwnedQueues
 from cometmq.client.receiving.replicas import Replicas
 from cometmq.protocol.commands import (
@@ -42,8 +43,6 @@ log = logging.getLogger(__name__)
 ASK_S: Final = 3.0
 CLOSE_S: Final = 15.0  # for the last commit and the farewell, and what was under way before
 SESSION_MS: Final = 30_000  # until the coordinator has said what it is
-LATE_S: Final = 5.0  # a heartbeat that is answered so late is given up
-CONNECT_S: Final = 1.0  # likewise one that waits for a connection; who is not there by then is away
 REFRESH_S: Final = 30.0
 LOOK_S: Final = 1.0  # the same while the broker does not answer: it may be another one by now
 
@@ -59,72 +58,8 @@ class Owner(Protocol):
     def refused(self, error: CometError) -> None: ...
     def accepted(self) -> None: ...
     def look_up_brokers(self) -> None: ...
-
-
-class _News:
-    """Something has changed that the coordinator has to hear of, by a JoinGroup.
-
-    Each is work for it: a thousand topics that are subscribed to in a row share some. One that
-    overtakes another which is not answered yet waits a little, and longer each time.
-    """
-
-    __slots__ = ("_overtaken", "waits")
-
-    def __init__(self) -> None:
-        self.waits = False
-        self._overtaken = 0  # in a row
-
-    def due_at(self, sent_at: float) -> float:
-        """When it may be told, if the JoinGroup that was sent at that time is under way; never
-        where nothing waits. time.monotonic()"""
-        return sent_at + pause_s(self._overtaken) if self.waits else math.inf
-
-    def is_due(self, join: Pending | None, sent_at: float) -> bool:
-        is_under_way = join is not None and not join.done
-        return self.waits and (not is_under_way or time.monotonic() >= self.due_at(sent_at))
-
-    def tell(self, overtaken: Pending | None) -> None:
-        self._overtaken += self.waits and overtaken is not None
-        self.waits = False
-
-    def answered(self) -> None:
-        self._overtaken = 0
-
-
-class _UnderWay:
-    """The JoinGroup that is not answered yet."""
-
-    __slots__ = ("_until", "pending", "sent_at")
-
-    def __init__(self) -> None:
-        self.pending: Pending | None = None
-        self.sent_at = 0.0  # time.monotonic()
-        self._until = 0.0
-
-    def begin(self, wait_ms: int) -> None:
-        """One is sent now, which may be answered after that time; an earlier one is not heard."""
-        if self.pending is not None:
-            self.pending.channel.forget(self.pending)
-        self.pending = None
-        self.sent_at = time.monotonic()
-        self._until = self.sent_at + wait_ms / 1000 + LATE_S
-
-    @property
-    def given_up_at(self) -> float:
-        """When it is tried again: time.monotonic()."""
-        if self.pending is None:
-            return self.sent_at  # it could not be sent
-        if not self.pending.handed_over:
-            # It never fails where nobody listens any more: it waits for a connection.
-            return self.sent_at + CONNECT_S
-        return self._until
-
-    def why_late(self) -> str:
-        """Why it is given up; "": it is not."""
-        pending = self.pending
-        if pending is None or pending.done or time.monotonic() <= self.given_up_at:
-            return ""
-        return "it does not answer" if pending.handed_over else "there is no connection"
+    def settle(self, place: Membership) -> None:
+        """Raises CometError while it is not known whether the broker has what was read."""
 
 
 class Membership:
@@ -168,10 +103,11 @@ class Membership:
         self._version = -1
         self.lease = Lease()  # of all that is owned here
         self._session_ms = SESSION_MS
-        self._join = _UnderWay()
+        self._join = UnderWay()
         self._doubts = False  # the coordinator says that something is not ours: hear it all
-        self._news = _News()
+        self._news = News()
         self._lost_contact = False
+        self.doubts = Settling(self._wake, lambda: owner.settle(self))
         self._failures = 0
         self._refused = False
         self._closed = False
@@ -211,6 +147,7 @@ class Membership:
 
     def commit(self) -> None:
         """Commit what is acknowledged, now. Raises what the coordinator answers."""
+        self.doubts.settle()
         with self.commit_lock:
             offsets = self._queues.progress_of(self.broker)
             if offsets:
@@ -293,6 +230,7 @@ class Membership:
                 self._leave()
             return False
         now = time.monotonic()
+        self.doubts.settle_due()
         if now >= self._commit_at:
             self._commit_at = now + self._auto_commit_s
             self._commit_quietly()
@@ -331,6 +269,7 @@ class Membership:
                 self._closed
                 or self._news.is_due(self._join.pending, self._join.sent_at)
                 or self._lost_contact
+                or time.monotonic() >= self.doubts.due
             ):
                 join = self._join.pending
                 if join is not None and join.done:
@@ -338,7 +277,7 @@ class Membership:
                     self._news.answered()
                     return join
                 self.presence.check()
-                wake_at = min(wake_at, self.presence.due)
+                wake_at = min(wake_at, self.presence.due, self.doubts.due)
                 tell_at = self._news.due_at(self._join.sent_at)
                 left_s = min(wake_at, tell_at, self._join.given_up_at) - time.monotonic()
                 if left_s <= 0:

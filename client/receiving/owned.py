@@ -157,6 +157,19 @@ class OwnedQueues:
                 queue.committed = queue_offset
         self._on_change(queues)
 
+    def trust(self, queues: Sequence[Queue], kept: Sequence[int]) -> None:
+        """These have what was read.
+
+        Args:
+            kept: what is committed of each now; -1: not known.
+        """
+        with self.lock:
+            for queue, offset in zip(queues, kept, strict=True):
+                queue.doubtful = False
+                if offset >= 0:  # less than before, if the broker has lost the last commits
+                    queue.committed = min(queue.committed, offset)
+        self._on_change(queues)
+
     def set_paused(self, keys: Iterable[QueueId], paused: bool) -> None:
         """Hand out nothing more of these, or go on with them. Raises NotOwner, and changes none."""
         with self.lock:
@@ -209,18 +222,13 @@ class OwnedQueues:
                 return
 
     def _acknowledge_one(self, message: Message) -> None:
-        queue = self._queue_of(message)
-        if queue is not None and queue.was_handed_out(message.queue_offset):
-            queue.progress.acknowledge(message.queue_offset)
-
-    def _queue_of(self, message: Message) -> Queue | None:
-        queues = self._by_key.get((message.stored_topic, message.queue_id))
-        if not queues:
-            return None
-        if len(queues) == 1:
-            return queues[0]
-        host = message.store_host  # several brokers have a queue of that name
-        return next((queue for queue in queues if host in queue.store_hosts), None)
+        queues = self._by_key.get((message.stored_topic, message.queue_id), [])
+        if len(queues) > 1:  # several brokers have a queue of that name
+            host = message.store_host
+            queues = [queue for queue in queues if host in queue.store_hosts]
+        for queue in queues[:1]:
+            if queue.was_handed_out(message.queue_offset):
+                queue.progress.acknowledge(message.queue_offset)
 
     def acknowledge_of(self, queue: Queue, progress: Progress, messages: list[Message]) -> None:
         """These of one queue, in any order, that were handed out while that was its progress."""

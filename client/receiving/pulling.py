@@ -40,6 +40,9 @@ MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2)
 _NOTHING: Final = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.NO_NEW_MESSAGE)
 
 
+Arrival = tuple[Queue, int, Pending]
+
+
 class Puller:
     """See the module.
 
@@ -62,6 +65,7 @@ class Puller:
         prefetch_bytes: int,
         prefetch_count: int,
         on_trouble: Callable[[], None],
+        on_doubt: Callable[[str], None] = lambda broker: None,
         transport: str = "zmq",
         spin_us: float = 0,
         on_refused: Callable[[CometError], None] = lambda error: None,
@@ -74,10 +78,12 @@ class Puller:
         self._prefetch_bytes = prefetch_bytes
         self._pull_count = min(PULL_COUNT, prefetch_count)
         self._on_trouble = on_trouble
+        self._on_doubt = on_doubt
+        self._doubted: set[str] = set()  # brokers that were away since a queue of theirs was read
         self._troubles = Troubles(is_steady)
         self._queues: set[Queue] = set()
         self._notes: deque[Queue] = deque()  # taken on, moved or dropped by another thread
-        self._arrived: deque[tuple[Queue, int, Pending]] = deque()
+        self._arrived: deque[Arrival] = deque()
         self._channels: dict[str, Channel] = {}
         self._check_at = 0.0
         self._rung = False
@@ -212,6 +218,10 @@ class Puller:
         queue.hungry = queue.paused
         if queue.paused:
             return
+        if queue.doubtful and queue.reads_from() == queue.endpoints():
+            self._on_doubt(queue.broker)
+            return  # it is noted once that is settled
+        self._doubted.discard(queue.broker)
         if self._mapped is not None and self._mapped.takes(queue):
             return
         readers = queue.reads_from().readers
@@ -229,7 +239,7 @@ class Puller:
                     queue.tags,
                     sql=queue.sql,
                 ),
-                on_done=partial(self._on_done, queue, queue.epoch),
+                on_done=partial(_arrive, self._arrived, queue, queue.epoch),
                 pump=False,
             )
         except CometError as error:
@@ -246,9 +256,6 @@ class Puller:
         used = {endpoint for queue in self._queues for endpoint in queue.reads_from().readers}
         for endpoint in [each for each in self._channels if each not in used]:
             self._channels.pop(endpoint).close()
-
-    def _on_done(self, queue: Queue, epoch: int, pending: Pending) -> None:
-        self._arrived.append((queue, epoch, pending))
 
     # --- answers ---
 
@@ -267,6 +274,12 @@ class Puller:
         if elsewhere := slave_is_elsewhere(queue, answer):
             self.failed(queue, elsewhere)
             return
+        if answer.run and queue.reads_from() == queue.endpoints():
+            before, queue.run = queue.run, answer.run
+            if before not in (0, answer.run):
+                self._doubt([queue])
+                self.pull(queue)
+                return
         queue.replica = queue.replicas.answered(queue.replica, is_far_behind=answer.far_behind)
         chunk = None
         if answer.status == PullStatus.FOUND and payload:
@@ -319,6 +332,10 @@ class Puller:
             end, count = found.next_queue_offset, len(found.messages)
             chunk = Chunk(queue, queue.next_offset, end, None, count, found.messages)
         self._take(queue, epoch, found, chunk)
+        if queue.doubtful:
+            if self._mapped is not None:
+                self._mapped.drop(queue)
+            self.pull(queue)
 
     def _empty(self, queue: Queue) -> None:
         if time.monotonic() - queue.pull_sent_at < SUSPEND_MS / 4000:
@@ -330,6 +347,9 @@ class Puller:
 
     def _moved(self, queue: Queue, answer: PullResult | Found) -> None:
         """The queue does not have the offset we asked for: expired, or lost by the broker."""
+        if answer.next_queue_offset < queue.next_offset:
+            self._doubt([queue])
+            return
         log.warning(
             "%s: offset %d is outside [%d, %d], going on at %d",
             queue,
@@ -339,14 +359,21 @@ class Puller:
             answer.next_queue_offset,
         )
         with self._lock:
-            if answer.next_queue_offset < queue.next_offset:
-                queue.move(answer.next_queue_offset)
-            else:
-                queue.progress.arrived(queue.next_offset, answer.next_queue_offset, ())
-                queue.next_offset = answer.next_queue_offset
+            queue.progress.arrived(queue.next_offset, answer.next_queue_offset, ())
+            queue.next_offset = answer.next_queue_offset
+
+    def _doubt(self, queues: Iterable[Queue]) -> None:
+        """Their broker may be another one, or not have any more what was read."""
+        for queue in queues:
+            for chunk in list(queue.chunks):
+                self.open(chunk)  # what it has was read, too
+            queue.doubtful, queue.run = True, 0
 
     def failed(self, queue: Queue, text: str) -> None:
         """Try again later."""
+        if queue.broker not in self._doubted:
+            self._doubted.add(queue.broker)
+            self._doubt([each for each in self._queues if each.broker == queue.broker])
         self._troubles.failed(queue, text)
         queue.replica = queue.replicas.missed(queue.replica)
         self._check_at = min(self._check_at, queue.retry_at)
@@ -448,3 +475,7 @@ def slave_is_elsewhere(queue: Queue, answer: PullResult | Found) -> str:
         return ""
     has = f"[{answer.min_queue_offset}, {answer.max_queue_offset}]"
     return f"slave {queue.replica} has {has}, not {queue.next_offset}"
+
+
+def _arrive(arrived: deque[Arrival], queue: Queue, epoch: int, pending: Pending) -> None:
+    arrived.append((queue, epoch, pending))

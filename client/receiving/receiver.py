@@ -63,6 +63,7 @@ class Receiver:
             prefetch_bytes=prefetch_bytes,
             prefetch_count=prefetch_count,
             on_trouble=lambda: self.member.reader_in_trouble(),
+            on_doubt=lambda broker: self.member.doubt(broker),
             transport=transport,
             spin_us=spin_us,
             on_refused=lambda error: self.stream.refuse(error),

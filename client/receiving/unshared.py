@@ -15,7 +15,8 @@ from typing import Final
 
 from cometmq.client.presence import AWAY, Presence, unique_name
 from cometmq.client.questions import Position, offsets_at, ranges, resolve
-from cometmq.client.receiving.kept import Kept, KeptByUser, KeptInFile
+from cometmq.client.receiving.doubts import doubtful_of, places_of
+from cometmq.client.receiving.kept import UNKNOWN, Kept, KeptByUser, KeptInFile
 from cometmq.client.receiving.mapped import check_mapped
 from cometmq.client.receiving.owned import OwnedQueues, QueueId
 from cometmq.client.receiving.replicas import Replicas, follow
@@ -228,6 +229,10 @@ class Unshared:
         presence = self._presences.get(broker)
         return presence is not None and presence.is_steady
 
+    def doubt(self, broker: str) -> None:
+        """A queue of that broker may have lost what was read. Does not block."""
+        self.reader_in_trouble()
+
     def reader_in_trouble(self) -> None:
         """A reader does not answer: its broker may have moved. Does not block."""
         with self._wake:
@@ -246,6 +251,7 @@ class Unshared:
             if not self._keeps:
                 raise ArgumentIllegal("without a group nothing is committed: `position` says it")
             for broker, place in list(self._places.items()):
+                _settle(self._owned, self._kept, self._routes, broker, place.master)
                 offsets = self._owned.progress_of(broker)
                 if offsets:
                     self._kept.save(place.master, offsets)
@@ -300,6 +306,7 @@ class Unshared:
         return True
 
     def _refresh(self) -> None:
+        unsettled = False
         with self._lock:
             for topic in self._owned.topics:
                 try:
@@ -312,7 +319,14 @@ class Unshared:
                         self._meet(topic, route)
                 except CometError as error:  # tried again the next time
                     log.warning("queues of %s: %s", topic, error)
+            for broker, place in list(self._places.items()):
+                try:
+                    _settle(self._owned, self._kept, self._routes, broker, place.master)
+                except CometError as error:
+                    log.debug("broker %s: %s", broker, error)
+                    unsettled = True
             away = any(not each.connected for each in self._presences.values())
+        away = away or unsettled
         self._failures = self._failures + 1 if away else 0
         with self._wake:
             pause = pause_s(self._failures) if away else REFRESH_S
@@ -331,6 +345,24 @@ class Unshared:
             log.error("%s does not end", self._thread.name)
         self._commit_quietly()
         self._kept.close()
+
+
+def _settle(
+    owned: OwnedQueues, kept: Kept, routes: Routes, broker: str, ends: BrokerEndpoints
+) -> None:
+    """See `Member.settle`. Raises CometError."""
+    queues = doubtful_of(owned, broker)
+    if not queues:
+        return
+    keys = [QueueKey(queue.topic, queue.queue_id) for queue in queues]
+    offsets = kept.load(ends, keys) if kept.goes_back else [UNKNOWN] * len(keys)
+    places = places_of(routes, ends, queues, offsets, kept.saved_ms)
+    if places and not isinstance(kept, KeptByUser):
+        kept.save(ends, [QueueOffset(each.topic, each.queue_id, at) for each, at in places])
+    owned.move([each.queue for each in places], [each.queue_offset for each in places])
+    lost = {each.queue for each in places}
+    there = [each for each in zip(queues, offsets, strict=True) if each[0] not in lost]
+    owned.trust([queue for queue, _ in there], [offset for _, offset in there])
 
 
 def _as_offsets(offsets: Mapping[QueueKey, int]) -> list[QueueOffset]:

@@ -1,0 +1,156 @@
+"""Whether a broker that is back still has what was read of it, and where to go on if it has not.
+
+A store that was restored from an older backup, or that a power cut took the end of, gives the queue
+offsets of lost messages to new ones. So after a connection was lost, and where a queue ends below
+the consumer's position, the last message that was read is compared with what lies there now.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from cometmq.client.questions import offsets_at, ranges
+from cometmq.client.receiving.buffer import Queue
+from cometmq.client.receiving.owned import OwnedQueues
+from cometmq.client.routes import Routes
+from cometmq.protocol.commands import (
+    BrokerEndpoints,
+    PullMessages,
+    PullResult,
+    PullStatus,
+    QueueKey,
+    QueueReach,
+)
+from cometmq.protocol.errors import CometError, NotConfirmed
+from cometmq.shm.kernel._kernel import decode
+
+log = logging.getLogger(__name__)
+
+ASK_S: Final = 3.0
+AGAIN_S: Final = 0.2  # until a broker is asked again whether it has what was read
+ONE_BYTES: Final = 1  # a reader gives out one message, however large it is
+
+
+class Place(NamedTuple):
+    """Where a queue whose messages are lost goes on."""
+
+    queue: Queue
+    queue_offset: int
+
+
+class Settling:
+    """When a broker is asked, and by one thread at a time.
+
+    Args:
+        wake: of the thread that calls `settle_due`.
+        settle: raises CometError while it is not known.
+    """
+
+    def __init__(self, wake: threading.Condition, settle: Callable[[], None]) -> None:
+        self.due = math.inf  # time.monotonic()
+        self._wake = wake
+        self._settle = settle
+        self._lock = threading.Lock()
+
+    def doubt(self) -> None:
+        """A queue may have lost what was read of it. From any thread."""
+        with self._wake:
+            self.due = min(self.due, time.monotonic())
+            self._wake.notify()
+
+    def settle(self) -> None:
+        """From any thread. Raises CometError."""
+        with self._lock:
+            self._settle()
+
+    def settle_due(self) -> None:
+        """If it is time; and again later, while the broker does not say it."""
+        if time.monotonic() < self.due:
+            return
+        self.due = math.inf
+        try:
+            self.settle()
+        except CometError as error:
+            log.debug("it is not known whether what was read is lost: %s", error)
+            self.due = time.monotonic() + AGAIN_S
+
+
+def doubtful_of(owned: OwnedQueues, broker: str) -> list[Queue]:
+    """Those of this broker that may have lost what was read."""
+    found = owned.find(None, None)
+    return [each for each in found if each.broker == broker and each.doubtful and not each.dropped]
+
+
+def places_of(
+    routes: Routes,
+    ends: BrokerEndpoints,
+    queues: Sequence[Queue],
+    kept: Sequence[int],
+    kept_ms: int = 0,
+) -> list[Place]:
+    """Those of these queues that have lost messages which were read.
+
+    Args:
+        ends: the master.
+        kept: the progress that is kept of each now, where that goes back with the store; else -1.
+        kept_ms: when progress that does not go back with the store was kept; 0: not known.
+
+    Raises what the broker answers, NotConfirmed while it cannot show its last messages yet.
+    """
+    keys = [QueueKey(queue.topic, queue.queue_id) for queue in queues]
+    found = []
+    for queue, key, reach, offset in zip(
+        queues, keys, ranges(routes, ends, keys, ASK_S), kept, strict=True
+    ):
+        if _is_lost(routes, ends, queue, reach, offset):
+            since_ms = queue.seen.store_ms if queue.seen else kept_ms
+            at = [reach.max_queue_offset]
+            if since_ms:  # what took the places of lost messages is younger than these
+                at += offsets_at(routes, ends, [key], since_ms + 1, ASK_S)
+            if offset >= 0:
+                at.append(offset)
+            found.append(Place(queue, max(min(at), reach.min_queue_offset)))
+            low, high = reach.min_queue_offset, reach.max_queue_offset
+            is_beyond = queue.next_offset > high
+            log.warning(
+                "%s: offset %d is %s [%d, %d], going on at %d", queue, queue.next_offset,
+                "outside" if is_beyond else "of messages that the broker has lost; now there are",
+                low, high, found[-1].queue_offset,
+            )  # fmt: skip
+    return found
+
+
+def _is_lost(
+    routes: Routes, ends: BrokerEndpoints, queue: Queue, reach: QueueReach, kept: int
+) -> bool:
+    seen = queue.seen
+    if seen is not None and seen.queue_offset >= reach.min_queue_offset:
+        return not _is_there(routes, ends, queue)
+    return queue.next_offset > reach.max_queue_offset or 0 <= kept < queue.committed
+
+
+def _is_there(routes: Routes, ends: BrokerEndpoints, queue: Queue) -> bool:
+    """Whether the last message that was read lies where it lay."""
+    assert queue.seen is not None
+    offset, physical_offset, store_ms = queue.seen
+    reader = ends.readers[queue.queue_id % len(ends.readers)]
+    channel = routes.channel(reader, f"the reader at {reader}")
+    pull = PullMessages(queue.topic, queue.queue_id, offset, 1, ONE_BYTES, check_crc=False)
+    answer, payload = channel.ask(pull, timeout_s=ASK_S)
+    assert isinstance(answer, PullResult)
+    if answer.status == PullStatus.FOUND and payload:
+        message = decode(payload[0].buffer)[0]
+        return (message.physical_offset, message.store_timestamp_ms) == (physical_offset, store_ms)
+    if answer.status == PullStatus.NO_NEW_MESSAGE:
+        # The end; or a master that is to be cannot show it yet, which tells of what is behind it.
+        pull = PullMessages(queue.topic, queue.queue_id, offset + 1, 1, ONE_BYTES)
+        answer, _ = channel.ask(pull, timeout_s=ASK_S)
+        assert isinstance(answer, PullResult)
+        if answer.status == PullStatus.NO_NEW_MESSAGE:
+            raise NotConfirmed(f"broker {ends.broker} does not show offset {offset} of {queue} yet")
+    return answer.next_queue_offset > offset  # it has expired meanwhile
