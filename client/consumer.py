@@ -70,9 +70,11 @@ class Consumer:
         tags: "*" for all, or tags joined by "||".
         sql: an SQL92 expression over the properties, "amount > 5 AND region IN ('eu', 'us')": only
             messages of which it is TRUE, and which have one of the tags. See docs/filters.md.
-        start: where the group begins in a queue in which it never committed: "earliest", "latest",
-            a datetime, or milliseconds since 1970. "latest" and times are committed at once, so
-            that what comes from then on is not missed.
+        start: where a group begins that has no progress in the topic: "earliest", "latest", a
+            datetime, or milliseconds since 1970. "latest" and times are committed before this
+            returns (AsyncConsumer: before `async with` is entered, or its first call returns), or
+            `subscribe` does: what is sent from then on is not missed. A group that has progress
+            gets all that comes to queues that are added to the topic.
         auto_commit_ms: how long an acknowledgement may stay uncommitted.
         pull_bytes: asked for in one answer of a reader.
         prefetch_bytes: records that wait here undecoded, all queues together. Each queue may

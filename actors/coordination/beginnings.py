@@ -96,8 +96,8 @@ class Beginnings:
 
     def check(self, command: PopMessages) -> None:
         check_topic(command.topic)
-        if not 0 < command.max_count <= POP_COUNT_MAX:
-            raise ArgumentIllegal(f"max_count={command.max_count}: 1 to {POP_COUNT_MAX}")
+        if not 0 <= command.max_count <= POP_COUNT_MAX:
+            raise ArgumentIllegal(f"max_count={command.max_count}: 0 to {POP_COUNT_MAX}")
         self._books.check_room()
         config = self._members.config_of(command.group)
         check_consuming(config)

@@ -118,8 +118,8 @@ class Pops:
 
     def _serve(self, command: PopMessages, request: Request) -> None:
         self._beginnings.begin(command)
-        popped = self._pop(command)
-        if popped or command.wait_ms <= 0:
+        popped = self._pop(command) if command.max_count else []
+        if popped or command.wait_ms <= 0 or not command.max_count:
             self._answers.append((request, PoppedMessages(popped)))
         else:
             self._held.hold(command, request)

@@ -16,6 +16,7 @@ from cometmq.actors.runtime.request import Request, RequestRun
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
     PROTOCOL_VERSION,
+    BeginGroup,
     Command,
     CommitOffsets,
     FetchOffsets,
@@ -90,6 +91,19 @@ class Progress:
             self._take_from_owners(command)
         for entry in command.offsets:
             self._commit(command, entry)
+        self._commits.append(request.conclude)
+
+    def on_begin_group(self, command: BeginGroup, request: Request) -> None:
+        self._books.check_room()
+        names.check_group(command.group)
+        self._members.config_of(command.group)
+        for entry in command.offsets:
+            check_place(self._topics, entry.topic, entry.queue_id, entry.queue_offset)
+        known = self._offsets.topics_of(command.group)
+        for entry in command.offsets:
+            if entry.topic not in known:
+                place = command.group, entry.topic, entry.queue_id
+                self._books.move(OffsetSet(*place, entry.queue_offset))
         self._commits.append(request.conclude)
 
     def on_commit_run(self, command: CommitRun, request: RequestRun) -> None:

@@ -71,6 +71,7 @@ ASK_S: Final = 3.0
 ANSWER_S: Final = 0.5  # that an answer takes, if it need not wait
 LOOK_UP_S: Final = 0.5
 CONNECT_S: Final = 1.0  # who is not there by then is looked for anew
+BEGIN_S: Final = 6.0  # the end of a topic may have to be dispatched first
 STOP_S: Final = 1.0  # that a word to a broker takes which may be away
 LOST_MAX: Final = 64  # questions whose answers are lost
 
@@ -170,6 +171,19 @@ class PopBroker:
             if may_help(error):
                 look_up(self._routes, self._wanted.topic)
             raise
+
+    def begin(self) -> None:
+        """Have a group that is new begin now, at the end of the topic's queues. As far as the
+        broker answers: else, and by an older one, it begins with the first `pop`."""
+        wanted = self._wanted
+        command = PopMessages(
+            wanted.group, wanted.topic, 0, wanted.invisible_ms, 0, wanted.from_latest,
+            wanted.consumer, wanted.orderly, "", wanted.tags, wanted.sql, self._process,
+        )  # fmt: skip
+        try:
+            self._ask_once(self._coordinator(), command, BEGIN_S)
+        except CometError as error:
+            log.debug("broker %s: %s", self.name, error)
 
     def pop(self, count: int, wait_s: float, call: PopCall) -> list[Message]:
         """Messages; each knows what it was Taken with. Raises what the coordinator answers.

@@ -92,7 +92,8 @@ class PopConsumer:
         tags, sql: as of Consumer; what is left out is acknowledged for the whole group.
         orderly: each queue in its order. All consumers of a group do it in the same way.
         invisible_s: from 0.1 s to 12 h.
-        start: where a group begins that was never here: "earliest" or "latest".
+        start: where a group begins that was never here: "earliest", or "latest", behind all that
+            was sent before this returned. Of queues that a topic gets later all comes.
         max_reconsume_times: how often a message may come again; None: as the group's configuration
             says (16). Of those that nobody acknowledges in time, always that.
         timeout_s: how long `ack` and the others try. `poll` waits for its own time, and says that
@@ -144,7 +145,9 @@ class PopConsumer:
         try:
             if wait_for_broker:
                 self._routes.wait_for_broker(wait_for_broker)
-            self._find_brokers()
+            for broker in self._find_brokers():
+                if self._wanted.from_latest:
+                    broker.begin()
         except BaseException:
             self._routes.close()
             raise

@@ -50,6 +50,9 @@ class Kept(Protocol):
     def load(self, ends: BrokerEndpoints, keys: Sequence[QueueKey]) -> list[int]:
         """The offset of each; UNKNOWN where there is none."""
 
+    def knows(self, ends: BrokerEndpoints, topic: str, count: int) -> bool:
+        """Whether there is progress in any of so many queues of a topic."""
+
     def save(self, ends: BrokerEndpoints, offsets: Sequence[QueueOffset]) -> None: ...
     def close(self) -> None: ...
 
@@ -61,6 +64,9 @@ class KeptByUser:
 
     def load(self, ends: BrokerEndpoints, keys: Sequence[QueueKey]) -> list[int]:
         return [UNKNOWN] * len(keys)
+
+    def knows(self, ends: BrokerEndpoints, topic: str, count: int) -> bool:
+        return False
 
     def save(self, ends: BrokerEndpoints, offsets: Sequence[QueueOffset]) -> None:
         raise ArgumentIllegal("there is no group that could keep progress: `position` says it")
@@ -82,6 +88,10 @@ class KeptByBroker:
         command = FetchOffsets(self._group, list(keys))
         answer = self._routes.ask(ends.coordinator, command, GroupOffsets, ASK_S)
         return [each.queue_offset for each in answer.offsets]
+
+    def knows(self, ends: BrokerEndpoints, topic: str, count: int) -> bool:
+        found = self.load(ends, [QueueKey(topic, number) for number in range(count)])
+        return any(offset >= 0 for offset in found)
 
     def save(self, ends: BrokerEndpoints, offsets: Sequence[QueueOffset]) -> None:
         command = CommitOffsets(self._group, list(offsets))
@@ -159,6 +169,9 @@ class KeptInFile:
     def load(self, ends: BrokerEndpoints, keys: Sequence[QueueKey]) -> list[int]:
         names = (_QueueName(ends.broker, key.queue_id, key.topic) for key in keys)
         return [self._table.get(name, UNKNOWN) for name in names]
+
+    def knows(self, ends: BrokerEndpoints, topic: str, count: int) -> bool:
+        return any(name.topic == topic for name in list(self._table))  # at any broker
 
     def save(self, ends: BrokerEndpoints, offsets: Sequence[QueueOffset]) -> None:
         for each in offsets:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final
 
 from cometmq.client.presence import unique_name
-from cometmq.client.questions import Position, offsets_at, resolve
+from cometmq.client.questions import Position, resolve
+from cometmq.client.receiving.beginning import Beginning, first_offsets
 from cometmq.client.receiving.buffer import Queue
 from cometmq.client.receiving.doubts import doubtful_of, places_of
 from cometmq.client.receiving.kept import KeptByBroker
@@ -38,7 +38,7 @@ class Member:
 
     Args:
         name: in the group; "" = a unique one.
-        start: where the group begins in a queue in which it never committed; see Consumer.
+        start: where a group that is new begins in the queues of a topic; see Consumer.
         transport: "mapped": each broker's store has to be mapped; "zmq": nothing goes past ZeroMQ.
     """
 
@@ -63,6 +63,7 @@ class Member:
         self._start = start
         self._auto_commit_s = auto_commit_s
         self._transport = transport
+        self._beginning = Beginning(routes, group, start)
         self._places: dict[str, Membership] = {}  # by broker; guarded by the lock of `owned`
         self._closed = False
 
@@ -74,6 +75,8 @@ class Member:
         if self._transport == "mapped":
             for each in broker_routes(route):
                 check_mapped(each.endpoints)
+        if self._start != EARLIEST and topic not in self._owned.topics:
+            self._beginning.begin(route, topic)
         self._owned.subscribe(topic, tags, sql)
         self._meet(self._routes.topic(topic))
         self._stir()
@@ -220,24 +223,43 @@ class Member:
         new = [each for each in offsets if each.queue_offset < 0]
         retries = [each for each in new if each.topic == RETRY_PREFIX + self.group]
         others = [each for each in new if each.topic != RETRY_PREFIX + self.group]
-        begun = self._begin(place, others, self._start)
-        if begun and self._start != EARLIEST:
-            with place.commit_lock:
-                place.set_offsets(begun)
-        begun += self._begin(place, retries, EARLIEST)  # none of them may be missed
+        begun: list[QueueOffset] = []
+        if others and self._start != EARLIEST:
+            others, begun = self._begin_late(place, others)
+        begun += self._begin(place, others + retries, EARLIEST)  # none of them may be missed
         known = [each for each in offsets if each.queue_offset >= 0]
         self._owned.take_on(place.broker, place.replicas, known + begun, place.lease)
+
+    def _begin_late(
+        self, place: Membership, new: Sequence[QueueOffset]
+    ) -> tuple[list[QueueOffset], list[QueueOffset]]:
+        """Those of these queues that are new to the group, which has begun in their topics, and
+        where it begins in the others: their broker was away, or is new."""
+        ends = place.replicas.master
+        for topic in sorted({each.topic for each in new}):
+            route = self._routes.known(topic) or self._routes.topic(topic)
+            if not self._beginning.begin_late(ends, route, topic):  # an older broker
+                begun = self._begin(place, new, self._start)
+                with place.commit_lock:
+                    place.set_offsets(begun)
+                return [], begun
+        keys = [QueueKey(each.topic, each.queue_id) for each in new]
+        known = KeptByBroker(self._routes, self.group).load(ends, keys)
+        pairs = list(zip(new, known, strict=True))
+        return (
+            [each for each, offset in pairs if offset < 0],
+            [
+                QueueOffset(each.topic, each.queue_id, offset, each.epoch)
+                for each, offset in pairs if offset >= 0
+            ],
+        )  # fmt: skip
 
     def _begin(
         self, place: Membership, new: Sequence[QueueOffset], start: Position
     ) -> list[QueueOffset]:
         """Where the group begins in these queues."""
         keys = [QueueKey(each.topic, each.queue_id) for each in new]
-        if isinstance(start, datetime | int):
-            at_ms = start if isinstance(start, int) else int(start.timestamp() * 1000)
-            found = offsets_at(self._routes, place.replicas.master, keys, at_ms)
-        else:
-            found = resolve(self._routes, place.replicas.master, keys, start)
+        found = first_offsets(self._routes, place.replicas.master, keys, start)
         return [
             QueueOffset(each.topic, each.queue_id, queue_offset, each.epoch)
             for each, queue_offset in zip(new, found, strict=True)

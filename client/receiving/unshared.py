@@ -10,11 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 from cometmq.client.presence import AWAY, Presence, unique_name
-from cometmq.client.questions import Position, offsets_at, ranges, resolve
+from cometmq.client.questions import Position, ranges, resolve
+from cometmq.client.receiving.beginning import first_offsets
 from cometmq.client.receiving.doubts import doubtful_of, places_of
 from cometmq.client.receiving.kept import UNKNOWN, Kept, KeptByUser, KeptInFile
 from cometmq.client.receiving.mapped import check_mapped
@@ -23,7 +23,7 @@ from cometmq.client.receiving.replicas import Replicas, follow
 from cometmq.client.routes import Routes, broker_routes
 from cometmq.protocol.commands import BrokerEndpoints, QueueKey, QueueOffset, TopicRoute
 from cometmq.protocol.errors import ArgumentIllegal, CometError, NotOwner
-from cometmq.protocol.positions import EARLIEST
+from cometmq.protocol.positions import EARLIEST, LATEST
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.steady import Steady
 
@@ -71,6 +71,7 @@ class Unshared:
         self._presences: dict[str, Presence] = {}
         self._whole: set[str] = set()  # topics of which it has all queues
         self._told: Wanted = {}  # else: these
+        self._since: dict[str, Position] = {}  # by topic: where, at brokers that are met later
         self._seen: set[tuple[str, str]] = set()  # topics at brokers, whose next queues are new
         self._wake = threading.Condition()
         self._stirred = False
@@ -91,7 +92,7 @@ class Unshared:
             route = self._route(topic)
             self._owned.subscribe(topic, tags, sql)
             self._whole.add(topic)
-            self._meet(topic, route)
+            self._meet_first({topic: route})
         self._thread.start()
 
     def assign(self, wanted: str | Wanted, tags: str, sql: str) -> None:
@@ -114,9 +115,9 @@ class Unshared:
             for topic in set(self._owned.topics) - topics:
                 self._owned.unsubscribe(topic)
             self._whole, self._told = whole, told
-            for topic, route in routes.items():
+            for topic in routes:
                 self._owned.subscribe(topic, tags, sql)
-                self._meet(topic, route)
+            self._meet_first(routes)
         self._thread.start()
 
     def unsubscribe(self, topic: str) -> None:
@@ -143,6 +144,15 @@ class Unshared:
         return route
 
     # --- brokers and their queues ---
+
+    def _meet_first(self, routes: Mapping[str, TopicRoute]) -> None:
+        """A broker that is away has what is sent from now on: it is away for producers, too."""
+        now = time.time_ns() // 1_000_000
+        for topic, route in routes.items():
+            self._since.pop(topic, None)
+            self._meet(topic, route)
+            if self._start == LATEST:
+                self._since[topic] = now
 
     def _meet(self, topic: str, route: TopicRoute) -> None:
         """Follow brokers that have moved, take on queues that are new, leave what is gone."""
@@ -181,13 +191,13 @@ class Unshared:
             wanted &= {number for *where, number in self._told if tuple(where) == place}
         keys = [QueueKey(topic, number) for number in sorted(wanted - has)]
         if keys:
-            self._take_on(ends, keys)
+            self._take_on(ends, keys, count)
         elif wanted:
             ranges(self._routes, ends, [QueueKey(topic, min(wanted))], ASK_S)
         self._leave([(*place, number) for number in sorted(has - wanted)])
         self._seen.add(place)
 
-    def _take_on(self, ends: BrokerEndpoints, keys: Sequence[QueueKey]) -> None:
+    def _take_on(self, ends: BrokerEndpoints, keys: Sequence[QueueKey], count: int) -> None:
         told = {key: self._told.get((ends.broker, key.topic, key.queue_id)) for key in keys}
         offsets = {key: offset for key, offset in told.items() if offset is not None}
         asked = [key for key in keys if key not in offsets]
@@ -195,20 +205,16 @@ class Unshared:
         offsets |= {key: offset for key, offset in known if offset >= 0}
         new = [key for key in keys if key not in offsets]
         if new:
-            later = (ends.broker, new[0].topic) in self._seen
-            begun = self._first_offsets(ends, new, EARLIEST if later else self._start)
+            topic = new[0].topic
+            later = (ends.broker, topic) in self._seen
+            if not later and topic in self._whole and self._start != EARLIEST:
+                later = self._kept.knows(ends, topic, count)
+            start = EARLIEST if later else self._since.get(topic, self._start)
+            begun = first_offsets(self._routes, ends, new, start)
             offsets |= dict(zip(new, begun, strict=True))
             if self._start != EARLIEST and self._keeps:
                 self._kept.save(ends, _as_offsets({key: offsets[key] for key in new}))
         self._owned.take_on(ends.broker, self._places[ends.broker], _as_offsets(offsets))
-
-    def _first_offsets(
-        self, ends: BrokerEndpoints, keys: Sequence[QueueKey], start: Position
-    ) -> list[int]:
-        if isinstance(start, datetime | int):
-            at_ms = start if isinstance(start, int) else int(start.timestamp() * 1000)
-            return offsets_at(self._routes, ends, keys, at_ms)
-        return resolve(self._routes, ends, keys, start)
 
     def _leave(self, keys: Sequence[QueueId]) -> None:
         """Commit what is known of these, and own them no longer."""

@@ -111,6 +111,21 @@ class CommitOffsets(Command, frozen=True, tag=43):
     force: Annotated[bool, Since("0.2.0")] = False
 
 
+class BeginGroup(Command, frozen=True, tag=179):
+    """Consumer to coordinator: the group begins there in these queues. -> Done, as for a commit.
+
+    In topics in which the group has progress already, in any queue, it has no effect: of several
+    members of a new group the first one counts, and a queue that a topic gets later is read from
+    its beginning.
+    """
+
+    access = by_clients(read("group", On.GROUP), read("offsets.topic"), later=True)
+    new_in = "0.2.0"
+
+    group: str
+    offsets: list[QueueOffset]
+
+
 class FetchOffsets(Command, frozen=True, tag=44):
     """-> GroupOffsets; queue_offset -1 where nothing was ever committed."""
 

@@ -24,7 +24,7 @@ class PopMessages(Command, frozen=True, tag=170):
 
     Of the topic and of the group's retry topic; the consumer reads them itself, from a reader. An
     empty answer waits for a message for up to `wait_ms`. A group that has none yet begins at the
-    first message of each queue, or behind the last one.
+    first message of each queue, or behind the last one; with a `max_count` of 0 that is all.
 
     A group takes its messages in order or not, as its `consumeMessageOrderly` says; one that was
     never used becomes what is asked for first. In order, at most 32 of a queue are out, and nothing

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import wait_dispatched
 
 import cometmq.client.popping.broker as popping_broker
 from cometmq import Admin, Broker, errors
@@ -46,6 +47,7 @@ def send(broker: Broker, topic: str, count: int, **options: Any) -> list[bytes]:
     with broker.producer() as producer:
         for body in bodies:
             producer.send(topic, body, **options)
+    wait_dispatched(broker)  # in order, a take has what there is then
     return bodies
 
 

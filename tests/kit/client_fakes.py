@@ -17,6 +17,7 @@ from patience import patient
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import (
     AckPopped,
+    BeginGroup,
     BrokerEndpoints,
     BrokerList,
     BrokerRoute,
@@ -345,6 +346,13 @@ class FakeBroker(ServiceActor):
             moves = command.seek or not command.member
             if moves or each.queue_offset > self.offsets.get(key, -1):
                 self.offsets[key] = each.queue_offset
+        return Done()
+
+    def on_begin_group(self, command: BeginGroup, _request: Request) -> Command:
+        known = {topic for group, topic, _ in self.offsets if group == command.group}
+        for each in command.offsets:
+            if each.topic not in known:
+                self.offsets[command.group, each.topic, each.queue_id] = each.queue_offset
         return Done()
 
     def on_reset_offsets(self, command: ResetOffsets, _request: Request) -> Command:
