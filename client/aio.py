@@ -188,6 +188,7 @@ class AsyncProducer:
         await asyncio.to_thread(self._producer.close)
 
     async def __aenter__(self) -> Self:
+        self._sender.check_open()
         try:
             await self._begin()
         except BaseException:
@@ -371,6 +372,7 @@ class AsyncConsumer:
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages one by one, for ever; ends after `close`."""
+        self._consumer._receiver.check_open()
         await self._begin()
         while not self._stream.closed:
             for count, message in enumerate(self._stream.each(0), 1):
@@ -434,6 +436,7 @@ class AsyncConsumer:
         await asyncio.to_thread(self._consumer.close)
 
     async def __aenter__(self) -> Self:
+        self._consumer._receiver.check_open()
         await self._begin()
         return self
 

@@ -191,6 +191,7 @@ class Consumer:
     @checked
     def unsubscribe(self, topic: str) -> None:
         """Read this topic no longer; its progress is committed."""
+        self._receiver.check_open()
         self._member.unsubscribe(topic)
 
     @checked
@@ -238,11 +239,13 @@ class Consumer:
         What waits here already goes out then. A queue that leaves, and comes back, is not paused.
         Raises NotOwner if one of them is not in `assignment`; then none is paused.
         """
+        self._receiver.check_open()
         self._receiver.owned.set_paused(_wanted(queues), True)
 
     @checked
     def resume(self, queues: Iterable[QueueId]) -> None:
         """Go on with these queues. Raises NotOwner as `pause` does."""
+        self._receiver.check_open()
         self._receiver.owned.set_paused(_wanted(queues), False)
 
     @checked
@@ -251,6 +254,7 @@ class Consumer:
 
         Raises NotOwner if the queue is not in `assignment`.
         """
+        self._receiver.check_open()
         [key] = _wanted([queue])
         return self._receiver.owned.position_of(key)
 
@@ -358,7 +362,7 @@ class Consumer:
 
         Raises:
             ArgumentIllegal: it has no group, or queues that are assigned: nobody keeps retries.
-            RuntimeError: it runs already, or the consumer is closed.
+            RuntimeError: it runs already; ClientClosed.
             SubscriptionIllegal, NoPermission, ...: as `poll`.
         """
         handling = Handling(
@@ -396,8 +400,9 @@ class Consumer:
 
         A list as `poll` gave it costs next to nothing. Messages of queues that belong to another
         member by now are passed over: it will get them. So is what this consumer was not handed
-        out, or before a seek or reset, and what is acknowledged already.
+        out, or before a seek or reset, and what is acknowledged already. Raises ClientClosed.
         """
+        self._receiver.check_open()
         if not isinstance(messages, (list, Message)):
             check("messages", messages, Message | Iterable[Message])
             messages = list(messages)
@@ -473,6 +478,7 @@ class Consumer:
             self._receiver.close()
 
     def __enter__(self) -> Self:
+        self._receiver.check_open()
         return self
 
     def __exit__(

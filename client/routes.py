@@ -23,6 +23,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import (
     ArgumentIllegal,
+    ClientClosed,
     CometError,
     NotConfirmed,
     NotReachable,
@@ -271,6 +272,8 @@ class Routes:
                 answer = self.ask(
                     self.addresses[index], command, kind, timeout_s / count, name="the name server"
                 )
+            except ClientClosed:
+                raise
             except (NotConfirmed, NotReachable) as error:
                 log.debug("name server %s: %s", self.addresses[index], error)
             else:
@@ -309,7 +312,7 @@ class Routes:
         if channel is None:
             with self._lock:
                 if self._closed:
-                    raise NotReachable("the client is closed")
+                    raise ClientClosed("the client is closed: open another one")
                 channel = self._channels.get(endpoint)
                 if channel is None:
                     text = f"{name} at {endpoint}" if name else endpoint
@@ -335,7 +338,12 @@ class Routes:
             channels = list(self._channels.values())
             self._channels.clear()
         for channel in channels:
-            channel.close()
+            channel.close(by_client=True)
+
+    def check_open(self) -> None:
+        """Raises ClientClosed."""
+        if self._closed:
+            raise ClientClosed("the client is closed: open another one")
 
 
 def _has(found: Sequence[BrokerRoute], route: BrokerRoute) -> bool:

@@ -42,6 +42,8 @@ CometError
 │   └── SlaveNotAvailable      it is stored, but there is no slave to wait for
 ├── RequestTimeout             no reply came within the request's time
 ├── NotReachable               nobody answers at that address
+├── ClientClosed               the client was closed, before the call or during it
+│   └── ClosedUnconfirmed      and the broker may have taken it; also NotConfirmed
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
 ├── NotLocal                   transport="local", and the broker has no line for this process
 ├── TooFewDescriptors          this process may not open as many as it needs (ulimit -n)
@@ -377,6 +379,21 @@ class NotReachable(CometError):
     retriable = True
 
 
+class ClientClosed(CometError, RuntimeError):
+    """A method of a client that was closed, or that another thread closes meanwhile. Nothing that
+    was to be stored is; else it is ClosedUnconfirmed. It is also a RuntimeError."""
+
+    code = 9035
+
+
+class ClosedUnconfirmed(ClientClosed, NotConfirmed):
+    """The client was closed before the broker answered: what it was asked for may be done, and a
+    message may be stored."""
+
+    code = 9036
+    retriable = False
+
+
 class NotMapped(CometError):
     """`transport="mapped"` was asked for, and this process cannot map the broker's store.
 
@@ -480,7 +497,7 @@ def _tree(root: type[CometError]) -> dict[int, type[CometError]]:
     found = {root.code: root}
     for child in root.__subclasses__():
         for code, error in _tree(child).items():
-            assert code not in found, f"{error.__name__} reuses the code {code}"
+            assert found.get(code, error) is error, f"{error.__name__} reuses the code {code}"
             found[code] = error
     return found
 

@@ -39,6 +39,7 @@ class Brokers:
         self._routes.close()
 
     def __enter__(self) -> Self:
+        self._routes.check_open()
         return self
 
     def __exit__(

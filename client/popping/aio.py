@@ -17,7 +17,7 @@ from cometmq.client.options import PopOptions
 from cometmq.client.popping.call import PopCall
 from cometmq.client.popping.consumer import POLL_S, Inside, PopConsumer, try_release
 from cometmq.client.popping.loop_run import LoopRun
-from cometmq.protocol.errors import ArgumentIllegal
+from cometmq.protocol.errors import ArgumentIllegal, ClientClosed
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.shm.kernel._kernel import Message
 
@@ -61,6 +61,8 @@ class AsyncPopConsumer:
     @property
     def _consumer(self) -> PopConsumer:
         if self._made is None:
+            if self._closed:
+                raise ClientClosed("the consumer is closed: open another one")
             raise ArgumentIllegal("use it in `async with`: it connects there")
         self._made._check_open()
         return self._made
@@ -175,6 +177,8 @@ class AsyncPopConsumer:
         made.close()
 
     async def __aenter__(self) -> Self:
+        if self._closed:
+            raise ClientClosed("the consumer is closed: open another one")
         if self._made is None:
             self._made = await self._in_thread(lambda: _Inner(*self._arguments, **self._options))
         return self

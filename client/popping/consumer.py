@@ -44,6 +44,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import (
     ArgumentIllegal,
+    ClientClosed,
     CometError,
     NotReachable,
     TopicNotExist,
@@ -167,7 +168,7 @@ class PopConsumer:
 
         While the broker is away, or another master is elected, that is none as well. Raises
         NotReachable or NotConfirmed when that has lasted for `timeout_s` of the consumer, and what
-        brokers refuse: GroupInUse, NoPermission, SubscriptionsDiffer, FiltersOff. RuntimeError when
+        brokers refuse: GroupInUse, NoPermission, SubscriptionsDiffer, FiltersOff. ClientClosed when
         it is closed; a poll that waits then returns nothing.
         """
         call = PopCall()
@@ -294,7 +295,7 @@ class PopConsumer:
         if os.getpid() != self._process:
             Forked("PopConsumer").acquire()
         if self._closed and self._running is None:
-            raise RuntimeError("the consumer is closed")
+            raise ClientClosed("the consumer is closed: open another one")
 
     def _tell(
         self,
@@ -445,6 +446,7 @@ class PopConsumer:
             broker.stop()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(

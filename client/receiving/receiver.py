@@ -24,7 +24,10 @@ from cometmq.client.receiving.replying import Replier
 from cometmq.client.receiving.stream import Stream
 from cometmq.client.receiving.unshared import Unshared
 from cometmq.client.routes import Routes
-from cometmq.protocol.errors import ArgumentIllegal
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    ClientClosed,
+)
 
 _receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()
 
@@ -129,7 +132,7 @@ class Receiver:
     def check_open(self) -> None:
         self._check_fork()
         if self._closed:
-            raise RuntimeError("the consumer is closed")
+            raise ClientClosed("the consumer is closed: open another one")
 
     def close(self) -> None:
         """See `Consumer.close`."""

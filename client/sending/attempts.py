@@ -20,6 +20,8 @@ from cometmq.client.sending.receipt import STORED_CODES, Batch
 from cometmq.protocol.client_timeout import configured_timeout_s
 from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
 from cometmq.protocol.errors import (
+    ClientClosed,
+    ClosedUnconfirmed,
     CometError,
     NoPermission,
     NotConfirmed,
@@ -259,6 +261,8 @@ class RetryPolicy:
             return NotConfirmed(
                 f"an earlier attempt was not answered, the last was refused: {error}"
             )
+        if batch.unconfirmed and isinstance(error, ClientClosed):
+            return ClosedUnconfirmed(f"an earlier attempt was not answered; now {error}")
         return again(error)
 
     def timed_out(self, batch: Batch, lane: Lane) -> CometError:

@@ -37,7 +37,14 @@ from cometmq.client.sending.recovery import Recovery
 from cometmq.client.sending.standing import Standing
 from cometmq.client.sending.window import Window
 from cometmq.protocol.commands import SendResult, TopicRoute
-from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, again
+from cometmq.protocol.errors import (
+    ClientClosed,
+    ClosedUnconfirmed,
+    CometError,
+    NotConfirmed,
+    NotReachable,
+    again,
+)
 from cometmq.protocol.wire.pending import Pending
 
 REQUEST_BYTES: Final = 262_144  # batches of several queues share a request up to this
@@ -379,5 +386,6 @@ def _settle_all(refused: Expired) -> None:
 
 def _closed_error(batch: Batch) -> CometError:
     if batch.attempts:
-        return NotConfirmed("the producer was closed before the broker answered; it may be stored")
-    return NotReachable("the producer was closed before this was sent")
+        text = "the producer was closed before the broker answered; it may be stored"
+        return ClosedUnconfirmed(text)
+    return ClientClosed("the producer was closed before this was sent")

@@ -195,6 +195,7 @@ class Producer:
 
     def wait_for_broker(self, timeout_s: float) -> None:
         """Sleep until the name server knows a broker. Raises NotReachable after that time."""
+        self._sender.check_open()
         self._sender.routes.wait_for_broker(timeout_s)
 
     # --- sending ---
@@ -280,6 +281,7 @@ class Producer:
             topic, b"", tags, keys, properties, ordering_key, queue_id, flag, wait, delay_level,
             deliver_at, deliver_after,
         )  # fmt: skip
+        self._sender.check_open()
         return self._sender.send_all(target, message, bodies)
 
     def send_async(
@@ -387,6 +389,7 @@ class Producer:
             the checker; TransactionFinished when it has ended otherwise meanwhile, because a
             checker said so or nobody was there.
         """
+        self._sender.check_open()
         return Transaction(self._transactions, topic, body, options)
 
     # --- requests ---
@@ -436,6 +439,7 @@ class Producer:
         self._close()
 
     def __enter__(self) -> Self:
+        self._sender.check_open()
         return self
 
     def __exit__(

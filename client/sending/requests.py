@@ -37,9 +37,10 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import (
     ArgumentIllegal,
     BadRequest,
+    ClientClosed,
+    ClosedUnconfirmed,
     CometError,
     MessageIllegal,
-    NotConfirmed,
     NotMaster,
     RequestTimeout,
     again,
@@ -324,7 +325,7 @@ class Requests:
         for master in masters:
             with self._lock:
                 if self._closed:
-                    raise NotConfirmed("the producer is closed")
+                    raise ClientClosed("the producer is closed: open another one")
                 post = self._posts.get(master.broker)
             if post is not None and post.endpoint == master.commitlog:
                 continue
@@ -478,7 +479,7 @@ class Requests:
             except KeyError:
                 break
             text = f"the producer was closed before a reply to request {asking.correlation_id} came"
-            asking.settle(None, NotConfirmed(text))
+            asking.settle(None, ClosedUnconfirmed(text))
         for post in posts:
             try:
                 self._routes.ask(

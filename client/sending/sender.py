@@ -39,7 +39,13 @@ from cometmq.client.sending.outgoing import (
 )
 from cometmq.client.sending.receipt import Batch, Receipt, Receipts
 from cometmq.protocol.commands import SendResult
-from cometmq.protocol.errors import ArgumentIllegal, CometError, NotConfirmed, again
+from cometmq.protocol.errors import (
+    ArgumentIllegal,
+    ClientClosed,
+    CometError,
+    NotConfirmed,
+    again,
+)
 from cometmq.protocol.names import check_writable_topic
 from cometmq.protocol.wire.pending import Pending
 from cometmq.shm.kernel import _kernel
@@ -179,8 +185,8 @@ class Sender:
         failure: ValueError | TypeError | None = None
         accumulator = self._accumulator
         with self._lock:
-            self._check_open()
             self._window.wait_for_room()
+            self.check_open()
             lanes.writable()
             lane = lane_for(lanes, target, message.keys if self._window_ms else None)
             touched: list[Lane] = []
@@ -211,7 +217,7 @@ class Sender:
         if self._window_ms:
             self.prepare(message)
         with self._lock:
-            self._check_open()
+            self.check_open()
             lane = lane_for(lanes, target, message.keys if self._window_ms else None)
             free = lane is None
             lane = lane or lanes.next()
@@ -231,7 +237,7 @@ class Sender:
         lanes = self.learn(target)
         body = self._encoded(message)
         with self._lock:
-            self._check_open()
+            self.check_open()
             lane = (
                 lane_for(lanes, target, message.keys if self._window_ms else None) or lanes.next()
             )
@@ -378,7 +384,7 @@ class Sender:
         """Send as many of the bodies as one batch holds; where the next one starts."""
         accumulator = self._accumulator
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._window.wait_for_room()
             batch = accumulator.open(
                 target.topic,
@@ -404,7 +410,7 @@ class Sender:
                 raise illegal(error, message, max(bodies[start:], key=len)) from None
             raise
         with self._lock:
-            self._check_open()
+            self.check_open()
             try:
                 lane = lane_for(lanes, target)
                 batch.free = lane is None
@@ -426,6 +432,7 @@ class Sender:
     def flush(self) -> None:
         """Send what lingers and wait for all answers. Raises the first error."""
         self._check_fork()
+        self.check_open()
         self.delivery.flush()
 
     def close(self, before_routes: Callable[[], None]) -> None:
@@ -444,9 +451,9 @@ class Sender:
             before_routes()
             self.routes.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
-            raise RuntimeError("the producer is closed")
+            raise ClientClosed("the producer is closed: open another one")
 
     def _check_fork(self) -> None:
         if isinstance(self._lock, Forked):

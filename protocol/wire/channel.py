@@ -29,7 +29,14 @@ import zmq
 from cometmq.protocol import frames
 from cometmq.protocol.client_timeout import default_timeout_s
 from cometmq.protocol.commands import Command
-from cometmq.protocol.errors import CometError, NotConfirmed, NotLocal, NotReachable
+from cometmq.protocol.errors import (
+    ClientClosed,
+    ClosedUnconfirmed,
+    CometError,
+    NotConfirmed,
+    NotLocal,
+    NotReachable,
+)
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.wire.dealer import POLLIN, Dealer, Payload
 from cometmq.protocol.wire.descriptors import need_for_channel
@@ -84,7 +91,7 @@ class Channel:
         self._wants_pump = False
         self._lent: Line | None = None  # an event loop reads it
         self._is_idle = False  # the pump looks after nothing that was lent
-        self._closed = False
+        self._closed = self._by_client = False
         self._pid = os.getpid()
         self._shortcut = Shortcut(self.name, line_request, self._requests, self._ring)
         self._dealer = Dealer(endpoint)
@@ -226,13 +233,17 @@ class Channel:
             raise NotLocal(f"{self.name} has no line for this process")
         self._shortcut.use(self.ask(command, timeout_s=timeout_s)[0])
 
-    def close(self) -> None:
+    def close(self, *, by_client: bool = False) -> None:
         """Unanswered requests fail: with NotConfirmed, or NotReachable if they were not sent.
 
         May be called twice.
+
+        Args:
+            by_client: the whole client is closed: they fail with ClosedUnconfirmed, ClientClosed.
         """
         if self._closed:
             return
+        self._by_client = by_client
         self._closed = True
         self._ring()
         self._shortcut.close()
@@ -244,8 +255,14 @@ class Channel:
             log.error("the thread that receives from %s does not end", self.name)
         for pending in self._requests.take_all(lambda _: True):
             was_kept = self._outbox.drop(pending.request_id)
-            kind = NotReachable if was_kept else NotConfirmed
-            pending.settle(None, (), kind(f"the channel to {self.name} was closed"))
+            pending.settle(None, (), self._closed_error(was_sent=not was_kept))
+
+    def _closed_error(self, *, was_sent: bool) -> CometError:
+        if was_sent:
+            unanswered = ClosedUnconfirmed if self._by_client else NotConfirmed
+            return unanswered(f"closed before {self.name} answered, which may have done it")
+        unsent = ClientClosed if self._by_client else NotReachable
+        return unsent(f"closed before this was sent to {self.name}")
 
     def __enter__(self) -> Channel:
         return self
@@ -261,7 +278,7 @@ class Channel:
         """Hand it to the connection; False: it is kept until there is one."""
         if self._closed:
             self._requests.take(request_id)
-            raise NotReachable(f"the channel to {self.name} is closed")
+            raise self._closed_error(was_sent=False)
         assert self._pid == os.getpid(), "a channel does not survive a fork"
         if not self._lock.acquire(blocking=False):
             self.start_pump()  # somebody else is waiting in it

@@ -31,4 +31,4 @@ class RemoteRef:
 
     def stop(self) -> None:
         """Close the channel; the actor itself goes on."""
-        self._channel.close()
+        self._channel.close(by_client=True)
