@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -31,9 +32,17 @@ from cometmq.protocol.commands import (
     TopicRoute,
     TopicsCreated,
 )
-from cometmq.protocol.errors import CometError, NotConfirmed, TopicNotExist, from_code
+from cometmq.protocol.errors import (
+    CometError,
+    NotConfirmed,
+    TopicNotExist,
+    UnknownCommand,
+    from_code,
+)
 from cometmq.protocol.names import check_writable_topic
 from cometmq.protocol.topics import fetch_topics, in_commands
+
+log = logging.getLogger(__name__)
 
 BULK_S: Final = 30.0  # for some thousand topics at once
 BULK_TRIES: Final = 3
@@ -159,7 +168,7 @@ class TopicAdmin(Brokers):
         routes = self._serving(topic)
         queues: list[QueueDescription] = []
         for each in routes:
-            held = self._held_queues(each.endpoints, topic)
+            held = self._held_queues(each.endpoints, {topic: each.info}, topic)
             queues += _queues_of(each.endpoints.broker, each.info, held.get(topic, {}))
         return _description(topic, [each.info for each in routes], queues)
 
@@ -169,7 +178,7 @@ class TopicAdmin(Brokers):
         infos: dict[str, list[TopicInfo]] = {}
         queues: dict[str, list[QueueDescription]] = {}
         for master, topics in self._all_topics():
-            held = self._held_queues(master)
+            held = self._held_queues(master, topics)
             for topic, info in topics.items():
                 infos.setdefault(topic, []).append(info)
                 queues.setdefault(topic, []).extend(
@@ -188,9 +197,31 @@ class TopicAdmin(Brokers):
         return self._ask(address, question, TopicList)
 
     def _held_queues(
-        self, endpoints: BrokerEndpoints, topic: str = ""
+        self, endpoints: BrokerEndpoints, topics: Mapping[str, TopicInfo], topic: str = ""
     ) -> dict[str, dict[int, tuple[int, int]]]:
-        """By topic and queue id, what the queues hold to which anything was ever sent."""
+        """By topic and queue id, what the queues hold to which anything was ever sent.
+
+        An older broker tells of the queues alone that its topics have now.
+        """
+        try:
+            return self._listed_queues(endpoints, topic)
+        except UnknownCommand as error:
+            log.debug("%s: %s", endpoints.broker, error)
+        keys = [
+            QueueKey(info.topic, queue_id)
+            for info in topics.values()
+            for queue_id in range(max(info.read_queues, info.write_queues))
+        ]
+        reaches = self._ranges(endpoints, keys)
+        held: dict[str, dict[int, tuple[int, int]]] = {}
+        for key, reach in zip(keys, reaches, strict=True):
+            found = reach.min_queue_offset, reach.max_queue_offset
+            held.setdefault(key.topic, {})[key.queue_id] = found
+        return held
+
+    def _listed_queues(
+        self, endpoints: BrokerEndpoints, topic: str
+    ) -> dict[str, dict[int, tuple[int, int]]]:
         held: dict[str, dict[int, tuple[int, int]]] = {}
         question = ListQueues(topic)
         while True:
@@ -225,7 +256,9 @@ class TopicAdmin(Brokers):
             count = max(each.info.read_queues, each.info.write_queues)
             if 0 <= queue_id < count:
                 return each.endpoints
-            if queue_id in self._held_queues(each.endpoints, topic).get(topic, {}):
+            if queue_id in self._held_queues(each.endpoints, {topic: each.info}, topic).get(
+                topic, {}
+            ):
                 return each.endpoints
         raise TopicNotExist(f"queue {queue_id} of topic {topic} on {broker or 'any broker'}")
 
