@@ -32,8 +32,8 @@ _SIGNALS: Final = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.
 # Handlers that call nobody: they set a flag for their event loop, or cancel a task of it.
 _OF_EVENT_LOOPS: Final = ("asyncio.", "uvloop.")
 
-_known: list[Any] = [*map(getsignal, _SIGNALS)]  # the handlers that were looked at last
-_may_call = True  # whether one of those may call a client
+_known: list[Any] = []  # the handlers that were looked at last
+_may_call = False  # whether one of those may call a client
 
 
 def may_be_interrupted() -> bool:
