@@ -1044,7 +1044,7 @@ class BrokerSettings(
         yield from self.engine_problems()
 
     def _unreachable(self) -> Iterable[str]:
-        if self.advertised_address in _ANY_ADDRESS:
+        if self.advertised_address.strip("[]") in _ANY_ADDRESS:
             key = "brokerIP1" if self.broker_ip1 else "bindAddress"
             yield (
                 f"{key} = {self.advertised_address}: nobody can connect to that; "

@@ -25,6 +25,8 @@ def address_of(token: str, role: str) -> str:
 
 
 def bracketed(host: str) -> str:
+    """A host as it stands before a port: an IPv6 address in brackets."""
+    host = host.strip("[]")
     return f"[{host}]" if ":" in host else host
 
 

@@ -27,6 +27,7 @@ from cometmq.actors.runtime.routers import DRAIN_COUNT, Router
 from cometmq.actors.runtime.sources import Sources
 from cometmq.protocol import frames
 from cometmq.protocol.wire import liveness
+from cometmq.protocol.wire.addresses import allow_ipv6
 
 BACKLOG: Final = 512
 LINGER_MS: Final = 1_000  # for the last answers, on a busy machine as well
@@ -106,6 +107,7 @@ class SocketInbox:
         if internal:
             socket.set(zmq.IPC_FILTER_UID, os.getuid())
         socket.set(zmq.HANDSHAKE_IVL, limits.handshake_ms)
+        allow_ipv6(socket, endpoint)
         liveness.watch(socket, endpoint)
         door = None
         if not internal and endpoint.startswith("tcp://"):

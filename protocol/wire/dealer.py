@@ -12,6 +12,7 @@ from cometmq.protocol import frames
 from cometmq.protocol.errors import NotReachable
 from cometmq.protocol.retry import pause_s, spread
 from cometmq.protocol.wire import liveness
+from cometmq.protocol.wire.addresses import allow_ipv6
 from cometmq.protocol.wire.monitor import read_event
 
 Payload = Sequence[bytes | bytearray | memoryview]
@@ -53,6 +54,7 @@ class Dealer:
         socket.set(zmq.RCVHWM, 0)
         socket.set(zmq.MAXMSGSIZE, frames.FRAME_MAX)
         socket.set(zmq.RECONNECT_IVL, NEVER_MS)
+        allow_ipv6(socket, self.endpoint, self._failures)
         liveness.watch(socket, self.endpoint)
         liveness.watch_attempts(socket, self.endpoint)
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(
