@@ -30,6 +30,7 @@ from cometmq.protocol.errors import (
     TopicNotExist,
 )
 from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.protocol.wire.patched import check_not_patched
 from cometmq.shm.os.processes import boot_id
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Routes:
     """
 
     def __init__(self, name_server: str | Iterable[str], *, transport: str = "zmq") -> None:
+        check_not_patched("a client of CometMQ")
         if transport not in TRANSPORTS:
             raise ArgumentIllegal(f"transport={transport!r}: {', '.join(map(repr, TRANSPORTS))}")
         self.addresses = parse_addresses(name_server)

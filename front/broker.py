@@ -23,6 +23,7 @@ from cometmq.nursery import MainProcess, fork, nursery
 from cometmq.protocol.errors import ArgumentIllegal, CometError, ShuttingDown, from_code
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.wire.descriptors import need
+from cometmq.protocol.wire.patched import check_not_patched
 from cometmq.shm.tools.start_checks import sizes_there
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Broker:
         writer: Literal["apart", "here"] = "apart",
         profile: Literal["test"] | None = None,
     ) -> None:
+        check_not_patched("a Broker of CometMQ")
         if profile is not None and profile not in PROFILES:
             raise ArgumentIllegal(f"profile={profile!r}: {', '.join(PROFILES)}, or none")
         if writer not in ("apart", "here"):

@@ -46,6 +46,7 @@ CometError
 │   └── ClosedUnconfirmed      and the broker may have taken it; also NotConfirmed
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
 ├── NotLocal                   transport="local", and the broker has no line for this process
+├── MonkeyPatched              gevent or eventlet has replaced Python's threads and sockets
 ├── TooFewDescriptors          this process may not open as many as it needs (ulimit -n)
 ├── BodyIllegal                a compressed body that cannot be unfolded
 │   └── CodecMissing           it needs an extra that is not installed
@@ -410,6 +411,14 @@ class NotLocal(CometError):
     """
 
     code = 9031
+
+
+class MonkeyPatched(CometError, RuntimeError):
+    """A client or a Broker in a process in which gevent or eventlet has replaced threads, locks,
+    sockets or `select`. Clients wait in native code, where no greenlet gives way: answers
+    would not be heard. The text names what is replaced, and what to do."""
+
+    code = 9037
 
 
 class TooFewDescriptors(CometError):

@@ -19,6 +19,7 @@ from cometmq.client.popping.consumer import POLL_S, Inside, PopConsumer, try_rel
 from cometmq.client.popping.loop_run import LoopRun
 from cometmq.protocol.errors import ArgumentIllegal, ClientClosed
 from cometmq.protocol.tags import ALL_TAGS
+from cometmq.protocol.wire.patched import check_not_patched
 from cometmq.shm.kernel._kernel import Message
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class AsyncPopConsumer:
         tags: str = ALL_TAGS,
         **options: Unpack[PopOptions],
     ) -> None:
+        check_not_patched("a client of CometMQ")
         self._arguments = (name_server, group, topic, tags)
         self._options = options
         self._made: PopConsumer | None = None
