@@ -232,7 +232,7 @@ def call_closed(name_server: str, topic: str, method: str, rng: random.Random) -
         signals = Signals(rng, handle)
         with signals:
             while not closed:
-                with contextlib.suppressCometError:
+                with contextlib.suppress(CometError):
                     getattr(clients, method)()
         came += signals.came
     return came
