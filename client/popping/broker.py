@@ -106,17 +106,19 @@ class Taken:
         self.late = until - invisible_s / 2  # a message that waits here until then is released
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _taken, (self.broker.origin, self.popped, self.until)
+        invisible_s = 2 * (self.until - self.late)
+        return _taken, (self.broker.origin, self.popped, self.until, invisible_s)
 
 
-def _taken(origin: str, popped: Popped, until: float) -> Taken | Elsewhere:
+def _taken(origin: str, popped: Popped, until: float, invisible_s: float) -> Taken | Elsewhere:
     """Of a message that was pickled."""
-    if not isinstance(popped, Popped) or not isinstance(until, float):
-        raise ArgumentIllegal(f"{popped!r} until {until!r} is not what a broker hands out")
+    times = until, invisible_s
+    if not isinstance(popped, Popped) or not all(isinstance(each, float) for each in times):
+        raise ArgumentIllegal(f"{popped!r}, {times!r} is not what a broker hands out")
     broker = find(origin, PopBroker)
     if broker is None:
-        return Elsewhere(_taken, origin, popped, until)
-    return Taken(broker, popped, until)
+        return Elsewhere(_taken, origin, popped, *times)
+    return Taken(broker, popped, *times)
 
 
 def taken_of(message: Message) -> Taken:

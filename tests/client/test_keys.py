@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from inside import wait_dispatched
+from patience import patient
 
 from cometmq import Admin, AsyncProducer, Broker, Producer
 from cometmq.errors import ArgumentIllegal
 
-WAIT_S = 60
+WAIT_S = patient(60)
 BAD: list[Any] = [
     ["with blank", "y"], ("y", "with blank"), [" lead"], ["trail "], [""], ["a", ""],
 ]  # fmt: skip

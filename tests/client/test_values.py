@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from inside import wait_dispatched
+from patience import patient
 
 import cometmq.protocol.errors as errors_of_protocol
 from cometmq import Admin, Broker, Message, Receipt, Reject, Reply, Retry, errors
@@ -26,7 +27,7 @@ from cometmq.protocol.errors import CometError
 from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel._kernel import count_attempts, decode, message_from
 
-WAIT_S = 60
+WAIT_S = patient(60)
 WAYS: list[Any] = [
     *(
         pytest.param(

@@ -12,6 +12,7 @@ from typing import Any
 
 import golden
 import pytest
+from patience import patient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, LessThan
@@ -62,7 +63,7 @@ def fill(broker: Broker) -> None:
     with broker.consumer("t", "filled") as consumer:  # until all is in the queues
         left = QUEUES * EACH
         while left:
-            left -= len(consumer.poll(left, timeout_s=60))
+            left -= len(consumer.poll(left, timeout_s=patient(60)))
 
 
 @pytest.fixture
@@ -173,7 +174,7 @@ def test_stream_joined_with_a_filtered_batch(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(patient(120))
     assert sum(seen) == EACH
     assert frame.count() == 30
 
