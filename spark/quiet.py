@@ -11,8 +11,9 @@ from typing import Any
 class Tracebacks:
     """The module `traceback` for pyspark.daemon, but for the one of a closed socket.
 
-    Spark closes its end of a worker's socket as soon as it has all that it wants, as after `take`.
-    The worker's last flush then fails, and its daemon prints that, though the query has succeeded.
+    Spark closes its end of a worker's socket as soon as it has all that it wants, as after `take`,
+    and when the worker was idle for a minute. The worker's last flush then fails, and its daemon
+    prints that, though the query has succeeded.
     """
 
     def __getattr__(self, name: str) -> Any:

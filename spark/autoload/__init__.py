@@ -1,13 +1,19 @@
 """Spark looks for modules `pyspark_*` with a `DefaultSource`, and one that fails hides all others.
 
-So nothing is imported here but what Spark itself has loaded by then.
+So nothing is imported here but what Spark itself has loaded by then; or what may as well fail.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from pyspark.sql.datasource import DataSource
+
+with suppress(Exception):
+    from cometmq.spark.quiet import keep_quiet
+
+    keep_quiet()
 
 
 class DefaultSource(DataSource):
