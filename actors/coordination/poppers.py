@@ -61,8 +61,9 @@ class Poppers:
         """It asks. Raises SubscriptionsDiffer where its group refuses that; SystemBusy,
         ArgumentIllegal, SubscriptionIllegal, FilterIllegal, FiltersOff."""
         group, topic, name = command.group, command.topic, command.consumer
-        if not name:
-            return  # nobody knows who it is
+        if not name:  # nobody knows who it is
+            self._check_expressions(command)
+            return
         who = topic, name
         wanted = self._wanted.get(group, {}).get(topic) or Subscriptions(group, FATE)
         asked = {topic: joined(command.tags, command.sql)}
@@ -86,15 +87,18 @@ class Poppers:
         name = command.consumer
         if len(name) > MEMBER_NAME_MAX or not name.isprintable():
             raise ArgumentIllegal(f"a consumer's name has {MEMBER_NAME_MAX} printable characters")
-        parse_tags(command.tags)
-        if command.sql:
-            check_filters_on(self._filters_on)
-            compile_filter(command.sql)
+        self._check_expressions(command)
         if wants_same_subscriptions(self._members.config_of(command.group)):
             if wanted.difference(name, asked) is not None:
                 self._expire_in(command.group)  # one of those may have been the other
                 self._drop_ended()
             wanted.check_same(name, asked)
+
+    def _check_expressions(self, command: PopMessages) -> None:
+        parse_tags(command.tags)
+        if command.sql:
+            check_filters_on(self._filters_on)
+            compile_filter(command.sql)
 
     def stop(self, command: StopPopping) -> None:
         """It has gone."""

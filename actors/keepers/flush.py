@@ -294,7 +294,7 @@ class SegmentFile:
         begin_writing(self._descriptor, begin, end - begin)
 
     def close(self) -> None:
-        self._memory.close()
+        self._memory.let_go()
         os.close(self._descriptor)
 
 

@@ -34,7 +34,7 @@ class _Segment(msgspec.Struct, frozen=True):
     descriptor: int
 
     def close(self) -> None:
-        self.memory.close()
+        self.memory.let_go()
         os.close(self.descriptor)
 
 

@@ -116,5 +116,6 @@ class LogPieces:
                 self._damaged.discard(start)
 
     def close(self) -> None:
-        self.keep(())
+        while self._files:
+            os.close(self._files.popitem()[1])
         self._maps.close()

@@ -63,6 +63,7 @@ class Earlier(msgspec.Struct, frozen=True):
     messages: int  # so many of its first ones
     queue_offset: int = -1
     physical_offset: int = -1
+    timed_ms: int = 0  # what the delays of these count from; 0: nothing says so
 
 
 Found = Mapping[int, Earlier | CometError]  # by the index of a section; see Repeats
@@ -139,7 +140,13 @@ class Batches:
             error = explained(caught, what, section.queue_id, section.topic)
             return SectionResult(error.code, text=str(error))
 
-    def _append(self, section: Section, batch: memoryview, command: SendMessages) -> SectionResult:
+    def _append(
+        self, section: Section, batch: memoryview, command: SendMessages, timed_ms: int = 0
+    ) -> SectionResult:
+        """
+        Args:
+            timed_ms: what delays count from; 0: from now.
+        """
         if section.fence or self._fences:
             self._fences.let_pass(command.sender, section)
         if command.producer_id:
@@ -151,7 +158,7 @@ class Batches:
         if section.producer_group:
             return self._append_half(section, batch, command)
         if section.delay_level > 0 or section.delay_level == TIMED:
-            return self._append_waiting(section, batch, command)
+            return self._append_waiting(section, batch, command, timed_ms)
         return self._append_batch(queue, section, batch, command)
 
     def _append_batch(
@@ -195,19 +202,23 @@ class Batches:
             raise found
         if not found.messages:
             return self._append(section, batch, command)
-        head = SectionResult(0, found.queue_offset, found.physical_offset)
+        head = SectionResult(0, found.queue_offset, found.physical_offset, timed_ms=found.timed_ms)
         if found.messages == section.count:
             return head
         rest = msgspec.structs.replace(section, count=section.count - found.messages)
         try:
-            stored = self._append(rest, batch[element_start(batch, found.messages) :], command)
+            start = element_start(batch, found.messages)
+            stored = self._append(rest, batch[start:], command, found.timed_ms)
         except (QueueNotExist, NoPermission) as error:  # not to be stored as a whole elsewhere
             raise NotConfirmed(
                 f"the first {found.messages} of {section.count} messages are stored, and the "
                 f"others are not: {error}"
             ) from None
         return msgspec.structs.replace(
-            head, head=found.messages, rest_queue_offset=stored.queue_offset
+            head,
+            head=found.messages,
+            rest_queue_offset=stored.queue_offset,
+            timed_ms=found.timed_ms or stored.timed_ms,  # those found may have no delays
         )
 
     def place_of(self, section: Section) -> QueueKey:
@@ -247,14 +258,15 @@ class Batches:
         return SectionResult(0, queue_offset, at, physical_offsets=waiting.places)
 
     def _append_waiting(
-        self, section: Section, batch: memoryview, command: SendMessages
+        self, section: Section, batch: memoryview, command: SendMessages, timed_ms: int
     ) -> SectionResult:
         """Store it where RocketMQ has what waits, with the queue that it is meant for as
         properties: in the queue of its delay level, or in the topic of timers, where each element
         says when it is due. The scheduler process copies it from there."""
         more, now = _real(section).encode(), -1
         if section.delay_level == TIMED:
-            now = int(time.time() * 1000)  # that is what delays count from, by either clock
+            # That is what delays count from, by either clock.
+            now = timed_ms or int(time.time() * 1000)
         else:
             more += b"DELAY\1%d\2" % self._level_of(section)
         more += stored_now().as_property()

@@ -25,9 +25,9 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Request, Timer
 from cometmq.actors.writer.batches import Batches, Earlier, Found
-from cometmq.protocol.commands import Section, SendMessages
+from cometmq.protocol.commands import TIMED, Section, SendMessages
 from cometmq.protocol.errors import CometError, NotConfirmed, ShuttingDown, SystemBusy
-from cometmq.shm.kernel._kernel import Message, decode, unique_id
+from cometmq.shm.kernel._kernel import Message, decode, element_due_ms, unique_id
 from cometmq.shm.reading.store_reader import ReadLimits
 
 PAGE_COUNT: Final = 2_048  # messages looked at at a time
@@ -35,6 +35,7 @@ PAGE_BYTES: Final = 1 << 20
 SLICE_S: Final = 0.005  # then whoever else sends is heard
 LOOKED_AT_MAX: Final = 4_000_000  # messages, for one batch
 LATE_MS: Final = 30_000  # what a clock may be wrong by, or a command late
+TIMED_LOOKED_AT_MAX: Final = 1_024  # messages, for one with a delay
 WAIT_S: Final = 5.0  # for the dispatcher, then the producer comes again
 HELD_MAX: Final = 1_024  # commands
 HELD_BYTES_MAX: Final = 64 << 20
@@ -256,7 +257,25 @@ class Repeats:
             else:
                 high = count - 1
         self.found += 1
-        return Earlier(low, first.queue_offset, first.physical_offset)
+        timed_ms = self._timed_ms(queue, first, batch, low) if section.delay_level == TIMED else 0
+        return Earlier(low, first.queue_offset, first.physical_offset, timed_ms)
+
+    def _timed_ms(
+        self, queue: tuple[str, int], first: Message, batch: memoryview, count: int
+    ) -> int:
+        """What the delays of these messages count from: each says its delay, and when it is due;
+        0: none has a delay."""
+        for index in range(min(count, TIMED_LOOKED_AT_MAX)):
+            if element_due_ms(batch, index, 0) == element_due_ms(batch, index, 1):
+                continue  # it has a time of its own
+            page = self._reader.get_message(*queue, first.queue_offset + index, 1)
+            for message in decode(page.payload or b"", check_crc=False):
+                due = message.properties.get("TIMER_DELIVER_MS", "")
+                delay = message.properties.get("TIMER_DELAY_MS", "")
+                if due.isdecimal() and delay.isdecimal():
+                    return max(0, int(due) - int(delay))
+            return 0
+        return 0
 
 
 def _as_far_as(search: Generator[None, None, Found], stop: float) -> Found | None:

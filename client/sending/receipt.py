@@ -431,9 +431,9 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
 
     @property
     def due_ms(self) -> int | None:
-        """When it is delivered, in ms since 1970; None: it was sent without a time, or from when
-        its `deliver_after` counts is not known, since it was stored by an attempt whose answer was
-        lost."""
+        """When it is delivered, in ms since 1970; None: it was sent without a time, or an older
+        broker does not say from when its `deliver_after` counts, since it was stored by an attempt
+        whose answer was lost."""
         batch, index = self._where()
         return batch.due_ms_of(index)
 

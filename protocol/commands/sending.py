@@ -121,7 +121,8 @@ class SectionResult(Part, frozen=True):
     rest_queue_offset: Annotated[Int64, Since("0.2.0")] = -1
     # Of each message, where they are half messages.
     physical_offsets: Annotated[list[Int64], Since("0.2.0")] = []
-    # The time from which TIMER_DELAY_MS counts; 0: not known, of a repeat.
+    # The time from which TIMER_DELAY_MS counts; 0: none has it, or, of a repeat to an older broker,
+    # it is not known.
     timed_ms: Annotated[Int64, Since("0.2.0")] = 0
     # The messages that were there, by their index; the offsets above count the others alone.
     copies: Annotated[list[Copy], Since("0.2.0")] = []

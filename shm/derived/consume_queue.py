@@ -217,7 +217,7 @@ class WindowCache:
         memory, opened_start, reserved = self._open.pop(slot, (None, -1, 0))
         if memory is not None and opened_start != start:
             self._dispatcher.detach(slot)
-            memory.close()
+            memory.let_go()
             memory = None
         if memory is None:
             self._let_go_of_oldest()
@@ -234,7 +234,7 @@ class WindowCache:
         while self._open and maps_are_many():
             slot, (memory, _, _) = self._open.popitem(last=False)
             self._dispatcher.detach(slot)
-            memory.close()
+            memory.let_go()
 
     def _map(self, files: QueueFiles, start: int, store: Path) -> FileMap:
         path = files.path(start)
@@ -260,5 +260,5 @@ class WindowCache:
     def close(self) -> None:
         for slot, (memory, _, _) in self._open.items():
             self._dispatcher.detach(slot)
-            memory.close()
+            memory.let_go()
         self._open.clear()

@@ -249,7 +249,7 @@ class IndexFiles:
     def close(self) -> None:
         self._kernel.detach()
         if self._open is not None:
-            self._open[1].close()
+            self._open[1].let_go()
             self._open = None
 
 
@@ -332,7 +332,7 @@ class IndexReader:
         """The files there are now, oldest first, mapped."""
         names = list_index_files(self._store)
         for gone in self._maps.keys() - set(names):
-            self._maps.pop(gone).close()
+            self._maps.pop(gone).let_go()
         for name in names:
             try:
                 if name not in self._maps:
@@ -347,7 +347,7 @@ class IndexReader:
 
     def close(self) -> None:
         for memory in self._maps.values():
-            memory.close()
+            memory.let_go()
         self._maps.clear()
 
 

@@ -111,7 +111,7 @@ class TimerFiles:
         """Nothing is in the wheel and the timer log any more."""
         for start in list(self._maps):
             self.drop(start)
-        self._wheel.close()
+        self._wheel.let_go()
         self._wheel = _new_wheel(self._store / WHEEL_FILE)
 
     def add(self, end: int) -> None:
@@ -129,7 +129,7 @@ class TimerFiles:
     def drop(self, start: int) -> None:
         """Delete a segment."""
         self.units.drop(start)
-        self._maps.pop(start).close()
+        self._maps.pop(start).let_go()
         (self._folder / segment_name(start)).unlink(missing_ok=True)
 
     def sync(self) -> None:
@@ -140,9 +140,9 @@ class TimerFiles:
     def close(self) -> None:
         self.units.clear()
         for memory in self._maps.values():
-            memory.close()
+            memory.let_go()
         self._maps.clear()
-        self._wheel.close()
+        self._wheel.let_go()
 
     def _take(self, start: int) -> None:
         path = self._folder / segment_name(start)

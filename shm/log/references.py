@@ -171,9 +171,10 @@ class LogMaps:
 
     def let_go_below(self, log_min: int) -> None:
         for start in self.below(log_min):
-            self.let_go(start)
+            self.drop(start)
 
     def close(self) -> None:
+        """Whoever is at work in a segment yet comes to the end."""
         for start in list(self._maps):
-            self.let_go(start)
+            self.drop(start)
         self._references.close()

@@ -45,7 +45,7 @@ class SegmentMaps:
 
     def _map_ahead(self, start: int) -> None:
         for passed in [s for s in list(self._ahead) if s < start]:
-            self._ahead.pop(passed).close()  # the writer was faster
+            self._ahead.pop(passed).let_go()  # the writer was faster
         try:
             memory = self.map(start)
             self._ahead[start] = memory
@@ -73,5 +73,5 @@ class SegmentMaps:
             self._thread.join()
             self._thread = None
         for memory in self._ahead.values():
-            memory.close()
+            memory.let_go()
         self._ahead.clear()

@@ -365,7 +365,7 @@ class StoreReader:
             found = self.positions.queue_range(topic, queue_id)
             end = (start + self._queue_segment_bytes) // UNIT
             if found is not None and end <= found.min_queue_offset:
-                self._windows.pop((topic, queue_id, start)).close()
+                self._windows.pop((topic, queue_id, start)).let_go()
 
     def _let_go_of_log(self, log_min: int) -> None:
         self._let_go(self._segments.below(log_min))
@@ -469,7 +469,7 @@ class StoreReader:
         self._log.clear()
         self._segments.close()
         for memory in self._windows.values():
-            memory.close()
+            memory.let_go()
         self._windows.clear()
 
 

@@ -13,7 +13,7 @@ from family import RunningBroker, encode_batch
 from patience import patient
 from still import stopped
 
-from cometmq.protocol.commands import Section, SectionResult, SendMessages, SendResult
+from cometmq.protocol.commands import TIMED, Section, SectionResult, SendMessages, SendResult
 from cometmq.protocol.errors import MessageIllegal, Overtaken, SystemBusy
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.wire.pending import Pending
@@ -119,6 +119,34 @@ def test_a_batch_of_which_a_killed_broker_has_stored_a_part(
     own = [b"%d" % number for number in range(5)]
     assert sender.bodies() == [*own[:stored], b"another's", *own[stored:]]
     assert sender.repeat(batch[element_start(batch, stored) :], 5 - stored).head == 0
+
+
+def timed(*messages: tuple[bytes, str, int]) -> bytes:
+    encoder = BatchEncoder(size_max=1 << 16, count_max=10)
+    for body, name, value in messages:
+        encoder.add(body, None, None, {name: str(value)}, 0)
+    return encoder.take()
+
+
+@pytest.mark.parametrize("stored", [1, 2, 3])
+def test_a_repeat_tells_what_its_delays_count_from(
+    broker: RunningBroker, topic: str, stored: int
+) -> None:
+    """Fault 38: recall_handle raised ArgumentIllegal after a lost answer."""
+    sender = Sender(broker, topic)
+    at_ms = int(time.time() * 1000) + 3_600_000
+    batch = timed(
+        (b"exact", "TIMER_DELIVER_MS", at_ms),
+        (b"a", "TIMER_DELAY_MS", 3_600_000),
+        (b"b", "TIMER_DELAY_MS", 7_200_000),
+    )
+    head = batch if stored == 3 else batch[: element_start(batch, stored)]
+    first = sender.send(head, stored, delay_level=TIMED)
+    again = sender.repeat(batch, 3, delay_level=TIMED)
+    assert (again.code, again.head) == (0, 0 if stored == 3 else stored)
+    if stored > 1:
+        assert again.timed_ms == first.timed_ms > 0
+    assert sender.repeat(batch, 3, delay_level=TIMED).timed_ms == again.timed_ms
 
 
 @pytest.mark.parametrize("who", ["commitlog", "dispatcher", "all"])

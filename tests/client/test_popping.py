@@ -1038,6 +1038,8 @@ def test_a_consumer_that_is_gone_without_a_word(
         {"consumer": "a\n"},
         {"consumer": "a", "tags": "||"},
         {"consumer": "a", "sql": "amount >"},
+        {"sql": "amount >"},
+        {"tags": "a||*"},
         {"consumer": "a", "sql": "x" * 100_000},
     ],
 )
