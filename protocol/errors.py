@@ -22,7 +22,9 @@ CometError
 │   │   ├── DiskFull           disk: over the mark, or no room for the next segment
 │   │   └── ShuttingDown       shutdown: the broker is stopping
 │   ├── SubscriptionIllegal
+│   │   ├── FilterIllegal      an SQL92 expression that cannot be read
 │   │   └── SubscriptionsDiffer  from those of other members, in a group that refuses it
+│   ├── FiltersOff             enablePropertyFilter is false
 │   ├── OffsetIllegal
 │   ├── MessageNotFound
 │   ├── TransactionUnknown     no half message of that group lies there
@@ -32,6 +34,8 @@ CometError
 │   ├── Overtaken              a later message of the same producer came to that queue before
 │   ├── ProducerFenced         a newer process has the same producer_id
 │   ├── ProducerUnknown        the broker does not know that producer_id any more
+│   ├── HandleUnknown          nothing is popped under that handle any more
+│   ├── TooLate                it is delivered, or about to be: it cannot be recalled
 │   ├── NotOwner               the queue belongs to another member of the group now
 │   └── BadRequest             a frame or command that cannot be understood
 │       ├── UnknownCommand

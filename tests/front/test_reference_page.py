@@ -15,9 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import cometmq
 from cometmq import errors
-from cometmq.protocol.errors import CometError
+from cometmq.protocol import errors as errors_module
+from cometmq.protocol.errors import BY_CODE, CometError
 from cometmq.shm.kernel import _kernel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +65,7 @@ def names() -> Iterator[str]:
 
 
 def class_page(name: str, declared: Any, node: ast.ClassDef) -> Iterator[str]:
-    public = [each for each in members(node) if not each.name.startswith("_")]
+    public = public_members(declared)
     (made,) = [each for each in members(node) if each.name == "__init__"] or [None]
     if made is not None and name not in (
         "Appender",
@@ -83,6 +86,17 @@ def class_page(name: str, declared: Any, node: ast.ClassDef) -> Iterator[str]:
         else:
             yield f"```python\n{signature(member)}\n```\n"
         yield text(inspect.getdoc(getattr(declared, member.name)) or ast.get_docstring(member))
+
+
+def public_members(declared: type) -> list[Function]:
+    """Its own, and those that it inherits from classes of ours, each once."""
+    found: dict[str, Function] = {}
+    for kind in declared.__mro__:
+        if kind.__module__.startswith("cometmq."):
+            for each in members(node_of(kind)):
+                if not each.name.startswith("_"):
+                    found.setdefault(each.name, each)
+    return list(found.values())
 
 
 def field_rows(node: ast.ClassDef) -> Iterator[str]:
@@ -208,6 +222,35 @@ def test_the_page_is_what_is_declared() -> None:
 
 def test_nothing_public_is_left_out() -> None:
     assert {*NAMES, "errors", "__version__"} == set(cometmq.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_member_is_on_the_page(name: str) -> None:
+    """Fault 32: those that Admin inherits were not."""
+    declared = getattr(cometmq, name)
+    if not inspect.isclass(declared):
+        return
+    described = {
+        each
+        for each, value in inspect.getmembers(declared)
+        if not each.startswith("_")
+        and (callable(value) or isinstance(value, property))
+        and any(
+            each in vars(kind) for kind in declared.__mro__ if kind.__module__.startswith("cometmq")
+        )
+    }
+    printed = PAGE.read_text()
+    missing = {each for each in described if f"### {name}.{each}\n" not in printed}
+    assert not missing
+
+
+def test_every_error_stands_in_the_tree() -> None:
+    """Fault 32: four were missing."""
+    tree = re.findall(r"── (\w+)", inspect.getdoc(errors_module) or "")
+    kinds = {kind.__name__: kind for kind in BY_CODE.values() if kind is not CometError}
+    assert sorted(tree) == sorted(
+        name for name, kind in kinds.items() if kind.__module__ == errors_module.__name__
+    )
 
 
 if __name__ == "__main__":
