@@ -602,7 +602,7 @@ class DelaySettings:
         30_000,
         key="transactionCheckInterval",
         at_least=1,
-        help="The pause between two rounds of such questions.",
+        help="The pause between two such questions about a message.",
     )
     transaction_check_max: int = option(
         15,

@@ -204,6 +204,24 @@ def judge(
 ) -> Verdict:
     """What becomes of a half that is pending. The time of its birth is its producer's word, and
     counts for copies alone, where nothing better is known: those have been old enough once."""
+    return _judge(properties, born_ms, stored_ms, now, rules)[0]
+
+
+def judge_until(
+    properties: Mapping[str, str], born_ms: int, stored_ms: int, now: Now, rules: Rules
+) -> tuple[Verdict, int]:
+    """`judge` at any time, and not once an interval: a message that was asked about less than one
+    ago waits. And in how many ms it comes to another verdict where that is WAIT."""
+    verdict, wait_ms = _judge(properties, born_ms, stored_ms, now, rules)
+    here_ms = now.waited_ms(stored_ms, uptime_of(properties))
+    if verdict is Verdict.CHECK and check_times(properties) and 0 <= here_ms < rules.interval_ms:
+        return Verdict.WAIT, rules.interval_ms - here_ms
+    return verdict, wait_ms
+
+
+def _judge(
+    properties: Mapping[str, str], born_ms: int, stored_ms: int, now: Now, rules: Rules
+) -> tuple[Verdict, int]:
     times = check_times(properties)
     up = uptime_of(properties)
     here_ms = age_ms = now.waited_ms(stored_ms, up)
@@ -213,11 +231,13 @@ def judge(
     immunity_s = _number(properties.get(IMMUNITY, ""))
     immune_ms = rules.timeout_ms if immunity_s is None else immunity_s * 1000
     if age_ms >= rules.reserved_ms or times >= rules.check_max:
-        return Verdict.GIVE_UP
+        return Verdict.GIVE_UP, 0
     if age_ms < immune_ms:
-        long_here = here_ms >= max(rules.timeout_ms, rules.interval_ms)
-        return Verdict.RENEW if long_here else Verdict.WAIT
-    return Verdict.CHECK
+        left_ms = max(rules.timeout_ms, rules.interval_ms) - here_ms
+        if left_ms <= 0:
+            return Verdict.RENEW, 0
+        return Verdict.WAIT, min(left_ms, immune_ms - age_ms)
+    return Verdict.CHECK, 0
 
 
 def copy_properties(

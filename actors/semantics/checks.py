@@ -18,7 +18,7 @@ from cometmq.actors.books.transactions import (
     Verdict,
     check_times,
     first_of,
-    judge,
+    judge_until,
 )
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
@@ -49,6 +49,7 @@ ANSWER_BYTES: Final = 1_048_576
 WAITING_MAX: Final = 4_096  # producers
 OUTBOX_MAX: Final = 4_096  # checks of a group that wait for a producer; the next round has others
 HOUR_MS: Final = 3_600_000
+PAUSE_S_MIN: Final = 0.05  # between two rounds, whose messages are due one by one
 
 
 class _Due(msgspec.Struct, frozen=True):
@@ -84,6 +85,9 @@ class Checks:
     ) -> None:
         settings = family.settings
         self.interval_s = settings.transaction_check_interval_ms / 1000
+        # What comes just after a round is not due before that.
+        self._pause_s = min(self.interval_s, settings.transaction_time_out_ms / 1000)
+        self._next_s = 0.0  # of the round that is made: when the next message is due
         self._write_s = ASK_S + max(settings.sync_flush_timeout_ms / 1000, settings.slave_wait_s)
         self._commitlog = commitlog
         self._view = HalfView(family, store)
@@ -108,13 +112,26 @@ class Checks:
 
     # --- rounds ---
 
-    def begin_round(self) -> None:
-        """Look at all that is pending now. One that goes on still goes on."""
-        if self._round is not None or not self._view.is_needed:
+    def begin(self) -> None:
+        """Have rounds made, each when the first message is due that the one before left."""
+        self._after(self._pause_s, self._begin_round)
+
+    def _begin_round(self) -> None:
+        """Look at all that is pending now."""
+        if not self._view.is_needed:
+            self._after(self._pause_s, self._begin_round)
             return
-        self._outbox.clear()  # what nobody has taken is asked anew
+        for group, checks in list(self._outbox.items()):  # what was asked anew, or has ended
+            left = [each for each in checks if self._is_pending(each)]
+            self._outbox[group] = deque(left)
+            if not left:
+                del self._outbox[group]
+        self._next_s = self._pause_s
         self._round = self._view.pending()
         self._go_on()
+
+    def _is_pending(self, each: _Check) -> bool:
+        return self._view.halves.is_pending(each.check.parts[0].queue_offset)
 
     def _go_on(self) -> None:
         """A part of the round; others are heard before the next."""
@@ -139,22 +156,26 @@ class Checks:
         except Exception as caught:
             error = explained(caught, "a look at the transactions that are pending")
             log.warning("transactions are checked again in %.0f s: %s", self.interval_s, error)
+            self._next_s = self.interval_s
             is_over = True
         if is_over:
             self._round = None
+            self._after(max(PAUSE_S_MIN, self._next_s), self._begin_round)
             self._view.tell_offsets()
         else:
             self._call_soon(self._go_on)
 
     def _judge(self, message: Message) -> _Due:
         properties = message.properties
-        verdict = judge(
+        verdict, wait_ms = judge_until(
             properties,
             message.born_timestamp_ms,
             message.store_timestamp_ms,
             read_clocks(),
             self._rules,
         )
+        if verdict is Verdict.WAIT:
+            self._next_s = min(self._next_s, wait_ms / 1000)
         times = check_times(properties) + (verdict is Verdict.CHECK)
         return _Due(message, verdict, first_of(properties, message.queue_offset), times)
 
@@ -236,7 +257,7 @@ class Checks:
             size = 0
             while checks and len(taken) < ANSWER_COUNT and size < ANSWER_BYTES:
                 each = checks.popleft()
-                if self._view.halves.is_pending(each.check.parts[0].queue_offset):
+                if self._is_pending(each):
                     taken.append(each)
                     size += len(each.record)
             if taken:

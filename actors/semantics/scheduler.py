@@ -114,7 +114,7 @@ class SchedulerActor(ServiceActor):
                 self._sleep(each)  # it never had a message: there is nothing to ask the log for
             else:
                 self.call_soon(partial(self._go_on, each))
-        self.every(self._checks.interval_s, self._checks.begin_round)
+        self._checks.begin()
         self._go_on_with_timers()
         self._revival.begin()
 

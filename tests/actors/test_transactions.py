@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -488,6 +489,29 @@ def test_a_lost_end_is_asked_of_any_producer(broker: RunningBroker) -> None:
     first = next(each for each in asked if each.id == commit.transaction_id)
     assert (first.topic, first.body, first.message_count) == ("invoices", b"lost", 1)
     assert asked[-1].times > 1
+
+
+def test_a_producer_is_asked_when_that_is_due(tmp_path: Path) -> None:
+    """Fault 32: first after 6 to 36 s, by the interval between two questions."""
+    asked: dict[bytes, list[float]] = {}
+    settings = {"transactionTimeOut": 2_000, "transactionCheckInterval": 600_000}
+    with RunningBroker(tmp_path / "store", settings) as broker:
+        began: dict[bytes, float] = {}
+
+        def checker(pending: PendingTransaction) -> None:
+            asked.setdefault(pending.body, []).append(time.monotonic())
+
+        with (
+            Producer(server(broker), name="due") as dying,
+            Producer(server(broker), name="due", checker=checker),
+        ):
+            for body in (b"one", b"two"):
+                began[body] = time.monotonic()
+                begin(dying, body, "invoices")
+                until("it is asked", lambda body=body: body in asked)
+        for body, (at,) in asked.items():  # once
+            assert 2.0 <= at - began[body] < 60
+        assert broker.statistics("scheduler")["transactions_checked"] == 2
 
 
 def test_a_checker_that_hangs_harms_no_other(broker: RunningBroker) -> None:
