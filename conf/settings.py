@@ -809,7 +809,8 @@ class LoggingSettings:
         "",
         key="logFile",
         help="The file that all processes of the broker log to, instead of standard error. It may "
-        "be moved at any time: then a new one is made.",
+        "be moved at any time: then a new one is made. Its mode is 0640, whatever the umask; a "
+        "file that is there keeps its own, and those that follow it have the same.",
     )
     log_file_max_bytes: int = option(
         67_108_864,

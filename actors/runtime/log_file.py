@@ -6,7 +6,14 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 from pathlib import Path
+from typing import Final
+
+from cometmq.shm.os.durable import PRIVATE, SHARED
+
+FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+OPEN_TRIES: Final = 3
 
 
 class LogFile(logging.Handler):
@@ -15,6 +22,9 @@ class LogFile(logging.Handler):
     Whoever finds it full renames it to `.1` (`.1` to `.2` and so on), under a lock on the file
     itself; the others see that the name stands for another file now. So they do when somebody else,
     logrotate say, has moved it.
+
+    The first file has mode 0640, whatever the umask of a process is. One that is there keeps its
+    mode, and hands it, and its group, on to those that follow it.
 
     Args:
         bytes_max: a file that has so many is followed by a new one; 0: never.
@@ -28,10 +38,29 @@ class LogFile(logging.Handler):
         self._path = path
         self._bytes_max = bytes_max
         self._count = count
-        self._descriptor = self._open()
+        self._descriptor = self._open(None)
 
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    def _open(self, before: os.stat_result | None) -> int:
+        """The file of that name, or a new one.
+
+        Args:
+            before: of the file that it follows.
+        """
+        for _ in range(OPEN_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(self._path, FLAGS)
+            try:
+                descriptor = os.open(self._path, FLAGS | os.O_CREAT | os.O_EXCL, PRIVATE)
+            except FileExistsError:
+                continue  # of another process, just now
+            with contextlib.suppress(OSError):  # it logs in any case
+                if before is not None and before.st_gid != os.fstat(descriptor).st_gid:
+                    os.fchown(descriptor, -1, before.st_gid)
+            with contextlib.suppress(OSError):
+                mode = SHARED if before is None else stat.S_IMODE(before.st_mode)
+                os.fchmod(descriptor, mode)
+            return descriptor
+        return os.open(self._path, FLAGS | os.O_CREAT, SHARED)  # a link to no file
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -59,7 +88,7 @@ class LogFile(logging.Handler):
 
     def _open_anew(self) -> None:
         """The old one is closed last: if this fails, the number must not become another file's."""
-        old, self._descriptor = self._descriptor, self._open()
+        old, self._descriptor = self._descriptor, self._open(os.fstat(self._descriptor))
         os.close(old)
 
     def _rotate(self) -> None:

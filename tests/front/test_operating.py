@@ -9,10 +9,12 @@ import os
 import re
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,52 @@ def lines_to(path: Path, bytes_max: int = 0) -> tuple[LogFile, Callable[[str], N
     return handler, lambda text: handler.emit(
         logging.LogRecord("c", logging.INFO, "", 1, text, None, None)
     )
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("first", [0o000, 0o022, 0o077, 0o777])
+@pytest.mark.parametrize("then", [0o000, 0o077])
+def test_log_files_have_one_mode_whatever_the_umask(tmp_path: Path, first: int, then: int) -> None:
+    """Fault 33: 0640 became 0600 at the first rotation."""
+    path = tmp_path / "log"
+    with umask(first):
+        handler, say = lines_to(path, bytes_max=10)
+        say("line number 1")
+    assert mode_of(path) == 0o640
+    with umask(then):
+        say("line number 2")  # renames
+        path.rename(tmp_path / "moved")
+        say("line number 3")
+    handler.close()
+    assert {each.name: mode_of(each) for each in tmp_path.iterdir()} == dict.fromkeys(
+        ("log", "log.1", "moved"), 0o640
+    )
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o660])
+def test_a_log_file_that_is_there_keeps_its_mode_and_hands_it_on(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    path.chmod(mode)
+    with umask(0o077):
+        handler, say = lines_to(path, bytes_max=10)
+        for number in range(4):
+            say(f"line number {number}")
+    handler.close()
+    assert {mode_of(each) for each in tmp_path.iterdir()} == {mode}
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_log_that_cannot_be_opened_again_goes_on_in_the_old_file(tmp_path: Path) -> None:
