@@ -82,6 +82,11 @@ class _Flight:
         self.since = time.monotonic()
         self.timer: Timer | None = None
 
+    def has_stored(self, places: bytes) -> None:
+        """It is in the log; nothing new where nothing but that was asked for."""
+        if places:
+            self.stored_at, _ = memoryview(places).cast("q")
+
 
 class Ledger:
     """Has changes appended to the log, one entry after the other.
@@ -284,8 +289,7 @@ class Ledger:
 
     def _heard(self, flight: _Flight, answer: Command, payload: list[bytes]) -> None:
         if isinstance(answer, RecordsAppended):
-            if flight.stored_at < 0:
-                flight.stored_at, _ = memoryview(payload[0]).cast("q")
+            flight.has_stored(payload[0])
             if answer.is_kept:
                 self._succeed(flight, flight.stored_at)
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -17,7 +18,8 @@ from cometmq.client.handling.outcomes import Verdict
 from cometmq.client.handling.work import Strand, Track
 from cometmq.client.receiving.member import Member
 from cometmq.protocol.commands import GivenBack
-from cometmq.protocol.errors import CometError
+from cometmq.protocol.errors import CometError, NotConfirmed
+from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.steady import Steady
 from cometmq.shm.kernel._kernel import Message
 
@@ -156,7 +158,7 @@ class Returns:
 
     def _ask(self, broker: str, given: list[GivenBack]) -> list[int]:
         try:
-            codes = self._member.give_back(broker, given, self._max_reconsume_times, ASK_S)
+            codes = self._ask_until_known(broker, given)
         except CometError as error:
             codes = [error.code or -1] * len(given)
             self._tell(str(error), given[0])
@@ -167,6 +169,31 @@ class Returns:
             else:
                 self._told = False
         return codes
+
+    def _ask_until_known(self, broker: str, given: list[GivenBack]) -> list[int]:
+        """The code of each. Where a copy is stored, and not known to be kept, that is asked again
+        for a while: if the message were tried again here at once, the copy would come as well.
+        Raises what the first question does."""
+        deadline = time.monotonic() + ASK_S
+        codes = self._member.give_back(broker, given, self._max_reconsume_times, ASK_S)
+        failures = 0
+        while unsure := [at for at, code in enumerate(codes) if code == NotConfirmed.code]:
+            failures += 1
+            if time.monotonic() >= deadline or self._is_closed_within(pause_s(failures)):
+                break
+            some = [given[at] for at in unsure]
+            try:
+                again = self._member.give_back(broker, some, self._max_reconsume_times, ASK_S)
+            except CometError as error:
+                log.debug("group %s: asked again in vain: %s", self._member.group, error)
+                continue
+            for at, code in zip(unsure, again, strict=True):
+                codes[at] = code
+        return codes
+
+    def _is_closed_within(self, wait_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, wait_s)
 
     def _tell(self, why: str, first: GivenBack) -> None:
         level = logging.DEBUG if self._told else logging.WARNING

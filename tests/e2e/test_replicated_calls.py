@@ -18,6 +18,7 @@ import pytest
 from cli_process import output_of
 from family import RunningBroker, encode_batch, left_behind
 from forked import RUN
+from patience import patient
 from ports import free_ports
 from replicas import RunningCluster, ctrl_c
 
@@ -42,7 +43,7 @@ from cometmq.shm.live.control import Counter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-WAIT_S = 90
+WAIT_S = patient(90)
 CHECKS = {"transactionTimeOut": 300, "transactionCheckInterval": 300}
 RETRY_S = 0.1
 
@@ -279,6 +280,7 @@ def retries(names: str, name: str) -> None:
 def pops(names: str, name: str) -> None:
     send(names, name, 4, queue_id=0)
     with PopConsumer(names, name, name, invisible_s=WAIT_S) as consumer:
+        consumer.release(*take(consumer, 4))
         first, second, *rest = take(consumer, 4)
         consumer.ack(first, *rest)
         consumer.extend(second, WAIT_S)
@@ -313,7 +315,7 @@ def pops_in_a_loop(names: str, name: str) -> None:
         async with AsyncPopConsumer(names, name, name) as consumer:
             found: list[Message] = []
             while not found:
-                found = await consumer.poll(1, timeout_s=5)
+                found = await consumer.poll(1, timeout_s=WAIT_S)
             await consumer.ack(*found)
 
     asyncio.run(asyncio.wait_for(main(), WAIT_S))

@@ -21,10 +21,11 @@ import psutil
 from cli_process import environment, run
 from family import SMALL, left_behind, of_session
 from forked import MARK
+from patience import patient
 
 from cometmq.conf.option import as_text
 
-WAIT_S = 90
+WAIT_S = patient(90)
 
 
 class RunningCluster:
