@@ -119,9 +119,6 @@ def ask(role, *, timeout_s=30): ...
 if time.monotonic() - began > 20: raise TimeoutError
 assert took < 20
 threading.Timer(90, kill)
-event.wait(LATE_S)
-event.wait(2 * LATE_S)
-event.wait(bypassing.LATE_S)
 """
 LEGAL = """
 event.wait(0.01)
@@ -157,6 +154,22 @@ def lines_found(tmp_path: Path, text: str) -> list[int]:
 def test_what_bypasses_the_factor_is_found(tmp_path: Path) -> None:
     found = lines_found(tmp_path, BYPASSING)
     assert sorted(set(found)) == list(range(1, len(BYPASSING.splitlines())))
+
+
+@pytest.mark.parametrize("use", ["LATE_S", "2 * LATE_S", "bypassing.LATE_S", "min(LATE_S, left)"])
+def test_a_constant_is_found_where_it_is_used(tmp_path: Path, use: str) -> None:
+    assert lines_found(tmp_path, f"\nevent.wait({use})\n") == [1]
+
+
+def test_what_is_found_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "some.py"
+    path.write_text("from __future__ import annotations\nevent.wait(60), event.wait(2 * 30)\n")
+    limits.make_patient(path, [each.node for each in limits.Modules([path]).limits()])
+    assert path.read_text() == (
+        "from __future__ import annotations\n\nfrom patience import patient\n"
+        "event.wait(patient(60)), event.wait(patient(2 * 30))\n"
+    )
+    assert limits.Modules([path]).limits() == []
 
 
 def test_nothing_else_is_found(tmp_path: Path) -> None:

@@ -217,19 +217,11 @@ def test_pages_name_files_that_are_there(page: str) -> None:
     assert not gone, f"docs/{page}.md: {sorted(gone)}"
 
 
-# What the benchmarks' own machinery waits for is a product's: `cometmq bench` has it too.
-HARNESS = ("harness", "omb", "peers")
-
-
 def test_every_limit_of_the_suite_is_patient() -> None:
     """Fault 40: see kit/patience.py."""
-    paths = [*sources("tests"), *sources("bench")]
-    harness = [ROOT / "bench" / each for each in HARNESS]
-    ours = [path for path in paths if not any(map(path.is_relative_to, harness))]
-    found = sorted(map(str, limits.Modules(ours).limits()))
-    assert not found, "write patient(60), or exactly(60), see tests/kit/patience.py:\n" + "\n".join(
-        found
-    )
+    found = sorted(map(str, limits.of_the_suite()))
+    said = "write patient(60), or exactly(60), see tests/kit/patience.py:"
+    assert not found, "\n".join([said, *found, "python tests/kit/limits.py --write does it"])
 
 
 def test_no_default_of_the_product_is_patched() -> None:

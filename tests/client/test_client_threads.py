@@ -34,8 +34,8 @@ from cometmq.protocol.wire.pending import PendingRequests
 from cometmq.protocol.wire.steady import Steady
 
 WAIT_S = patient(60)
-TIMEOUT_S = 0.5
-LIMIT_S = TIMEOUT_S + GRACE_S + 8  # a slow machine
+TIMEOUT_S = patient(0.5)
+LIMIT_S = TIMEOUT_S + GRACE_S + patient(8)  # a slow machine
 PATIENT_S = patient(10)  # of a real broker's answer, whose disk others use as well
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from inside import wait_dispatched
+from patience import patient
 
 import cometmq.client.popping.broker as popping_broker
 from cometmq import Admin, Broker, errors
@@ -22,7 +23,7 @@ from cometmq.protocol.commands import Command, PopMessages, ReleasePopped
 from cometmq.protocol.errors import BadRequest, NotConfirmed
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 60
+WAIT_S = patient(60)
 LEASE_S = 600.0  # nothing of a test waits for the end of this
 
 

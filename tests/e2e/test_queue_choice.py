@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from patience import patient
 
 from cometmq import Broker, Producer, errors
 from cometmq.client import Admin, Consumer
@@ -60,7 +61,7 @@ def stored(broker: Broker, topic: str, count: int) -> dict[int, list[bytes]]:
     with Consumer(broker.name_server, None) as consumer:
         consumer.assign(topic)
         while sum(map(len, found.values())) < count:
-            messages = consumer.poll(1000, timeout_s=60)
+            messages = consumer.poll(1000, timeout_s=patient(60))
             assert messages, f"{sum(map(len, found.values()))} of {count} messages are there"
             for message in messages:
                 found[message.queue_id].append(message.body)
@@ -93,7 +94,7 @@ def send_with_keys(producer: Producer, topic: str, **options: Any) -> list[Recei
 
 def send_async(producer: Producer, topic: str, **options: Any) -> list[Receipt]:
     futures = [producer.send_async(topic, b"%d" % number, **options) for number in range(COUNT)]
-    return [each.result(60) for each in futures]
+    return [each.result(patient(60)) for each in futures]
 
 
 def send_many(producer: Producer, topic: str, **options: Any) -> list[Receipt]:
@@ -219,7 +220,7 @@ def test_messages_of_several_keys_that_shared_a_batch_go_to_the_queue_of_each(
         consumer.assign(topic)
         by_id = {}
         while len(by_id) < len(made) + 1:
-            for message in consumer.poll(1000, timeout_s=60):
+            for message in consumer.poll(1000, timeout_s=patient(60)):
                 by_id[message.msg_id] = message.body
     for turn in range(20):
         for index, key in enumerate(keys):
@@ -257,7 +258,12 @@ def test_a_queue_that_was_added_is_there_at_once(
             producer.send(topic, b"no", queue_id=2)
         for queues, call in (
             (3, lambda queue: [producer.send(topic, b"x", queue_id=queue)]),
-            (4, lambda queue: [producer.send_async(topic, b"x", queue_id=queue).result(60)]),
+            (
+                4,
+                lambda queue: [
+                    producer.send_async(topic, b"x", queue_id=queue).result(patient(60))
+                ],
+            ),
             (5, lambda queue: producer.send_many(topic, [b"x"], queue_id=queue)),
         ):
             admin.update_topic(topic, queues)
@@ -329,7 +335,7 @@ def test_keys_keep_their_order_while_queues_come_and_go(
                         futures.append(producer.send_async(topic, body, ordering_key=key))
                     turn += 1
                     if turn % 20 == 0:
-                        futures[-1].result(60)
+                        futures[-1].result(patient(60))
                         progress.release()
                 producer.flush()
             sent.update(mine)
@@ -344,7 +350,7 @@ def test_keys_keep_their_order_while_queues_come_and_go(
         for queues in (3, 8, 2, 5, 1, 8, 3):
             fewer(other, topic, queues)
             for _ in range(8):
-                assert progress.acquire(timeout=120)
+                assert progress.acquire(timeout=patient(120))
     has_ended.set()
     for thread in threads:
         thread.join()

@@ -3,16 +3,24 @@
 A limit is a number of `LEAST_S` or more where something waits for so long: an argument of what
 waits, a default of such an argument, a clock's time and so much, a bound of a time that was taken.
 It is to be written `patient(60)` (see patience.py), there or where the constant is made.
+
+    python tests/kit/limits.py             lists such numbers
+    python tests/kit/limits.py --write     writes `patient(...)` around them
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+ROOT: Final = Path(__file__).resolve().parents[2]
+#: What the benchmarks' own machinery waits for is a product's: `cometmq bench` has it too.
+HARNESS: Final = ("harness", "omb", "peers")
 LEAST_S: Final = 5.0  # what waits less looks again, or is what the test is about
 LEAST_MS: Final = 1000 * LEAST_S  # of poll objects, whose one argument is ms
 KEYWORDS: Final = frozenset({"timeout", "timeout_s", "limit_s", "within_s", "wait_for_broker"})
@@ -268,3 +276,43 @@ class Modules:
                         other = self._by_stem.get(module.rpartition(".")[2])
                         return self._constant(other, name) if other else None
         return None
+
+
+def of_the_suite() -> list[Limit]:
+    paths = [path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py")]
+    harness = [ROOT / "bench" / each for each in HARNESS]
+    return Modules(
+        [path for path in sorted(paths) if not any(map(path.is_relative_to, harness))]
+    ).limits()
+
+
+def make_patient(path: Path, nodes: list[ast.expr]) -> None:
+    """Write `patient(...)` around these numbers of a file; `ruff check --fix` sorts the import."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        assert node.lineno == node.end_lineno
+        assert node.end_col_offset is not None
+        line, begin, end = lines[node.lineno - 1], node.col_offset, node.end_col_offset
+        lines[node.lineno - 1] = line[:begin] + b"patient(" + line[begin:end] + b")" + line[end:]
+    text = b"".join(lines).decode()
+    if "from patience import" not in text:
+        future = "from __future__ import annotations\n"
+        text = text.replace(future, f"{future}\nfrom patience import patient\n", 1)
+    path.write_text(text)
+
+
+def main(arguments: list[str]) -> int:
+    found = of_the_suite()
+    by_path: dict[Path, list[ast.expr]] = defaultdict(list)
+    for limit in found:
+        print(limit)
+        by_path[limit.path].append(limit.node)
+    if arguments == ["--write"]:
+        for path, nodes in by_path.items():
+            make_patient(path, nodes)
+        return 0
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
