@@ -86,6 +86,7 @@ def suite(tmp_path: Path) -> Suite:
 def test_a_run_that_passes_is_all_there_is(suite: Suite) -> None:
     ended = suite.run("-n", "0")
     assert (ended.status, ended.listed) == (0, "")
+    assert suite.list.exists()  # .ci/run prints it at its end
     assert "1 passed in" in ended.last
 
 

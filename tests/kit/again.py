@@ -101,8 +101,10 @@ def run(options: list[str], paths: list[str], until: float, listed: Path | None)
 
     Args:
     until: When the second one is to have ended, by the clock `monotonic`.
-    listed: Tests that passed only alone are written there as well.
+    listed: Tests that passed only alone are written there as well; empty if there are none.
     """
+    if listed:
+        listed.write_text("")  # whoever prints it finds it, also where nothing failed
     first = run_pytest([*options, *paths])
     if first.problems:
         return fail(*first.problems)
