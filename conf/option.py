@@ -73,7 +73,12 @@ _MULTIPLES: Final[Mapping[Unit | None, Mapping[str, int]]] = {
     Unit.HOURS: _TIMES_HOURS,
     Unit.PERCENT: {"%": 1},
 }
-_EXAMPLES: Final = {Unit.BYTES: "67108864 or 64MiB", Unit.MS: "5000 or 5s", Unit.HOURS: "72 or 3d"}
+_EXAMPLES: Final = {
+    Unit.BYTES: "67108864 or 64MiB",
+    Unit.MS: "5000 or 5s",
+    Unit.HOURS: "72 or 3d",
+    Unit.PERCENT: "90 or 0.9",
+}
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +238,8 @@ def to_number(given: object, unit: Unit | None = None) -> int:
     """
     if isinstance(given, int) and not isinstance(given, bool):
         return given
+    if unit is Unit.PERCENT and (percent := _percent_of_fraction(given)) is not None:
+        return percent
     multiples = _MULTIPLES.get(unit, {})
     match = _NUMBER.fullmatch(given.strip()) if isinstance(given, str) else None
     by_name = {name.lower(): multiple for name, multiple in multiples.items()}
@@ -240,6 +247,14 @@ def to_number(given: object, unit: Unit | None = None) -> int:
         example = f" of {unit}, such as {_EXAMPLES[unit]}" if unit in _EXAMPLES else ""
         raise ValueError(f"must be a whole number{example}")
     return int(match[1]) * by_name.get(match[2].lower(), 1)
+
+
+def _percent_of_fraction(given: object) -> int | None:
+    """Of `0.9`, as RocketMQ has the ratio in its system properties: 90. None for anything else, a
+    fraction with more than two places among it."""
+    text = str(given).strip() if isinstance(given, (str, float)) else ""
+    match = re.fullmatch(r"0?\.([0-9]{1,2})0*", text)
+    return int(match[1].ljust(2, "0")) if match else None
 
 
 def readable(number: int, unit: Unit | None) -> str:

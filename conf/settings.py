@@ -245,7 +245,8 @@ class StoreSettings:
         None,
         key="storePathCommitLog",
         check=_one_path,
-        help="The folder of the CommitLog, if it is not commitlog in the folder of the store.",
+        help="The folder of the CommitLog: commitlog in the folder of the store, or what that is a "
+        "link to. For a log on another disk, mount the disk there or make commitlog a link.",
     )
     store_group: str = option(
         "",

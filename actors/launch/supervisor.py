@@ -32,7 +32,7 @@ from cometmq.shm.os.files import COMMITLOG_DIR, LOCK_FILE, check_store_folder, m
 from cometmq.shm.os.locks import lock_for_family
 from cometmq.shm.state.damage import check_not_damaged
 from cometmq.shm.state.permission import group_id, settle_permission, umask_of
-from cometmq.shm.tools.start_checks import check_store, not_usable
+from cometmq.shm.tools.start_checks import check_kind, check_store, not_usable
 
 if TYPE_CHECKING:
     from cometmq.actors.launch.hosted import Host
@@ -64,10 +64,11 @@ def run_broker(
             "own process, which no change of the master could end: run the replicas as brokers of "
             "their own"
         )
-    if settings.commit_log_dir != settings.store_path_root_dir / COMMITLOG_DIR:
+    log_dir = settings.store_path_root_dir / COMMITLOG_DIR
+    if settings.commit_log_dir.resolve() != log_dir.resolve():
         raise StoreError(
-            f"storePathCommitLog = {settings.commit_log_dir}: the log lies in "
-            f"{settings.store_path_root_dir / COMMITLOG_DIR}, other places are not supported yet"
+            f"storePathCommitLog = {settings.commit_log_dir}: the log of this store is {log_dir}. "
+            f"To have it there, make {log_dir} a link to it, or mount the disk at {log_dir}"
         )
     raise_descriptor_limit()
     need_in_all(DESCRIPTORS + doorbell_count(settings), "a process of this broker")
@@ -128,6 +129,7 @@ def _take_store(settings: BrokerSettings) -> int:
     held: list[int] = []
     group = group_id(settings.store_group)
     try:
+        check_kind(store)
         check_store_folder(store)
         # First of all: where there is a broker, its files and ports are not to be judged.
         if (store / LOCK_FILE).exists():

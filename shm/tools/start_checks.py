@@ -43,6 +43,12 @@ CONFIG_FILES: Final[dict[str, Any]] = {
 }
 
 SIZE_KEYS: Final = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue")
+ROCKSDB_FILE: Final = "CURRENT"  # which every RocksDB has
+ROCKSDB_CONFIGS: Final = {
+    "topics": "topics.json",
+    "subscriptionGroups": "subscriptionGroup.json",
+    "consumerOffsets": "consumerOffset.json",
+}
 OFFSETS_FILE: Final = "consumerOffset.json"
 #: What goes with a log, and has to go where another one begins.
 MADE_OF_THE_LOG: Final = (
@@ -70,6 +76,32 @@ def check_store(files: StoreFiles, *, is_copy: bool = False) -> None:
     read_mark(store)
     for name, kind in CONFIG_FILES.items():
         ConfigFile[Any](store / CONFIG_DIR / name, kind).check()
+
+
+def check_kind(store: Path) -> None:
+    """Raise StoreNotOurs for a store of a RocketMQ in DLedger mode or with RocksDB, whose log,
+    queues or configuration are not in the files that CometMQ reads."""
+    for folder in sorted(store.glob("dledger-*")):
+        if folder.is_dir():
+            raise StoreNotOurs(
+                f"{folder}: the log of a RocketMQ in DLedger mode, which is not read. Have its "
+                "consumers read it to the end there, and start CometMQ with an empty folder. If "
+                f"{store} is not used in DLedger mode any more, move {folder.name} away"
+            )
+    if (store / CONSUME_QUEUE_DIR / ROCKSDB_FILE).is_file():
+        raise StoreNotOurs(
+            f"{store / CONSUME_QUEUE_DIR} has the queues in RocksDB (storeType = defaultRocksDB), "
+            f"which is not read. The log is: move {CONSUME_QUEUE_DIR} away, and the queues are "
+            "made of the log, with all messages that it has"
+        )
+    for folder_name, name in ROCKSDB_CONFIGS.items():
+        folder = store / CONFIG_DIR / folder_name
+        if (folder / ROCKSDB_FILE).is_file() and not (store / CONFIG_DIR / name).is_file():
+            raise StoreNotOurs(
+                f"{folder} has in RocksDB what belongs into {store / CONFIG_DIR / name}, and is "
+                "not read: export it (mqadmin rocksDBConfigToJson) as that file, or move "
+                f"{folder_name} away to begin without it"
+            )
 
 
 def check_log_is_there(files: StoreFiles, *, is_copy: bool = False) -> None:
