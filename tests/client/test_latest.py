@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patient
 
 from cometmq import Admin, Broker
 from cometmq.client import AsyncConsumer, AsyncPopConsumer, Consumer, Message, PopConsumer
@@ -18,7 +19,7 @@ from cometmq.protocol.commands import BeginGroup, Command
 from cometmq.protocol.errors import BadRequest
 from cometmq.protocol.wire.channel import Channel
 
-WAIT_S = 60
+WAIT_S = patient(60)
 KINDS = ["group", "assigned", "broadcast"]
 
 

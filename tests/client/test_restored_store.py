@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patient
 from ports import free_ports
 
 from cometmq import Admin, Broker
 from cometmq.client import AsyncConsumer, Consumer, Message
 
-WAIT_S = 60
+WAIT_S = patient(60)
 QUEUES = 2
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from patience import patient
 
 from cometmq import Admin, Broker
 from cometmq.actors.launch.addresses import default_name, name_of
 from cometmq.client import Consumer
 from cometmq.shm.state.identity import IDENTITY_FILE, read_identity
 
-WAIT_S = 60
+WAIT_S = patient(60)
 
 
 def name_in(store: Path, **settings: object) -> str:

@@ -13,6 +13,7 @@ import pytest
 from cli_process import run
 from family import RunningBroker
 from fault.test_clock import DAY_NS, S_NS, WallClock
+from patience import patient
 
 from cometmq import Admin, Producer
 from cometmq.shm.live.control import Counter
@@ -36,7 +37,7 @@ def is_now(time_ms: int) -> bool:
 
 
 def found_by_key(broker: RunningBroker, key: str, begin_ms: int, end_ms: int) -> set[bytes]:
-    end = time.monotonic() + 60
+    end = time.monotonic() + patient(60)
     while broker.counter(Counter.INDEXED) < broker.counter(Counter.WROTE):
         assert time.monotonic() < end
     with Admin(broker.ready.name_server) as admin:

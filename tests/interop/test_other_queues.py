@@ -17,6 +17,7 @@ from family import RunningBroker
 from interop import peers, rocketmq
 from interop.handover import THEIRS
 from interop.real import RealRocketMQ
+from patience import patient
 from transacting import until
 
 from cometmq import Consumer
@@ -93,7 +94,7 @@ def test_they_are_named_and_not_served(kill: bool, bad_end: bool, tmp_path: Path
             with pytest.raises(CometError, match=f"{name} does not exist"):
                 broker.send(name, 0, [b"ours"])
             with pytest.raises(NoPermission, match=why):
-                broker.coordinator.ask(EnsureTopic(name), timeout_s=30)
+                broker.coordinator.ask(EnsureTopic(name), timeout_s=patient(30))
         with Admin(broker.ready.name_server) as admin:
             for name in (*BATCH, COMPACT):
                 with pytest.raises(NoPermission, match="is not served"):
@@ -103,7 +104,7 @@ def test_they_are_named_and_not_served(kill: bool, bad_end: bool, tmp_path: Path
                 with pytest.raises(CometError, match=name):
                     admin.delete_topic(name)
                 with pytest.raises(NoPermission, match="is not served"):
-                    broker.coordinator.ask(DeleteTopic(name), timeout_s=30)
+                    broker.coordinator.ask(DeleteTopic(name), timeout_s=patient(30))
         broker.create_topic("plain", 1)
         sent = broker.send("plain", 0, [b"one", b"two"])
         with Consumer(broker.ready.name_server, "readers", "plain") as consumer:
