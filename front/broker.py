@@ -86,11 +86,7 @@ class Broker:
         writer: Literal["apart", "here"] = "apart",
         profile: Literal["test"] | None = None,
     ) -> None:
-        check_not_patched("a Broker of CometMQ")
-        if profile is not None and profile not in PROFILES:
-            raise ArgumentIllegal(f"profile={profile!r}: {', '.join(PROFILES)}, or none")
-        if writer not in ("apart", "here"):
-            raise ArgumentIllegal(f"writer={writer!r}: 'apart' or 'here'")
+        _check_kind(writer, profile)
         given: dict[str, object] = {
             "logLevel": "WARNING",
             **PROFILES.get(profile or "", {}),
@@ -298,6 +294,15 @@ class Broker:
 def _load_clients() -> None:
     """What this process will want next, while the broker's own start."""
     import cometmq.client  # noqa: F401
+
+
+def _check_kind(writer: str, profile: str | None) -> None:
+    """Raises ArgumentIllegal, MonkeyPatched."""
+    check_not_patched("a Broker of CometMQ")
+    if profile is not None and profile not in PROFILES:
+        raise ArgumentIllegal(f"profile={profile!r}: {', '.join(PROFILES)}, or none")
+    if writer not in ("apart", "here"):
+        raise ArgumentIllegal(f"writer={writer!r}: 'apart' or 'here'")
 
 
 def _keys_of(settings: object) -> Mapping[str, object]:
