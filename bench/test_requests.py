@@ -3,6 +3,7 @@ for one of the other, and the processor time of everybody who takes part."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from benchmarks import Report
+from paths import SEARCH
 from patience import patient
 
 from cometmq import Broker, Consumer, Message
@@ -56,7 +58,10 @@ def cost_of(call: Callable[[], object], count: int, cpu_s: Callable[[], float]) 
 def test_one_in_flight(broker: Broker, full: bool, report: Report) -> None:
     count, rounds = (3_000, ROUNDS) if full else (50, 1)
     worker = subprocess.Popen(
-        [sys.executable, __file__, broker.name_server], stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, broker.name_server],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SEARCH},
     )
     assert worker.stdout is not None
     with worker, broker.producer() as producer:
