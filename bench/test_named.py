@@ -14,6 +14,7 @@ from benchmarks import Report
 
 from cometmq import Broker, Producer
 from cometmq.bench.crew import cpu_seconds
+from cometmq.client.sending.outgoing import Target
 
 BODY = b"x" * 100
 Way = Callable[[Producer, int], Callable[[], None]]
@@ -89,7 +90,7 @@ def unnumbered(producer: Producer) -> Producer:
     """As it would be if producers did not number what they send."""
     sender = producer._sender
     sender.delivery.identity.sender = 0  # type: ignore[misc]
-    for lane in sender.learn("t").all():
+    for lane in sender.learn(Target("t", None, None)).all():
         lane.numbers = itertools.repeat(0)
     return producer
 
