@@ -275,7 +275,9 @@ cdef class Indexer:
                 return I_DONE
         if self.count >= self._entries:
             return I_FULL
-        if self.count > 1 and pending.timestamp + CLOCK_STEP_MS < self._begin_timestamp:
+        if (self.count > 1 and pending.timestamp < self._begin_timestamp
+                and <uint64_t>self._begin_timestamp - <uint64_t>pending.timestamp
+                > <uint64_t>CLOCK_STEP_MS):
             return I_FULL  # entries count seconds from there: the clock was ahead then
         if self.count >= self._limit:
             return I_NEED_ROOM

@@ -127,6 +127,14 @@ def recalls(names: str, name: str) -> None:
 
 
 @call
+def begins_at_the_end(names: str, name: str) -> None:
+    send(names, name, 1)
+    with Consumer(names, name, name, start="latest") as consumer:
+        send(names, name, 2)
+        assert [each.body for each in take(consumer, 1)] in ([b"0"], [b"1"])
+
+
+@call
 def transactions(names: str, name: str) -> None:
     with Producer(names, name=name, timeout_s=WAIT_S) as producer:
         with producer.transaction(name, b"committed"):

@@ -48,5 +48,5 @@ def test_links_lead_somewhere() -> None:
 def test_every_error_of_the_page_is_there() -> None:
     from cometmq import errors
 
-    for name in re.findall(r"`([A-Z]\w+)`", (GUIDE / "errors.md").read_text()):
+    for name in re.findall(r"`([A-Z][a-z]\w+)`", (GUIDE / "errors.md").read_text()):
         assert hasattr(errors, name), name

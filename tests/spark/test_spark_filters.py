@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,10 +61,12 @@ def fill(broker: Broker) -> None:
                 "t", b"%d" % number, queue_id=queue_id, keys=[f"k{offset}"],
                 tags="odd" if offset % 2 else "even",
             )  # fmt: skip
-    with broker.consumer("t", "filled") as consumer:  # until all is in the queues
+    with broker.consumer("filled", "t") as consumer:  # until all is in the queues
+        deadline = time.monotonic() + patient(60)
         left = QUEUES * EACH
         while left:
-            left -= len(consumer.poll(left, timeout_s=patient(60)))
+            assert time.monotonic() < deadline, f"{left} messages are not there"
+            left -= len(consumer.poll(left, timeout_s=1))
 
 
 @pytest.fixture
