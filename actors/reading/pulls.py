@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import time
 from functools import partial
@@ -20,7 +19,7 @@ from cometmq.protocol.errors import CometError, SubscriptionIllegal, SystemBusy
 from cometmq.protocol.filters import check_filters_on
 from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.kernel.layout import RECORD_HEAD
-from cometmq.shm.live.control import Counter, Phase
+from cometmq.shm.live.control import Counter, Phase, run_number
 from cometmq.shm.live.queue_table import QueueTable
 from cometmq.shm.os.memory import memory_of
 from cometmq.shm.reading.mapped_reader import PULL_STATUS
@@ -37,13 +36,6 @@ HELD_MAX: Final = 100_000
 SERVED_QUEUES_MAX: Final = 256
 ENDED_MAX: Final = 256
 TAGS_MAX: Final = 32  # as many as the kernel compares
-
-
-def _run_number(nonce: str | None) -> int:
-    """What clients may know of a run; the nonce is for those that can read its files."""
-    if not nonce:
-        return 0
-    return int.from_bytes(hashlib.sha256(nonce.encode()).digest()[:8], "big") >> 1 | 1
 
 
 class Pulls:
@@ -83,7 +75,7 @@ class Pulls:
         self._filters_on = family.settings.enable_property_filter
         self._wrote = family.control.read(Counter.WROTE)
         self._phase = family.control.read(Counter.PHASE)
-        self._run = _run_number(family.control.meta.get("nonce"))
+        self._run = run_number(family.control.meta.get("nonce"))
         self._in_group = family.settings.is_in_group
         self._far_bytes = 0  # behind the log's end; 0: no slave is advised
         if family.settings.slave_read_enable:

@@ -27,6 +27,10 @@ class Lease:
 OVER: Final = Lease(0.0)
 
 
+NO_RUN: Final = 0  # no answer has named the broker's run yet
+UNCHECKED_RUN: Final = -1  # likewise, and what was read has been in doubt: no broker's run
+
+
 class Seen(NamedTuple):
     """The last message that was read of a queue."""
 
@@ -44,6 +48,7 @@ class Queue:
         "chunks",
         "committed",
         "doubtful",
+        "doubts",
         "dropped",
         "epoch",
         "failures",
@@ -107,8 +112,9 @@ class Queue:
         self.chunks: set[Chunk] = set()
         self.store_hosts: set[str] = set()
         self.seen: Seen | None = None  # since it was taken on, or moved
-        self.run = 0  # of the broker, that it was read from last; 0: not known
+        self.run = NO_RUN  # the broker's, in which the last answer came
         self.doubtful = False  # the broker may not have any more what was read: see doubts.py
+        self.doubts = 0  # how often it became doubtful
         self.dropped = False
         self.paused = False  # by the user: nothing of it is read or handed out
         self.parked: list[Chunk] = []  # taken out of the line while it is; used by who polls
@@ -156,6 +162,26 @@ class Queue:
             chunk.position and queue_offset <= chunk.last_out for chunk in self.chunks
         )
 
+    def doubt(self) -> None:
+        """The broker may not have any more what was read. Under the lock.
+
+        The run is kept: which run a check asks is not known, and an answer of another one shows
+        that the check may have asked an earlier one. A queue that no run is known of is checked
+        again after its first answer.
+        """
+        self.doubtful = True
+        self.doubts += 1
+        if self.run == NO_RUN:
+            self.run = UNCHECKED_RUN
+
+    def is_of_another_run(self, run: int) -> bool:
+        """Note the run that an answer came from; whether the broker has ended and started since
+        the last answer, or since a check that may have asked an earlier run. NO_RUN: not known."""
+        if run == NO_RUN:
+            return False
+        before, self.run = self.run, run
+        return before not in (NO_RUN, run)
+
     def subscribe(self, expression: str) -> None:
         """`expression`: tags and SQL92, as protocol/tags.py joins them."""
         self.tags, self.sql = split(expression)
@@ -186,7 +212,6 @@ class Queue:
         self.progress = Progress(queue_offset)
         self.next_offset = queue_offset
         self.seen = None
-        self.doubtful = False
 
     def __repr__(self) -> str:
         return f"{self.topic}/{self.queue_id}@{self.broker}"
@@ -236,5 +261,6 @@ class Chunk:
         if messages:
             set_source(messages, queue.source)
             last = messages[-1]
-            queue.seen = Seen(last.queue_offset, last.physical_offset, last.store_timestamp_ms)
+            if queue.seen is None or queue.seen.queue_offset < last.queue_offset:  # in any order
+                queue.seen = Seen(last.queue_offset, last.physical_offset, last.store_timestamp_ms)
             queue.store_hosts.add(messages[0].store_host)

@@ -3,6 +3,10 @@
 A store that was restored from an older backup, or that a power cut took the end of, gives the queue
 offsets of lost messages to new ones. So after a connection was lost, and where a queue ends below
 the consumer's position, the last message that was read is compared with what lies there now.
+
+A check may have asked the run of the broker that was about to end, and a pull that waits for a
+connection is answered by the next run without any failure. So pull answers name their run, and the
+first one of another run is dropped and followed by another check (`Queue.is_of_another_run`).
 """
 
 from __future__ import annotations
@@ -15,8 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from cometmq.client.questions import offsets_at, ranges
-from cometmq.client.receiving.buffer import Queue
-from cometmq.client.receiving.owned import OwnedQueues
+from cometmq.client.receiving.buffer import Queue, Seen
 from cometmq.client.routes import Routes
 from cometmq.protocol.commands import (
     BrokerEndpoints,
@@ -27,6 +30,7 @@ from cometmq.protocol.commands import (
     QueueReach,
 )
 from cometmq.protocol.errors import CometError, NotConfirmed
+from cometmq.protocol.frames import Frame
 from cometmq.shm.kernel._kernel import decode
 
 log = logging.getLogger(__name__)
@@ -80,12 +84,6 @@ class Settling:
             self.due = time.monotonic() + AGAIN_S
 
 
-def doubtful_of(owned: OwnedQueues, broker: str) -> list[Queue]:
-    """Those of this broker that may have lost what was read."""
-    found = owned.find(None, None)
-    return [each for each in found if each.broker == broker and each.doubtful and not each.dropped]
-
-
 def places_of(
     routes: Routes,
     ends: BrokerEndpoints,
@@ -109,7 +107,7 @@ def places_of(
     ):
         if _is_lost(routes, ends, queue, reach, offset):
             since_ms = queue.seen.store_ms if queue.seen else kept_ms
-            at = [reach.max_queue_offset]
+            at = [reach.max_queue_offset, queue.next_offset]
             if since_ms:  # what took the places of lost messages is younger than these
                 at += offsets_at(routes, ends, [key], since_ms + 1, ASK_S)
             if offset >= 0:
@@ -130,27 +128,45 @@ def _is_lost(
 ) -> bool:
     seen = queue.seen
     if seen is not None and seen.queue_offset >= reach.min_queue_offset:
-        return not _is_there(routes, ends, queue)
-    return queue.next_offset > reach.max_queue_offset or 0 <= kept < queue.committed
+        if not _is_there(routes, ends, queue, seen):
+            return True
+    elif 0 <= kept < queue.committed:
+        return True
+    # What was passed over behind the last message, or before the first one, may be lost as well.
+    position = queue.next_offset
+    return position > reach.max_queue_offset and _is_beyond(routes, ends, queue, position)
 
 
-def _is_there(routes: Routes, ends: BrokerEndpoints, queue: Queue) -> bool:
+def _is_there(routes: Routes, ends: BrokerEndpoints, queue: Queue, seen: Seen) -> bool:
     """Whether the last message that was read lies where it lay."""
-    assert queue.seen is not None
-    offset, physical_offset, store_ms = queue.seen
+    offset, physical_offset, store_ms = seen
+    answer, payload = _pull_one(routes, ends, queue, offset)
+    if answer.status == PullStatus.FOUND and payload:
+        message = decode(payload[0].buffer)[0]
+        return (message.physical_offset, message.store_timestamp_ms) == (physical_offset, store_ms)
+    if answer.status == PullStatus.NO_NEW_MESSAGE:  # it is the end, or not shown yet
+        return not _is_beyond(routes, ends, queue, offset + 1)
+    return answer.next_queue_offset > offset  # it has expired meanwhile
+
+
+def _is_beyond(routes: Routes, ends: BrokerEndpoints, queue: Queue, offset: int) -> bool:
+    """Whether the queue ends below this offset, which was its end or below that.
+
+    Raises NotConfirmed while a master that is to be cannot show that.
+    """
+    answer, _ = _pull_one(routes, ends, queue, offset)
+    if answer.status == PullStatus.NO_NEW_MESSAGE:
+        raise NotConfirmed(f"broker {ends.broker} does not show offset {offset - 1} of {queue} yet")
+    return answer.next_queue_offset < offset
+
+
+def _pull_one(
+    routes: Routes, ends: BrokerEndpoints, queue: Queue, offset: int
+) -> tuple[PullResult, Sequence[Frame]]:
     reader = ends.readers[queue.queue_id % len(ends.readers)]
     channel = routes.channel(reader, f"the reader at {reader}")
     pull = PullMessages(queue.topic, queue.queue_id, offset, 1, ONE_BYTES, check_crc=False)
     answer, payload = channel.ask(pull, timeout_s=ASK_S)
-    assert isinstance(answer, PullResult)
-    if answer.status == PullStatus.FOUND and payload:
-        message = decode(payload[0].buffer)[0]
-        return (message.physical_offset, message.store_timestamp_ms) == (physical_offset, store_ms)
-    if answer.status == PullStatus.NO_NEW_MESSAGE:
-        # The end; or a master that is to be cannot show it yet, which tells of what is behind it.
-        pull = PullMessages(queue.topic, queue.queue_id, offset + 1, 1, ONE_BYTES)
-        answer, _ = channel.ask(pull, timeout_s=ASK_S)
-        assert isinstance(answer, PullResult)
-        if answer.status == PullStatus.NO_NEW_MESSAGE:
-            raise NotConfirmed(f"broker {ends.broker} does not show offset {offset} of {queue} yet")
-    return answer.next_queue_offset > offset  # it has expired meanwhile
+    if not isinstance(answer, PullResult):
+        raise CometError(f"a pull was answered by {type(answer).__name__}")
+    return answer, payload

@@ -84,7 +84,7 @@ class Owner(Protocol):
     def ring(self) -> None: ...
     def pull(self, queue: Queue) -> None: ...
     def failed(self, queue: Queue, text: str) -> None: ...
-    def take_found(self, queue: Queue, epoch: int, found: Found) -> None: ...
+    def take_found(self, queue: Queue, epoch: int, found: Found, run: int) -> None: ...
 
 
 class MappedQueues:
@@ -290,13 +290,14 @@ class MappedQueues:
                     queue.selection,
                 )
                 is_over = broker.store.control.is_over
+                run = broker.store.run
         except (OSError, StoreError) as error:
             self._refused(broker, NotMapped(str(error)))
             return 0
         if is_over:  # the next start may have been at it already
             self._lost(broker, NotReachable(f"the broker at {broker.endpoint} has ended"))
             return 0
-        self._owner.take_found(queue, epoch, found)
+        self._owner.take_found(queue, epoch, found, run)
         return len(found.messages)
 
     # --- sleeping ---

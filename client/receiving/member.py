@@ -14,7 +14,7 @@ from cometmq.client.presence import unique_name
 from cometmq.client.questions import Position, resolve
 from cometmq.client.receiving.beginning import Beginning, first_offsets
 from cometmq.client.receiving.buffer import Queue
-from cometmq.client.receiving.doubts import doubtful_of, places_of
+from cometmq.client.receiving.doubts import places_of
 from cometmq.client.receiving.kept import KeptByBroker
 from cometmq.client.receiving.mapped import check_mapped
 from cometmq.client.receiving.membership import Membership
@@ -181,21 +181,20 @@ class Member:
     def settle(self, place: Membership) -> None:
         """See whether the broker still has what was read of doubtful queues; else they go on where
         the group stands, or at what took the places of lost messages. Raises CometError."""
-        queues = doubtful_of(self._owned, place.broker)
-        if not queues:
+        doubts = self._owned.doubts_of(place.broker)
+        if not doubts:
             return
+        queues = [each.queue for each in doubts]
         ends = place.replicas.master
         keys = [QueueKey(queue.topic, queue.queue_id) for queue in queues]
         kept = KeptByBroker(self._routes, self.group).load(ends, keys)
         places = places_of(self._routes, ends, queues, kept)
-        lost = {each.queue for each in places}
         for queue, queue_offset in places:
             try:
                 self._seek(place, [queue], [queue_offset])
             except NotOwner as error:  # its share says so, too
                 log.debug("group %s: %s", self.group, error)
-        there = [each for each in zip(queues, kept, strict=True) if each[0] not in lost]
-        self._owned.trust([queue for queue, _ in there], [offset for _, offset in there])
+        self._owned.trust(doubts, kept)
 
     def doubt(self, broker: str) -> None:
         """A queue of that broker may have lost what was read. Does not block."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cometmq.client.receiving.buffer import OVER, Lease, Queue
 from cometmq.client.receiving.progress import Progress
@@ -20,6 +20,15 @@ from cometmq.protocol.tags import joined, split
 from cometmq.shm.kernel._kernel import Message, runs, stretches
 
 QueueId = tuple[str, str, int]  # broker, topic, number
+
+
+class Doubt(NamedTuple):
+    """A queue that may have lost what was read of it, and which of its doubts that was."""
+
+    queue: Queue
+    number: int
+
+
 HAND_OVER_S: Final = 1.0  # what was handed out of a lost queue may be acknowledged for so long
 
 
@@ -157,18 +166,28 @@ class OwnedQueues:
                 queue.committed = queue_offset
         self._on_change(queues)
 
-    def trust(self, queues: Sequence[Queue], kept: Sequence[int]) -> None:
-        """These have what was read.
+    def trust(self, doubts: Sequence[Doubt], kept: Sequence[int]) -> None:
+        """The broker has what was read of these, or they were moved to where it is read again.
+        A queue that became doubtful once more after these doubts stays so.
 
         Args:
             kept: what is committed of each now; -1: not known.
         """
         with self.lock:
-            for queue, offset in zip(queues, kept, strict=True):
-                queue.doubtful = False
+            for (queue, number), offset in zip(doubts, kept, strict=True):
+                queue.doubtful = queue.doubtful and queue.doubts != number
                 if offset >= 0:  # less than before, if the broker has lost the last commits
                     queue.committed = min(queue.committed, offset)
-        self._on_change(queues)
+        self._on_change([queue for queue, _ in doubts])
+
+    def doubts_of(self, broker: str) -> list[Doubt]:
+        """Those of this broker that may have lost what was read."""
+        with self.lock:
+            return [
+                Doubt(queue, queue.doubts)
+                for queue in self._queues.values()
+                if queue.broker == broker and queue.doubtful and not queue.dropped
+            ]
 
     def set_paused(self, keys: Iterable[QueueId], paused: bool) -> None:
         """Hand out nothing more of these, or go on with them. Raises NotOwner, and changes none."""

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Final
 
-from cometmq.client.receiving.buffer import Chunk, Queue
+from cometmq.client.receiving.buffer import NO_RUN, Chunk, Queue
 from cometmq.client.receiving.mapped import MappedQueues
 from cometmq.client.receiving.troubles import Troubles
 from cometmq.protocol.commands import PullMessages, PullResult, PullStatus
@@ -222,6 +222,7 @@ class Puller:
             self._on_doubt(queue.broker)
             return  # it is noted once that is settled
         self._doubted.discard(queue.broker)
+        self._troubles.tried(queue)
         if self._mapped is not None and self._mapped.takes(queue):
             return
         readers = queue.reads_from().readers
@@ -274,12 +275,10 @@ class Puller:
         if elsewhere := slave_is_elsewhere(queue, answer):
             self.failed(queue, elsewhere)
             return
-        if answer.run and queue.reads_from() == queue.endpoints():
-            before, queue.run = queue.run, answer.run
-            if before not in (0, answer.run):
-                self._doubt([queue])
-                self.pull(queue)
-                return
+        if self._is_of_another_run(queue, answer.run):
+            self._doubt([queue])
+            self.pull(queue)
+            return
         queue.replica = queue.replicas.answered(queue.replica, is_far_behind=answer.far_behind)
         chunk = None
         if answer.status == PullStatus.FOUND and payload:
@@ -322,20 +321,29 @@ class Puller:
             return False
         return True
 
-    def take_found(self, queue: Queue, epoch: int, found: Found) -> None:
+    def take_found(self, queue: Queue, epoch: int, found: Found, run: int = NO_RUN) -> None:
         """What was read where it lies."""
         if elsewhere := slave_is_elsewhere(queue, found):
             self.failed(queue, elsewhere)
             return
-        chunk = None
-        if found.messages:
-            end, count = found.next_queue_offset, len(found.messages)
-            chunk = Chunk(queue, queue.next_offset, end, None, count, found.messages)
-        self._take(queue, epoch, found, chunk)
+        if self._is_of_another_run(queue, run):
+            self._doubt([queue])
+        else:
+            chunk = None
+            if found.messages:
+                end, count = found.next_queue_offset, len(found.messages)
+                chunk = Chunk(queue, queue.next_offset, end, None, count, found.messages)
+            self._take(queue, epoch, found, chunk)
         if queue.doubtful:
             if self._mapped is not None:
                 self._mapped.drop(queue)
             self.pull(queue)
+
+    def _is_of_another_run(self, queue: Queue, run: int) -> bool:
+        """Whether an answer is from another run of the master than what was read, or checked."""
+        if run == NO_RUN or queue.reads_from() != queue.endpoints():
+            return False
+        return queue.is_of_another_run(run)
 
     def _empty(self, queue: Queue) -> None:
         if time.monotonic() - queue.pull_sent_at < SUSPEND_MS / 4000:
@@ -367,7 +375,8 @@ class Puller:
         for queue in queues:
             for chunk in list(queue.chunks):
                 self.open(chunk)  # what it has was read, too
-            queue.doubtful, queue.run = True, 0
+            with self._lock:
+                queue.doubt()
 
     def failed(self, queue: Queue, text: str) -> None:
         """Try again later."""

@@ -32,6 +32,12 @@ class Troubles:
 
     # --- answers that do not come ---
 
+    def tried(self, queue: Queue) -> None:
+        """It is read now, whatever it waited for: another pull beside that would bring its
+        messages twice."""
+        queue.retry_at = 0.0
+        self._waiting.pop(queue, None)
+
     def asked(self, queue: Queue) -> None:
         queue.pulling = True
         queue.pull_sent_at = time.monotonic()

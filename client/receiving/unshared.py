@@ -15,7 +15,7 @@ from typing import Final
 from cometmq.client.presence import AWAY, Presence, unique_name
 from cometmq.client.questions import Position, ranges, resolve
 from cometmq.client.receiving.beginning import first_offsets
-from cometmq.client.receiving.doubts import doubtful_of, places_of
+from cometmq.client.receiving.doubts import places_of
 from cometmq.client.receiving.kept import UNKNOWN, Kept, KeptByUser, KeptInFile
 from cometmq.client.receiving.mapped import check_mapped
 from cometmq.client.receiving.owned import OwnedQueues, QueueId
@@ -357,18 +357,17 @@ def _settle(
     owned: OwnedQueues, kept: Kept, routes: Routes, broker: str, ends: BrokerEndpoints
 ) -> None:
     """See `Member.settle`. Raises CometError."""
-    queues = doubtful_of(owned, broker)
-    if not queues:
+    doubts = owned.doubts_of(broker)
+    if not doubts:
         return
+    queues = [each.queue for each in doubts]
     keys = [QueueKey(queue.topic, queue.queue_id) for queue in queues]
     offsets = kept.load(ends, keys) if kept.goes_back else [UNKNOWN] * len(keys)
     places = places_of(routes, ends, queues, offsets, kept.saved_ms)
     if places and not isinstance(kept, KeptByUser):
         kept.save(ends, [QueueOffset(each.topic, each.queue_id, at) for each, at in places])
     owned.move([each.queue for each in places], [each.queue_offset for each in places])
-    lost = {each.queue for each in places}
-    there = [each for each in zip(queues, offsets, strict=True) if each[0] not in lost]
-    owned.trust([queue for queue, _ in there], [offset for _, offset in there])
+    owned.trust(doubts, offsets)
 
 
 def _as_offsets(offsets: Mapping[QueueKey, int]) -> list[QueueOffset]:

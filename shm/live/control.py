@@ -18,6 +18,7 @@ machine sleeps on the cell's wake word (futex), in a file of its own: `cometmq.s
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import mmap
 import os
@@ -192,6 +193,14 @@ def open_sleepers(path: Path) -> WakeWords:
         return WakeWords(mmap.mmap(descriptor, size, access=access))
     finally:
         os.close(descriptor)
+
+
+def run_number(nonce: str | None) -> int:
+    """The number by which clients know a run of the broker; 0: there is no nonce. The nonce itself
+    is only for those that can read the broker's files."""
+    if not nonce:
+        return 0
+    return int.from_bytes(hashlib.sha256(nonce.encode()).digest()[:8], "big") >> 1 | 1
 
 
 class ControlFile:

@@ -21,6 +21,7 @@ from cometmq.shm.live.control import (
     ControlFile,
     Counter,
     open_sleepers,
+    run_number,
 )
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueTable
 from cometmq.shm.reading.mapped_reader import MappedReader
@@ -55,6 +56,7 @@ class MappedStore:
     def _open(self, found: LocalStore, foreign: bool) -> None:
         self.control = self._open_control(found, foreign)
         self.nonce = str(self.control.meta["nonce"])
+        self.run = run_number(self.nonce)
         root = Path(f"/proc/self/fd/{self._folder}")
         self.control.wake_words = open_sleepers(root / SLEEPERS_FILE)
         self.is_silent = not self.control.wake_words.writable

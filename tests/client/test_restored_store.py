@@ -37,12 +37,12 @@ class Site:
     def address(self) -> str:
         return self.running.name_server
 
-    def send(self, count: int) -> list[bytes]:
+    def send(self, count: int, tag: str = "") -> list[bytes]:
         bodies = [b"%05d" % number for number in range(self._sent, self._sent + count)]
         self._sent += count
         with self.running.producer() as producer:
             for number, body in enumerate(bodies):
-                producer.send("t", body, queue_id=number % QUEUES)
+                producer.send("t", body, tags=tag or None, queue_id=number % QUEUES)
         return bodies
 
     def back_up(self) -> None:
@@ -144,6 +144,23 @@ def _acknowledged(consumer: Consumer) -> list[Message]:
     messages = consumer.poll(timeout_s=0.2)
     consumer.ack(messages)
     return messages
+
+
+@pytest.mark.parametrize("transport", ["mapped", "zmq"])
+def test_lost_messages_of_other_tags_are_not_waited_for(site: Site, transport: str) -> None:
+    """The last message that was read is there, and the position is beyond the end all the same."""
+    with Consumer(site.address, "g", start="earliest", transport=transport) as consumer:
+        consumer.subscribe("t", "a")
+        read(lambda: _acknowledged(consumer), set(site.send(50, "a")))
+        site.back_up()
+        site.send(200, "b")
+        deadline = time.monotonic() + WAIT_S
+        while not all(consumer.position(key) == 125 for key in consumer.assignment()):
+            assert time.monotonic() < deadline
+            _acknowledged(consumer)
+        site.restore()
+        new = site.send(60, "a")
+        assert sorted(read(lambda: _acknowledged(consumer), set(new))) == new
 
 
 def test_broadcast_progress_beyond_the_end(site: Site, tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ def test_a_mapped_slave_that_is_behind_moves_nobody(reads_from: str, moves: bool
     """Nor does one whose store is mapped: it may know less to be confirmed than the master did."""
     queue = Mock(spec=Queue, next_offset=316, failures=0, epoch=0, replica=1)
     queue.reads_from.return_value, queue.endpoints.return_value = reads_from, "master"
-    queue.chunks, queue.doubtful = set(), False
+    queue.chunks, queue.doubtful, queue.seen = set(), False, None
+    queue.doubt.side_effect = lambda: setattr(queue, "doubtful", True)
     puller = Mock(spec=Puller, _lock=threading.Lock(), _mapped=None)
     for name in ("_take", "_moved", "_doubt"):
         setattr(puller, name, partial(getattr(Puller, name), puller))
