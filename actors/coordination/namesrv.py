@@ -55,6 +55,13 @@ BROKERS_MAX: Final = 10_000
 ENDPOINTS_BYTES_MAX: Final = 768 * 1024  # of all brokers, in an answer
 ROUTE_BYTES: Final = LONG_TOPIC_MAX + 48  # of a broker in a route, beside its addresses
 BROKERS_NAMED_MAX: Final = 5  # in the text of an error
+# The last epoch that a master may name. Each election of a group has the next one: one a second
+# needs 35,000 years.
+EPOCH_MAX: Final = 1 << 40
+# How far below the registered epoch a master is one of before. A group that elects another master
+# every 10 s comes so far in three hours; the epoch of a master that is further below is not of the
+# same count.
+STALE_MAX: Final = 1_000
 
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,127}\Z")
 _LEGAL_ENDPOINT: Final = re.compile(r"(tcp|ipc)://[!-~]{1,250}\Z")
@@ -90,6 +97,9 @@ class NameServerActor(ServiceActor):
     granted. So a broker that was killed and comes back at other addresses has its name at once.
     Of two masters of a group nobody is asked: the name is the later epoch's. A replica that comes
     under another id than before, having become master or ceased to be, has left the one before.
+    An epoch that is far above the claimed one proves nothing, since anybody can send one: then the
+    broker that has it is asked whether it lives. So one registration hides no master for longer
+    than its sender answers.
 
     Args:
         broker_silence_s: a broker that has not registered for so long is dropped.
@@ -297,8 +307,8 @@ def _key(endpoints: BrokerEndpoints) -> BrokerKey:
 
 
 def _check_epoch(known: Registration | None, command: RegisterBroker) -> None:
-    """Raise Refused if it comes too late."""
-    if known is not None and command.epoch < known.epoch:
+    """Raise Refused if it comes too late: of an earlier epoch of the same count."""
+    if known is not None and 0 < known.epoch - command.epoch <= STALE_MAX:
         raise Refused(
             f"{_describe(known.endpoints)} is the master of epoch {known.epoch}; one of epoch "
             f"{command.epoch} at {command.endpoints.coordinator} is not taken"
@@ -331,7 +341,11 @@ def _check(command: RegisterBroker) -> None:
             raise NameIllegal(f"{kind} name {name[:140]!r}: 1 to 127 of a-zA-Z0-9_.-")
     if not 0 <= endpoints.broker_id < 1 << 31:
         raise BadRequest(f"broker id {endpoints.broker_id}: 0 to 2_147_483_647")
-    if command.epoch < 0 or (command.epoch and endpoints.broker_id):
+    if not 0 <= command.epoch <= EPOCH_MAX:
+        raise BadRequest(
+            f"epoch {command.epoch} of id {endpoints.broker_id}: 0 to {EPOCH_MAX} are allowed"
+        )
+    if command.epoch and endpoints.broker_id:
         raise BadRequest(f"epoch {command.epoch} of id {endpoints.broker_id}: masters have one")
     for endpoint in (endpoints.commitlog, endpoints.coordinator, *endpoints.readers):
         if not _LEGAL_ENDPOINT.match(endpoint):

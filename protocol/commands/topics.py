@@ -115,10 +115,12 @@ class RegisterBroker(Command, frozen=True, tag=65):
     """A broker, and a page of its topics; without news, the sign of life of every 30 s.
 
     -> TopicsKnown. Refused when another live broker has the same name and id at other endpoints,
-    or, alive or not, a later epoch. One of a later epoch replaces the other at once.
+    or, alive or not, a later epoch, by 1,000 at most. One of a later epoch replaces the other at
+    once.
 
     Args:
-        epoch: of a group that elects its master, that this broker is the master of; 0: of none.
+        epoch: of a group that elects its master, that this broker is the master of; 0: of none; at
+            most 2^40.
     """
 
     access = by_brokers(administer(EVERY, On.BROKER), later=True, served_by=ServedBy.EVERY)

@@ -16,7 +16,7 @@ from coordinator_child import ANYWHERE, INSIDE, address_of, coordinator, running
 from patience import patient
 from ports import free_ports
 
-from cometmq.actors.coordination.namesrv import NameServerActor
+from cometmq.actors.coordination.namesrv import EPOCH_MAX, STALE_MAX, NameServerActor
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol.commands import (
     BrokerEndpoints,
@@ -156,6 +156,93 @@ def test_the_later_epoch_has_the_name_whoever_lives(server: RemoteRef) -> None:
         assert brokers_at(server) == [new]
         server.ask(UnregisterBroker("c", "b", 0, 4))
         assert brokers_at(server) == []
+
+
+FAR = [(1 << 63) - 1, (1 << 62) - 1, 1 << 53, EPOCH_MAX + 1]
+
+
+@pytest.mark.parametrize("claimed", FAR)
+@pytest.mark.parametrize("known", [None, 0, 7])
+def test_epoch_that_no_election_comes_to_is_refused(
+    server: RemoteRef, claimed: int, known: int | None
+) -> None:
+    """One registration hid a master for as long as anybody repeated it (Fault 17)."""
+    if known is not None:
+        server.ask(registration(broker(), epoch=known))
+    foreign = broker(coordinator="tcp://127.0.0.1:7")
+    for endpoints in (foreign, broker()):
+        with pytest.raises(BadRequest, match=f"epoch {claimed} of id 0: 0 to {EPOCH_MAX}"):
+            server.ask(registration(endpoints, epoch=claimed))
+    assert brokers_at(server) == ([] if known is None else [broker()])
+    master = broker(coordinator="tcp://127.0.0.1:8")
+    server.ask(registration(master, epoch=8))
+    assert brokers_at(server) == [master]
+
+
+@pytest.mark.parametrize("own", [0, 7])
+@pytest.mark.parametrize("far", [EPOCH_MAX, 7 + STALE_MAX + 1])
+def test_far_epoch_of_a_broker_that_does_not_answer_hides_no_master(
+    server: RemoteRef, own: int, far: int
+) -> None:
+    """Whether it lives is asked, as for one epoch; afterwards all is as ever (Fault 17)."""
+    master = broker(coordinator="tcp://127.0.0.1:7")
+    server.ask(registration(master, TopicInfo("t"), epoch=own))
+    foreign = broker()  # nobody is there
+    server.ask(registration(foreign, epoch=far))
+    assert brokers_at(server) == [foreign]
+    server.ask(registration(master, TopicInfo("t"), epoch=own))
+    assert brokers_at(server) == [master]
+    assert isinstance(server.ask(GetRoute("t")), TopicRoute)
+    later = broker(coordinator="tcp://127.0.0.1:8")
+    server.ask(registration(later, epoch=own + 1))
+    with pytest.raises(Refused, match=f"master of epoch {own + 1}; one of epoch {own} at"):
+        server.ask(registration(master, epoch=own))
+
+
+def test_far_epoch_of_a_broker_that_answers_keeps_its_name(server: RemoteRef) -> None:
+    with running(actor := FakeCoordinator.start(bind=INSIDE)):
+        alive = broker(coordinator=address_of(actor))
+        server.ask(registration(alive, epoch=EPOCH_MAX))
+        with pytest.raises(Refused, match="is alive; another of the same name"):
+            server.ask(registration(broker(), epoch=7))
+        assert brokers_at(server) == [alive]
+
+
+def test_far_epoch_in_the_name_of_the_master_itself_is_forgotten(server: RemoteRef) -> None:
+    """Somebody else has sent its addresses: the master's next registration counts (Fault 17)."""
+    with running(actor := FakeCoordinator.start(bind=INSIDE)):
+        master = broker(coordinator=address_of(actor))
+        server.ask(registration(master, TopicInfo("t"), epoch=7))
+        server.ask(registration(master, epoch=EPOCH_MAX))
+        server.ask(registration(master, TopicInfo("t"), epoch=7))
+        assert isinstance(server.ask(GetRoute("t")), TopicRoute)
+        later = broker(coordinator="tcp://127.0.0.1:8")
+        server.ask(registration(later, epoch=8))
+        assert brokers_at(server) == [later]
+
+
+def test_far_epoch_of_an_unregistration_bars_nobody(server: RemoteRef) -> None:
+    server.ask(registration(broker(), epoch=7))
+    server.ask(UnregisterBroker("c", "b", 0, (1 << 63) - 1))
+    server.ask(registration(broker(), epoch=7))
+    assert brokers_at(server) == [broker()]
+
+
+def test_page_of_a_far_version_is_replaced_by_the_master_s(server: RemoteRef) -> None:
+    """The first page of another run begins anew, and so does that of the same one (Fault 17)."""
+    last = (1 << 63) - 1
+    server.ask(registration(broker(), TopicInfo("t")))
+    for run in (1, 2, last):
+        for since in (0, 1):
+            page = TopicList([TopicInfo("foreign")], run=run, since=since, version=last)
+            server.ask(RegisterBroker(broker(), page))
+            told = server.ask(RegisterBroker(broker(), TopicList([], run=1, since=1, version=1)))
+            assert isinstance(told, TopicsKnown)
+            if (told.run, told.version) != (1, 1):  # then the master begins at the beginning
+                assert server.ask(registration(broker(), TopicInfo("t"))) == TopicsKnown(1, 1)
+            assert isinstance(server.ask(GetRoute("t")), TopicRoute)
+            with pytest.raises(TopicNotExist):
+                server.ask(GetRoute("foreign"))
 
 
 def test_a_later_epoch_comes_while_somebody_is_asked() -> None:
