@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol
 
+from cometmq.actors.books.sinks import check_epoch, is_begun_anew
 from cometmq.actors.writer.derived import DerivedWrites
 from cometmq.actors.writer.staged_epoch import ALL, EpochWrites, Plan, give_up, read_plan
 from cometmq.protocol.commands import (
@@ -44,7 +45,6 @@ from cometmq.shm.state.staging import OpenStage, SinkRecord, StagedHead, StageFi
 log = logging.getLogger(__name__)
 
 OPEN_STAGES_MAX: Final = 512
-EPOCH_MAX: Final = (1 << 63) - 1
 SINK_KEPT_S: Final = 30 * 86_400  # how long it is known which epoch a sink committed last
 FLUSHED_THREADS: Final = 2
 WRITE_BYTES: Final = 4_194_304  # of one derived write, about
@@ -168,6 +168,8 @@ class Staging:
             raise BadRequest("a stage is named twice")
         self.finish()
         position = self._position(sink)
+        if stages and is_begun_anew(epoch, position.epoch, _now_ms()):
+            position = self._begin_anew(sink, epoch, stages, position)
         if Position(epoch, ALL) <= position:
             self._log.wait_covered()  # it may be younger than what the disk has confirmed
             self.files.drop(sink, epoch, stages)
@@ -178,6 +180,20 @@ class Staging:
         self._carry_out(sink, epoch, Plan(stages, base))
         self._settle(sink)
         return StagesCommitted(already=False, messages=sum(counts.values()))
+
+    def _begin_anew(self, sink: str, epoch: int, stages: list[str], position: Position) -> Position:
+        """Forget how far the sink has come; where it is then.
+
+        Only where these stages are there: they were closed since the later epoch was committed,
+        which has dropped all others. Killed at any line, the commit that comes again goes on.
+        """
+        self._count(sink, epoch, stages)
+        log.warning("sink %s begins anew with epoch %d: it had committed epoch %d, of which this "
+                    "is too far below to be a repeat", sink, epoch, position.epoch)  # fmt: skip
+        if self.files.record(sink).epoch >= 0:
+            self.files.save(sink, SinkRecord())
+        self._log.derived.forget(DERIVER + sink)
+        return self._position(sink)
 
     def finish(self) -> None:
         """Carry out what is decided, also by a process before this one. Raises why it cannot be
@@ -306,7 +322,8 @@ class Staging:
     # --- cleaning ---
 
     def drop(self, command: DropStages) -> None:
-        _check(command.sink, command.epoch, command.stages)
+        # Of any epoch: an older release may have taken them.
+        _check_names(command.sink, command.stages)
         self.finish()  # what is decided is not dropped
         self.files.drop(command.sink, command.epoch, command.stages)
 
@@ -337,9 +354,16 @@ class Staging:
 
 
 def _check(sink: str, epoch: int, stages: list[str]) -> None:
+    _check_names(sink, stages)
+    check_epoch(sink, epoch, _now_ms())
+
+
+def _check_names(sink: str, stages: list[str]) -> None:
     """Names before paths."""
     check_staging_name("sink", sink)
     for stage in stages:
         check_staging_name("stage", stage)
-    if not 0 <= epoch <= EPOCH_MAX:
-        raise BadRequest(f"epoch {epoch}: 0 to {EPOCH_MAX} are allowed")
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -143,6 +143,11 @@ class StageMessages(Command, frozen=True, tag=12):
 
     A stage is made by its first batch. What it has already is passed over, so that a command whose
     answer was lost may come again. What is not committed is dropped after `stagedLease`.
+
+    Args:
+        epoch: of the commit that these batches are for. A sink counts its commits from 0, with gaps
+            if it likes, or takes the time in ms; BadRequest for one that is more than ten years
+            ahead of this broker's clock.
     """
 
     access = by_clients(
@@ -175,7 +180,8 @@ class CommitStages(Command, frozen=True, tag=14):
     """Store what these closed stages hold, all of it, once. -> StagesCommitted
 
     An epoch that is not above the last one that was committed is not stored again. All other
-    stages of this epoch and of those before are dropped.
+    stages of this epoch and of those before are dropped. A count that is more than a million below
+    the last epoch is no repeat: if its stages are there, the sink begins anew with it.
     """
 
     access = by_clients(publish("sink", On.SINK))
