@@ -1,4 +1,4 @@
-"""Where a queue-less group begins that comes for the first time.
+"""Where a queue-less group begins that comes for the first time, or with an offset of no message.
 
 At the end: behind all that was acknowledged before, which may not be dispatched yet. So what asks
 waits until the dispatcher has come to where the log ended then.
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from cometmq.actors.books.group_settings import check_consuming, check_order
+from cometmq.actors.books.popped import Key
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.topics import Stored
@@ -40,6 +41,7 @@ from cometmq.protocol.names import check_topic
 log = logging.getLogger(__name__)
 
 HELD_MAX: Final = 16_384  # commands that wait for messages
+NOTICED_MAX: Final = 10_000  # queues with an offset behind their end; the oldest are noticed anew
 BEGIN_S: Final = 5.0  # so long the beginning at an end waits for the dispatcher; our clients, 10 s
 
 
@@ -184,3 +186,44 @@ class Beginnings:
         for each in self._beginning:
             each.request.fail(error)
         self._beginning.clear()
+
+
+class FarOffsets:
+    """Offsets of groups behind the end of a queue, of which no message can be taken.
+
+    Any client that may read can commit one, and it would hold up a group that takes messages
+    without queues until the queue comes so far. RocketMQ has such a group continue at the end of
+    the queue (OFFSET_OVERFLOW_BADLY). Members that share queues find the end themselves.
+
+    A queue seems too short as well while its messages are dispatched, after a process has died. So
+    an offset is moved once all is dispatched that could be read when it was noticed.
+    """
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._noticed: dict[Key, tuple[int, int]] = {}  # what is to be dispatched; the end then
+
+    def look(self, key: Key, end: int, dispatched: int, arrivals: Arrivals) -> None:
+        """Move the group's offset to where the queue ended, if it lies behind it.
+
+        Args:
+            end: of the queue.
+            dispatched: from before `end` was looked at.
+        """
+        offset = self._books.offsets.get(*key)
+        if offset <= end:
+            self._noticed.pop(key, None)
+            return
+        if key not in self._noticed:
+            if len(self._noticed) >= NOTICED_MAX:
+                del self._noticed[next(iter(self._noticed))]
+            self._noticed[key] = arrivals.due, end
+        due, end_then = self._noticed[key]
+        if dispatched < due:
+            return
+        del self._noticed[key]
+        self._books.change(OffsetSet(*key, end_then))
+        log.warning(
+            "group %s: queue %d of %s ended at %d, and the group's offset was %d: it continues at "
+            "that end", key[0], key[2], key[1], end_then, offset,
+        )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Final
 
 from cometmq.actors.books.group_settings import check_order
 from cometmq.actors.books.popped import Key
-from cometmq.actors.coordination.beginnings import Arrivals, Beginnings
+from cometmq.actors.coordination.beginnings import Arrivals, Beginnings, FarOffsets
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.held_pops import HeldPops
 from cometmq.actors.coordination.members import Members
@@ -92,6 +92,7 @@ class Pops:
         self._seen = -1  # of the arrivals, when was last looked
         self._turns: dict[tuple[str, str], int] = {}
         self._retry_topics = books.retry_topics
+        self._far = FarOffsets(books)
         self._held = HeldPops(actor)
         self._beginnings = Beginnings(actor, books, members, stored, self._look_on)
         self._to_look: deque[tuple[str, str]] = deque()  # whose messages may have come
@@ -203,10 +204,14 @@ class Pops:
         for retry in self._retry_topics.read_by(group, topic):
             topics.insert(0 if turn % RETRY_TURNS == 0 else len(topics), retry)
         for name in topics:
+            dispatched = 0 if self._arrivals is None else self._arrivals.value  # before the ends
             queues = sorted(self._stored(name).items())
             for step in range(len(queues)):
                 queue_id, there = queues[(turn + step) % len(queues)]
-                yield (group, name, queue_id), there
+                key = (group, name, queue_id)
+                if self._arrivals is not None and self._book.get(*key) is None:
+                    self._far.look(key, there.max_queue_offset, dispatched, self._arrivals)
+                yield key, there
 
     def _pop_queue(
         self, key: Key, there: QueueRange, most: int, command: PopMessages
