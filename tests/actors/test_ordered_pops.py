@@ -357,7 +357,7 @@ def test_nobody_is_told_where_nobody_waits() -> None:
     """What was free while each consumer found messages at once was noted for ever."""
     soon: list[object] = []
     actor: Any = SimpleNamespace(call_soon=soon.append)
-    books: Any = SimpleNamespace(popped=PopBook({}), takes=TakeBook({}))
+    books: Any = SimpleNamespace(popped=PopBook({}), takes=TakeBook({}), retry_topics=None)
     pops: Any = Pops(actor, books, Any, Any, SimpleNamespace(), lambda _topic: {})  # type: ignore[arg-type]
     for topic in ("t", "%RETRY%g"):
         pops._freed("g", topic)
