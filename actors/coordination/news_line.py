@@ -109,14 +109,16 @@ class NewsLine:
             self._failed(f"it answered {type(answer).__name__}: is it of another version?")
             return
         self._known = answer
-        taken = answer.run == page.run and answer.version >= page.version
+        taken = (answer.run, answer.version) == (page.run, page.version)
         if not taken and page.since == 0:
             self._failed("it has not taken the topics from their beginning")
             return
         if self.trouble:
             log.warning("%s answers, and has the topics", self.name)
         self.trouble = ""
-        self.confirmed = answer.version if answer.run == page.run else 0
+        # A version above the page's is of a page that somebody else has sent, and proves nothing.
+        is_ours = answer.run == page.run and answer.version <= page.version
+        self.confirmed = answer.version if is_ours else 0
         self._heard(command if taken and page.complete else None)
         if self._again or not (taken and page.complete):
             self.send()
