@@ -211,8 +211,8 @@ class AsyncProducer:
             self._begun = True
 
     async def _prepare(self, target: Target) -> None:
-        """Whatever could block, elsewhere: the route of a new topic, or where the known one has no
-        such queue; room for one more batch."""
+        """Do in threads everything that could block: fetch the route of a topic that is unknown, or
+        whose known route lacks the queue, and wait for room for one more batch."""
         await self._begin()
         sender = self._sender
         if not sender.knows(target):
@@ -230,7 +230,7 @@ class AsyncProducer:
             left_s = deadline - time.monotonic()
             try:
                 await self._elsewhere(f"replies {topic}", requests.open, topic, left_s)
-            except CometError as error:  # another one, which began it, may have had less time
+            except CometError as error:  # the call that began it may have had less time
                 if not error.retriable or time.monotonic() + SOON_S >= deadline:
                     raise
 

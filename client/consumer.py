@@ -72,9 +72,9 @@ class Consumer:
             messages of which it is TRUE, and which have one of the tags. See docs/filters.md.
         start: where a group begins that has no progress in the topic: "earliest", "latest", a
             datetime, or milliseconds since 1970. "latest" and times are committed before this
-            returns (AsyncConsumer: before `async with` is entered, or its first call returns), or
-            `subscribe` does: what is sent from then on is not missed. A group that has progress
-            gets all that comes to queues that are added to the topic.
+            or `subscribe` returns (AsyncConsumer: before `async with` is entered, or its first call
+            returns), so later messages are not missed. A group that has progress reads queues that
+            are added to the topic from their first message.
         auto_commit_ms: how long an acknowledgement may stay uncommitted.
         pull_bytes: asked for in one answer of a reader.
         prefetch_bytes: records that wait here undecoded, all queues together. Each queue may
@@ -362,7 +362,7 @@ class Consumer:
 
         Raises:
             ArgumentIllegal: it has no group, or queues that are assigned: nobody keeps retries.
-            RuntimeError: it runs already; ClientClosed.
+            RuntimeError: another `run` is active, or the consumer is closed (ClientClosed).
             SubscriptionIllegal, NoPermission, ...: as `poll`.
         """
         handling = Handling(
@@ -396,11 +396,12 @@ class Consumer:
     # --- progress ---
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
-        """These are done with. In any order; never waits; committed in the background.
+        """Acknowledge messages, in any order. Never waits; they are committed in the background.
 
-        A list as `poll` gave it costs next to nothing. Messages of queues that belong to another
-        member by now are passed over: it will get them. So is what this consumer was not handed
-        out, or before a seek or reset, and what is acknowledged already. Raises ClientClosed.
+        A list as `poll` returned it costs next to nothing. Messages of queues that now belong to
+        another member are ignored: that member receives them. Messages that this consumer did not
+        receive since its last seek or reset, or has acknowledged, are ignored too. Raises
+        ClientClosed.
         """
         self._receiver.check_open()
         if not isinstance(messages, (list, Message)):
@@ -467,10 +468,11 @@ class Consumer:
     # --- the end ---
 
     def close(self) -> None:
-        """Commit what is acknowledged, leave the group, close all connections. May be called twice.
+        """Commit acknowledged messages, leave the group, disconnect. May be called twice.
 
-        A thread that polls returns with what it has; a loop ends, and so does `run`, once what is
-        at work is finished. That is waited for, unless a handler of `run` calls this.
+        A `poll` in another thread returns the messages that it has, and an iteration ends. `run`
+        ends after its active handlers have returned; `close` waits for that unless a handler calls
+        it.
         """
         self._unclosed.is_closed()
         running = self._running

@@ -52,12 +52,12 @@ class DeadLetter(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Of the message."""
+        """Id of the message."""
         return self.message.msg_id
 
     @property
     def topic(self) -> str:
-        """Where it was sent to at first; `%DLQ%group` where its properties had no room for that."""
+        """Original topic; `%DLQ%group` if the properties had no room for its name."""
         return self.message.properties.get("RETRY_TOPIC", self.message.topic)
 
     @property
@@ -93,17 +93,17 @@ class DeadLetterAdmin(GroupAdmin):
     def resend_dead_letters(
         self, group: str, msg_ids: Sequence[str] | None = None, *, topic: str | None = None
     ) -> list[Resent]:
-        """Send dead letters again, to the topics that they came from; what became of each.
+        """Send dead letters again to their original topics, and return one result for each.
 
-        What is stored again is dealt with, up to the first that is not: an error of one keeps no
-        others from being sent, but those behind it stay listed, and another call sends them again.
-        Those that `msg_ids` names stay where they are: other letters may lie before them. A new
+        An error of one letter does not prevent others from being sent. Letters are committed up to
+        the first that could not be sent; those behind it stay listed, and another call sends them
+        again. With `msg_ids` nothing is committed, since other letters may precede them. A new
         message has the id of its letter as property DLQ_ORIGIN_MESSAGE_ID, if its properties have
-        room for that.
+        room for it.
 
         Args:
-            msg_ids: of these messages; None: of all that are not dealt with.
-            topic: to this one instead.
+            msg_ids: ids of the letters to send; None: all uncommitted ones.
+            topic: topic to send to instead of the original ones.
 
         Raises MessageNotFound for an id that no dead letter has, GroupNotExist.
         """
@@ -112,12 +112,12 @@ class DeadLetterAdmin(GroupAdmin):
         resent: list[Resent] = []
         with Producer(self._routes.addresses, linger_ms=5) as producer:
             for route in self._with_dead_letters(group):
-                is_whole = wanted is None  # all before these are dealt with
+                is_whole = wanted is None  # all letters before these are committed
                 for page in self._pages(group, route):
                     letters = [each for each in page if wanted is None or each.id in wanted]
                     of_page = _send_again(producer, letters, topic)
                     resent += of_page
-                    if is_whole:  # page by page: a call that fails has noted what it has sent
+                    if is_whole:  # page by page: a call that fails has committed its sends
                         is_whole = self._note_dealt_with(group, route, of_page)
         missing = (wanted or set()) - {each.letter.id for each in resent}
         if missing:
@@ -149,7 +149,7 @@ class DeadLetterAdmin(GroupAdmin):
             return []
 
     def _letters(self, group: str, route: BrokerRoute) -> Iterator[DeadLetter]:
-        """From where they are not dealt with."""
+        """Yield the uncommitted dead letters of one broker."""
         for page in self._pages(group, route):
             yield from page
 
@@ -160,7 +160,7 @@ class DeadLetterAdmin(GroupAdmin):
         )
         at = max(0, answer.offsets[0].queue_offset)
         channel = self._routes.channel(ends.readers[0], f"a reader of {ends.broker}")
-        end = None  # what comes meanwhile is not looked at: it may be what is sent again
+        end = None  # later messages are not read: they may be letters that failed again
         while end is None or at < end:
             command = PullMessages(topic, 0, at, PAGE_COUNT, PAGE_BYTES)
             page, payload = channel.ask(command, timeout_s=self._timeout_s, by_line=False)
@@ -174,7 +174,7 @@ class DeadLetterAdmin(GroupAdmin):
             at = page.next_queue_offset
 
     def _note_dealt_with(self, group: str, route: BrokerRoute, resent: Iterable[Resent]) -> bool:
-        """Up to the first that is not; whether all of them are."""
+        """Commit up to the first letter that was not sent; return whether all were."""
         end = -1
         is_whole = True
         for each in resent:
@@ -199,7 +199,9 @@ def _send_again(
     for letter in letters:
         try:
             sent.append((letter, _begin(producer, letter, topic)))
-        except CometError as error:  # of this one alone, such as a body that cannot be read
+        except (
+            CometError
+        ) as error:  # concerns one letter, such as a body that cannot be decompressed
             sent.append((letter, error))
     resent = []
     for letter, outcome in sent:

@@ -1,8 +1,8 @@
-"""Origins: where messages came from, found again by copies that come back from another process.
+"""Origins of messages, by which copies that return from another process find their consumer.
 
-A pickled message says by a name which of its consumer's connections it came by. In the process
-that has it, and nowhere else, the name leads back there: to acknowledge, to give back, to reply.
-Elsewhere the message keeps the name, for the way back.
+A pickled message names the connection of its consumer that it was received by. Only the process of
+that consumer resolves the name, to acknowledge the message, give it back or reply to it. In other
+processes the message keeps the name unresolved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _origins: Final[WeakValueDictionary[tuple[int, str], object]] = WeakValueDiction
 
 
 class Elsewhere:
-    """Stands in, in another process, for where a message came from."""
+    """Placeholder, in another process, for the origin of a message."""
 
     __slots__ = ("_found_by", "_names")
 
@@ -32,19 +32,19 @@ class Elsewhere:
 
     def reply(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
-            "this message was copied to another process; it can be replied to in the one whose "
-            "consumer was given it"
+            "cannot reply: this message was copied to another process; reply in the process whose "
+            "consumer received it"
         )
 
 
 def register(origin: object) -> str:
-    """A name for it, for as long as it is there."""
+    """Return a name by which the origin is found for as long as it exists."""
     name = token_hex(8)
     _origins[os.getpid(), name] = origin
     return name
 
 
 def find(name: str, kind: type[_Origin]) -> _Origin | None:
-    """Of this process and of that kind; None: there is none, or none any more."""
+    """Return the origin of that name and kind in this process; None if there is none now."""
     found = _origins.get((os.getpid(), name))
     return found if isinstance(found, kind) else None

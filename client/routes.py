@@ -343,7 +343,7 @@ class Routes:
             channel.close(by_client=True)
 
     def check_open(self) -> None:
-        """Raises ClientClosed."""
+        """Raise ClientClosed if the client is closed."""
         if self._closed:
             raise ClientClosed("the client is closed: open another one")
 

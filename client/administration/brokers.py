@@ -20,8 +20,8 @@ class Brokers:
 
     Args:
         name_server: "host:port", a ZeroMQ address, or several (a list, or separated by ";").
-        timeout_s: for one answer. None: 3 s, or what the environment variable
-            COMETMQ_CLIENT_TIMEOUT says.
+        timeout_s: time limit of one answer in seconds. None: the value of the environment
+            variable COMETMQ_CLIENT_TIMEOUT, else 3.
     """
 
     @checked

@@ -81,8 +81,8 @@ class GroupAdmin(Brokers):
     def describe_group(self, group: str) -> GroupReport:
         """A group's members, and how far it has come in each queue. Raises GroupNotExist.
 
-        Messages of a queue in which the group has never committed are unread, all of them. A group
-        of a RocketMQ's store is shown also if no client may use its name: `group@broadcast`.
+        All messages of a queue in which the group has never committed count as unread. A group from
+        a RocketMQ store is shown even if no client may use its name, such as `group@broadcast`.
         """
         members: set[str] = set()
         subscriptions: dict[str, str] = {}
@@ -184,11 +184,12 @@ class GroupAdmin(Brokers):
     ) -> None:
         """Forget a group: its settings, members and offsets, and its retry topic.
 
-        What is in its dead-letter topic stays. A group whose name no client may use, of a
-        RocketMQ's store, can be deleted as well.
+        Its dead-letter topic keeps its messages. A group from a RocketMQ store can be deleted even
+        if no client may use its name.
 
         Args:
-            force: although it has members. Those that go on begin the group anew.
+            force: delete the group even if it has members. Members that keep running create it
+                again.
 
         Raises GroupNotExist, GroupInUse.
         """
@@ -363,7 +364,7 @@ class GroupAdmin(Brokers):
 
 
 def refusal_of(error: CometError) -> CometError:
-    """The error of one row of a list; raises it again if it is one of the brokers themselves."""
+    """Return the error of one row of a list; raise it if the broker could not be asked."""
     if isinstance(error, NotReachable | NotConfirmed):
         raise error
     return error

@@ -98,7 +98,7 @@ class MessageAdmin(Brokers):
         What was sent a moment ago may not be found yet: keys are indexed behind the messages.
 
         Args:
-            key: one of the message's keys, which has no space.
+            key: one key, without spaces, that the messages have.
             begin, end: store times, both inclusive: datetimes or milliseconds. None: any.
             max_count: of all brokers. They are all in memory at once; a broker hands them over in
                 answers of at most 1,024, or 4 MiB.

@@ -199,9 +199,9 @@ class TopicAdmin(Brokers):
     def _held_queues(
         self, endpoints: BrokerEndpoints, topics: Mapping[str, TopicInfo], topic: str = ""
     ) -> dict[str, dict[int, tuple[int, int]]]:
-        """By topic and queue id, what the queues hold to which anything was ever sent.
+        """Return the offset ranges of all queues that ever held a message, by topic and queue id.
 
-        An older broker tells of the queues alone that its topics have now.
+        An older broker reports only the queues that its topics have now.
         """
         try:
             return self._listed_queues(endpoints, topic)

@@ -1,4 +1,4 @@
-"""The end of a run by an exception that a signal's handler raises."""
+"""Ending a run when a signal handler raises an exception."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from cometmq.protocol.wire.uninterrupted import call_uninterrupted
 
 
 class Interrupted(Protocol):
-    """A run."""
+    """A run that can be interrupted."""
 
     def interrupt(self) -> None: ...
 
 
 class Interruption:
-    """Ends a run, which may not have begun yet."""
+    """Request to end a run, which may come before the run begins."""
 
     def __init__(self) -> None:
         self._run: Interrupted | None = None
         self._came = False
 
     def watch(self, run: Interrupted) -> None:
-        """That run is to be ended."""
+        """Set the run to interrupt; interrupt it now if the request came before."""
         self._run = run
         if self._came:
             run.interrupt()
 
     def come(self) -> None:
-        """A signal's handler has raised."""
+        """Interrupt the run: a signal handler has raised."""
         self._came = True
         if self._run is not None:
             self._run.interrupt()
 
 
 def run_uninterrupted(work: Callable[[Interruption], None]) -> None:
-    """A run until its end, where no signal's handler interrupts it. If one raises, the run ends in
-    order before that exception goes on."""
+    """Run `work` to its end where no signal handler interrupts it. If a handler raises, the run
+    ends in order before the exception propagates."""
     interruption = Interruption()
     call_uninterrupted(partial(work, interruption), abandon=interruption.come, finish=True)

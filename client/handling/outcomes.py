@@ -16,15 +16,15 @@ AFTER_S_MAX: Final = 366 * 86_400.0
 
 
 class _Outcome(Exception):
-    """What a handler raises to say what becomes of a message. It is copied and pickled as it is,
-    by whatever its constructor, or that of a subclass, was called."""
+    """Exception of a handler that decides what happens to a message. Copies and pickles keep its
+    state, whatever arguments the constructor of its class takes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuilt, (type(self), self.args, self.__dict__)
 
 
 def checked_after(after: timedelta | float | None) -> float | None:
-    """In seconds. Raises ArgumentIllegal for what is no time."""
+    """Return `after` in seconds. Raises ArgumentIllegal unless it is a valid time."""
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     if seconds is not None and (
         isinstance(seconds, bool)
@@ -37,7 +37,7 @@ def checked_after(after: timedelta | float | None) -> float | None:
 
 
 def _retry(kind: type[Retry], args: tuple[Any, ...], state: dict[str, Any]) -> Retry:
-    """One that was copied or pickled. Raises ArgumentIllegal for a time that is none."""
+    """Rebuild a copied or pickled `Retry`. Raises ArgumentIllegal for an invalid time."""
     made = rebuilt(kind, args, state)
     checked_after(made.after_s)
     return made

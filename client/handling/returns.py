@@ -171,9 +171,9 @@ class Returns:
         return codes
 
     def _ask_until_known(self, broker: str, given: list[GivenBack]) -> list[int]:
-        """The code of each. Where a copy is stored, and not known to be kept, that is asked again
-        for a while: if the message were tried again here at once, the copy would come as well.
-        Raises what the first question does."""
+        """Give messages back and return the code of each. While a stored copy is not confirmed, ask
+        again until ASK_S has passed: a message retried here at once would be delivered a second
+        time by that copy. Raises the error of the first request."""
         deadline = time.monotonic() + ASK_S
         codes = self._member.give_back(broker, given, self._max_reconsume_times, ASK_S)
         failures = 0
@@ -185,7 +185,7 @@ class Returns:
             try:
                 again = self._member.give_back(broker, some, self._max_reconsume_times, ASK_S)
             except CometError as error:
-                log.debug("group %s: asked again in vain: %s", self._member.group, error)
+                log.debug("group %s: repeated request failed: %s", self._member.group, error)
                 continue
             for at, code in zip(unsure, again, strict=True):
                 codes[at] = code

@@ -97,7 +97,7 @@ class Run:
         return True
 
     def interrupt(self) -> None:
-        """Have it end; whoever called `work` waits for that."""
+        """End the run without waiting; the caller of `work` waits for its end."""
         self._cease()
         self._wake()
 

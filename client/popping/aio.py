@@ -37,9 +37,9 @@ class AsyncPopConsumer:
         async with AsyncPopConsumer("127.0.0.1:9876", "resize", "images") as consumer:
             await consumer.run(resize, concurrency=50)
 
-    It connects in `async with`. Whatever asks a broker does so in one of its own threads. A `poll`
-    that is cancelled ends in its thread, too, and messages that it gets nevertheless are released:
-    they are free at once, and that does not count as an attempt.
+    It connects in `async with`, and asks brokers in threads of its own. Cancelling a `poll` also
+    ends it in its thread. Messages that it still receives are released: they are available to any
+    consumer at once, and no attempt is counted.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class AsyncPopConsumer:
         try:
             return await asyncio.wrap_future(found)
         except asyncio.CancelledError:
-            with suppress(RuntimeError):  # it was closed meanwhile, which ends the poll as well
+            with suppress(RuntimeError):  # the pool is closed, which ends the poll as well
                 self._enders.submit(_end_poll, consumer, call, found)
             raise
 
@@ -97,7 +97,7 @@ class AsyncPopConsumer:
         await self._in_thread(self._consumer.ack, *messages)
 
     async def release(self, *messages: Message) -> None:
-        """See `PopConsumer.release`."""
+        """Release messages as `PopConsumer.release` does."""
         await self._in_thread(self._consumer.release, *messages)
 
     async def nack(self, message: Message, after: timedelta | float | None = None) -> None:
@@ -175,7 +175,7 @@ class AsyncPopConsumer:
             self._threads.shutdown(wait=False)
 
     def _end(self, made: PopConsumer) -> None:
-        self._enders.shutdown()  # they have messages to release, perhaps
+        self._enders.shutdown()  # they may have messages to release
         made.close()
 
     async def __aenter__(self) -> Self:
@@ -200,9 +200,9 @@ class AsyncPopConsumer:
 
 
 def _end_poll(consumer: PopConsumer, call: PopCall, found: Future[list[Message]]) -> None:
-    """Its task was cancelled: nobody will see its messages."""
+    """End a poll whose task was cancelled, and release the messages that it still receives."""
     if found.cancel():
-        return  # no thread had begun with it
+        return  # no thread had begun the poll
     call.cancel(found)
     if found.exception() is None:
         try_release(consumer, found.result())

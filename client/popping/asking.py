@@ -1,4 +1,4 @@
-"""Which threads of a pop consumer ask brokers now."""
+"""Threads of a pop consumer that are asking brokers now."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 
 class Asking:
-    """Who asks brokers now."""
+    """Set of the threads that are asking brokers now."""
 
     def __init__(self) -> None:
         self._threads: list[int] = []
 
     def wait(self, timeout_s: float) -> None:
-        """Until nobody does."""
+        """Wait until no thread is asking, or the time is over."""
         deadline = time.monotonic() + timeout_s
         while self._threads and time.monotonic() < deadline:
             time.sleep(0.005)

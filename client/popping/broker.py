@@ -71,9 +71,9 @@ ASK_S: Final = 3.0
 ANSWER_S: Final = 0.5  # that an answer takes, if it need not wait
 LOOK_UP_S: Final = 0.5
 CONNECT_S: Final = 1.0  # who is not there by then is looked for anew
-BEGIN_S: Final = 6.0  # the end of a topic may have to be dispatched first
-STOP_S: Final = 1.0  # that a word to a broker takes which may be away
-LOST_MAX: Final = 64  # questions whose answers are lost
+BEGIN_S: Final = 6.0  # the broker may have to dispatch the end of the topic first
+STOP_S: Final = 1.0  # time limit of StopPopping to a broker that may be unreachable
+LOST_MAX: Final = 64  # requests with lost answers
 
 
 class Wanted(NamedTuple):
@@ -91,8 +91,7 @@ class Wanted(NamedTuple):
 
 
 class Taken:
-    """Neighbours of a queue that this consumer has; what its messages know of where they came
-    from."""
+    """Consecutive messages of a queue that this consumer has popped; the origin of each."""
 
     __slots__ = ("broker", "late", "popped", "reply", "until")
 
@@ -103,7 +102,9 @@ class Taken:
         # By time.monotonic(); not by `until_ms`: that is the broker's clock, which this machine's
         # need not agree with.
         self.until = until
-        self.late = until - invisible_s / 2  # a message that waits here until then is released
+        self.late = (
+            until - invisible_s / 2
+        )  # a message that still waits here at that time is released
 
     def __reduce__(self) -> tuple[Any, ...]:
         invisible_s = 2 * (self.until - self.late)
@@ -111,10 +112,10 @@ class Taken:
 
 
 def _taken(origin: str, popped: Popped, until: float, invisible_s: float) -> Taken | Elsewhere:
-    """Of a message that was pickled."""
+    """Rebuild the origin of a pickled message. Raises ArgumentIllegal for other arguments."""
     times = until, invisible_s
     if not isinstance(popped, Popped) or not all(isinstance(each, float) for each in times):
-        raise ArgumentIllegal(f"{popped!r}, {times!r} is not what a broker hands out")
+        raise ArgumentIllegal(f"{popped!r}, {times!r} is no answer of a broker")
     broker = find(origin, PopBroker)
     if broker is None:
         return Elsewhere(_taken, origin, popped, *times)
@@ -149,8 +150,8 @@ class PopBroker:
         self.replies = replier.source(endpoints)
         self._process = own_process()
         self._attempt = ""  # in order: of a question whose answer is not known
-        self._lost: list[str] = []  # questions whose answers never came: messages may be in them
-        self._is_older = False  # it does not know ReleasePopped
+        self._lost: list[str] = []  # attempts with lost answers, which may hold messages
+        self._is_older = False  # the broker does not know ReleasePopped
         self.failures = 0
         self.again_at = 0.0  # time.monotonic(): before it is not asked
 
@@ -175,8 +176,8 @@ class PopBroker:
             raise
 
     def begin(self) -> None:
-        """Have a group that is new begin now, at the end of the topic's queues. As far as the
-        broker answers: else, and by an older one, it begins with the first `pop`."""
+        """Set the initial offsets of a new group, at the end of the topic's queues. If the broker
+        does not answer, or is older, the group begins with the first `pop`."""
         wanted = self._wanted
         command = PopMessages(
             wanted.group, wanted.topic, 0, wanted.invisible_ms, 0, wanted.from_latest,
@@ -188,10 +189,10 @@ class PopBroker:
             log.debug("broker %s: %s", self.name, error)
 
     def pop(self, count: int, wait_s: float, call: PopCall) -> list[Message]:
-        """Messages; each knows what it was Taken with. Raises what the coordinator answers.
+        """Return messages, each with its Taken as origin. Raises the coordinator's errors.
 
         Args:
-            call: while this waits, the call's `cancel` ends it.
+            call: the `poll`; its `cancel` ends a wait of this method.
         """
         wanted = self._wanted
         self.release_lost()
@@ -223,7 +224,7 @@ class PopBroker:
         return found
 
     def release_lost(self) -> None:
-        """Have messages released that may be in answers which never came."""
+        """Release messages that lost answers may hold."""
         while self._lost:
             if not self._stop(self._lost[0]):
                 return
@@ -246,7 +247,7 @@ class PopBroker:
                 )  # fmt: skip
                 self._release_unread(taken)
         if self._wanted.orderly and time.monotonic() >= until:
-            for taken in by_take(found):  # unless they are another consumer's by now
+            for taken in by_take(found):  # another consumer may have them by now
                 self._release_unread(taken)
             return []
         return found
@@ -340,7 +341,7 @@ class PopBroker:
         return [code for code in codes if code]
 
     def release(self, messages: Sequence[Message]) -> list[int]:
-        """Have them released; the errors' codes that came back, each once."""
+        """Release messages; return the distinct error codes of the answers."""
         if not self._is_older:
             takes = by_take(messages).items()
             parts = [each for taken, offsets in takes for each in parts_of(taken, offsets)]
@@ -363,7 +364,8 @@ class PopBroker:
         return sorted(codes - {0})
 
     def _release_by_older(self, messages: Sequence[Message]) -> list[int]:
-        """In order such a broker releases a take as a whole; else messages are to be given back."""
+        """Release messages at a broker without ReleasePopped: whole takes of an orderly group, else
+        by giving messages back."""
         codes: set[int] = set()
         if self._wanted.orderly:
             for taken in by_take(messages):
@@ -381,13 +383,13 @@ class PopBroker:
         return sorted(codes - {0})
 
     def _release_unread(self, taken: Taken) -> None:
-        """As far as the broker answers; else they come again when their time is over."""
+        """Release a take; if the broker does not answer, it is redelivered after `invisible_s`."""
         popped = taken.popped
         offsets = range(popped.queue_offset, popped.queue_offset + popped.count)
         try:
             self._release_parts(parts_of(taken, offsets))
         except CometError as error:
-            log.debug("broker %s: messages are not released: %s", self.name, error)
+            log.debug("broker %s: cannot release messages: %s", self.name, error)
 
     def give_back(self, given: list[GivenBack], times_max: int) -> list[int]:
         command = GiveBackMessages(self._wanted.group, given, times_max)
@@ -415,13 +417,13 @@ class PopBroker:
                 return answer
 
     def stop(self, attempt: str = "") -> None:
-        """Nothing that waits here gets messages any more, or that question alone."""
+        """End all waiting pops of this consumer, or only the one with that `attempt`."""
         self._stop(attempt)
         if not attempt:
             self.release_lost()
 
     def _stop(self, attempt: str) -> bool:
-        """Whether the broker knows it."""
+        """Send StopPopping; return False if it has to be sent again."""
         command = StopPopping(self._wanted.group, self._wanted.consumer, attempt)
         try:
             self._coordinator().ask(command, timeout_s=STOP_S)
@@ -442,15 +444,15 @@ def raise_first(codes: Iterable[int], what: str) -> None:
     for code in codes:
         if code == HandleUnknown.code:
             raise HandleUnknown(
-                f"{what}: its time is over, it comes again or has come already; or it was "
-                "acknowledged or given back before"
+                f"{what}: the invisibility timeout is over, or the message was acknowledged or "
+                "given back before; after the timeout it is delivered again"
             )
         if code:
             raise from_code(code, f"{what}: refused by the broker")
 
 
 def by_take(messages: Iterable[Message]) -> dict[Taken, list[int]]:
-    """Queue offsets of messages, by what they were taken with."""
+    """Return the queue offsets of messages, grouped by their Taken."""
     found: dict[Taken, list[int]] = {}
     for message in messages:
         found.setdefault(taken_of(message), []).append(message.queue_offset)
@@ -458,7 +460,7 @@ def by_take(messages: Iterable[Message]) -> dict[Taken, list[int]]:
 
 
 def parts_of(taken: Taken, offsets: Sequence[int]) -> list[PopAck]:
-    """These offsets of a take, as a broker is told of them."""
+    """Return these offsets of a take as ranges for AckPopped and ReleasePopped."""
     popped = taken.popped
     return [
         PopAck(popped.topic, popped.queue_id, popped.handle, first, count)

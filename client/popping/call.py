@@ -8,27 +8,27 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, Final
 
-AGAIN_S: Final = 0.5  # the broker may hear of the end of a question before the question
+AGAIN_S: Final = 0.5  # StopPopping may reach the broker before the pop that it ends
 
 
 class PopCall:
-    """See the module."""
+    """One `poll`, and how to end it from another thread."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
-        self._stop: Callable[[], None] | None = None  # has a broker answer
+        self._stop: Callable[[], None] | None = None  # makes the broker answer
 
     @property
     def is_cancelled(self) -> bool:
         return self._cancelled.is_set()
 
     def pause(self, timeout_s: float) -> None:
-        """Sleep, unless it is cancelled."""
+        """Sleep until the time is over or the call is cancelled."""
         self._cancelled.wait(max(0.0, timeout_s))
 
     @contextmanager
     def waits(self, stop: Callable[[], None]) -> Iterator[bool]:
-        """A broker is asked now, which `stop` has answer; False: it is not to be asked."""
+        """Register `stop`, which makes the broker answer; yield False if the call is cancelled."""
         self._stop = stop
         try:
             yield not self.is_cancelled
@@ -36,17 +36,17 @@ class PopCall:
             self._stop = None
 
     def stop(self) -> None:
-        """Have the call end soon; what it has popped is to be released."""
+        """End the call soon; its caller releases the messages that it has popped."""
         self._cancelled.set()
         stop = self._stop
         if stop is not None:
             stop()
 
     def cancel(self, over: Future[Any]) -> None:
-        """Have the call end, and wait for that.
+        """End the call and wait for its end.
 
         Args:
-            over: what the call comes to.
+            over: future of the call.
         """
         self._cancelled.set()
         while not over.done():

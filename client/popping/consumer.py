@@ -93,8 +93,9 @@ class PopConsumer:
         tags, sql: as of Consumer; what is left out is acknowledged for the whole group.
         orderly: each queue in its order. All consumers of a group do it in the same way.
         invisible_s: from 0.1 s to 12 h.
-        start: where a group begins that was never here: "earliest", or "latest", behind all that
-            was sent before this returned. Of queues that a topic gets later all comes.
+        start: where a new group begins: "earliest", or "latest", behind all messages that were sent
+            before the constructor returned. Queues added to the topic later are read from their
+            first message.
         max_reconsume_times: how often a message may come again; None: as the group's configuration
             says (16). Of those that nobody acknowledges in time, always that.
         timeout_s: how long `ack` and the others try. `poll` waits for its own time, and says that
@@ -168,8 +169,8 @@ class PopConsumer:
 
         While the broker is away, or another master is elected, that is none as well. Raises
         NotReachable or NotConfirmed when that has lasted for `timeout_s` of the consumer, and what
-        brokers refuse: GroupInUse, NoPermission, SubscriptionsDiffer, FiltersOff. ClientClosed when
-        it is closed; a poll that waits then returns nothing.
+        brokers refuse: GroupInUse, NoPermission, SubscriptionsDiffer, FiltersOff. Raises
+        ClientClosed if the consumer is closed; a `close` during a poll makes it return no messages.
         """
         call = PopCall()
         return call_uninterrupted(
@@ -189,7 +190,7 @@ class PopConsumer:
             while not self._closed and not call.is_cancelled:
                 found = self._poll_in_turn(max_messages, deadline, call)
                 if found and self._closed and self._running is None:
-                    try_release(self, found)  # nothing could be said of them any more
+                    try_release(self, found)  # the caller could not acknowledge them any more
                     break
                 if found:
                     return found
@@ -280,13 +281,13 @@ class PopConsumer:
         self._tell(messages, lambda broker, some: broker.ack(by_take(some).items()))
 
     def release(self, *messages: Message) -> None:
-        """Give back messages that were not begun with, such as those that a program that ends has
-        polled: they are free at once, for any consumer, and this does not count as an attempt.
+        """Release messages that no handler has begun with, such as polled ones at the end of a
+        program. They are available to any consumer at once, and no attempt is counted.
 
-        In order, the messages taken behind a released one are free with it.
+        With `orderly`, the messages taken behind a released one are released with it.
 
         A broker that is older than this client takes a message back too, but counts an attempt;
-        the log says so once. Raises what `ack` raises.
+        the log says so once. Raises the errors of `ack`.
         """
         self._check_open()
         self._release(messages)
@@ -302,7 +303,7 @@ class PopConsumer:
         messages: Iterable[Message],
         tell: Callable[[PopBroker, Sequence[Message]], Iterable[int]],
     ) -> None:
-        """Have each broker told of its messages. Raises what one of them says."""
+        """Send each broker its messages. Raises the first error."""
         codes: set[int] = set()
         missed: CometError | None = None
         with self._asking:
@@ -378,8 +379,9 @@ class PopConsumer:
         takes longer than `invisible_s` comes again meanwhile. SystemExit and KeyboardInterrupt in
         a handler are failed deliveries as well; then the run ends, and raises them.
 
-        What was not begun when it ends is released: it is free at once, and this does not count as
-        an attempt. So is what has waited here for a thread for half of `invisible_s`.
+        Messages that no thread has begun when it ends are released: they are available to any
+        consumer at once, and no attempt is counted. So are messages that have waited for a thread
+        for half of `invisible_s`.
 
         In order, each queue's messages go to one thread at a time. What fails comes again first,
         after 1 s or as `Retry(after=...)` says, and until then nothing of its queue.
@@ -421,11 +423,11 @@ class PopConsumer:
     # --- the end ---
 
     def close(self) -> None:
-        """What runs is finished, and what `run` has not begun is released. Of what `poll` has given
-        out, what is neither acknowledged nor released comes again when its time is over.
+        """Wait for active handlers of `run`, release messages that it has not begun, disconnect.
 
-        The end of what runs is waited for, unless a handler of `run` calls this: then the rest is
-        done when `run` ends.
+        Polled messages that are neither acknowledged nor released are redelivered after
+        `invisible_s`. If a handler of `run` calls this, it does not wait; the rest is done when
+        `run` ends.
         """
         if self._closed:
             return
@@ -437,7 +439,7 @@ class PopConsumer:
         self._stop_waiting()
         if run is not None and not run.end():
             return
-        self._asking.wait(self._timeout_s)  # another thread's poll may have messages to release
+        self._asking.wait(self._timeout_s)  # a poll of another thread may have messages to release
         self._routes.close()
 
     def _stop_waiting(self) -> None:
@@ -474,17 +476,17 @@ class Inside:
         return self._consumer._closed
 
     def release_lost(self) -> None:
-        """What is in answers that never came."""
+        """Release messages that lost answers may hold."""
         for broker in list(self._consumer._brokers.values()):
             broker.release_lost()
 
 
 def try_release(consumer: PopConsumer, messages: Sequence[Message]) -> None:
-    """As far as brokers answer: else they come again when their time is over."""
+    """Release messages; if a broker does not answer, they are redelivered after `invisible_s`."""
     try:
         consumer._release(messages)
     except CometError as error:
-        log.debug("%d messages are not all released: %s", len(messages), error)
+        log.debug("not all of %d messages could be released: %s", len(messages), error)
 
 
 def _milliseconds(invisible_s: float) -> int:

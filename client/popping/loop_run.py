@@ -36,7 +36,7 @@ class LoopRun:
 
     Args:
         in_thread: has a call made in a thread.
-        poll: the consumer's, in a thread; when it is cancelled, its messages are released.
+        poll: the consumer's, in a thread; a cancelled one releases its messages.
         handler: with its middleware.
         failures: the log's.
     """
@@ -68,7 +68,7 @@ class LoopRun:
         self._raised: BaseException | None = None  # by a handler: it wants the process to end
         self._done: list[Message] = []  # not acknowledged yet
         self._acking: asyncio.Task[None] | None = None
-        self._takes: deque[list[Message]] = deque()  # in order: that wait for a task
+        self._takes: deque[list[Message]] = deque()  # orderly: takes that wait for a task
         self._unbegun: list[Message] = []
         self._unit_s = 0.01  # that a message took lately
 
@@ -136,7 +136,7 @@ class LoopRun:
 
         def is_over(task: asyncio.Task[object]) -> None:
             del self.tasks[task]
-            if not has_begun:  # it was cancelled before that
+            if not has_begun:  # cancelled before the handler began
                 self._unbegun.extend(take)
 
         task: asyncio.Task[object] = asyncio.create_task(begin())
@@ -211,7 +211,7 @@ class LoopRun:
             task.cancel()
 
     async def _finish(self) -> None:
-        """What runs is waited for, and acknowledged; what was not begun is released."""
+        """Wait for active handlers and acknowledge their messages; release those not begun."""
         try:
             if self.tasks:
                 await asyncio.wait(self.tasks, timeout=self._end_timeout_s)
@@ -231,8 +231,8 @@ class LoopRun:
         self._failures.end()
 
     async def _release_late(self) -> None:
-        """What has waited for a task for too long, and what its time was over for: else the time
-        of what no handler has seen would come to its end, and count."""
+        """Release messages that have waited too long for a task: if their invisibility timeout
+        expired unhandled, it would count as an attempt."""
         now = time.monotonic()
         while self._takes and taken_of(self._takes[0][0]).late <= now:
             self._unbegun.extend(self._takes.popleft())
@@ -245,4 +245,4 @@ class LoopRun:
             try:
                 self._consumer.release(unbegun)
             except CometError as error:
-                log.debug("some of %d messages come again later: %s", len(unbegun), error)
+                log.debug("some of %d messages are not released: %s", len(unbegun), error)

@@ -22,8 +22,8 @@ TELL_S: Final = 0.1  # that an acknowledgement waits for others of its take
 
 
 class OrderedRun(PopRun):
-    """See the module. What fails ends its take: what comes behind it is not this consumer's any
-    more."""
+    """Run that handles each queue in order. A failed message ends its take: this consumer no
+    longer has the messages behind it."""
 
     def _turn(self) -> None:
         """Pop for a thread that has nothing to do: what waits here keeps a queue from others."""
@@ -61,7 +61,7 @@ class OrderedRun(PopRun):
         told_at = time.monotonic()
         while not self._ends and (message := first_of(messages)) is not None:
             now = time.monotonic()
-            if now >= taken_of(message).until:  # unless another consumer has them by now
+            if now >= taken_of(message).until:  # another consumer may have them by now
                 self._release([message, *drained(messages)])
                 break
             if now - told_at > TELL_S:
@@ -71,7 +71,7 @@ class OrderedRun(PopRun):
                     self._changed.notify_all()
                 done.clear()
             if not self._handle(seat, message):
-                messages.clear()  # they are not this consumer's any more
+                messages.clear()  # this consumer no longer has them
                 break
             done.append(message)
 

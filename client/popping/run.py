@@ -57,8 +57,8 @@ class PopRun:
         self._todo: deque[Message] = deque()
         self._working = 0
         self._done: deque[Message] = deque()
-        self._batches: dict[Seat, deque[Message]] = {}  # taken by threads, not begun
-        self._unbegun: list[Message] = []  # of those, what was left at the end
+        self._batches: dict[Seat, deque[Message]] = {}  # assigned to threads, not begun
+        self._unbegun: list[Message] = []  # those of them that were left at the end
         self._ends = self._is_over = False
         self._unit_s = 0.01  # that a message took lately
         self._failures = FailureLog(log)
@@ -107,30 +107,31 @@ class PopRun:
             self._changed.notify_all()
 
     def _late_in_s(self) -> float:
-        """How long the pump may wait: what waits for a thread for too long is to be released."""
+        """Seconds until a message has waited too long for a thread and has to be released."""
         late = min((taken_of(message).late for message in list(self._todo)), default=None)
         return POLL_S if late is None else min(POLL_S, max(0.0, late - time.monotonic()))
 
     def _release_late(self) -> None:
-        """Else the time of what no handler has seen would come to its end, and count."""
+        """Release messages that have waited too long for a thread: if their invisibility timeout
+        expired unhandled, it would count as an attempt."""
         now = time.monotonic()
         with self._changed:
             late = [message for message in self._todo if taken_of(message).late <= now]
             if late:
                 self._todo = deque(each for each in self._todo if taken_of(each).late > now)
-        for batch in list(self._batches.values()):  # behind a handler that takes long
+        for batch in list(self._batches.values()):  # they wait for a slow handler
             if any(taken_of(message).late <= now for message in list(batch)):
                 late += drained(batch)
         self._release(late)
 
     def interrupt(self) -> None:
-        """Have it end; whoever called `work` waits for that."""
+        """End the run without waiting; the caller of `work` waits for its end."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()
 
     def end(self) -> bool:
-        """Have it end, and wait for that; False in one of its own threads, which it waits for."""
+        """End the run and wait for its end; return False, without a wait, in a handler's thread."""
         self.interrupt()
         if threading.current_thread() in self._threads:
             return False
@@ -138,7 +139,7 @@ class PopRun:
         return True
 
     def _finish(self) -> None:
-        """What runs is waited for, and acknowledged; what was not begun is released."""
+        """Wait for active handlers and acknowledge their messages; release those not begun."""
         deadline = time.monotonic() + self._end_timeout_s
         with self._changed:
             self._ends = True
@@ -165,7 +166,7 @@ class PopRun:
             try:
                 self._consumer.release(unbegun)
             except CometError as error:
-                log.debug("some of %d messages come again later: %s", len(unbegun), error)
+                log.debug("some of %d messages are not released: %s", len(unbegun), error)
 
     # --- the threads ---
 
@@ -194,7 +195,7 @@ class PopRun:
                     self._changed.notify_all()
 
     def _work_through(self, seat: Seat, messages: deque[Message], done: list[Message]) -> None:
-        """Messages go to `done` as they are; those that are not begun stay."""
+        """Move handled messages from `messages` to `done`; those that are not begun stay."""
         while not self._ends and (message := first_of(messages)) is not None:
             if self._handle(seat, message):
                 done.append(message)
@@ -254,7 +255,7 @@ class PopRun:
 
 
 def first_of(batch: deque[Message]) -> Message | None:
-    """Take the first; None: there is none. Another thread may take them as well."""
+    """Remove and return the first message, or None. Another thread may remove some as well."""
     try:
         return batch.popleft()
     except IndexError:
@@ -262,7 +263,7 @@ def first_of(batch: deque[Message]) -> Message | None:
 
 
 def drained(batch: deque[Message]) -> list[Message]:
-    """Take all."""
+    """Remove and return all messages."""
     found = []
     while (message := first_of(batch)) is not None:
         found.append(message)

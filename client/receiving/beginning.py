@@ -1,8 +1,8 @@
-"""Where a group that is new begins in the queues of a topic, and that it does so at once.
+"""Initial offsets of a new group in the queues of a topic.
 
-A consumer that subscribes has each broker note it before `subscribe` returns: whatever is sent from
-then on is delivered. From then on the group is there, and gets all that comes to queues which the
-topic gets later.
+A consumer commits them at each broker before `subscribe` returns, so all later messages are
+delivered. From then on the group has progress in the topic, and reads queues that are added to it
+from their first message.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cometmq.protocol.positions import EARLIEST, LATEST
 log = logging.getLogger(__name__)
 
 ASK_S: Final = 3.0
-OTHERS_S: Final = 1.0  # for another member of a new group, which begins at its brokers just now
+OTHERS_S: Final = 1.0  # for another new member of the group, which sets its initial offsets
 
 
 def first_offsets(
     routes: Routes, ends: BrokerEndpoints, keys: Sequence[QueueKey], start: Position
 ) -> list[int]:
-    """Where that is in each of these queues; a number is a time, in milliseconds since 1970."""
+    """Return the offset of `start` in each queue; an int is a time in milliseconds since 1970."""
     if isinstance(start, datetime | int):
         at_ms = start if isinstance(start, int) else int(start.timestamp() * 1000)
         return offsets_at(routes, ends, keys, at_ms)
@@ -46,30 +46,30 @@ def first_offsets(
 
 
 class Beginning:
-    """Of a group. Threads may share it.
+    """Initial offsets of one group. Threads may share it.
 
     Args:
-        start: see Consumer; not "earliest", which needs none of this.
+        start: as of Consumer, except "earliest", which needs no initial offsets.
     """
 
     def __init__(self, routes: Routes, group: str, start: Position) -> None:
         self._routes = routes
         self._group = group
         self._start = start
-        self._starts: dict[str, Position] = {}  # by topic: at brokers that are met later
+        self._starts: dict[str, Position] = {}  # by topic: start at brokers that are found later
 
     def begin(self, route: TopicRoute, topic: str) -> None:
-        """At all brokers that answer; what is wrong with another one is seen when it is joined."""
-        # By this machine's clock; a broker that is away now takes no message either.
+        """Set initial offsets at all brokers that answer; joining the others shows their errors."""
+        # By this machine's clock. An unreachable broker stores no messages meanwhile.
         self._starts[topic] = _now_ms() if self._start == LATEST else self._start
         places = [(each.endpoints, _keys(topic, each.info.read_queues)) for each in
                   broker_routes(route)]  # fmt: skip
         is_known = self._look(places)
         if True in is_known.values() and False in is_known.values():
-            threading.Event().wait(OTHERS_S)  # unless it is another new member that is at it
+            threading.Event().wait(OTHERS_S)  # another new member may be setting them now
             is_known = self._look(places)
         start = self._start
-        if True in is_known.values():  # a broker that came later, to a group that was there
+        if True in is_known.values():  # the group exists; the other brokers were added later
             start = self._starts[topic] = EARLIEST
         for ends, keys in places:
             if is_known.get(ends.broker) is False:
@@ -79,8 +79,8 @@ class Beginning:
                     log.debug("group %s at broker %s: %s", self._group, ends.broker, error)
 
     def begin_late(self, ends: BrokerEndpoints, route: TopicRoute, topic: str) -> bool:
-        """At a broker that may not have answered then; False: it is too old to be asked. Raises
-        CometError."""
+        """Set initial offsets at a broker that may not have answered `begin`; return False if it is
+        too old to know BeginGroup. Raises CometError."""
         counts = [each.info.read_queues for each in broker_routes(route)
                   if each.endpoints.broker == ends.broker]  # fmt: skip
         keys = _keys(topic, max(counts, default=0))
@@ -94,7 +94,7 @@ class Beginning:
     def _look(
         self, places: Sequence[tuple[BrokerEndpoints, Sequence[QueueKey]]]
     ) -> dict[str, bool]:
-        """Whether the group has progress in the topic, by broker; not of those that are away."""
+        """Return by broker whether the group has progress; omit brokers that do not answer."""
         found = {}
         for ends, keys in places:
             command = FetchOffsets(self._group, list(keys))

@@ -32,7 +32,7 @@ UNCHECKED_RUN: Final = -1  # likewise, and what was read has been in doubt: no b
 
 
 class Seen(NamedTuple):
-    """The last message that was read of a queue."""
+    """Last message that was read from a queue."""
 
     queue_offset: int
     physical_offset: int

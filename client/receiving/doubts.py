@@ -1,4 +1,4 @@
-"""Whether a broker that is back still has what was read of it, and where to go on if it has not.
+"""Detection of lost messages: whether a broker still has those that were read from it.
 
 A store that was restored from an older backup, or that a power cut took the end of, gives the queue
 offsets of lost messages to new ones. So after a connection was lost, and where a queue ends below
@@ -36,23 +36,23 @@ from cometmq.shm.kernel._kernel import decode
 log = logging.getLogger(__name__)
 
 ASK_S: Final = 3.0
-AGAIN_S: Final = 0.2  # until a broker is asked again whether it has what was read
-ONE_BYTES: Final = 1  # a reader gives out one message, however large it is
+AGAIN_S: Final = 0.2  # between two checks of a broker
+ONE_BYTES: Final = 1  # a reader returns one message, whatever its size
 
 
 class Place(NamedTuple):
-    """Where a queue whose messages are lost goes on."""
+    """Offset at which a queue with lost messages resumes."""
 
     queue: Queue
     queue_offset: int
 
 
 class Settling:
-    """When a broker is asked, and by one thread at a time.
+    """Schedule of the checks of one broker; one thread checks at a time.
 
     Args:
-        wake: of the thread that calls `settle_due`.
-        settle: raises CometError while it is not known.
+        wake: condition of the thread that calls `settle_due`.
+        settle: checks the broker; raises CometError while the result is not known.
     """
 
     def __init__(self, wake: threading.Condition, settle: Callable[[], None]) -> None:
@@ -62,25 +62,25 @@ class Settling:
         self._lock = threading.Lock()
 
     def doubt(self) -> None:
-        """A queue may have lost what was read of it. From any thread."""
+        """Schedule a check: a queue may have lost messages. Any thread may call it."""
         with self._wake:
             self.due = min(self.due, time.monotonic())
             self._wake.notify()
 
     def settle(self) -> None:
-        """From any thread. Raises CometError."""
+        """Check now. Any thread may call it. Raises CometError."""
         with self._lock:
             self._settle()
 
     def settle_due(self) -> None:
-        """If it is time; and again later, while the broker does not say it."""
+        """Check if it is due; schedule another check while the result is not known."""
         if time.monotonic() < self.due:
             return
         self.due = math.inf
         try:
             self.settle()
         except CometError as error:
-            log.debug("it is not known whether what was read is lost: %s", error)
+            log.debug("cannot check yet whether messages that were read are lost: %s", error)
             self.due = time.monotonic() + AGAIN_S
 
 
@@ -91,14 +91,14 @@ def places_of(
     kept: Sequence[int],
     kept_ms: int = 0,
 ) -> list[Place]:
-    """Those of these queues that have lost messages which were read.
+    """Return where queues that have lost messages which were read resume; omit the others.
 
     Args:
         ends: the master.
-        kept: the progress that is kept of each now, where that goes back with the store; else -1.
-        kept_ms: when progress that does not go back with the store was kept; 0: not known.
+        kept: committed progress of each queue if a restored backup resets it too; else -1.
+        kept_ms: time of the last commit to a store that a backup does not reset; 0: not known.
 
-    Raises what the broker answers, NotConfirmed while it cannot show its last messages yet.
+    Raises the broker's errors, and NotConfirmed while its last messages are not readable yet.
     """
     keys = [QueueKey(queue.topic, queue.queue_id) for queue in queues]
     found = []
@@ -116,8 +116,8 @@ def places_of(
             low, high = reach.min_queue_offset, reach.max_queue_offset
             is_beyond = queue.next_offset > high
             log.warning(
-                "%s: offset %d is %s [%d, %d], going on at %d", queue, queue.next_offset,
-                "outside" if is_beyond else "of messages that the broker has lost; now there are",
+                "%s: offset %d is %s [%d, %d], resuming at %d", queue, queue.next_offset,
+                "outside" if is_beyond else "of messages that the broker has lost; it now has",
                 low, high, found[-1].queue_offset,
             )  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""When a member sends a JoinGroup, and when it gives one up."""
+"""Times at which a member sends a JoinGroup and gives up an unanswered one."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Final
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Pending
 
-LATE_S: Final = 5.0  # a heartbeat that is answered so late is given up
-CONNECT_S: Final = 1.0  # likewise one that waits for a connection; who is not there by then is away
+LATE_S: Final = 5.0  # extra time for the answer to a heartbeat, then it is given up
+CONNECT_S: Final = 1.0  # time limit of one that waits for a connection
 
 
 class News:
-    """Something has changed that the coordinator has to hear of, by a JoinGroup.
+    """Changes that the coordinator has to learn by a JoinGroup.
 
-    Each is work for it: a thousand topics that are subscribed to in a row share some. One that
-    overtakes another which is not answered yet waits a little, and longer each time.
+    Each JoinGroup is work for the coordinator, so a thousand subscriptions in a row share a few of
+    them. One that supersedes an unanswered one is delayed, for longer each time.
     """
 
     __slots__ = ("_overtaken", "waits")
 
     def __init__(self) -> None:
         self.waits = False
-        self._overtaken = 0  # in a row
+        self._overtaken = 0  # superseded requests in a row
 
     def due_at(self, sent_at: float) -> float:
-        """When it may be told, if the JoinGroup that was sent at that time is under way; never
-        where nothing waits. time.monotonic()"""
+        """Earliest time.monotonic() of the next JoinGroup while the one that was sent at `sent_at`
+        is unanswered; infinite if there are no changes."""
         return sent_at + pause_s(self._overtaken) if self.waits else math.inf
 
     def is_due(self, join: Pending | None, sent_at: float) -> bool:
@@ -44,7 +44,7 @@ class News:
 
 
 class UnderWay:
-    """The JoinGroup that is not answered yet."""
+    """The JoinGroup that is unanswered."""
 
     __slots__ = ("_until", "pending", "sent_at")
 
@@ -54,7 +54,7 @@ class UnderWay:
         self._until = 0.0
 
     def begin(self, wait_ms: int) -> None:
-        """One is sent now, which may be answered after that time; an earlier one is not heard."""
+        """Note that one is sent now, which is held for up to `wait_ms`; forget an earlier one."""
         if self.pending is not None:
             self.pending.channel.forget(self.pending)
         self.pending = None
@@ -63,16 +63,16 @@ class UnderWay:
 
     @property
     def given_up_at(self) -> float:
-        """When it is tried again: time.monotonic()."""
+        """Time at which it is sent again, by time.monotonic()."""
         if self.pending is None:
             return self.sent_at  # it could not be sent
         if not self.pending.handed_over:
-            # It never fails where nobody listens any more: it waits for a connection.
+            # Without a listener it does not fail, but waits for a connection.
             return self.sent_at + CONNECT_S
         return self._until
 
     def why_late(self) -> str:
-        """Why it is given up; "": it is not."""
+        """Return why it is given up; "" if it is not."""
         pending = self.pending
         if pending is None or pending.done or time.monotonic() <= self.given_up_at:
             return ""

@@ -44,14 +44,14 @@ class Kept(Protocol):
     """Where the progress is. Called by one thread at a time."""
 
     every_s: float  # how often it is kept at most
-    goes_back: bool  # with the broker's store, where that is restored from a backup
-    saved_ms: int  # since 1970: else, when it was kept last; 0: not known
+    goes_back: bool  # a backup of the broker's store resets it, too
+    saved_ms: int  # otherwise: time of the last save, since 1970; 0: not known
 
     def load(self, ends: BrokerEndpoints, keys: Sequence[QueueKey]) -> list[int]:
         """The offset of each; UNKNOWN where there is none."""
 
     def knows(self, ends: BrokerEndpoints, topic: str, count: int) -> bool:
-        """Whether there is progress in any of so many queues of a topic."""
+        """Return whether any of the first `count` queues of a topic has progress."""
 
     def save(self, ends: BrokerEndpoints, offsets: Sequence[QueueOffset]) -> None: ...
     def close(self) -> None: ...

@@ -20,7 +20,7 @@ from cometmq.shm.reading.local import MappedStore
 
 NEWS_MAX: Final = 256  # queues that are named at a look
 HOLD_MS: Final = 5_000  # a broker's answer to AttendQueues
-ANSWER_S: Final = 3.0  # an answer that comes so late is not waited for any more
+ANSWER_S: Final = 3.0  # extra time for an answer, then it is given up
 
 Answer = TypeVar("Answer", LocalStore, Attended)
 Outcome = LocalStore | Attended | CometError

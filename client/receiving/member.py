@@ -38,7 +38,7 @@ class Member:
 
     Args:
         name: in the group; "" = a unique one.
-        start: where a group that is new begins in the queues of a topic; see Consumer.
+        start: initial offsets of a new group in the queues of a topic; see Consumer.
         transport: "mapped": each broker's store has to be mapped; "zmq": nothing goes past ZeroMQ.
     """
 
@@ -192,12 +192,12 @@ class Member:
         for queue, queue_offset in places:
             try:
                 self._seek(place, [queue], [queue_offset])
-            except NotOwner as error:  # its share says so, too
+            except NotOwner as error:  # its next share removes the queue
                 log.debug("group %s: %s", self.group, error)
         self._owned.trust(doubts, kept)
 
     def doubt(self, broker: str) -> None:
-        """A queue of that broker may have lost what was read. Does not block."""
+        """Schedule a check of a broker that may have lost messages. Does not block."""
         place = self._places.get(broker)
         if place is not None:
             place.doubts.doubt()
@@ -225,15 +225,17 @@ class Member:
         begun: list[QueueOffset] = []
         if others and self._start != EARLIEST:
             others, begun = self._begin_late(place, others)
-        begun += self._begin(place, others + retries, EARLIEST)  # none of them may be missed
+        begun += self._begin(
+            place, others + retries, EARLIEST
+        )  # from the first message, so none is missed
         known = [each for each in offsets if each.queue_offset >= 0]
         self._owned.take_on(place.broker, place.replicas, known + begun, place.lease)
 
     def _begin_late(
         self, place: Membership, new: Sequence[QueueOffset]
     ) -> tuple[list[QueueOffset], list[QueueOffset]]:
-        """Those of these queues that are new to the group, which has begun in their topics, and
-        where it begins in the others: their broker was away, or is new."""
+        """Set initial offsets at a broker that was unreachable or is new. Return the queues that
+        got none, as the group has progress in their topics, and the offsets of the others."""
         ends = place.replicas.master
         for topic in sorted({each.topic for each in new}):
             route = self._routes.known(topic) or self._routes.topic(topic)

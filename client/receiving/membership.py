@@ -59,7 +59,7 @@ class Owner(Protocol):
     def accepted(self) -> None: ...
     def look_up_brokers(self) -> None: ...
     def settle(self, place: Membership) -> None:
-        """Raises CometError while it is not known whether the broker has what was read."""
+        """Check for lost messages; see `Member.settle`. Raises CometError while unknown."""
 
 
 class Membership:

@@ -171,7 +171,7 @@ class OwnedQueues:
         A queue that became doubtful once more after these doubts stays so.
 
         Args:
-            kept: what is committed of each now; -1: not known.
+            kept: committed offset of each queue now; -1: not known.
         """
         with self.lock:
             for (queue, number), offset in zip(doubts, kept, strict=True):

@@ -79,7 +79,7 @@ class Puller:
         self._pull_count = min(PULL_COUNT, prefetch_count)
         self._on_trouble = on_trouble
         self._on_doubt = on_doubt
-        self._doubted: set[str] = set()  # brokers that were away since a queue of theirs was read
+        self._doubted: set[str] = set()  # brokers that failed since one of their queues was read
         self._troubles = Troubles(is_steady)
         self._queues: set[Queue] = set()
         self._notes: deque[Queue] = deque()  # taken on, moved or dropped by another thread
@@ -371,7 +371,7 @@ class Puller:
             queue.next_offset = answer.next_queue_offset
 
     def _doubt(self, queues: Iterable[Queue]) -> None:
-        """Their broker may be another one, or not have any more what was read."""
+        """Mark queues whose broker may have lost messages that were read."""
         for queue in queues:
             for chunk in list(queue.chunks):
                 self.open(chunk)  # what it has was read, too

@@ -40,9 +40,9 @@ from cometmq.shm.os.processes import boot_id
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 10.0  # as long as RocketMQ's broker waits for the requester
-CONNECT_S: Final = 1.0  # a broker that is not there by then is looked for anew
-ROUTE_S: Final = 0.5  # how long the name server may take
-MOVED: Final = (NotMaster, NotConfirmed, NotReachable)  # the broker's master may be another one
+CONNECT_S: Final = 1.0  # then the broker's address is looked up again
+ROUTE_S: Final = 0.5  # time limit of the name server
+MOVED: Final = (NotMaster, NotConfirmed, NotReachable)  # the broker may have another master
 
 Body = bytes | bytearray | memoryview
 
@@ -60,11 +60,11 @@ class Replier:
         return Source(self, endpoints)
 
     def master_of(self, known: BrokerEndpoints) -> BrokerEndpoints:
-        """Where the name server says that this broker's master is; as known, if it does not."""
+        """Return this broker's master by the name server; `known` if it does not answer."""
         try:
             brokers = self._routes.brokers(ROUTE_S)
         except CometError as error:
-            log.debug("it is not known which brokers there are: %s", error)
+            log.debug("cannot list brokers: %s", error)
             brokers = []
         masters = [each for each in brokers if each.broker_id == MASTER]
         return next((each for each in masters if each.broker == known.broker), known)
@@ -75,7 +75,7 @@ class Replier:
 
 
 def _source(name: str) -> Source | Elsewhere:
-    """Of a message that was pickled."""
+    """Rebuild the origin of a pickled message."""
     return find(name, Source) or Elsewhere(_source, name)
 
 

@@ -46,7 +46,7 @@ class Stream:
             raise again(self._failure)
 
     def poll(self, max_count: int, timeout_s: float | None) -> list[Message]:
-        """See `Consumer.poll`. Where a signal's handler raises, nothing is taken any more."""
+        """Poll as `Consumer.poll` does. If a signal handler raises, no message is consumed."""
         abandoned = Abandoned()
         return call_uninterrupted(
             partial(self._poll, max_count, timeout_s, abandoned),
@@ -102,7 +102,7 @@ class Stream:
         """Messages one by one, until none came for so long; 0: never waits."""
         while (chunk := self._await_chunk(timeout_s)) is not None:
             messages = chunk.messages
-            while (position := chunk.position) < chunk.stop:  # a signal's handler may poll as well
+            while (position := chunk.position) < chunk.stop:  # a signal handler may poll as well
                 chunk.position = position + 1
                 message = messages[position]
                 yield message

@@ -71,7 +71,7 @@ class Unshared:
         self._presences: dict[str, Presence] = {}
         self._whole: set[str] = set()  # topics of which it has all queues
         self._told: Wanted = {}  # else: these
-        self._since: dict[str, Position] = {}  # by topic: where, at brokers that are met later
+        self._since: dict[str, Position] = {}  # by topic: start at brokers that are found later
         self._seen: set[tuple[str, str]] = set()  # topics at brokers, whose next queues are new
         self._wake = threading.Condition()
         self._stirred = False
@@ -146,7 +146,8 @@ class Unshared:
     # --- brokers and their queues ---
 
     def _meet_first(self, routes: Mapping[str, TopicRoute]) -> None:
-        """A broker that is away has what is sent from now on: it is away for producers, too."""
+        """Add the brokers of each topic. With "latest", a broker that is unreachable now starts at
+        the current time: producers cannot reach it either."""
         now = time.time_ns() // 1_000_000
         for topic, route in routes.items():
             self._since.pop(topic, None)
@@ -236,7 +237,7 @@ class Unshared:
         return presence is not None and presence.is_steady
 
     def doubt(self, broker: str) -> None:
-        """A queue of that broker may have lost what was read. Does not block."""
+        """Schedule a check of a broker that may have lost messages. Does not block."""
         self.reader_in_trouble()
 
     def reader_in_trouble(self) -> None:

@@ -146,7 +146,7 @@ class Accumulator:
         """Add a message to the open batch it belongs to, and its index there.
 
         Args:
-            lane: the queue that it is meant for, of its target; None: any.
+            lane: the queue that its target names; None: any.
             touched: gets the lane of a batch that had to be closed for it.
         """
         taking = lanes.free if lane is None else lane.open
@@ -282,7 +282,7 @@ class Accumulator:
 
 
 def _put(batch: Batch, target: Target, message: Outgoing) -> int:
-    """Its index in an open batch."""
+    """Add a message to an open batch; return its index there."""
     encoder = batch.encoder
     assert encoder is not None
     index = message.add_to(encoder)

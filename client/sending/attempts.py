@@ -196,13 +196,13 @@ def typed(error: Exception) -> CometError:
 
 
 def queue_is_refused(error: CometError) -> bool:
-    """Whether it is the queue that the broker takes nothing for."""
+    """Return whether the broker refused the queue: it is missing or not writable."""
     return isinstance(error, (QueueNotExist, NoPermission))
 
 
 def may_leave_queue(batch: Batch, error: CometError) -> bool:
-    """Whether the broker refused the queue and not the messages, which may go to another one. Of
-    those that are stored once by their keys it refuses messages for want of permission, too."""
+    """Return whether the broker refused the queue, and the messages may go to another one. For
+    messages with a dedup window NoPermission may refuse the messages themselves."""
     if batch.targets is None and not batch.free:
         return False
     return queue_is_refused(error) and not (batch.window_ms and isinstance(error, NoPermission))
@@ -215,9 +215,9 @@ class RetryPolicy:
     it NotConfirmed.
 
     Args:
-        timeout_s: how long a closed batch is tried before it fails; None: for as long as
-            COMETMQ_CLIENT_TIMEOUT says; without it for SEND_S, or for FAILOVER_S where its brokers
-            have replicas, of which another one may become the master.
+        timeout_s: how long a closed batch is tried before it fails. None: the value of
+            COMETMQ_CLIENT_TIMEOUT, else SEND_S, or FAILOVER_S if its brokers have replicas that
+            may become the master.
         attempts_max: how often it is sent at most; None: as often as the time allows.
     """
 
@@ -238,8 +238,8 @@ class RetryPolicy:
         batch.limit = batch.deadline + GRACE_S
 
     def allows(self, batch: Batch, error: CometError) -> bool:
-        """Whether there may be another attempt after this error. One that another queue has to be
-        chosen for is none of those that are counted."""
+        """Return whether there may be another attempt after this error. An attempt at another queue
+        does not count towards `attempts_max`."""
         if may_leave_queue(batch, error):
             return time.monotonic() < batch.deadline
         if batch.producer_group and batch.unconfirmed:

@@ -31,11 +31,11 @@ from cometmq.shm.kernel._kernel import Message, decode
 
 log = logging.getLogger(__name__)
 
-# Short beside the pause between two rounds of checks: while nobody knows that an answer is lost,
-# rounds pass by, and after transactionCheckMax of them a half message is given up.
+# Short compared with the pause between two rounds of checks: until the loss of an answer is
+# noticed, rounds pass, and after transactionCheckMax of them a half message is given up.
 WAIT_MS: Final = 5_000
-LATE_S: Final = 2.0  # an answer that comes so late is not waited for any more
-CONNECT_S: Final = 1.0  # the same of a connection
+LATE_S: Final = 2.0  # extra time for an answer, then it is given up
+CONNECT_S: Final = 1.0  # time limit of the connection
 LOOK_S: Final = 10.0  # for brokers that are new; sooner where one was lost
 ASK_S: Final = 3.0
 CLOSE_S: Final = 5.0  # for a checker that works

@@ -1,10 +1,10 @@
-"""Which queue a message goes to; and which one instead, once the broker has refused that.
+"""Choice of the queue for a message, and of another one if the broker has refused the first.
 
-A producer's route may be 30 s old, and its topic may have other queues meanwhile. A batch for a
-queue that is gone is divided by what its messages are meant for: those with an `ordering_key` go to
-the queues that their keys have by the new route, those for any queue to any, and those for a
-`queue_id` are refused if no broker has it. Nothing that came later to the queue overtakes them, nor
-does what is sent by the new route (`TopicLanes.must_wait`).
+A producer's route may be 30 s old, so its topic may have other queues by now. A batch for a queue
+that is gone is divided by the targets of its messages: those with an `ordering_key` go to the
+queues of their keys in the new route, those without a target to any queue, and those with a
+`queue_id` are refused if no broker has it. Later messages of the queue do not overtake them, and
+neither do messages that are sent by the new route (`TopicLanes.must_wait`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cometmq.protocol.errors import ArgumentIllegal, CometError, NoPermission, a
 
 
 def lane_for(lanes: TopicLanes, target: Target, key: str | None = None) -> Lane | None:
-    """The queue that a message is meant for; None = any. Raises ArgumentIllegal, NoPermission.
+    """Return the queue that a target names; None = any. Raises ArgumentIllegal, NoPermission.
 
     Args:
-        key: by which it is stored once: all messages of a key go to one broker.
+        key: dedup key of the message: all messages of a key go to one broker.
     """
     if key is not None and target.queue_id is None and target.ordering_key is None:
         target.broker = lanes.broker_for(key)
@@ -43,22 +43,22 @@ def lane_for(lanes: TopicLanes, target: Target, key: str | None = None) -> Lane 
 
 
 def check_served(lanes: TopicLanes, target: Target) -> None:
-    """Raise why no queue is there for it: ArgumentIllegal, NoPermission, NotMaster."""
+    """Raise ArgumentIllegal, NoPermission or NotMaster if there is no queue for a target."""
     lanes.writable()
     lane_for(lanes, target)
 
 
 def choose_again(lanes: TopicLanes, lane: Lane, batch: Batch, index: int) -> Lane | None:
-    """The queue for a message of a batch, by the newest route; None: there is none for it.
+    """Return the queue for a message of a batch by the newest route, or None.
 
     Args:
-        lane: the one that was refused.
+        lane: the queue that was refused.
     """
     try:
         if batch.targets is not None:
             return lane_for(lanes, batch.targets[index]) or lanes.next()
         if batch.free:
-            # What is stored once by its key belongs to one broker.
+            # All messages with one dedup key go to one broker.
             return (lanes.next_of(lane.broker) if batch.window_ms else None) or lanes.next()
     except CometError:
         pass
@@ -66,8 +66,8 @@ def choose_again(lanes: TopicLanes, lane: Lane, batch: Batch, index: int) -> Lan
 
 
 def lane_after(lanes: TopicLanes, lane: Lane, batch: Batch, error: CometError) -> Lane:
-    """The queue for the next attempt with a batch of one message, after that error. Raises it where
-    there is none. Under the producer's lock."""
+    """Return the queue for the next attempt with a batch of one message. Raises `error` if there
+    is none. The caller holds the producer's lock."""
     if not may_leave_queue(batch, error):
         return (lanes.elsewhere(lane.broker) if batch.may_go_elsewhere else None) or lane
     other: Lane | None = lane
@@ -79,15 +79,15 @@ def lane_after(lanes: TopicLanes, lane: Lane, batch: Batch, error: CometError) -
 
 
 def is_final(error: CometError) -> bool:
-    """Whether a queue that the newest route has as well refuses messages for good. That it is not
-    there is another matter: the broker, or the name server, has yet to hear of a change."""
+    """Return whether the error is final for a queue that the newest route has, too. QueueNotExist
+    is not: the broker or the name server does not know of a change yet."""
     return isinstance(error, NoPermission)
 
 
 def leave(lanes: TopicLanes, lane: Lane, window: Window) -> Expired:
-    """Have the batches of a refused queue go to others, if it is gone; those that cannot.
+    """Move the batches of a refused queue that is gone to others; return those without one.
 
-    Under the producer's lock.
+    The caller holds the producer's lock.
     """
     refusal = lane.error
     if refusal is None or not queue_is_refused(refusal) or not lane.waiting:
@@ -96,7 +96,7 @@ def leave(lanes: TopicLanes, lane: Lane, window: Window) -> Expired:
         first = lane.waiting[0]
         if not first.number or not is_final(refusal) or not may_leave_queue(first, refusal):
             return []
-        lane.waiting.popleft()  # the others have yet to be refused
+        lane.waiting.popleft()  # the broker has not refused the others yet
         window.settled(first, refusal)
         return [(first, refusal)]
     lane.failures, lane.error = 0, None

@@ -120,8 +120,8 @@ class Delivery:
             self.update(lanes.topic)
 
     def look_again(self, topic: str) -> TopicLanes:
-        """The lanes of a topic by a route that is fetched now, if a name server answers; not under
-        the lock."""
+        """Fetch the route of a topic, if a name server answers, and return the topic's lanes. The
+        caller does not hold the lock."""
         with suppress(NotReachable):
             self._routes.refresh(topic, self.policy.timeout_s)
         return self.update(topic)
@@ -138,7 +138,7 @@ class Delivery:
                 self._routes.commitlog(endpoint, f"broker {broker}").start_pump()
 
     def update(self, topic: str) -> TopicLanes:
-        """Bring the lanes up to the newest known route; not under the lock."""
+        """Update a topic's lanes to its newest known route. The caller does not hold the lock."""
         with self.lock:
             route = self._routes.known(topic)
             assert route is not None
@@ -150,7 +150,7 @@ class Delivery:
         return lanes
 
     def _take_over(self, lanes: TopicLanes, route: TopicRoute) -> list[Flight]:
-        """A newer route. What was put into queues by the older one takes no more messages."""
+        """Apply a newer route. Open batches that were assigned to queues by the older one close."""
         before = lanes.lanes, lanes.generation
         had_replicas = lanes.has_replicas
         lanes.update(route)
@@ -300,7 +300,7 @@ class Delivery:
             self.recovery.schedule(failed)
 
     def _let_go_on(self, lanes: list[Lane]) -> list[Lane]:
-        """These, and those whose batches may have waited for theirs."""
+        """Return these lanes and those whose batches may have waited for their batches."""
         topics = {lane.topic for lane in lanes if self.topics[lane.topic].is_changing}
         return lanes + [lane for topic in topics for lane in self.topics[topic].all()]
 
@@ -332,8 +332,8 @@ class Delivery:
         self.recovery.look_after(lanes)
 
     def resume(self, lanes: Iterable[Lane]) -> None:
-        """The recovery has done what it could: the lanes may be tried again, or are left for those
-        that their topics have now."""
+        """Resume lanes after a recovery: send again, or move their batches to the queues that their
+        topics have now."""
         lanes = list(lanes)
         refused: Expired = []
         with self.lock:
@@ -386,6 +386,6 @@ def _settle_all(refused: Expired) -> None:
 
 def _closed_error(batch: Batch) -> CometError:
     if batch.attempts:
-        text = "the producer was closed before the broker answered; it may be stored"
+        text = "the producer was closed before the broker answered; the message may be stored"
         return ClosedUnconfirmed(text)
-    return ClientClosed("the producer was closed before this was sent")
+    return ClientClosed("the producer was closed before the message was sent")

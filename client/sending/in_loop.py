@@ -31,7 +31,7 @@ class _One:
 
     def stored(self, batch: Batch) -> None:
         error = batch.error_of(self.index)
-        if error is not None:  # of its part of the batch
+        if error is not None:  # the error of its part of the batch
             self.failed(error)
         elif not self.future.done():  # else it was cancelled
             self.future.set_result(Receipt(batch, self.index))

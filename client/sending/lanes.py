@@ -79,7 +79,7 @@ class Lane:
         self.unsure = max(self.unsure, number)
 
     def line_up_older(self, batch: Batch) -> None:
-        """Before what was chosen by a newer route, and behind everything else."""
+        """Insert a batch before those with queues of a newer route, and behind all others."""
         for index, each in enumerate(self.waiting):
             if each.targets is not None and each.generation > batch.generation:
                 self.waiting.insert(index, batch)
@@ -106,10 +106,10 @@ class Lane:
 class TopicLanes:
     """All queues of a topic that may be written, broker by broker. Guarded by the lock as well.
 
-    Each change of these queues begins a new generation. By another route keys and ids may mean
-    other queues, so a batch that was put into a queue for its messages' sake (`Batch.targets`)
-    waits until those of older generations are answered: they may have to go to other queues yet,
-    and would be overtaken there.
+    Each change of these queues begins a new generation. By another route, keys and ids may select
+    other queues. So a batch whose messages name their queues (`Batch.targets`) waits until those of
+    older generations are answered: they may still have to move to other queues, where the newer
+    one would overtake them.
 
     Args:
         standing: brokers that it names are chosen when there are no others.
@@ -127,9 +127,9 @@ class TopicLanes:
         # brokers that have just begun, or a name server that has.
         self.has_replicas = False
         self.generation = 0
-        self.is_changing = False  # there may be batches of older generations
+        self.is_changing = False  # whether there may be batches of older generations
         self._brokers: list[str] = []
-        self._served: set[str] = set()  # brokers that have the topic, also to be read only
+        self._served: set[str] = set()  # brokers that have the topic, read-only ones included
         self.update(route)
         self._turn = random.randrange(len(self.lanes)) if self.lanes else 0
 
@@ -175,8 +175,8 @@ class TopicLanes:
         return names - {ends.broker for ends in found if ends.broker_id == MASTER}
 
     def must_wait(self, batch: Batch) -> bool:
-        """Whether older ones have to be answered first. Those for a broker that does not have the
-        topic any more do not come to another queue."""
+        """Return whether older batches have to be answered first. Batches for a broker that no
+        longer has the topic do not count: they do not move to another queue."""
         if not self.is_changing or batch.targets is None:
             return False
         oldest = min(
@@ -219,7 +219,7 @@ class TopicLanes:
     # --- choosing ---
 
     def serves(self, target: Target) -> bool:
-        """Whether there is a queue for what is meant for that, whatever its key."""
+        """Return whether there is a queue for a target, whatever its key."""
         if target.queue_id is None and target.broker is None:
             return bool(self.lanes)
         return any(

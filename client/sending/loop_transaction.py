@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHECK_S: Final = 30.0  # for one decision of a checker
+CHECK_S: Final = 30.0  # time limit of one decision of a checker
 
 Start = Callable[[Target, Outgoing], Awaitable[asyncio.Future[Receipt]]]
 
@@ -48,8 +48,9 @@ class LoopChecker:
             self._loop = asyncio.get_running_loop()
 
     def check(self, pending: PendingTransaction) -> object:
-        """What it decides. It is cancelled after `CHECK_S`, as nobody else is asked meanwhile; the
-        broker asks again in its next round. Raises what it raises, TimeoutError."""
+        """Return the checker's decision. Cancel it after `CHECK_S`, since no other transaction is
+        checked meanwhile; the broker asks again in its next round. Raises the checker's errors,
+        TimeoutError."""
         loop = self._loop
         if loop is None or loop.is_closed() or self._checker is None:
             return None
@@ -58,7 +59,7 @@ class LoopChecker:
             return deciding.result(CHECK_S)
         except TimeoutError:
             if deciding.done() and not deciding.cancelled():
-                raise  # it is the checker's own
+                raise  # raised by the checker
             deciding.cancel()
             raise TimeoutError(
                 f"the checker has not decided within {CHECK_S:g} s, or its event loop stands still"

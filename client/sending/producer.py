@@ -50,12 +50,12 @@ class Producer:
     sent again is not overtaken. Without key or queue, messages are spread over the queues, in
     turn, and have no order among each other. Those for later have none among the others.
 
-    **Queues that come and go.** When a topic has fewer queues than the producer knows of, the
-    broker refuses the others. The producer then fetches the route and chooses again: another queue
-    for messages without key or queue, the queue of the key by the new number for those with an
-    `ordering_key`, in the order in which they were sent. What a queue has already stays there. A
-    `queue_id` is refused only after the route has been fetched: by ArgumentIllegal, or by
-    QueueNotExist (a MessageIllegal) if the queue went while the message was on its way.
+    **Added and removed queues.** When a topic has fewer queues than the producer knows, the broker
+    refuses the others. The producer then fetches the route and chooses again: any queue for
+    messages without key or queue, and for those with an `ordering_key` the queue of the key by the
+    new number, in the order in which they were sent. Stored messages stay in their queues. A
+    `queue_id` is refused only after the route has been fetched: with ArgumentIllegal, or with
+    QueueNotExist (a MessageIllegal) if the queue was removed while the message was in flight.
 
     **Once.** When the connection breaks or an answer is lost, the batch is sent again to the same
     queue, and the broker looks there for what it has stored of it already: no message stands in a
@@ -79,8 +79,8 @@ class Producer:
         batch_bytes: a batch leaves when the next message would take it over this.
         batch_count: a batch leaves when it has so many messages.
         timeout_s: from the moment a batch leaves, retries included, until its error. None: 3 s, or
-            15 s where a topic's brokers have replicas, which rides out a fail-over; seconds in the
-            environment variable COMETMQ_CLIENT_TIMEOUT replace both.
+            15 s if a topic's brokers have replicas, which is enough for a fail-over; the
+            environment variable COMETMQ_CLIENT_TIMEOUT (seconds) replaces both.
         retry_max: further attempts for a batch; None = as many as fit into `timeout_s`.
         max_in_flight_bytes: sent and unanswered; with more, sending waits. Open batches come extra.
         max_message_bytes: a larger body is refused at once. The broker has a limit of its own.
@@ -222,9 +222,9 @@ class Producer:
             topic: created with the broker's defaults if it is new and the broker allows that.
             body: bytes-like, not empty.
             tags: the one tag that consumers may select by.
-            keys: to find the message by later: a text, whose words are one key each, or several
-                texts, which are one key each and have no spaces.
-            properties: text by name. One without a value is left out: RocketMQ's format has none.
+            keys: words to find the message by later: one text with keys separated by spaces, or
+                several texts without spaces, each of which is one key.
+            properties: text by name. Empty values are omitted: RocketMQ's format has none.
             ordering_key: messages of one key go to one queue, by RocketMQ's hash of the key.
             queue_id: that queue; of several brokers the first by name that has it.
             flag: a number of 32 bits, carried through.

@@ -120,10 +120,10 @@ class Batch:
         self.sys_flag = sys_flag or 0  # of all its messages: how their bodies are compressed
         self.free = False  # any queue of the topic will do
         self.lane: Any = None  # else: the Lane that it is meant for; lanes know batches
-        # Else what each message is meant for, by which another queue is chosen if that one is
-        # refused; None: no other one can be.
+        # Otherwise the target of each message, by which another queue is chosen if this one is
+        # refused; None: there is no other choice.
         self.targets: list[Target] | None = None
-        self.generation = 0  # of the queues that it was chosen from; see TopicLanes
+        self.generation = 0  # of the queues that its queue was chosen from; see TopicLanes
         # By message: the batch that has it now, and its index there. None: this one.
         self.parts: list[tuple[Batch, int]] | None = None
         self.due = 0.0  # when it must leave at the latest; time.monotonic()
@@ -188,21 +188,21 @@ class Batch:
                 log.exception("what was to be done with an answer of topic %s failed", self.topic)
 
     def queue_is_refused(self) -> None:
-        """The broker has looked for it, has none of it, and stores no earlier attempt of it. That
-        attempt does not count."""
+        """Note that the broker refused the queue. It has stored no earlier attempt and will store
+        none, and the refused attempt does not count."""
         self.attempts -= 1
         self.unconfirmed = False
         self.repeats_ms = self.after = -1
 
     def divide(self, groups: Sequence[Sequence[int]]) -> list[Batch]:
-        """A batch for each of these groups of its messages. It is settled once they all are, and
-        each of its messages has the outcome of its part."""
+        """Return a batch for each group of its messages. This batch is settled once all parts are,
+        and each message has the outcome of its part."""
         assert self.targets is not None, "it was meant for queues"
         self.parts = [(self, index) for index in range(self.count)]
         answers = itertools.count(1)
 
         def settled(_part: Batch) -> None:
-            if next(answers) == len(groups):  # which is one step, whichever threads they are
+            if next(answers) == len(groups):  # atomic, whichever threads settle the parts
                 self._let_go_of_body()
                 self._finish()
 
@@ -230,11 +230,11 @@ class Batch:
         return found
 
     def where(self, index: int) -> tuple[Batch, int]:
-        """The batch that has that message now, and its index there; once it is settled."""
+        """Return the batch that now has a message, and its index there. For settled batches."""
         return self.parts[index] if self.parts is not None else (self, index)
 
     def error_of(self, index: int) -> CometError | None:
-        """What that message failed of; once it is settled."""
+        """Return the error of a message, or None. For settled batches."""
         return self.where(index)[0].error
 
     def _let_go_of_body(self) -> None:
@@ -301,7 +301,7 @@ class Batch:
         return copy_at(copies, index) if copies else None
 
     def msg_id_of(self, index: int) -> str:
-        """Of the message that is stored: that one, or an earlier one with its key."""
+        """Return the id of the stored message: this one, or an earlier one with its key."""
         if self.window_ms:
             self.wait_settled()
             part, place = self.where(index)
@@ -313,7 +313,7 @@ class Batch:
         return self.id_of(index)
 
     def due_ms_of(self, index: int) -> int | None:
-        """When it is delivered; None: it was sent without a time, or that is not known."""
+        """Return the delivery time of a message; None: sent without a time, or not known."""
         answer = self.answer()
         if self.delay_level != TIMED:
             return None
@@ -323,7 +323,7 @@ class Batch:
         return _kernel.element_due_ms(self.body, index, answer.timed_ms)
 
     def settled(self) -> list[Settled]:
-        """Return what receipts say of it, in the order of its messages; waits for the answer."""
+        """Return the answer as values for receipts, in the order of messages. Waits for it."""
         self.wait_settled()
         every = range(self.count)
         if self.parts is not None:
@@ -357,13 +357,13 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     _index: int
 
     def _where(self) -> tuple[Batch | Settled, int]:
-        """Its batch, and its index there; waits for the answer."""
+        """Return the batch that has the message and its index there. Waits for the answer."""
         batch: Batch | Settled = self._batch
         batch.wait_settled()
         return batch.where(self._index)
 
     def answer(self) -> tuple[SectionResult, int]:
-        """What was said of its batch, and its index there. Waits for it, raises its error."""
+        """Return the answer of its batch and its index there. Waits for it, raises its error."""
         batch, index = self._where()
         return batch.answer(), index
 
@@ -431,9 +431,8 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
 
     @property
     def due_ms(self) -> int | None:
-        """When it is delivered, in ms since 1970; None: it was sent without a time, or an older
-        broker does not say from when its `deliver_after` counts, since it was stored by an attempt
-        whose answer was lost."""
+        """Delivery time, in ms since 1970. None: it was sent without a time, or with
+        `deliver_after` to an older broker, which does not report the time after a lost answer."""
         batch, index = self._where()
         return batch.due_ms_of(index)
 
@@ -460,11 +459,11 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As a value: with the answer, which is waited for, or with its error."""
+        """Pickle as a value, with the answer or its error. Waits for it."""
         return _receipt, (self.alone(),)
 
     def alone(self) -> Settled:
-        """Return the answer to this message as that of a batch of its own; waits for it."""
+        """Return the answer to this message as a batch of its own. Waits for it."""
         batch, index = self._where()
         if batch.error is not None:
             return Settled(self.topic, (self._batch.id_of(self._index),), error=again(batch.error))
@@ -499,7 +498,7 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
 
 
 def _receipt(batch: Settled) -> Receipt:
-    """A receipt that was pickled. Raises ArgumentIllegal for what is none."""
+    """Rebuild a pickled receipt. Raises ArgumentIllegal for other values."""
     if type(batch) is not Settled or batch.count != 1:
         raise ArgumentIllegal("a receipt is of one message whose batch was answered")
     return Receipt(batch, 0)
@@ -541,7 +540,7 @@ class Receipts(Sequence[Receipt]):
                 yield Receipt(batch, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As values: with the answers, which are waited for, or with their errors."""
+        """Pickle as values, with the answers or their errors. Waits for them."""
         return _receipts, ([each for batch in self._batches for each in batch.settled()],)
 
     def __copy__(self) -> Receipts:
@@ -555,7 +554,7 @@ class Receipts(Sequence[Receipt]):
 
 
 def _receipts(batches: list[Settled]) -> Receipts:
-    """Receipts that were pickled. Raises ArgumentIllegal for what are none."""
+    """Rebuild pickled receipts. Raises ArgumentIllegal for other values."""
     if not all(type(batch) is Settled for batch in batches):
         raise ArgumentIllegal("receipts are of batches that were answered")
     return Receipts(batches)

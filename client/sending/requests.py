@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 10_000
-LATE_S: Final = 3.0  # an answer that comes so late is not waited for any more
-CONNECT_S: Final = 1.0  # the same of a connection
+LATE_S: Final = 3.0  # extra time for an answer, then it is given up
+CONNECT_S: Final = 1.0  # time limit of the connection
 ASK_S: Final = 3.0
-ROUTE_S: Final = 0.5  # how long the name server may take
+ROUTE_S: Final = 0.5  # time limit of the name server
 LEAVE_S: Final = 1.0
 SECRET_BYTES: Final = 24
 ID_BYTES: Final = 16  # of the system's random numbers: nobody guesses a correlation id
@@ -132,7 +132,7 @@ class Asking(msgspec.Struct, gc=False):
 
 
 class _Post:
-    """Where replies come from: the master of one broker."""
+    """Source of replies: the master of one broker."""
 
     __slots__ = ("broker", "by_line", "endpoint", "failures", "mailbox", "received", "topic")
 
@@ -162,7 +162,7 @@ class Requests:
         self._process = own_process()
         self._asked: dict[str, Asking] = {}  # by correlation id
         self._opened: dict[str, object] = {}  # topic -> the route for which everything is open
-        self._posts: dict[str, _Post] = {}  # by the broker's name
+        self._posts: dict[str, _Post] = {}  # by broker name
         self._lock = threading.Lock()  # guards which posts there are
         self._closed = False
 
@@ -256,7 +256,7 @@ class Requests:
         """See `AsyncProducer.request`.
 
         Args:
-            prepare: does what could block of a target, within so many seconds.
+            prepare: does for a target what could block, within that many seconds.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
@@ -296,8 +296,8 @@ class Requests:
     def open(self, topic: str, timeout_s: float) -> None:
         """Wait for replies at the masters of all brokers of that topic.
 
-        Where one of them cannot be asked, or is no master any more, it is tried again for as long
-        as there is time: a group may be electing. Raises why it could not in the end.
+        A broker that cannot be reached, or is no longer the master, is tried again until the time
+        is over: its group may be electing. Raises the last error.
         """
         deadline = time.monotonic() + timeout_s
         failures = 0
@@ -320,7 +320,7 @@ class Requests:
         route = self._routes.topic(topic)
         masters = [each.endpoints for each in route.brokers if each.endpoints.broker_id == MASTER]
         if not masters:
-            raise NotMaster(f"topic {topic}: no master is known just now that replies come from")
+            raise NotMaster(f"topic {topic}: no master is known now that could deliver replies")
         refusal: CometError | None = None
         for master in masters:
             with self._lock:
@@ -338,8 +338,8 @@ class Requests:
         self._opened[topic] = route
 
     def _open_at(self, master: BrokerEndpoints, timeout_s: float) -> None:
-        """From now on replies are waited for there, and not where the broker had its master
-        before. Raises what was answered."""
+        """Wait for replies at this master from now on, instead of at the broker's previous one.
+        Raises the master's errors."""
         post = _Post(master)
         self._routes.ask(master.coordinator, EnsureTopic(post.topic), TopicRoute, timeout_s)
         self._routes.commitlog(post.endpoint, post.name)
@@ -358,7 +358,7 @@ class Requests:
         )
 
     def _is_over(self, post: _Post) -> bool:
-        """Whether replies are not waited for there any more."""
+        """Return whether the producer no longer waits for replies there."""
         return self._closed or self._posts.get(post.broker) is not post
 
     def _poll(self, post: _Post) -> None:
@@ -423,7 +423,7 @@ class Requests:
         return news
 
     def _again(self, post: _Post, error: CometError) -> None:
-        """Wait for replies again in a moment, where the broker has its master then."""
+        """Wait for replies again after a pause, at the broker's master of that time."""
         if self._is_over(post):
             return
         post.failures += 1
@@ -436,13 +436,13 @@ class Requests:
         timer.start()
 
     def _look_for_master(self, post: _Post) -> None:
-        """In a thread of its own."""
+        """Find the broker's master and wait for replies there. Runs in a thread of its own."""
         if self._is_over(post):
             return
         try:
             brokers = self._routes.brokers(ROUTE_S)
         except CometError as error:
-            log.debug("it is not known which brokers there are: %s", error)
+            log.debug("cannot list brokers: %s", error)
             brokers = []
         masters = [each for each in brokers if each.broker_id == MASTER]
         master = next((each for each in masters if each.broker == post.broker), None)
@@ -460,7 +460,7 @@ class Requests:
         self._poll(post)
 
     def _serving(self) -> set[str]:
-        """The brokers that serve a topic of which there were requests."""
+        """Return the brokers that serve any topic with requests."""
         routes = [self._routes.known(topic) for topic in list(self._opened)]
         return {each.endpoints.broker for route in routes if route for each in route.brokers}
 

@@ -124,8 +124,8 @@ class Sender:
         return lanes is not None and lanes.serves(target)
 
     def learn(self, target: Target) -> TopicLanes:
-        """The lanes of its topic; asks for the route if need be, once more where the known one has
-        no queue for it. Raises as `Producer.send` does."""
+        """Return the lanes of a target's topic. Fetch the route if it is unknown or has no queue
+        for the target. Raises the errors of `Producer.send`."""
         if target.topic not in self._topics:
             check_writable_topic(target.topic)
             self._check_fork()

@@ -1,4 +1,4 @@
-"""Receipts as values: what they say once the broker has answered, without what they waited with."""
+"""Receipts as values: the answer alone, without the batch that waited for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cometmq.protocol.errors import ArgumentIllegal, CometError, again
 
 
 def copy_at(copies: list[Copy], index: int) -> Copy | None:
-    """Where the first message with that one's key lies, if it was not stored itself."""
+    """Return the place of the first message with the same key, if this one was not stored."""
     place = bisect_left(copies, index, key=index_of)
     return copies[place] if place < len(copies) and copies[place].index == index else None
 
@@ -22,9 +22,9 @@ def index_of(copy: Copy) -> int:
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """A batch that was answered, as copied and pickled receipts look at it; see receipt.Batch.
+    """An answered batch, as copied and pickled receipts use it; see receipt.Batch.
 
-    Raises ArgumentIllegal for what no batch can be.
+    Raises ArgumentIllegal for values that no batch can have.
     """
 
     topic: str
@@ -34,7 +34,7 @@ class Settled(msgspec.Struct, frozen=True):
     store_timestamp_ms: int = 0
     result: SectionResult | None = None
     error: CometError | None = None  # in place of the result
-    due: tuple[int | None, ...] = ()  # of each message, if they were sent with a time
+    due: tuple[int | None, ...] = ()  # delivery times, if the messages have any
 
     def __post_init__(self) -> None:
         texts = (self.topic, self.broker, *self.ids)
@@ -60,13 +60,13 @@ class Settled(msgspec.Struct, frozen=True):
         return True
 
     def wait_settled(self) -> None:
-        """It is."""
+        """Return at once: the batch is settled."""
 
     def settled(self) -> list[Settled]:
         return [self]
 
     def where(self, index: int) -> tuple[Settled, int]:
-        """See receipt.Batch."""
+        """Return the batch that has a message, and its index there."""
         return self, index
 
     def error_of(self, _index: int) -> CometError | None:

@@ -71,10 +71,10 @@ class SinkLine:
         self.ask(DropStages(self.sink, epoch, list(stages)), Done)
 
     def queues(self, topic: str, *, anew: bool = False) -> list[int]:
-        """The ids of the queues that this broker has; a new topic is made, as for a producer.
+        """Return the ids of this broker's queues; a new topic is created, as for a producer.
 
         Args:
-            anew: the route is fetched now.
+            anew: True: fetch the route now.
 
         Raises NoPermission, TopicNotExist.
         """
@@ -165,7 +165,7 @@ class StageWriter:
         self.stage = stage
         self.batches = 0
         self._queues: dict[str, list[int]] = {}
-        self._any = dict(self._queues)  # those there are now, for what any queue will do for
+        self._any = dict(self._queues)  # newest queues, for bodies that may go to any
         self._turn = random.randrange(1 << 16)
         self._born_host = ""
 
@@ -176,7 +176,7 @@ class StageWriter:
         return self._queues[topic]
 
     def send(self, topic: str, place: int | None, body: bytes, count: int) -> None:
-        """As `BodySender.send`. Of a place, the queue is that of `queues` as it was told."""
+        """Stage as `BodySender.send` does. `place` is an index into the first `queues` answer."""
         if place is not None:
             self._stage(topic, self._queues[topic][place], body, count)
             return

@@ -74,7 +74,7 @@ class Window:
             self._first_error = error
 
     def divided(self, batch: Batch, parts: Iterable[Batch]) -> None:
-        """These stand in its place."""
+        """Replace a batch by its parts."""
         self.unsettled.pop(batch, None)
         self.in_flight_bytes -= len(batch.body)
         for part in parts:

@@ -358,7 +358,7 @@ def test_an_offset_that_is_gone(broker: Handle, caplog: pytest.LogCaptureFixture
         take(consumer, 30)
         producer.send("t", b"new", queue_id=0)
         assert [each.body for each in take(consumer, 1)] == [b"new"]
-    assert "offset 500 is outside [0, 10], going on at 10" in caplog.text
+    assert "offset 500 is outside [0, 10], resuming at 10" in caplog.text
 
 
 @pytest.mark.parametrize("position", ["body", "size"])
