@@ -1,4 +1,4 @@
-"""How long a client waits for an answer where its caller names no time."""
+"""Default time limit of a client's requests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 from cometmq.protocol.errors import ConfigError
 
 TIMEOUT_S: Final = 3.0
-#: In the environment: seconds that replace the defaults of Producer, Admin and single requests.
+#: Environment variable: seconds that replace the defaults of Producer, Admin and single requests.
 TIMEOUT_VARIABLE: Final = "COMETMQ_CLIENT_TIMEOUT"
 
 
 def configured_timeout_s() -> float | None:
-    """Seconds that the environment names; None: it names none.
+    """Return the seconds that the environment variable sets, or None if it is not set.
 
     Raises:
-        ConfigError: it is not a number above 0.
+        ConfigError: its value is not a finite number above 0.
     """
     text = os.environ.get(TIMEOUT_VARIABLE)
     if text is None:
@@ -32,6 +32,6 @@ def configured_timeout_s() -> float | None:
 
 
 def default_timeout_s() -> float:
-    """Seconds for one answer: of the environment, or 3."""
+    """Return the seconds for one answer: those of the environment variable, or 3."""
     seconds = configured_timeout_s()
     return TIMEOUT_S if seconds is None else seconds

@@ -36,13 +36,14 @@ class TopicConfig(Bean, frozen=True, kw_only=True, gc=False):
     attributes: dict[str, str] = {}  # such as message.type: FIFO; without the command line's "+"
 
 
-#: Attributes of a topic by which RocketMQ keeps it in another way, and the values of a plain topic.
+#: Attributes of a topic that select another storage in RocketMQ, and their plain values.
 PLAIN_ATTRIBUTES: Final = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
 
 
 def why_not_served(config: TopicConfig) -> str:
-    """Which attribute says that a topic's queues are not plain ones, such as `queue.type=BatchCQ`;
-    empty for a topic that can be served. A `+` in front, as of an admin command, says the same."""
+    """Return the attribute that makes a topic's queues other than plain ones, such as
+    `queue.type=BatchCQ`; empty for a topic that can be served. A leading `+`, as in admin commands,
+    is ignored."""
     for name, value in config.attributes.items():
         plain = PLAIN_ATTRIBUTES.get(name.removeprefix("+"))
         if plain is not None and value.casefold() != plain.casefold():

@@ -5,7 +5,7 @@ CometError
 │   ├── MessageIllegal         a message that no store will ever take
 │   │   ├── MessageTooLarge    size: body, record or properties
 │   │   ├── NameIllegal        name: topic or group
-│   │   └── QueueNotExist      the topic does not have that queue, or no longer
+│   │   └── QueueNotExist      the topic does not have that queue
 │   ├── TopicNotExist
 │   ├── TopicExists            with other settings than asked for
 │   ├── TooManyTopics          maxTopics
@@ -22,7 +22,7 @@ CometError
 │   │   ├── DiskFull           disk: over the mark, or no room for the next segment
 │   │   └── ShuttingDown       shutdown: the broker is stopping
 │   ├── SubscriptionIllegal
-│   │   ├── FilterIllegal      an SQL92 expression that cannot be read
+│   │   ├── FilterIllegal      an SQL92 expression with a syntax error
 │   │   └── SubscriptionsDiffer  from those of other members, in a group that refuses it
 │   ├── FiltersOff             enablePropertyFilter is false
 │   ├── OffsetIllegal
@@ -34,8 +34,8 @@ CometError
 │   ├── Overtaken              a later message of the same producer came to that queue before
 │   ├── ProducerFenced         a newer process has the same producer_id
 │   ├── ProducerUnknown        the broker does not know that producer_id any more
-│   ├── HandleUnknown          nothing is popped under that handle any more
-│   ├── TooLate                it is delivered, or about to be: it cannot be recalled
+│   ├── HandleUnknown          no messages are popped under that handle now
+│   ├── TooLate                the message is delivered, or about to be: no recall
 │   ├── NotOwner               the queue belongs to another member of the group now
 │   └── BadRequest             a frame or command that cannot be understood
 │       ├── UnknownCommand
@@ -47,7 +47,7 @@ CometError
 ├── RequestTimeout             no reply came within the request's time
 ├── NotReachable               nobody answers at that address
 ├── ClientClosed               the client was closed, before the call or during it
-│   └── ClosedUnconfirmed      and the broker may have taken it; also NotConfirmed
+│   └── ClosedUnconfirmed      the broker may have carried it out; also NotConfirmed
 ├── NotMapped                  transport="mapped", and the broker's store cannot be read from here
 ├── NotLocal                   transport="local", and the broker has no line for this process
 ├── MonkeyPatched              gevent or eventlet has replaced Python's threads and sockets
@@ -110,9 +110,9 @@ class NameIllegal(MessageIllegal):
 
 
 class QueueNotExist(MessageIllegal):
-    """The topic does not have that queue, or no longer. The text names both.
+    """The topic does not have that queue (any more). The text names both.
 
-    A producer that chose the queue itself fetches the route and chooses again.
+    A producer that chose the queue by itself fetches the route and chooses again.
     """
 
     code = 9053
@@ -385,15 +385,15 @@ class NotReachable(CometError):
 
 
 class ClientClosed(CometError, RuntimeError):
-    """A method of a client that was closed, or that another thread closes meanwhile. Nothing that
-    was to be stored is; else it is ClosedUnconfirmed. It is also a RuntimeError."""
+    """A client's method was called after `close`, or during a `close` in another thread. Nothing
+    was stored; otherwise the error is ClosedUnconfirmed. It is also a RuntimeError."""
 
     code = 9035
 
 
 class ClosedUnconfirmed(ClientClosed, NotConfirmed):
-    """The client was closed before the broker answered: what it was asked for may be done, and a
-    message may be stored."""
+    """The client was closed before the broker answered: the request may have been carried out, and
+    a message may be stored."""
 
     code = 9036
     retriable = False
@@ -418,9 +418,9 @@ class NotLocal(CometError):
 
 
 class MonkeyPatched(CometError, RuntimeError):
-    """A client or a Broker in a process in which gevent or eventlet has replaced threads, locks,
-    sockets or `select`. Clients wait in native code, where no greenlet gives way: answers
-    would not be heard. The text names what is replaced, and what to do."""
+    """gevent or eventlet has replaced threads, locks, sockets or `select` of this process. Clients
+    and Brokers wait in native code, where greenlets do not switch, so they would not receive
+    answers. The text names the replaced modules and what to do."""
 
     code = 9037
 

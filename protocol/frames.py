@@ -44,7 +44,7 @@ _decode_elements: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _read_head: Final = HEAD.unpack_from
 _HEAD_BYTES: Final = HEAD.size
 _type_info: Final = cache(msgspec.inspect.type_info)
-# An answer to a command whose number is not known there; the text is part of the protocol.
+# Answer of a broker that does not know a command's number; the text is part of the protocol.
 _UNKNOWN: Final = re.compile(r"not a command: Invalid value (\d+)( - at `\$\[0\]`)?")
 _STEP: Final = re.compile(r"\[(\d+|\.\.\.)\]")  # of a path such as $[1][0][2]
 
@@ -199,12 +199,12 @@ def raise_if_failed(answer: Command) -> Command:
 
 
 def _of_older(tag: int) -> UnknownCommand:
-    """What a broker means that cannot read a command, since it came with a later release."""
+    """Return the error for a command that an older broker does not know."""
     kind = BY_TAG.get(tag)
     what, since = f"command {tag}", "a later release"
     if kind is not None:
         what, since = kind.__name__, getattr(kind, "new_in", "") or since
     return UnknownCommand(
-        f"the broker does not know {what}, which is new in {since}: it is older than this client: "
+        f"the broker does not know {what}, which is new in {since}: it is older than this client; "
         "upgrade the broker first"
     )

@@ -154,7 +154,7 @@ class MessagesPopped(Change, frozen=True, tag=16, gc=False):
     end: int
     handle: int
     until_ms: int  # since 1970
-    attempt: str = ""  # the consumer's name for its question
+    attempt: str = ""  # the consumer's name for its request
 
 
 class PopsAcked(Change, frozen=True, tag=17, gc=False):
@@ -216,8 +216,8 @@ class QueueTaken(Change, frozen=True, tag=22, gc=False):
 
 
 class PopsReleased(Change, frozen=True, tag=23, gc=False):
-    """Of the messages [first, end) of the queue, those that are out under that handle are free
-    again: no handler has begun with them."""
+    """Messages in [first, end) of the queue that were popped under that handle are released: no
+    handler has begun with them."""
 
     group: str
     topic: str

@@ -115,20 +115,20 @@ def check_tag(tag: str) -> None:
 
 
 def joined_keys(keys: Iterable[str]) -> str:
-    """Several keys as a message holds them, separated by spaces.
+    """Return several keys as a message holds them, separated by spaces.
 
-    Raises ArgumentIllegal for one that nobody could find: with a space in it, or empty.
+    Raises ArgumentIllegal for a key that no query could find: an empty one, or one with a space.
     """
     each_of_them = list(keys)
     for key in each_of_them:
         if not isinstance(key, str):
-            raise ArgumentIllegal(f"keys is several, each text: {type(key).__name__} is none")
+            raise ArgumentIllegal(f"keys has a {type(key).__name__}: each key must be a str")
         check_search_key(key)
     return KEY_SEPARATOR.join(each_of_them)
 
 
 def check_search_key(key: str) -> None:
-    """Raise ArgumentIllegal for what cannot be one key of a message."""
+    """Raise ArgumentIllegal for a text that cannot be one key of a message."""
     if not key or KEY_SEPARATOR in key:
         what = "is empty" if not key else "has a space, which separates keys"
         raise ArgumentIllegal(
@@ -138,12 +138,12 @@ def check_search_key(key: str) -> None:
 
 
 def pop_retry_topic(group: str, topic: str, sign: str = POP_RETRY_SIGNS[0]) -> str:
-    """Return where messages of this topic are kept that come again to a group without queues.
+    """Return the retry topic of a group without queues for messages of this topic.
 
     Args:
-        sign: that stands between the two. `_` is what RocketMQ's brokers read by default
-            (KeyBuilder.buildPopRetryTopicV1). With `+` (V2, read with enableRetryTopicV2) no other
-            group's can be called so.
+        sign: separator of group and topic. RocketMQ's brokers read `_` by default
+            (KeyBuilder.buildPopRetryTopicV1). With `+` (V2, read with enableRetryTopicV2) the name
+            cannot be that of another group's retry topic.
     """
     name = f"{RETRY_PREFIX}{group}{sign}{topic}"
     return name if len(name) <= LONG_TOPIC_MAX else RETRY_PREFIX + group
@@ -169,17 +169,17 @@ def check_topic(topic: str) -> None:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Return whether the broker alone writes and changes the topic, as RocketMQ's brokers do."""
+    """Return whether only the broker may write or change the topic, as in RocketMQ."""
     return topic in _INTERNAL_TOPICS or topic.startswith(_INTERNAL_TOPIC_PREFIXES)
 
 
 def is_internal_group(group: str) -> bool:
-    """Return whether the group is the broker's own, or of RocketMQ's tools."""
+    """Return whether the group is the broker's own, or one of RocketMQ's tools."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIXES)
 
 
 def refuse_internal_topic(topic: str) -> None:
-    """Raise NameIllegal if a client may not send to the topic, make it or change it."""
+    """Raise NameIllegal if a client may not send to the topic, create it or change it."""
     if is_internal_topic(topic):
         raise NameIllegal(
             f"topic {topic[:LONG_TOPIC_MAX]} is the broker's own: clients cannot write or change it"
@@ -189,7 +189,7 @@ def refuse_internal_topic(topic: str) -> None:
 def refuse_hidden_topic(topic: str) -> None:
     """Raise NameIllegal if no client may read the topic of that name."""
     if topic in HIDDEN_TOPICS:
-        raise NameIllegal(f"topic {topic} is the broker's own, and nobody else reads it")
+        raise NameIllegal(f"topic {topic} is the broker's own: clients cannot read it")
 
 
 def refuse_internal_group(group: str) -> None:

@@ -62,8 +62,8 @@ class Take(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return msgspec.structs.replace(self, out_end=offset + 1, back_ms=0)
 
     def released(self, offset: int) -> Take:
-        """That message and those behind it are not out any more, and this time does not count for
-        them. After a message that was given back the queue still waits for it."""
+        """Release the message at `offset` and those behind it, without counting an attempt. A queue
+        with a message that was given back still waits for that one."""
         if offset >= self.held_end:
             return self
         return msgspec.structs.replace(self, out_end=offset + bool(self.back_ms))

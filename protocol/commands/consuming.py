@@ -32,13 +32,13 @@ class GivenBack(Part, frozen=True):
 
 
 class GiveBackMessages(Command, frozen=True, tag=100):
-    """Client to coordinator: have them delivered again later. -> MessagesGivenBack
+    """Client to coordinator: deliver messages again later. -> MessagesGivenBack
 
-    A copy of each is stored, with one attempt more, for %RETRY%group, or of what was popped
-    for %RETRY%group_topic; or, once there were `max_reconsume_times` of them, in %DLQ%group. So it
-    may be acknowledged where it was. These topics are made when they are needed first. A group
-    without retry queues has it dropped. Where another group could be given %RETRY%group_topic as
-    well, it is %RETRY%group+topic.
+    A copy of each is stored, with one attempt more, in %RETRY%group, or in %RETRY%group_topic if it
+    was popped; after `max_reconsume_times` attempts, in %DLQ%group. The original may then be
+    acknowledged. These topics are created on first use. A group without retry queues drops the
+    message. If %RETRY%group_topic could be the retry topic of another group as well,
+    %RETRY%group+topic is used.
     """
 
     access = by_clients(read("group", On.GROUP), read("messages.topic"), later=True)
@@ -47,7 +47,7 @@ class GiveBackMessages(Command, frozen=True, tag=100):
     group: str
     messages: list[GivenBack]
     max_reconsume_times: Int32 = -1  # -1: as the group's configuration says
-    popped: bool = False  # all of them were, also without a handle
+    popped: bool = False  # all of them were popped, even those without a handle
 
 
 class MessagesGivenBack(Answer, frozen=True, tag=101):
@@ -75,8 +75,8 @@ class StoreRetries(Command, frozen=True, tag=89):
     at_once: bool = False  # they do not wait at all
     # Of each message, how often it was handed out, where its record does not say that; else empty.
     handed_out: list[Int32] = []
-    # Of each message the number of this attempt to give it back. One that comes again, since
-    # nobody knows what became of it, has the same, and no second copy is stored. Else empty.
+    # For each message the number of this attempt to give it back. A request that is repeated after
+    # a lost answer has the same number, and no second copy is stored. Otherwise empty.
     attempts: list[Int64] = []
-    # Of each message, the topic in which it comes again, unless it is dead.
+    # For each message the topic of its retry, unless it becomes a dead letter.
     retry_topics: list[str] = []

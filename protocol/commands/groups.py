@@ -112,11 +112,11 @@ class CommitOffsets(Command, frozen=True, tag=43):
 
 
 class BeginGroup(Command, frozen=True, tag=179):
-    """Consumer to coordinator: the group begins there in these queues. -> Done, as for a commit.
+    """Consumer to coordinator: set a new group's initial offsets. -> Done, as for a commit.
 
-    In topics in which the group has progress already, in any queue, it has no effect: of several
-    members of a new group the first one counts, and a queue that a topic gets later is read from
-    its beginning.
+    It has no effect in topics in which the group has progress in any queue: of several members of a
+    new group the first one counts, and queues that are added to a topic are read from their first
+    message.
     """
 
     access = by_clients(read("group", On.GROUP), read("offsets.topic"), later=True)

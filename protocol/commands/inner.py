@@ -137,14 +137,15 @@ class AppendRecords(Command, frozen=True, tag=76):
     """Any actor to commitlog: store these records, all or none, in this order. -> RecordsAppended
 
     One payload frame, made by the kernel's InnerEncoder (actors/runtime/inner.py): each record has
-    every field that RocketMQ's has, for one of `queues`; topics may be the broker's own, and need
-    not be known. Records for a queue that a known topic does not have go to one that it has.
-    Together they must fit into a segment. When the whole machine fails before the answer, the first
-    of them may be found stored.
+    every field of RocketMQ's, for one of `queues`; topics may be the broker's own, and need not be
+    known. Records for a queue that a known topic does not have go to one that it has. Together they
+    must fit into a segment. If the whole machine fails before the answer, the first of them may be
+    stored.
 
-    With `derived` it is a derived write: either all records and the deriver's new position, or
-    neither, whatever fails; one that comes again is not stored again. There may be no records.
-    Without both it asks how safe the log is: it is answered once that holds of all that is in it.
+    With `derived` it is a derived write: either all records and the deriver's new position are
+    stored, or neither, whatever fails; a repeated one is not stored again. There may be no records.
+    Without `derived` and records it is a durability request: it is answered once everything in the
+    log is as safe as the ack level demands.
 
     Raises MessageIllegal, MessageTooLarge; DiskFull, ShuttingDown, SystemBusy,
     ServiceNotAvailable as a send does: then nothing of it is stored. OffsetIllegal where the

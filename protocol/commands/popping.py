@@ -22,9 +22,9 @@ POP_WAIT_MS_MAX: Final = 15_000  # RocketMQ: pollTime
 class PopMessages(Command, frozen=True, tag=170):
     """Consumer to coordinator: which messages may I have? -> PoppedMessages. RocketMQ POP_MESSAGE.
 
-    Of the topic and of the group's retry topic; the consumer reads them itself, from a reader. An
-    empty answer waits for a message for up to `wait_ms`. A group that has none yet begins at the
-    first message of each queue, or behind the last one; with a `max_count` of 0 that is all.
+    They are of the topic and of the group's retry topic; the consumer reads them itself, from a
+    reader. An empty answer waits for a message for up to `wait_ms`. A new group begins at the first
+    message of each queue, or behind the last one; with a `max_count` of 0 nothing else is done.
 
     A group takes its messages in order or not, as its `consumeMessageOrderly` says; one that was
     never used becomes what is asked for first. In order, at most 32 of a queue are out, and nothing
@@ -47,8 +47,8 @@ class PopMessages(Command, frozen=True, tag=170):
     from_latest: bool = False
     consumer: str = ""  # any name of who asks, at most 255 printable characters; see StopPopping
     orderly: bool = False  # RocketMQ: order
-    # Any name of this question, at most 64 characters. In order, a consumer that asks again by it,
-    # as the answer was lost, has the same again. See StopPopping as well.
+    # Any name of this request, at most 64 characters. With `orderly`, a request that is repeated
+    # with the same name after a lost answer returns the same messages. See StopPopping as well.
     attempt: str = ""
     # What the consumer will want of what it reads, to be compared with the group's others.
     tags: str = "*"
@@ -126,11 +126,11 @@ class ChangeInvisible(Command, frozen=True, tag=173):
 
 
 class ReleasePopped(Command, frozen=True, tag=178):
-    """Consumer to coordinator: no handler has begun with these messages. -> PopsSettled
+    """Consumer to coordinator: release messages that no handler has begun with. -> PopsSettled
 
-    Each is free at once, for any consumer of the group, and this time does not count as an
-    attempt. Its neighbours under the same handle stay with their consumer. In order, the messages
-    of the take behind a released one are free with it. A release that is repeated has no effect.
+    They are available to any consumer of the group at once, and no attempt is counted. Other
+    messages under the same handle stay with their consumer. With `orderly`, the messages of the
+    take behind a released one are released with it. A repeated release has no effect.
     """
 
     access = by_clients(read("group", On.GROUP), read("releases.topic"), later=True)
@@ -144,8 +144,8 @@ class StopPopping(Command, frozen=True, tag=175):
     """Consumer to coordinator: I wait no longer, and want nothing more. What waits for messages
     under that name is answered empty. -> Done
 
-    With an `attempt`, of that PopMessages alone: it is answered empty, or, if it was answered
-    already, its messages are released as by ReleasePopped. For questions whose answer is lost.
+    With an `attempt` it concerns only that PopMessages, whose answer may be lost: a waiting one is
+    answered empty; the messages of an answered one are released as by ReleasePopped.
     """
 
     access = by_clients(read("group", On.GROUP), later=True)

@@ -54,7 +54,7 @@ class PullResult(Answer, frozen=True, tag=21):
     # The messages lie so far back that a slave had better be asked for the next ones. RocketMQ
     # suggestWhichBrokerId.
     far_behind: Annotated[bool, Since("0.2.0")] = False
-    # The broker's run, by a number of its own. In another one it may not have any more what was
+    # Number of the broker's run. With another one the broker may have lost messages that were
     # read: its store may have been restored from a backup. 0: not known.
     run: Annotated[Int64, Since("0.2.0")] = 0
 

@@ -52,9 +52,9 @@ class Need(NamedTuple):
     Args:
         field: that holds the name, or the names: `topic`, `sections.topic`; EVERY: of all.
         unless: a field; with a true value in it this right is not needed.
-        is_optional: an empty name needs nothing. Otherwise it stands for all that there are.
-        itemwise: the command's items are answered one by one: one that names what is the broker's
-            own is refused alone, by the handler.
+        is_optional: an empty name needs no right. Without this it stands for all names.
+        itemwise: the command's items are answered one by one: the handler refuses only those that
+            name the broker's own topics or groups.
     """
 
     right: Right
@@ -74,19 +74,18 @@ class Needed(NamedTuple):
 
 
 class ServedBy(Enum):
-    """Which replicas of a broker carry a command out. The others refuse it with NotMaster.
+    """Replicas of a broker that carry a command out. The others refuse it with NotMaster.
 
-    A command that says nothing is its master's: one that changes something, or that tells a client
-    that something is its own.
+    The default is the master, for commands that change something or assign something to a client.
     """
 
     MASTER = "the master"
-    SLAVE = "the master and its slaves"  # a follower of a group may not know enough yet
+    SLAVE = "the master and its slaves"  # a follower of a replica group may lag behind
     EVERY = "every replica"
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Who may say a command, and to which replicas.
+    """Audience and rights of a command, and the replicas that serve it.
 
     Args:
         needs: all of them.
@@ -110,7 +109,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 def names_of(command: Command, field: str) -> set[str]:
-    """Return the names that a command has in a field of a Need."""
+    """Return the names in the field of a command that a Need refers to."""
     if field == EVERY:
         return {EVERY}
     first, _, second = field.partition(".")
@@ -167,7 +166,7 @@ def describe(field: str, on: On = On.TOPIC) -> Need:
 
 
 def create(field: str, on: On = On.TOPIC) -> Need:
-    """It is made with defaults unless it is there."""
+    """Need the right to create a topic or group with defaults, if it does not exist."""
     return Need(Right.CREATE, on, field)
 
 

@@ -80,9 +80,9 @@ class OpenProducer(Command, frozen=True, tag=17):
     Once it is answered nothing is stored any more of senders with an older epoch of the name; that
     outlives what a stored message outlives. A command that comes again is answered alike.
 
-    With an epoch: take the name up again in it, after ProducerUnknown or at one more broker.
-    ProducerFenced if another sender has the same or a newer one; ArgumentIllegal for one that is
-    more than ten years ahead of this broker's clock: no broker gave it out.
+    With an epoch: register the name again with it, after ProducerUnknown or at one more broker.
+    Raises ProducerFenced if another sender has the same epoch or a newer one, and ArgumentIllegal
+    for an epoch more than ten years ahead of this broker's clock, which no broker has assigned.
     """
 
     access = by_clients(publish("producer_id", On.PRODUCER), later=True)
@@ -121,8 +121,8 @@ class SectionResult(Part, frozen=True):
     rest_queue_offset: Annotated[Int64, Since("0.2.0")] = -1
     # Of each message, where they are half messages.
     physical_offsets: Annotated[list[Int64], Since("0.2.0")] = []
-    # The time from which TIMER_DELAY_MS counts; 0: none has it, or, of a repeat to an older broker,
-    # it is not known.
+    # The time from which TIMER_DELAY_MS counts; 0: no message has that property, or the time is not
+    # known, for a repeat to an older broker.
     timed_ms: Annotated[Int64, Since("0.2.0")] = 0
     # The messages that were there, by their index; the offsets above count the others alone.
     copies: Annotated[list[Copy], Since("0.2.0")] = []

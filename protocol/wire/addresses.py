@@ -1,4 +1,4 @@
-"""IPv6 in ZeroMQ's addresses, which ZeroMQ has to be told of."""
+"""IPv6 addresses for ZeroMQ sockets, which need an option for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import zmq
 
 
 def is_ipv6(endpoint: str) -> bool | None:
-    """Whether an address such as tcp://[::1]:9876 is one of IPv6; None: a name, which may be one of
-    either kind."""
+    """Return whether an address such as tcp://[::1]:9876 is an IPv6 one; None for a host name,
+    which may have addresses of either kind."""
     if not endpoint.startswith("tcp://"):
         return False
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
@@ -23,13 +23,13 @@ def is_ipv6(endpoint: str) -> bool | None:
 
 
 def allow_ipv6(made: zmq.Socket[Any], endpoint: str, attempt: int = 0) -> None:
-    """Have a socket bind, or connect, to an address of IPv6.
+    """Let a socket bind, or connect, to an IPv6 address.
 
-    With the option set ZeroMQ looks up a name's addresses of IPv6 alone, if there are any; so a
-    name is tried by IPv4 first, and by both in turn.
+    With the option set, ZeroMQ uses only the IPv6 addresses of a name if it has any. So a name is
+    tried by IPv4 first, then by both in turn.
 
     Args:
-        attempt: how often it was tried in vain.
+        attempt: number of failed attempts.
     """
     kind = is_ipv6(endpoint)
     made.set(zmq.IPV6, attempt % 2 == 1 if kind is None else kind)

@@ -112,9 +112,9 @@ class Channel:
     ) -> Pending:
         """Send; the answer arrives in the returned Pending. `on_done` wants the pump to run.
 
-        With `timeout_s` it is settled in any case, by the pump or in `wait_any`: without an answer
-        by then, with what `ask` raises. Whatever the other side holds for a while needs it, as an
-        answer that is lost in a connection that is not is missed by nobody else.
+        With `timeout_s` the pump or `wait_any` settles it by then in any case: without an answer,
+        with the errors of `ask`. Every request that the other side holds for a while needs it:
+        nothing else notices a lost answer if the connection is not lost.
 
         `on_done` is called in whatever thread receives the answer and must not block. Without
         `pump` that is the thread that calls `wait_any`. Without `by_line` it goes by ZeroMQ in any
@@ -181,7 +181,7 @@ class Channel:
         NotReachable when nobody was there to send it to. For `by_line` see `request`.
 
         Args:
-            timeout_s: for the answer; None: see `default_timeout_s`.
+            timeout_s: time limit of the answer; None: see `default_timeout_s`.
             connect_s: how much of the time may pass until somebody is there; None: all of it.
         """
         if timeout_s is None:
@@ -239,7 +239,7 @@ class Channel:
         May be called twice.
 
         Args:
-            by_client: the whole client is closed: they fail with ClosedUnconfirmed, ClientClosed.
+            by_client: the client is closed: they fail with ClosedUnconfirmed or ClientClosed.
         """
         if self._closed:
             return
@@ -260,9 +260,11 @@ class Channel:
     def _closed_error(self, *, was_sent: bool) -> CometError:
         if was_sent:
             unanswered = ClosedUnconfirmed if self._by_client else NotConfirmed
-            return unanswered(f"closed before {self.name} answered, which may have done it")
+            return unanswered(
+                f"closed before {self.name} answered; it may have carried out the request"
+            )
         unsent = ClientClosed if self._by_client else NotReachable
-        return unsent(f"closed before this was sent to {self.name}")
+        return unsent(f"closed before the request was sent to {self.name}")
 
     def __enter__(self) -> Channel:
         return self
@@ -425,7 +427,7 @@ class Channel:
 
     @property
     def look_in_s(self) -> float | None:
-        """When to look after connection and limits though nothing comes; None: not at all."""
+        """Seconds until connection and time limits have to be checked; None: not at all."""
         return self._requests.look_in_s(self._dealer.retry_in_s if self._outbox else None)
 
     def _ring(self) -> None:

@@ -1,9 +1,9 @@
-"""How an end of a connection finds out that the other one is gone, although nobody says so.
+"""Detection of peers that vanished without closing their TCP connection.
 
-A machine without power, a network that drops packets, a firewall that forgets a connection: no end
-of it ever comes. So both ends of each connection by TCP ask each other for a sign of life. What
-ZeroMQ asks is answered by its own thread, however busy the process is; a process that stands still
-for less than SILENCE_MS, or a message that takes as long on its way, changes nothing.
+A machine may lose power, a network may drop packets, a firewall may forget a connection. So both
+ends of each TCP connection send heartbeats. ZeroMQ answers them in a thread of its own, however
+busy the process is. A process that is stopped, or a message that is delayed, for less than
+SILENCE_MS does not end the connection.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import zmq
 
-HEARTBEAT_MS: Final = 5_000  # how often each end of a ZeroMQ connection asks
-SILENCE_MS: Final = 15_000  # after so much silence behind that the connection is lost
-CONNECT_MS: Final = 5_000  # for the system's handshake; a new attempt follows
-HANDSHAKE_MS: Final = 10_000  # for ZeroMQ's
-HEARTBEAT_BYTES: Final = 32  # of a PING and a PONG on the wire, and as much again
+HEARTBEAT_MS: Final = 5_000  # interval of the heartbeats of a ZeroMQ connection
+SILENCE_MS: Final = 15_000  # without an answer to a heartbeat, until the connection is lost
+CONNECT_MS: Final = 5_000  # limit of the TCP handshake; a new attempt follows
+HANDSHAKE_MS: Final = 10_000  # limit of ZeroMQ's handshake
+HEARTBEAT_BYTES: Final = 32  # a PING and a PONG on the wire, doubled
 
-KEEPALIVE_S: Final = 5  # after so much silence the system asks
+KEEPALIVE_S: Final = 5  # silence before the first keep-alive probe
 KEEPALIVE_INTERVAL_S: Final = 3
 KEEPALIVE_COUNT: Final = 4
 #: How long sent bytes may be unconfirmed, as RocketMQ's haHousekeepingInterval.
@@ -27,8 +27,8 @@ UNCONFIRMED_MS: Final = 20_000
 
 
 def watch(made: zmq.Socket[Any], endpoint: str) -> None:
-    """Have a ZeroMQ socket find out; before it is connected or bound to that address. On one
-    machine (ipc) the system tells of each end."""
+    """Set heartbeats of a ZeroMQ socket, before it is connected or bound to `endpoint`. On one
+    machine (ipc) the system reports each end of a connection."""
     if not endpoint.startswith("tcp://"):
         return
     made.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -41,14 +41,14 @@ def watch(made: zmq.Socket[Any], endpoint: str) -> None:
 
 
 def watch_attempts(made: zmq.Socket[Any], endpoint: str) -> None:
-    """Have it give up attempts to connect that nobody answers."""
+    """Set time limits for attempts to connect that are not answered."""
     if endpoint.startswith("tcp://"):
         made.set(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         made.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
 
 
 def watch_plain(made: socket.socket) -> None:
-    """The same for a connection of TCP that ZeroMQ has no part in. Raises OSError."""
+    """Set keep-alive of a TCP connection that is not ZeroMQ's. Raises OSError."""
     if made.family not in (socket.AF_INET, socket.AF_INET6):
         return
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""Whether a library of greenlets has replaced the modules that clients stand on."""
+"""Check whether gevent or eventlet has replaced modules that clients need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVENTLET: Final = ("thread", "socket", "select")
 
 
 def check_not_patched(what: str) -> None:
-    """Raises MonkeyPatched; of what is not imported there is nothing to be asked."""
+    """Raise MonkeyPatched if gevent or eventlet, where imported, has replaced modules."""
     for library, module, is_patched, names in (
         ("gevent", "gevent.monkey", "is_module_patched", GEVENT),
         ("eventlet", "eventlet.patcher", "is_monkey_patched", EVENTLET),

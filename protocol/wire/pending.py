@@ -29,14 +29,14 @@ class Asked(Protocol):
 
 
 class Limit(NamedTuple):
-    """How long a request may stay without an answer.
+    """Time limit of a request without an answer.
 
     Args:
         what: the command's name, for the error.
-        timeout_s: as it was asked for.
-        due: when it is given up: time.monotonic().
-        connect_s: how much of the time may pass before it is handed to a connection.
-        connect_by: when it is given up unless it was handed to a connection.
+        timeout_s: the time limit in seconds.
+        due: end of the time limit, by time.monotonic().
+        connect_s: part of the time that may pass before it is handed to a connection.
+        connect_by: end of that part, by time.monotonic().
     """
 
     what: str
@@ -49,7 +49,7 @@ class Limit(NamedTuple):
     def of(
         cls, command: Command, timeout_s: float | None, connect_s: float | None = None
     ) -> Self | None:
-        """A limit that begins now; None: there is none."""
+        """Return a limit that begins now; None without `timeout_s`."""
         if timeout_s is None:
             return None
         connect_s = timeout_s if connect_s is None else min(connect_s, timeout_s)
@@ -98,13 +98,13 @@ class Pending:
 
     @property
     def due(self) -> float:
-        """When it is given up, as far as is known now: time.monotonic(). It has a limit."""
+        """Time.monotonic() at which it is given up, as of now. Only for one with a limit."""
         assert self.limit is not None
         return self.limit.due if self.is_sent else self.limit.connect_by
 
     @property
     def is_sent(self) -> bool:
-        """Whether the other side may have it."""
+        """Whether the other side may have received it."""
         return self.handed_over or self.line is not None
 
     def event(self) -> threading.Event:
@@ -123,7 +123,7 @@ class Pending:
         self.done = True
         if self._event is not None:
             self._event.set()
-        on_done, self._on_done = self._on_done, None  # which refers to this, as a rule
+        on_done, self._on_done = self._on_done, None  # it usually refers to this object
         if on_done is not None:
             try:
                 on_done(self)
@@ -142,16 +142,16 @@ Settled = tuple[Pending, Command | None, Sequence[Frame], CometError | None]
 
 
 class PendingRequests:
-    """By id. Whoever takes a request out, and nobody else, says what became of it.
+    """Unanswered requests by id. Only the thread that removes a request settles it.
 
-    Those with a limit are few: each is a command that the other side holds.
+    Few have a limit: those that the other side holds.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[int, Pending] = {}
-        self._limited: dict[int, Pending] = {}  # the same, with a limit
+        self._limited: dict[int, Pending] = {}  # those with a limit
         self._limited_lock = threading.Lock()  # guards the next field
-        self._next_due = math.inf  # no limit ends before
+        self._next_due = math.inf  # no limit ends before this time
 
     def __bool__(self) -> bool:
         return bool(self._by_id)
@@ -169,8 +169,8 @@ class PendingRequests:
         return self._by_id.pop(request_id, None)
 
     def watch(self, pending: Pending) -> bool:
-        """Whether the limit of this request, if it has one, ends before all others: whoever sleeps
-        until then has to be woken."""
+        """Return whether this request's limit ends before all others: then a thread that sleeps
+        until the next limit has to be woken."""
         if pending.limit is None:
             return False
         with self._limited_lock:
@@ -180,18 +180,18 @@ class PendingRequests:
 
     @property
     def has_overdue(self) -> bool:
-        """Whether `give_up_overdue` has something to do, or may have."""
+        """Whether `give_up_overdue` may have something to do."""
         return self._next_due <= time.monotonic()
 
     def look_in_s(self, other_s: float | None) -> float | None:
-        """When to call `give_up_overdue`, or in that time if that is sooner; None: never."""
+        """Return the seconds until `give_up_overdue` is due, at most `other_s`; None: never."""
         if self._next_due == math.inf:
             return other_s
         due_in_s = max(0.0, self._next_due - time.monotonic())
         return due_in_s if other_s is None else min(other_s, due_in_s)
 
     def give_up_overdue(self) -> None:
-        """Settle those whose limit has ended. Not under a lock."""
+        """Settle requests whose limit has ended. The caller holds no lock."""
         now = time.monotonic()
         if now < self._next_due:
             return
@@ -201,7 +201,7 @@ class PendingRequests:
         for due, pending in dues:
             limit = pending.limit
             if due > now or limit is None or self.take(pending.request_id) is None:
-                continue  # it may wait longer, or is answered
+                continue  # not overdue, or answered by now
             timeout_s = limit.timeout_s if pending.is_sent else limit.connect_s
             error = pending.channel.give_up(pending, limit.what, timeout_s)
             pending.settle(None, (), error)

@@ -21,10 +21,10 @@ class RemoteRef:
     def ask(
         self, command: Command, payload: Payload = (), *, timeout: float | None = None
     ) -> Command:
-        """The answer; raises the error that was answered, or NotConfirmed.
+        """Return the answer; raises the error that was answered, or NotConfirmed.
 
         Args:
-            timeout: seconds; None: 3, or as COMETMQ_CLIENT_TIMEOUT in the environment says.
+            timeout: seconds; None: the environment variable COMETMQ_CLIENT_TIMEOUT, else 3.
         """
         timeout_s = default_timeout_s() if timeout is None else timeout
         return self._channel.ask(command, payload, timeout_s=timeout_s)[0]

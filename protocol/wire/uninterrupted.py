@@ -1,14 +1,14 @@
 """Calls that no signal handler interrupts.
 
-Python runs a signal handler in the main thread, between two instructions of whatever that thread is
-at. If it holds a lock, nobody gets that lock before the handler returns: a handler that calls a
-method which needs it would wait for its own thread, for ever. So, as long as a signal has a
-handler, the main thread takes no lock of a client's: what it calls is done by a helper thread,
-while the main thread waits for that and holds nothing. A call by the handler is then one of another
-thread. In all other threads, and without handlers, a call is made where it is.
+Python runs a signal handler in the main thread, between two instructions of that thread. If the
+thread holds a lock, no other code gets it before the handler returns: a handler that calls a method
+which needs the lock would deadlock. So, as long as a signal has a handler, the main thread takes no
+lock of a client: a helper thread makes its calls, while the main thread waits and holds no lock. A
+call by the handler is then like one of another thread. All other threads, and a main thread without
+handlers, make their calls themselves.
 
 A handler that raises (as the one of SIGINT does) ends the wait of the main thread, not the call:
-`abandon` and `undo` say what becomes of that.
+`abandon` and `undo` handle that call.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Self = TypeVar("Self")
 Class = TypeVar("Class", bound=type)
 
 _SIGNALS: Final = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
-# Handlers that call nobody: they set a flag for their event loop, or cancel a task of it.
+# Handlers that call no client: they set a flag for their event loop, or cancel one of its tasks.
 _OF_EVENT_LOOPS: Final = ("asyncio.", "uvloop.")
 
-_known: list[Any] = []  # the handlers that were looked at last
-_may_call = False  # whether one of those may call a client
+_known: list[Any] = []  # the handlers at the last check
+_may_call = False  # whether one of them may call a client
 
 
 def may_be_interrupted() -> bool:
-    """Whether a signal handler may interrupt what this thread does now, and call a client."""
+    """Return whether a signal handler may interrupt this thread now, and call a client."""
     global _known, _may_call
     if threading.get_ident() != threading.main_thread().ident:
         return False
@@ -57,7 +57,7 @@ def _calls_others(handler: object) -> bool:
 
 
 class Abandoned:
-    """Becomes true when nobody waits for a call any more."""
+    """Flag that becomes true when the caller no longer waits for a call."""
 
     __slots__ = ("_is",)
 
@@ -77,14 +77,14 @@ class _Call(Generic[R]):
     def __init__(self, work: Callable[[], R], undo: Callable[[R], object] | None) -> None:
         self._work = work
         self._undo = undo
-        self._first: list[str] = []  # what came first: its end, or that nobody waits for it
-        self._ended = threading.Lock()  # held until it has ended
+        self._first: list[str] = []  # first event: "ended" or "abandoned"
+        self._ended = threading.Lock()  # held until the call has ended
         self._ended.acquire()
         self._error: BaseException | None = None
         self._results: list[R] = []
 
     def make(self) -> None:
-        """In the helper."""
+        """Make the call, in the helper thread."""
         try:
             self._results.append(self._work())
         except BaseException as error:
@@ -95,12 +95,12 @@ class _Call(Generic[R]):
         self._ended.release()
 
     def wait(self) -> None:
-        """A handler may run meanwhile, and raise."""
+        """Wait for the end of the call. A handler may run meanwhile, and raise."""
         self._ended.acquire()
         self._ended.release()
 
     def abandon(self) -> None:
-        """Nobody wants what it returns."""
+        """Note that the caller no longer waits: undo the result."""
         self._first.append("abandoned")
         if self._first[0] == "ended":
             self._undo_it()
@@ -119,7 +119,7 @@ class _Call(Generic[R]):
 
 
 class _Helper:
-    """A daemon thread that makes calls. One that has nothing to do stays for the next one."""
+    """Daemon thread that makes calls, one after the other. An idle one stays for later calls."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Call[Any]] = queue.SimpleQueue()
@@ -141,11 +141,11 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 def _idle_helper() -> _Helper | None:
-    """None: the interpreter is about to end, and has no more threads."""
+    """Return an idle helper, or a new one; None if the interpreter ends and starts no threads."""
     try:
         return _idle.pop()
     except IndexError:
-        pass  # each handler that calls while another does takes one more
+        pass  # each nested call of a handler needs one more helper
     try:
         return _Helper()
     except RuntimeError:
@@ -159,12 +159,12 @@ def call_uninterrupted(
     undo: Callable[[R], object] | None = None,
     finish: bool = False,
 ) -> R:
-    """What `work` returns or raises; where no handler interrupts it.
+    """Return the result of `work`, or raise its error; no signal handler interrupts it.
 
     Args:
-        abandon: called, in the main thread, when a handler raises in it: `work` should end soon.
-        undo: called with what `work` returns after that.
-        finish: wait for the end of `work` all the same, before that exception goes on.
+        abandon: called in the main thread when a handler raises there: `work` should end soon.
+        undo: called with the result of `work` if it returns after that.
+        finish: True: wait for the end of `work` even then, before the exception propagates.
     """
     helper = _idle_helper() if may_be_interrupted() else None
     if helper is None:
@@ -186,7 +186,7 @@ def call_uninterrupted(
 def uninterrupted(
     method: Callable[Concatenate[Self, P], R],
 ) -> Callable[Concatenate[Self, P], R]:
-    """A method that no signal handler interrupts."""
+    """Wrap a method so that no signal handler interrupts it."""
 
     @functools.wraps(method)
     def through(self: Self, /, *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -198,11 +198,11 @@ def uninterrupted(
 
 
 def uninterrupted_class(besides: Iterable[str] = ()) -> Callable[[Class], Class]:
-    """Of a class all public methods and properties, and those that it has of others, are calls that
-    no signal handler interrupts.
+    """Wrap all public methods and properties of a class, inherited ones included, so that no
+    signal handler interrupts them.
 
     Args:
-        besides: but not these, which see to it themselves.
+        besides: names of members to leave out, since they handle signals themselves.
     """
     left = frozenset(besides)
 
