@@ -1,5 +1,5 @@
-"""Attempts to give messages back. One of which nobody knows whether its copy is stored is made
-again under the same number: then no second copy is stored."""
+"""Attempts to give messages back. If it is unknown whether the copy of a message is stored, the
+next attempt has the same number, so that no second copy is stored."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import secrets
 from typing import Final, NamedTuple
 
 ATTEMPTS_MAX: Final = 65_536
-# Without a word so long, the next attempt is another one: a copy is rather stored twice than an
-# attempt taken for one that has long come to its end.
+# An attempt without an outcome expires after this time, and the next one gets a new number: a
+# second copy is better than an attempt that is mistaken for one that ended long ago.
 FORGET_S: Final = 300.0
 
 Place = tuple[str, str, int, int]  # group, topic, queue and offset of a message
@@ -20,8 +20,8 @@ class _Attempt(NamedTuple):
 
 
 class Attempts:
-    """Those that are under way, or have ended without a word. Time is handed in: seconds of a clock
-    that never goes back."""
+    """Attempts that are in progress or ended without a known outcome. Callers pass the time:
+    seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._open: dict[Place, _Attempt] = {}  # in the order of their times
@@ -30,7 +30,8 @@ class Attempts:
         return len(self._open)
 
     def number(self, place: Place, now: float) -> int:
-        """Of an attempt that begins now: that of the one before, if it has not come to its end."""
+        """Return the number of an attempt that begins now: that of the previous attempt if its
+        outcome is unknown, otherwise a new one."""
         before = self._open.pop(place, None)
         if before is not None and now - before.at <= FORGET_S:
             number = before.number
@@ -46,7 +47,7 @@ class Attempts:
         return next(iter(self._open.values())).at
 
     def end(self, place: Place, number: int) -> None:
-        """It is known what became of that one."""
+        """Forget an attempt, whose outcome is now known."""
         found = self._open.get(place)
         if found is not None and found.number == number:
             del self._open[place]

@@ -58,7 +58,7 @@ class Letter:
         self.size = LETTER_BYTES + len(body) + texts + _bytes(correlation_id)
         self.asked: list[Any] = []
         self.is_received = False
-        self.is_stored = True  # and as safe as it should be
+        self.is_stored = True  # with the required acks
 
 
 class Mailbox:
@@ -176,7 +176,7 @@ class Mailboxes:
         return letter
 
     def holds(self, letter: Letter) -> bool:
-        """Whether its requester may still fetch it."""
+        """Return whether the requester can still fetch this letter."""
         box = self._boxes.get(letter.requester)
         return box is not None and box.ids.get(letter.correlation_id) is letter
 

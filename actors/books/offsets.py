@@ -28,7 +28,7 @@ class OffsetBook(Book):
     def __init__(self, table: OffsetTable) -> None:
         self.table: dict[str, QueueOffsets] = {}  # changed here, and by the kernel's Commits
         for key in list(table):
-            # One without "@" is of no group, which has a name all the same: the empty one.
+            # A key without "@" belongs to the group with the empty name.
             whole = key if "@" in key else f"{key}@"
             self.table[whole] = QueueOffsets(table.pop(key))
         self._topics_of: dict[str, set[str]] = {}  # group -> topics

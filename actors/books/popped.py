@@ -1,13 +1,13 @@
 """Popped messages of queue-less groups: what is out, and what is acknowledged. Pure: no I/O.
 
 Below the *floor* everything is acknowledged; it is the group's offset. Between floor and *top*
-messages are out under a handle, or acknowledged out of order, or *free*: released by a consumer
-that had not begun with them, and to be popped before anything else. Nothing from the top on was
-popped.
+messages are out under a handle, acknowledged out of order, or *free*: released by a consumer that
+had not started to process them. Free messages are popped before any others. No message at or above
+the top was popped.
 
-Every change may come a second time, on top of a snapshot that has it already: a pop below the top
-counts only where all of it is free, a release only for what is out under its handle, and an
-acknowledgement adds nothing where there is one.
+A change may be applied twice, on top of a snapshot that already contains it: a pop below the top
+has an effect only if its whole range is free, a release only on messages that are out under its
+handle, and an acknowledgement none on messages that are already acknowledged.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _end: Final = itemgetter(1)
 
 
 class Out(NamedTuple):
-    """What somebody has: of [first, end) all but what it released, or acknowledged."""
+    """Messages that one pop delivered: [first, end) without the released and acknowledged ones."""
 
     first: int
     end: int
     until_ms: int
-    attempt: str = ""  # the consumer's name for the question that this answers
-    released: tuple[Stretch, ...] = ()  # in order, none touches another
+    attempt: str = ""  # the consumer's name for the request that this answers
+    released: tuple[Stretch, ...] = ()  # sorted, with a gap between any two
 
 
 class PoppedQueue:
@@ -56,7 +56,7 @@ class PoppedQueue:
         self.floor = floor
         self.top = floor if top is None else top
         self.acked: list[Stretch] = []  # above the floor; in order, none touches another
-        self.free: list[Stretch] = []  # in order, none touches another
+        self.free: list[Stretch] = []  # sorted, with a gap between any two
         self.out: dict[int, Out] = {}  # by handle
 
     def left_of(self, first: int, end: int) -> list[Stretch]:
@@ -74,7 +74,7 @@ class PoppedQueue:
         return left
 
     def left_under(self, handle: int, first: int, end: int) -> list[Stretch]:
-        """What of [first, end) is out under that handle."""
+        """Return the stretches of [first, end) that are out under that handle."""
         out = self.out.get(handle)
         if out is None:
             return []
@@ -82,7 +82,7 @@ class PoppedQueue:
         return without(left, out.released)
 
     def is_free(self, first: int, end: int) -> bool:
-        """Whether all of it is."""
+        """Return whether all of [first, end) is free."""
         at = bisect_right(self.free, first, key=_end)
         return at < len(self.free) and self.free[at][0] <= first < end <= self.free[at][1]
 
@@ -100,7 +100,7 @@ class PoppedQueue:
 
 
 def merge(stretches: list[Stretch], first: int, end: int) -> None:
-    """Add one to those that are in order, none of which touches another."""
+    """Add a stretch to a sorted list in which any two have a gap between them."""
     low = bisect_left(stretches, first, key=_end)
     high = bisect_right(stretches, end, key=_first)
     if low < high:
@@ -109,9 +109,9 @@ def merge(stretches: list[Stretch], first: int, end: int) -> None:
 
 
 def without(stretches: Iterable[Stretch], gone: Sequence[Stretch]) -> list[Stretch]:
-    """What is left of the first ones; both are in order."""
+    """Return `stretches` without the offsets in `gone`; both are sorted."""
     left = []
-    at = 0  # in `gone`: what is before it ends before the stretch
+    at = 0  # in `gone`: every entry before it ends before the stretch
     for first, end in stretches:
         while at < len(gone) and gone[at][1] <= first:
             at += 1
@@ -161,7 +161,7 @@ class PopBook(Book):
         return iter(list(self.queues.items()))
 
     def out_of(self, group: str, attempt: str) -> list[PopAck]:
-        """What is out as the answer to that question."""
+        """Return the messages that are out as the answer to that pop request."""
         return [
             PopAck(key[1], key[2], handle, first, end - first)
             for key, queue in self.queues.items()

@@ -16,8 +16,8 @@ from cometmq.protocol.errors import ArgumentIllegal, ProducerFenced, ProducerUnk
 
 PREFIX: Final = "producer:"  # of the deriver's name
 EPOCH_MAX: Final = (1 << 62) - 1
-# How far above this broker's clock an epoch may be that another broker gave out, by its own clock.
-# Whoever opens the name next gets a higher one, however often that is claimed.
+# How far above this broker's clock an epoch may be, since another broker may have assigned it by
+# its own clock. The next producer that opens the name gets a higher epoch, however often.
 AHEAD_MAX_MS: Final = 10 * 365 * 86_400_000
 _SENDER: Final = struct.Struct(">q")
 KEPT_BYTES: Final = len(PREFIX) + _SENDER.size + KNOWN_HEAD_MAX  # of each, beside its name
@@ -36,8 +36,8 @@ def epoch_for(command: OpenProducer, known: Known | None, now_ms: int) -> int:
 
     A new one is the time, so that it is above those that a loss of power may have taken from the
     log; two that were given at one moment, or beside a clock that was set back, follow each other.
-    An epoch that the sender says is one that a broker gave it: it is no later than brokers' clocks
-    can be. Raises ProducerFenced, ArgumentIllegal.
+    An epoch that the sender states was assigned by a broker, so it cannot be later than the clocks
+    of brokers can be. Raises ProducerFenced, ArgumentIllegal.
     """
     if not 0 <= command.epoch <= EPOCH_MAX:
         raise ArgumentIllegal(f"epoch = {command.epoch}: 0 to {EPOCH_MAX}")
@@ -45,7 +45,7 @@ def epoch_for(command: OpenProducer, known: Known | None, now_ms: int) -> int:
     if command.epoch > max(last, now_ms + AHEAD_MAX_MS):
         raise ArgumentIllegal(
             f"producer {command.producer_id!r:.140}: epoch = {command.epoch}"
-            f"{_when(command.epoch)}, at most {now_ms + AHEAD_MAX_MS}: no broker has given it out; "
+            f"{_when(command.epoch)}, at most {now_ms + AHEAD_MAX_MS}: no broker has assigned it; "
             "set the brokers' clocks, or open the producer without an epoch"
         )
     if known is None:
@@ -60,8 +60,8 @@ def epoch_for(command: OpenProducer, known: Known | None, now_ms: int) -> int:
 
 
 def is_overdone(known: Known | None, now_ms: int) -> bool:
-    """Whether the epoch is one that an older release let a client claim, and no broker gave out:
-    there may be none above it."""
+    """Return whether no broker can have assigned the epoch. An older release let clients claim such
+    epochs, above which there may be no other."""
     return known is not None and known.position.epoch > now_ms + 2 * AHEAD_MAX_MS
 
 

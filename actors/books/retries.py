@@ -29,8 +29,8 @@ class Retry(msgspec.Struct, frozen=True):
 def retry_topic(
     group: str, entry: GivenBack, *, popped: bool, sign: str = POP_RETRY_SIGNS[0]
 ) -> str:
-    """Where a message comes again. What was popped has a retry topic for each topic: a consumer of
-    a group without queues reads one topic, and must not be given another one's.
+    """Return the topic from which a message is redelivered. Popped messages have one retry topic
+    for each topic, since a consumer of a group without queues reads only one topic.
 
     Args:
         sign: see pop_retry_topic.
@@ -38,7 +38,7 @@ def retry_topic(
     if not popped or entry.topic == RETRY_PREFIX + group:
         return RETRY_PREFIX + group
     named = pop_retry_topic(group, "", POP_RETRY_SIGNS[0])
-    if entry.topic.startswith(named):  # it comes again from there
+    if entry.topic.startswith(named):  # the message was popped from a retry topic
         return pop_retry_topic(group, entry.topic.removeprefix(named), sign)
     older = pop_retry_topic(group, "", POP_RETRY_SIGNS[1])
     return pop_retry_topic(group, entry.topic.removeprefix(older), sign)
@@ -51,12 +51,12 @@ def retry_of(
     levels_ms: tuple[int, ...],
     topic: str = "",
 ) -> Retry:
-    """What becomes of a message.
+    """Return where the copy of a message goes.
 
     Args:
         reconsume_times: how often it was given back before.
-        levels_ms: how long each delay level waits.
-        topic: its retry topic; empty: by the names alone.
+        levels_ms: delay of each level.
+        topic: its retry topic; empty: derived from the names of group and topic.
     """
     if entry.delay_level < 0 or reconsume_times >= command.max_reconsume_times:
         return Retry(DLQ_PREFIX + command.group, 0, True)

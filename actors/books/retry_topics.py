@@ -1,8 +1,8 @@
-"""Retry topics of groups: which one a message comes again by, and which ones a group reads. Pure.
+"""Retry topics of groups: which one redelivers a message, and which ones a group reads. Pure.
 
-What was popped lies in %RETRY%group_topic, as a RocketMQ has it by default. That name may be the
-one of another group: of one that is called group_topic, or of another pair of group and topic. Then
-it lies in %RETRY%group+topic, which no other group can have. Both are read.
+Popped messages are redelivered from %RETRY%group_topic, RocketMQ's default. Another group may have
+a retry topic of that name: a group called group_topic, or another pair of group and topic. In that
+case %RETRY%group+topic is used, which no other group can have. Consumers read both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BY_DEFAULT, OWN = POP_RETRY_SIGNS
 
 
 class RetryTopics:
-    """Answers by the groups, topics and offsets that the coordinator knows."""
+    """Retry topics, derived from the groups, topics and offsets that the coordinator knows."""
 
     def __init__(self, groups: GroupBook, topics: TopicBook, offsets: OffsetBook) -> None:
         self._groups = groups.configs
@@ -29,14 +29,14 @@ class RetryTopics:
         self._offsets = offsets
 
     def topic_of(self, group: str, entry: GivenBack, *, popped: bool) -> str:
-        """Return the topic that a message which is given back comes again by."""
+        """Return the topic from which a message that was given back is redelivered."""
         name = retry_topic(group, entry, popped=popped)
         if name == RETRY_PREFIX + group or not self._is_shared(group, name):
             return name
         return retry_topic(group, entry, popped=popped, sign=OWN)
 
     def read_by(self, group: str, topic: str) -> list[str]:
-        """Return the retry topics that a consumer without queues of this topic reads."""
+        """Return the retry topics that a consumer of this topic in a group without queues reads."""
         names = (RETRY_PREFIX + group, *(pop_retry_topic(group, topic, s) for s in POP_RETRY_SIGNS))
         return [
             name for name in dict.fromkeys(names)
@@ -45,7 +45,7 @@ class RetryTopics:
         ]  # fmt: skip
 
     def of_group(self, group: str) -> list[str]:
-        """Return all retry topics that are this group's alone."""
+        """Return all retry topics that belong to this group only."""
         plain = RETRY_PREFIX + group
         own, by_default = pop_retry_topic(group, "", OWN), pop_retry_topic(group, "", BY_DEFAULT)
         known = self._offsets.topics_of(group)
@@ -59,13 +59,13 @@ class RetryTopics:
         ]  # fmt: skip
 
     def check_new(self, group: str) -> None:
-        """Raise NameIllegal for a group that would be given what another one has to do again."""
+        """Raise NameIllegal for a new group that would receive another group's retries."""
         name = RETRY_PREFIX + group
         if group in self._groups or name not in self._topics:
             return
         for other, topic in self._pairs(name):
             if name not in self._offsets.topics_of(other):
-                continue  # it shares queues, or has had no retries
+                continue  # that group shares queues, or has had no retries
             raise NameIllegal(
                 f"group {group} cannot be created: its retry topic {name} has retries of group "
                 f"{other} for topic {topic}; use another name, or delete that topic once they are "
@@ -73,13 +73,13 @@ class RetryTopics:
             )
 
     def _is_shared(self, group: str, name: str) -> bool:
-        """Whether another group reads the topic as well, or would."""
+        """Return whether another group reads the topic as well, or would read it."""
         if name.removeprefix(RETRY_PREFIX) in self._groups:
             return True
         return any(other != group for other, _ in self._pairs(name))
 
     def _pairs(self, name: str) -> Iterator[tuple[str, str]]:
-        """The groups that consume a topic for which this is the retry topic, by its name."""
+        """Yield pairs of group and topic whose retry topic has this name."""
         words = name.removeprefix(RETRY_PREFIX).split(BY_DEFAULT)
         for count in range(1, len(words)):
             group, topic = BY_DEFAULT.join(words[:count]), BY_DEFAULT.join(words[count:])

@@ -29,8 +29,8 @@ TEMPLATE_TOPIC: Final = "TBW102"  # RocketMQ AUTO_CREATE_TOPIC_KEY_TOPIC
 QUEUES_MAX: Final = 4_096  # of one topic
 TOMBSTONES_MAX: Final = 10_000  # deleted topics that are told as such; then all is told anew
 NAMED_MAX: Final = 5  # in a line of the log
-# An attribute of a topic that was deleted and made again: the most queues that it has had since.
-# The messages in those beyond are an earlier topic's, and nobody's.
+# An attribute of a topic that was deleted and created again: the most queues that it has had since.
+# Messages in queues beyond that number belong to the deleted topic, and no consumer reads them.
 MADE_ATTRIBUTE: Final = "cometmq.made.queues"
 
 Undo = tuple[str, TopicConfig | None] | None  # what stood there
@@ -189,14 +189,14 @@ class TopicBook(Book):
         return _info(self.config_of(topic))
 
     def queues_not_served(self) -> Iterator[tuple[str, int]]:
-        """The queues of topics that a RocketMQ alone can serve."""
+        """Yield the queues of topics that only RocketMQ can serve."""
         for topic, config in self.configs.items():
             if why_not_served(config):
                 count = max(config.read_queue_nums, config.write_queue_nums)
                 yield from ((topic, queue_id) for queue_id in range(min(count, QUEUES_MAX)))
 
     def was_deleted(self, topic: str) -> bool:
-        """Whether it is not there, and is known to have been."""
+        """Return whether the topic is known to have existed and does not exist now."""
         return topic not in self.configs and topic in self._changed_at
 
     def version_of(self, topic: str) -> int:
@@ -290,7 +290,8 @@ class TopicBook(Book):
 
 
 def made_queues(config: TopicConfig | None) -> int | None:
-    """The most queues that a topic has had since it was made again; None: it has all there are."""
+    """Return the most queues that a topic has had since it was created again; None: it was not
+    created again, and owns all queues of its name."""
     text = "" if config is None else config.attributes.get(MADE_ATTRIBUTE, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
@@ -319,12 +320,12 @@ def _info(config: TopicConfig) -> TopicInfo:
 
 
 def check_served(config: TopicConfig) -> None:
-    """Raise NoPermission for a topic that RocketMQ keeps in another way than with plain queues."""
+    """Raise NoPermission for a topic that RocketMQ does not store in plain queues."""
     why = why_not_served(config)
     if why:
         raise NoPermission(
-            f"topic {config.topic_name} is not served: {why}; its messages and files stay as they "
-            "are, for a RocketMQ"
+            f"topic {config.topic_name} is not served: {why}; its messages and files stay "
+            "unchanged for RocketMQ"
         )
 
 

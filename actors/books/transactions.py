@@ -210,8 +210,9 @@ def judge(
 def judge_until(
     properties: Mapping[str, str], born_ms: int, stored_ms: int, now: Now, rules: Rules
 ) -> tuple[Verdict, int]:
-    """`judge` at any time, and not once an interval: a message that was asked about less than one
-    ago waits. And in how many ms it comes to another verdict where that is WAIT."""
+    """Return a verdict like `judge`, at any time rather than once an interval: WAIT for a message
+    that was checked less than one interval ago. With WAIT, also return in how many ms the verdict
+    changes."""
     verdict, wait_ms = _judge(properties, born_ms, stored_ms, now, rules)
     here_ms = now.waited_ms(stored_ms, uptime_of(properties))
     if verdict is Verdict.CHECK and check_times(properties) and 0 <= here_ms < rules.interval_ms:

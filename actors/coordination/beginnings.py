@@ -56,7 +56,7 @@ class Arrivals(Protocol):
 
 
 def stops(stop: StopPopping, pop: PopMessages) -> bool:
-    """Whether that question is not to be answered any more."""
+    """Return whether `stop` cancels that pop request."""
     is_meant = not stop.attempt or stop.attempt == pop.attempt
     return is_meant and (stop.group, stop.consumer) == (pop.group, pop.consumer)
 

@@ -118,7 +118,7 @@ class Books:
         )
         # What takes the places of lost messages would never reach groups that were ahead of them.
         if ends is not None:
-            # Of topics that are not served nobody looks for the end.
+            # The ends of topics that are not served are unknown: their offsets stay.
             found = {**ends(), **dict.fromkeys(self.topics.queues_not_served(), INT64_MAX)}
             moved = (
                 self._offsets_file.put_back(found),
@@ -185,8 +185,8 @@ class Books:
         ) or any(take.free_ms > now_ms for _, take in self.takes.of_group(group))
 
     def check_new_group(self, group: str) -> None:
-        """Raise what says why a group of that name is not made, unless it is there: TooManyGroups;
-        NameIllegal, if it would be given another group's retries."""
+        """Raise unless a group of that name exists or can be created: TooManyGroups; NameIllegal if
+        it would receive another group's retries."""
         self.groups.check_put(group)
         self.retry_topics.check_new(group)
 

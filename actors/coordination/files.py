@@ -266,7 +266,7 @@ def _filter_data(topic: str, group: str, registered: Filter) -> ConsumerFilterDa
 
 
 class _OutRow(msgspec.Struct, array_like=True):
-    """See Out."""
+    """Row of the file for an `Out`."""
 
     handle: int
     first: int
@@ -277,7 +277,7 @@ class _OutRow(msgspec.Struct, array_like=True):
 
 
 class _PoppedRow(msgspec.Struct, array_like=True):
-    """See PoppedQueue."""
+    """Row of the file for a `PoppedQueue`."""
 
     group: str
     topic: str

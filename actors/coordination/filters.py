@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Filters:
-    """Changes the table of filters; the actor that ends a round sends the changes."""
+    """Change the table of filters; the actor that ends a round sends the changes."""
 
     def __init__(self, books: Books) -> None:
         self._books = books

@@ -83,7 +83,11 @@ class _Flight:
         self.timer: Timer | None = None
 
     def has_stored(self, places: bytes) -> None:
-        """It is in the log; nothing new where nothing but that was asked for."""
+        """Note that the entry is in the log.
+
+        Args:
+            places: as answered; empty if the request only asked for the acks of a stored entry.
+        """
         if places:
             self.stored_at, _ = memoryview(places).cast("q")
 
@@ -242,7 +246,7 @@ class Ledger:
         records = InnerRecords(size_max=2 * ENTRY_BYTES_MAX)
         if flight.stored_at < 0:
             records.encoder.add(records.queue(LEDGER_TOPIC, LEDGER_QUEUE), flight.body, b"")
-        # Else nothing but the question how safe the log is: with it, what is there already.
+        # Else no record: the request only asks for the acks of the log, which has the entry.
         command, payload = records.take(flight.batch.cover)
         self._request_id += 1
         head = frames.pack(self._request_id, command)

@@ -178,7 +178,8 @@ class OrderedPops:
         return 0
 
     def release(self, key: Key, release: PopAck) -> int:
-        """That one, and what is out behind it, was not begun with. The code."""
+        """Release a message, and the ones that are out behind it, which the consumer had not
+        started to process. Return the code."""
         take, handle, offset = self._take_of(key), release.handle, release.queue_offset
         if take is None or take.handle != handle or handle <= 0:
             return HandleUnknown.code
@@ -192,7 +193,7 @@ class OrderedPops:
         return 0
 
     def release_attempt(self, group: str, attempt: str) -> None:
-        """What was given out as an answer to that question was never heard of."""
+        """Release the messages of an answer that never reached its consumer."""
         for key, take in list(self._takes.of_group(group)):
             if take.attempt == attempt and take.left:
                 first = take.left[0][0]

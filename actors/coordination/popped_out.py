@@ -104,11 +104,11 @@ class PoppedOut:
         return True
 
     def release(self, key: Key, queue: PoppedQueue, handle: int, first: int, end: int) -> int:
-        """These were not begun with, and are free again. The code."""
+        """Free messages that the consumer had not started to process. Return the code."""
         if handle <= 0:
             return HandleUnknown.code
         out = queue.out.get(handle)
-        if out is None:  # it may have been released already
+        if out is None:  # all of its messages may be released already
             return 0 if queue.is_free(first, end) else HandleUnknown.code
         if not out.first <= first < end <= out.end:
             return OffsetIllegal.code

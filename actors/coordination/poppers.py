@@ -61,7 +61,7 @@ class Poppers:
         """It asks. Raises SubscriptionsDiffer where its group refuses that; SystemBusy,
         ArgumentIllegal, SubscriptionIllegal, FilterIllegal, FiltersOff."""
         group, topic, name = command.group, command.topic, command.consumer
-        if not name:  # nobody knows who it is
+        if not name:  # the consumer did not state its name
             self._check_expressions(command)
             return
         who = topic, name

@@ -165,7 +165,7 @@ class Pops:
         self._answers.append((request, PopsSettled(codes)))
 
     def _release(self, group: str, part: PopAck) -> int:
-        """The code."""
+        """Release messages and return the code."""
         key = (group, part.topic, part.queue_id)
         queue = self._book.get(*key)
         if queue is None:
@@ -345,7 +345,7 @@ class Pops:
             self._poppers.stop(command)
         self._held.stop(command)
         self._beginnings.stop(command)
-        if command.attempt:  # the consumer never heard of what it was given
+        if command.attempt:  # the consumer never received the answer
             self._ordered.release_attempt(command.group, command.attempt)
             for part in self._book.out_of(command.group, command.attempt):
                 self._release(command.group, part)

@@ -130,7 +130,7 @@ class Progress:
         return made
 
     def on_fetch_offsets(self, command: FetchOffsets, request: Request) -> None:
-        if not self._offsets.topics_of(command.group):  # else they are told, whatever its name
+        if not self._offsets.topics_of(command.group):  # stored offsets are shown for any name
             names.check_group(command.group)
         self._books.tell(request, partial(self._group_offsets, command))
 

@@ -273,7 +273,7 @@ class Retries:
             for topic in sorted({*topics}):
                 is_new = topic not in self._books.topics
                 self._make_topic(topic, config.retry_queue_nums)
-                if is_new and topic != RETRY_PREFIX + group:  # it is seen to be this group's
+                if is_new and topic != RETRY_PREFIX + group:  # the offset marks it as this group's
                     self._books.change(OffsetSet(group, topic, 0, 0))
         self._make_topic(DLQ_PREFIX + group, 1)
         wanted = _with_config(command, config, at_once, handed_out, attempts, topics)

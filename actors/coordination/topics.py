@@ -65,8 +65,8 @@ Stored = Callable[[str], Mapping[int, QueueRange]]
 
 
 def its_own(topics: TopicBook, stored: Stored) -> Stored:
-    """What `stored` says, without queues whose messages are those of an earlier topic of the same
-    name: the topic that is there now never had them."""
+    """Wrap `stored` to omit queues that belong to a deleted topic of the same name: the current
+    topic never had them."""
 
     def found(topic: str) -> Mapping[int, QueueRange]:
         made, queues = made_queues(topics.get(topic)), stored(topic)
@@ -123,7 +123,7 @@ class Topics:
         self._members = members
         self._offsets = books.offsets
         self._left = stored
-        self.stored = its_own(books.topics, stored)  # without what an earlier topic has left
+        self.stored = its_own(books.topics, stored)  # without queues that a deleted topic left
         self._wait_dispatched = wait_dispatched
         self._wanted: list[_PutTopics] = []  # what this round wants to be known
         self._changes: list[Change] = []  # of this round
@@ -205,9 +205,9 @@ class Topics:
         self._want_known(request, [topic], lambda: self._route(topic))
 
     def make(self, topic: str, queues: int) -> None:
-        """A topic of the broker's own making, unless it is there with as many queues; it never has
-        fewer than before."""
-        queues = min(queues, QUEUES_MAX)  # a file may say anything
+        """Create a topic for the broker's own use, or raise its number of queues to this one; never
+        lower it."""
+        queues = min(queues, QUEUES_MAX)  # the number may come from a file, unchecked
         if topic not in self._topics:
             self._put_topic(TopicInfo(topic, queues, queues, READ_WRITE))
             return
@@ -267,7 +267,7 @@ class Topics:
     # --- inside ---
 
     def _check_served(self, topic: str) -> None:
-        """Raise NoPermission for a topic that a RocketMQ alone can serve."""
+        """Raise NoPermission for a topic that only RocketMQ can serve."""
         config = self._topics.get(topic)
         if config is not None:
             check_served(config)
@@ -293,8 +293,11 @@ class Topics:
             )
 
     def _update(self, info: TopicInfo, *, by_force: bool) -> TopicInfo | None:
-        """Change a topic; what it was, if it has fewer queues now, of which all is read. Raises
-        TopicNotExist, MessagesUnread."""
+        """Change a topic. Return its previous settings if it loses read queues without `by_force`,
+        which have to be read to their ends; otherwise None.
+
+        Raises TopicNotExist, MessagesUnread.
+        """
         there = self._topics.info_of(info.topic)
         wanted = TopicInfo(
             info.topic,
@@ -311,8 +314,9 @@ class Topics:
         return there if lowers else None
 
     def _answer_lowered(self, before: TopicInfo, lowered: TopicInfo) -> Command:
-        """Nothing more comes to the queues that are gone, as every process knows the change. What
-        was stored there since they were looked at brings them back. Raises MessagesUnread."""
+        """Answer an update that removed queues, once every process knows it and appends nothing to
+        them. Restore the queues if messages were stored in them after the check for unread ones.
+        Raises MessagesUnread."""
         try:
             self._check_all_is_read(before.topic, lowered.read_queues)
         except CometError:
@@ -372,15 +376,15 @@ class Topics:
             log.warning("topic %s: nobody will read the queues beyond its read queues", info.topic)
 
     def _has_left(self, info: TopicInfo) -> bool:
-        """Whether a topic of that name has left messages, or may have, in queues that the new one
-        does not have."""
+        """Return whether a deleted topic of that name left messages, or may have, in queues that
+        the new one does not have."""
         if self._topics.was_deleted(info.topic):
             return True
         queues = max(info.read_queues, info.write_queues)
         try:
             return any(each >= queues for each in self._left(info.topic))
         except ServiceNotAvailable:
-            return False  # the broker starts: it is not known yet
+            return False  # unknown while the broker starts
 
     def _want_known(
         self, request: Request, topics: list[str], answer: Callable[[], Command]

@@ -77,14 +77,15 @@ class Views:
         )
 
     def on_describe_group(self, command: DescribeGroup, request: Request) -> None:
-        if not self.is_known(command.group):  # else it is shown, whatever its name
+        if not self.is_known(command.group):  # a known group is shown, whatever its name
             names.check_group(command.group)
         self._books.tell(request, partial(self._describe_group, command))
 
     def is_known(self, name: str) -> bool:
-        """A group may have members or offsets only: a file of an older store may lack it.
+        """Return whether a group has a configuration, members or offsets.
 
-        Offsets of a RocketMQ's store may be of groups whose names no client may use.
+        It may have members or offsets only, since the file of an older store may lack it. Offsets
+        from RocketMQ's store may belong to groups with names that clients may not use.
         """
         return name in self._members.known() or bool(self._offsets.topics_of(name))
 

@@ -36,9 +36,9 @@ class DispatcherActor(ServiceActor):
 
     Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp; index/
     and its counters (`Indexing`).
-    Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that nobody is shown what a power cut
-    could take back; in a group on `replicated`, likewise; its doorbell, by the commitlog process
-    for the first message of a new queue.
+    Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that no reader sees a message that a power
+    cut could remove; in a group on `replicated`, for the same reason; its doorbell, by the
+    commitlog process for the first message of a new queue.
     While nobody sleeps on `dispatched` it naps between two looks, so that a stream of single
     messages does not wake it for each; a reader that begins to wait rings it.
     An entry's place is its record's queue offset, so the next process may write the last entries
@@ -95,14 +95,14 @@ class DispatcherActor(ServiceActor):
         self.call_soon(lambda: self._start_index(self._wrote.value, took_over))
 
     def _take_over(self) -> None:
-        """Go on where the process before this one was. On a full disk this one serves as that one
-        did, and what has no room for its entries waits."""
+        """Resume where the previous process stopped. On a full disk, serve like that process, and
+        leave messages for whose entries there is no space pending."""
         try:
             self._catch_up(self._dispatched.value)
         except DiskFull as error:
             if not self._family.control.read(Counter.QUEUES_RECOVERED).value:
-                raise  # nobody is served before that
-            log.error("dispatching has to wait at %d: %s", self._dispatched.value, error)
+                raise  # readers are not served before the queues are recovered
+            log.error("dispatching is suspended at %d: %s", self._dispatched.value, error)
 
     def _start_index(self, log_end: int, took_over: bool) -> None:
         try:

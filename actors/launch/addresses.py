@@ -25,7 +25,7 @@ def address_of(token: str, role: str) -> str:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port: an IPv6 address in brackets."""
+    """Return a host as written before a port: an IPv6 address in brackets."""
     host = host.strip("[]")
     return f"[{host}]" if ":" in host else host
 
@@ -89,15 +89,15 @@ def _bind(settings: BrokerSettings, port: int | None) -> str | None:
 
 
 def name_of(store: Path) -> str:
-    """A broker's name where none was given: the one that the store was made with.
+    """Return the name of a broker without `brokerName`: the one with which its store was created.
 
-    Clients keep their progress by it, so it stays when the store is moved, or the machine is
-    called otherwise. A copy beside its original has a name of its own as long as that is there:
-    two brokers of one name would take each other's clients.
+    Clients store their progress under it, so it stays the same when the store is moved or the
+    machine is renamed. A copy of a store has a different name while the original exists: two
+    brokers with one name would get each other's clients.
     """
     try:
         identity = read_identity(store)
-    except StoreDamaged:  # the start says so
+    except StoreDamaged:  # reported when the broker starts
         return default_name(store)
     original = original_of(store, identity)
     if original is None:
@@ -105,14 +105,14 @@ def name_of(store: Path) -> str:
     place = hashlib.sha256(str(store.resolve()).encode()).hexdigest()[:6]
     name = f"{default_name(store)[:90]}-{place}"
     log.warning(
-        "%s is a copy of the store in %s, which is still there: its broker is called %s, not %s",
+        "%s is a copy of the store in %s, which still exists: its broker is called %s, not %s",
         store, original, name, identity.created_as,
     )  # fmt: skip
     return name
 
 
 def default_name(store: Path) -> str:
-    """Of a store that is new: the machine's name, and the folder's."""
+    """Return the broker name of a new store: the names of the machine and the folder."""
     host = "".join(c if c.isalnum() or c in "_-" else "-" for c in os.uname().nodename)
     folder = "".join(c if c.isalnum() or c in "_-" else "-" for c in store.resolve().name)
     return f"{host}-{folder}"[:100]

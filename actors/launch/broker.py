@@ -174,8 +174,8 @@ class BrokerActor(ServiceActor):
         identity = keep_identity(self._store, self._name, self._segment_bytes, queue_segment_bytes)
         if self._settings.broker_name not in ("", identity.created_as):
             log.warning(
-                "brokerName=%s: the store was made by broker %s; progress that is kept by a "
-                "broker's name (broadcasting, Spark) is not found under another one",
+                "brokerName=%s: the store was created by broker %s; progress that is stored under "
+                "a broker's name (broadcasting, Spark) is not found under another one",
                 self._name, identity.created_as,
             )  # fmt: skip
         self._control = create_control(

@@ -14,7 +14,8 @@ from cometmq.protocol.retry import pause_s
 
 DEATHS_WITHIN_S: Final = 10
 DEATHS_MAX: Final = 5  # of one role within that time; more, and the broker ends
-# Between two starts that fail, doubled with each; so many in a row, and the broker ends.
+# The pause after a failed start doubles with each further one; the broker ends after more than
+# FAILED_STARTS_MAX in a row.
 FIRST_PAUSE_S: Final = 0.25
 PAUSE_MAX_S: Final = 5.0
 FAILED_STARTS_MAX: Final = 6
@@ -44,7 +45,7 @@ class ProcessTable:
         self._serving: set[str] = set()
         self._deaths: dict[str, list[float]] = defaultdict(list)
         self._failed_starts: dict[str, int] = defaultdict(int)  # in a row
-        self._without_room: set[str] = set()  # whose last start has failed for want of disk space
+        self._without_room: set[str] = set()  # roles whose last start failed on a full disk
 
     def is_hosted(self, role: str) -> bool:
         return bool(role) and role == self._hosted
@@ -88,11 +89,11 @@ class ProcessTable:
         return role
 
     def lacks_room(self, role: str) -> None:
-        """Its start fails, since the disk is full: that may last, and ends nothing."""
+        """Note that a role cannot start because the disk is full: this never ends the broker."""
         self._without_room.add(role)
 
     def pause_before_start(self, role: str) -> float:
-        """For how many seconds another process waits: not at all after one that has served."""
+        """Return the seconds to wait before the next start: 0 if the last process has served."""
         failed = self._failed_starts[role]
         return pause_s(failed, first_s=FIRST_PAUSE_S, most_s=PAUSE_MAX_S) if failed else 0.0
 
@@ -123,7 +124,7 @@ class ProcessTable:
         failed = self._failed_starts[role]
         if failed:
             if failed > FAILED_STARTS_MAX and role not in self._without_room:
-                return CometError(f"{role} has ended {how}, {failed} starts in a row have failed")
+                return CometError(f"{role} ended {how}: {failed} starts in a row have failed")
             return None
         deaths = self.died(role)
         if deaths > DEATHS_MAX:

@@ -1,4 +1,4 @@
-"""Starts of processes in the place of others that have ended: at once, or after a pause."""
+"""Restarts of processes that have ended: at once, or after a pause."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cometmq.actors.runtime.loop import Timer
 
 
 class Restarts:
-    """The supervisor's. A process whose predecessor has failed to start waits: what that needs,
-    such as room on the disk, may come.
+    """Restart processes for the supervisor. After a failed start it pauses: the missing resource,
+    such as disk space, may become available.
 
     Args:
         start: starts a role's process at once.
-        after: has a call made after so many seconds, in the actor's thread.
+        after: schedules a call in the actor's thread, after so many seconds.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Restarts:
         self._start(role)
 
     def start_waiting(self) -> None:
-        """At once: the actor's timers do not go off any more."""
+        """Start all pending processes at once: the actor's timers do not fire any more."""
         for role in self.forget():
             self._start(role)
 
     def forget(self) -> list[str]:
-        """Start none of those that wait; which these are."""
+        """Cancel all pending starts and return their roles."""
         waiting, self._waiting = self._waiting, {}
         for timer in waiting.values():
             timer.cancel()

@@ -68,7 +68,7 @@ def run_broker(
     if settings.commit_log_dir.resolve() != log_dir.resolve():
         raise StoreError(
             f"storePathCommitLog = {settings.commit_log_dir}: the log of this store is {log_dir}. "
-            f"To have it there, make {log_dir} a link to it, or mount the disk at {log_dir}"
+            f"To keep it elsewhere, make {log_dir} a link, or mount the disk at {log_dir}"
         )
     raise_descriptor_limit()
     need_in_all(DESCRIPTORS + doorbell_count(settings), "a process of this broker")

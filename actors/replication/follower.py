@@ -395,7 +395,7 @@ class FollowerActor(ServiceActor):
     # --- commands ---
 
     def refuse(self, _command: Command, _request: Any) -> NoReturn:
-        """GetLine as well: a producer that wants a line wants to send."""
+        """Refuse commands for the master. GetLine is one: producers need a line only to send."""
         raise not_master(self._settings)
 
     def on_topics_changed(self, command: TopicsChanged, _request: Request) -> Command:

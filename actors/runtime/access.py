@@ -3,8 +3,8 @@
 Every door asks it before an actor sees the command: ZeroMQ's sockets and the lines of this machine
 (`request_from`), and the process itself (ServiceActor).
 
-What a command declares that it needs (`access.needs`) says as well which of its names must not be
-those of the broker's own topics and groups: from outside these take nothing, by any command.
+The rights that a command declares (`access.needs`) also say which of its fields must not name the
+broker's internal topics and groups: no command from outside may change those.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class CommitRun(Command, frozen=True):
     skip: int
 
 
-# What nobody outside gets of the broker's own topics and groups, whatever access control says:
-# what raises, by right. Anybody may describe them.
+# Checks that refuse clients' use of the broker's internal topics and groups, by right, whatever
+# access control says. Every client may describe these topics and groups.
 _GUARDS: Final[dict[tuple[On, Right], Callable[[str], None]]] = {
     (On.TOPIC, Right.CREATE): names.refuse_internal_topic,
     (On.TOPIC, Right.PUBLISH): names.refuse_internal_topic,
@@ -65,18 +65,18 @@ _GUARDS: Final[dict[tuple[On, Right], Callable[[str], None]]] = {
     (On.GROUP, Right.ADMINISTER): names.refuse_internal_group,
     (On.GROUP, Right.READ): names.refuse_internal_group,
 }
-GUARDED: Final = Audience.CLIENT, Audience.ADMINISTRATOR  # brokers tell name servers of all topics
+GUARDED: Final = Audience.CLIENT, Audience.ADMINISTRATOR  # brokers register all topics
 
 
 def guard_of(need: Need) -> Callable[[str], None] | None:
-    """Return the check that raises NameIllegal for names of the broker's own; None: no check."""
+    """Return the check that raises NameIllegal for internal names; None: no check."""
     if need.field == EVERY or need.itemwise:
         return None
     return _GUARDS.get((need.on, need.right))
 
 
 def _refuse_each(command: Command, field: str, refuse: Callable[[str], None]) -> None:
-    """Each name in the field; without a set of them, as most commands have one."""
+    """Call `refuse` for each name in the field. No set of names is built: most fields have one."""
     first, _, second = field.partition(".")
     value = getattr(command, first)
     if second:
@@ -90,7 +90,7 @@ def _refuse_each(command: Command, field: str, refuse: Callable[[str], None]) ->
 
 
 class _Guarded(NamedTuple):
-    """A field of a command whose names must not be the broker's own."""
+    """A field of a command that must not name internal topics or groups."""
 
     field: str
     refuse: Callable[[str], None]
@@ -99,7 +99,7 @@ class _Guarded(NamedTuple):
 def _guarded_fields(kind: type[Command]) -> tuple[_Guarded, ...]:
     access = kind.access
     if kind is CommitRun or access.audience not in GUARDED:
-        return ()  # the commits of a run are judged one by one
+        return ()  # the commits of a run are checked one by one
     found = [_Guarded(need.field, guard) for need in access.needs if (guard := guard_of(need))]
     return tuple(dict.fromkeys(found))
 
@@ -136,8 +136,8 @@ class Doorman:
         self.run_tag = tag_of(CommitOffsets) if takes_runs else NO_TAG
 
     def admit(self, command: Command, principal: Principal) -> None:
-        """Raise UnknownCommand, NameIllegal for a name of the broker's own, or what access control
-        raises, for what an actor is not to see."""
+        """Raise if the actor must not receive the command: UnknownCommand, NameIllegal for an
+        internal name, or the error of access control."""
         kind = type(command)
         if principal.is_family:
             if kind not in self._takes:

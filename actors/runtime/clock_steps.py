@@ -19,10 +19,10 @@ REMEMBERED: Final = 16
 
 
 def shown_ms(time_ms: int) -> str:
-    """A time of the wall clock, for people, by the zone of this machine."""
+    """Format a wall clock time for people, in the time zone of this machine."""
     try:
         return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(" ", "milliseconds")
-    except (ValueError, OverflowError, OSError):  # of a record, it may be any number
+    except (ValueError, OverflowError, OSError):  # a record can contain any number
         return f"{time_ms} ms"
 
 

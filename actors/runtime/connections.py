@@ -117,7 +117,7 @@ class Connection(msgspec.Struct):
         return max(0, self.waiting()) + max(0, self.unsent())
 
     def waiting(self) -> int:
-        """Received, and not taken up; heartbeats are for ZeroMQ alone."""
+        """Bytes received and not read yet, without heartbeats, which only ZeroMQ sees."""
         found = tcp_counts(self.traffic.fd)
         if found is None:
             return 0
@@ -130,7 +130,7 @@ class Connection(msgspec.Struct):
         if found is None:
             return 0
         unsent = self.traffic.given - (found[0] - self.acked)
-        if unsent < 0:  # heartbeats are counted by the system alone
+        if unsent < 0:  # the kernel also counts heartbeats
             self.acked, unsent = self.acked - unsent, 0
         return unsent
 

@@ -29,8 +29,8 @@ class Dispatched:
         return self._cover.value
 
     def wait_for(self, end: int, timeout_s: float) -> bool:
-        """Block until all before that end of the log is dispatched; False: it takes longer."""
-        self.arm()  # a dispatcher that naps comes at once
+        """Block until the log is dispatched up to `end`. Return False on timeout."""
+        self.arm()  # wakes a dispatcher that naps
         return wait_until(self._progress, end, timeout_s)
 
     def arm(self) -> None:

@@ -174,10 +174,11 @@ class LineListener:
         return self._listener is not None and len(self._callers) < LINES_MAX
 
     def drain(self, count_max: int) -> list[Request]:
-        """What has come, as much of each line as of any other as long as both have more; new lines
-        are taken, ended ones let go.
+        """Return received requests, an equal share from each line while it has more. Accept new
+        lines and close ended ones.
 
-        Where not every line has its turn, the next call begins behind the last one that had.
+        If `count_max` is reached before every line had its turn, the next call resumes behind the
+        last one that had.
         """
         requests: list[Request] = []
         ready = self._ready()
@@ -200,7 +201,7 @@ class LineListener:
         return requests
 
     def _ready(self) -> list[Caller]:
-        """Those that something has come of, in the order of their turns."""
+        """Return the callers with input, in the order of their turns."""
         descriptors = sorted(descriptor for descriptor, _ in self._epoll.poll(0))
         first = bisect_right(descriptors, self._last)
         found: list[Caller] = []

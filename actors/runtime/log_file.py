@@ -23,8 +23,8 @@ class LogFile(logging.Handler):
     itself; the others see that the name stands for another file now. So they do when somebody else,
     logrotate say, has moved it.
 
-    The first file has mode 0640, whatever the umask of a process is. One that is there keeps its
-    mode, and hands it, and its group, on to those that follow it.
+    The first file has mode 0640, whatever the umask of a process is. An existing file keeps its
+    mode; new files get the mode and group of the file before them.
 
     Args:
         bytes_max: a file that has so many is followed by a new one; 0: never.
@@ -41,10 +41,10 @@ class LogFile(logging.Handler):
         self._descriptor = self._open(None)
 
     def _open(self, before: os.stat_result | None) -> int:
-        """The file of that name, or a new one.
+        """Open the log file, or create it.
 
         Args:
-            before: of the file that it follows.
+            before: status of the file that a new one follows; None: there is none.
         """
         for _ in range(OPEN_TRIES):
             with contextlib.suppress(FileNotFoundError):
@@ -52,15 +52,15 @@ class LogFile(logging.Handler):
             try:
                 descriptor = os.open(self._path, FLAGS | os.O_CREAT | os.O_EXCL, PRIVATE)
             except FileExistsError:
-                continue  # of another process, just now
-            with contextlib.suppress(OSError):  # it logs in any case
+                continue  # another process has just created it
+            with contextlib.suppress(OSError):  # logging works without the group, too
                 if before is not None and before.st_gid != os.fstat(descriptor).st_gid:
                     os.fchown(descriptor, -1, before.st_gid)
             with contextlib.suppress(OSError):
                 mode = SHARED if before is None else stat.S_IMODE(before.st_mode)
                 os.fchmod(descriptor, mode)
             return descriptor
-        return os.open(self._path, FLAGS | os.O_CREAT, SHARED)  # a link to no file
+        return os.open(self._path, FLAGS | os.O_CREAT, SHARED)  # a dangling link
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -78,18 +78,18 @@ class ServiceActor(LoopActor):
     """
 
     part_types: ClassVar[tuple[type, ...]] = ()  # what `parts` are made of
-    # A slave's: the actor that has its role on a master. Commands that only that one handles are
-    # admitted, and handed to `refuse`.
+    # On a slave's actor: the actor that has this role on a master. Commands that only the master's
+    # actor handles are admitted, and passed to `refuse`.
     stands_in_for: ClassVar[type[ServiceActor] | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Here, so that all forks share it.
+        # Created here, so that all forks share it.
         doorman_of(cls.role, cls, *cls.part_types, *cls.masters_types())
 
     @classmethod
     def masters_types(cls) -> tuple[type, ...]:
-        """The classes whose commands are admitted only to be refused."""
+        """Return the classes whose commands are admitted only to be refused."""
         master = cls.stands_in_for
         return () if master is None else (master, *master.part_types)
 

@@ -49,7 +49,7 @@ ANSWER_BYTES: Final = 1_048_576
 WAITING_MAX: Final = 4_096  # producers
 OUTBOX_MAX: Final = 4_096  # checks of a group that wait for a producer; the next round has others
 HOUR_MS: Final = 3_600_000
-PAUSE_S_MIN: Final = 0.05  # between two rounds, whose messages are due one by one
+PAUSE_S_MIN: Final = 0.05  # between two rounds, when messages become due one by one
 
 
 class _Due(msgspec.Struct, frozen=True):
@@ -85,9 +85,9 @@ class Checks:
     ) -> None:
         settings = family.settings
         self.interval_s = settings.transaction_check_interval_ms / 1000
-        # What comes just after a round is not due before that.
+        # No message that arrives just after a round is due earlier than this.
         self._pause_s = min(self.interval_s, settings.transaction_time_out_ms / 1000)
-        self._next_s = 0.0  # of the round that is made: when the next message is due
+        self._next_s = 0.0  # of the current round: when the next message is due
         self._write_s = ASK_S + max(settings.sync_flush_timeout_ms / 1000, settings.slave_wait_s)
         self._commitlog = commitlog
         self._view = HalfView(family, store)
@@ -113,15 +113,15 @@ class Checks:
     # --- rounds ---
 
     def begin(self) -> None:
-        """Have rounds made, each when the first message is due that the one before left."""
+        """Schedule rounds, each when the first message is due that the previous round left."""
         self._after(self._pause_s, self._begin_round)
 
     def _begin_round(self) -> None:
-        """Look at all that is pending now."""
+        """Start a round over all messages that are pending now."""
         if not self._view.is_needed:
             self._after(self._pause_s, self._begin_round)
             return
-        for group, checks in list(self._outbox.items()):  # what was asked anew, or has ended
+        for group, checks in list(self._outbox.items()):  # drop superseded and ended checks
             left = [each for each in checks if self._is_pending(each)]
             self._outbox[group] = deque(left)
             if not left:

@@ -122,7 +122,7 @@ class Retries:
         )
         try:
             repeated = self._stored_before(command)
-        except CometError as error:  # nothing is known of the first attempts, so nothing is stored
+        except CometError as error:  # earlier attempts may have been stored, so store nothing
             return [error.code] * len(command.messages)
         wanted = [index for index in range(len(command.messages)) if index not in repeated]
         for index, found in self._read(command.messages, wanted):
@@ -138,8 +138,8 @@ class Retries:
         return storing.codes
 
     def _stored_before(self, command: StoreRetries) -> dict[int, int]:
-        """The messages, by their places in the command, of which a copy was stored when they were
-        given back before, and nobody was told; and their attempts' numbers. Raises NotConfirmed,
+        """Return the messages of which an earlier attempt stored a copy without an answer: their
+        indexes in the command, and the numbers of the attempts. Raises NotConfirmed,
         NotReachable."""
         there = self._once.stored(command.attempts)
         return {index: number for index, number in enumerate(command.attempts) if there[index]}
@@ -226,7 +226,7 @@ class Retries:
     def _read(
         self, entries: Sequence[GivenBack], wanted: Sequence[int]
     ) -> Iterator[tuple[int, Message | CometError]]:
-        """Each of those messages where it is said to lie; neighbours of a queue at once."""
+        """Read each wanted message at its stated offset; adjacent ones of a queue in one read."""
         places = [(each.topic, each.queue_id, each.queue_offset) for each in entries]
         order = sorted(wanted, key=places.__getitem__)
         at = 0
@@ -326,7 +326,7 @@ class _Storing(msgspec.Struct):
     refusal: CometError | None = None  # of the log, which takes nothing for now
 
     def attempts_of(self, messages: Iterable[int]) -> list[int]:
-        """Of those, by their places in the command."""
+        """Return the attempt numbers of messages, which are given by their index in the command."""
         attempts = self.command.attempts
         return [attempts[index] for index in messages] if attempts else []
 

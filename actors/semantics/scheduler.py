@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 60.0  # a timer runs by another clock than what is due: that one may have been set
 
 SET_LOOK_S: Final = 1.0  # while something waits for a time of the wall clock
-DISPATCH_S: Final = 5.0  # at an orderly end, for what is stored by then
+DISPATCH_S: Final = 5.0  # how long an orderly shutdown waits for the dispatcher
 TURN_S: Final = 0.001  # the loop sleeps for whole milliseconds; what is less is slept out
 
 Waiting = DelayLevel | Timers
@@ -248,10 +248,10 @@ class SchedulerActor(ServiceActor):
 
     def settle(self) -> None:
         self._write_offsets()
-        # Where the dispatcher is a moment behind, timercheck would not be written: a RocketMQ that
-        # opens this store would deliver again what was delivered since the last one.
+        # While the dispatcher is behind, timercheck is not written: a RocketMQ that opens this
+        # store would deliver all messages again that were delivered since the last timercheck.
         if not self._dispatched.wait_for(self._wrote.value, DISPATCH_S):
-            log.warning("the dispatcher is behind at the end; timercheck stays as it was")
+            log.warning("the dispatcher is behind at shutdown; timercheck stays as it was")
         self._timed.keep(at_end=True)
 
     def on_stop(self) -> None:

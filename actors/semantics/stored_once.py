@@ -1,5 +1,5 @@
-"""Writes of copies that may be asked for twice: whoever was not told that a copy is kept asks for
-it again, under the same number, and hears what became of the first one."""
+"""Writes of copies that may be requested twice: a requester that received no answer repeats the
+request under the same number, and receives the outcome of the first one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ NUMBERS_MAX: Final = 65_536
 
 
 class StoredOnce:
-    """Of one process; calls wait for their answer.
+    """Idempotent writes of one process; calls block until they are answered.
 
-    Each write has a position above all others, in an epoch of this process. One that comes late,
-    when another was stored before it, is stored no more: so who knows the position knows of each
-    write whether it is stored.
+    Each write has a position above all earlier ones, in an epoch of this process. A late write is
+    not stored if a later one was stored first. So the last stored position tells of each write
+    whether it is stored.
 
     Args:
-        name: of the deriver that its writes are.
-        timeout_s: for an answer.
+        name: of the deriver to which the writes belong.
+        timeout_s: limit for an answer, in seconds.
     """
 
     def __init__(self, commitlog: Channel, name: str, timeout_s: float) -> None:
@@ -33,23 +33,22 @@ class StoredOnce:
         self._timeout_s = timeout_s
         self._deriver = Deriver(commitlog, name, timeout_s=timeout_s)
         self._last = Position()  # of the last write that was asked for
-        # By number: the position of a write that is not known to be stored, or to be as safe as it
-        # should; None: it is kept. The oldest first.
+        # By number, the oldest first: the position of a write that may not be stored or lacks acks;
+        # None: the copy is stored with all acks.
         self._writes: dict[int, Position | None] = {}
 
     def write(self, records: InnerRecords, numbers: Iterable[int]) -> CometError | None:
-        """Have the records stored that these numbers stand for, all or none.
+        """Store the records of these numbers, all or none.
 
-        Why they are not, or not known to be as safe as they should: that is NotConfirmed.
+        Return None, or the reason why they are not stored; NotConfirmed: they may be stored, or
+        lack the required acks.
         """
         after = None
         try:
             after = self._next(self._deriver.position())
             self._deriver.write(records, after)
-        except (
-            OffsetIllegal
-        ) as error:  # of a process before this one, something was still under way
-            return SystemBusy(f"nothing is stored of it: {error}")
+        except OffsetIllegal as error:  # a write of the previous process was still in progress
+            return SystemBusy(f"no copy is stored: {error}")
         except NotConfirmed as error:
             if after is not None:
                 self._note(numbers, after)
@@ -60,7 +59,7 @@ class StoredOnce:
         return None
 
     def _next(self, position: Position) -> Position:
-        """Above that one, and above whatever this process has asked for."""
+        """Return a position above that one and above all that this process has requested."""
         if self._last <= position:
             epoch = max(time.time_ns() // 1_000_000, position.epoch + 1)
             self._last = Position(epoch, 0)
@@ -76,19 +75,21 @@ class StoredOnce:
             del self._writes[next(iter(self._writes))]
 
     def stored(self, numbers: Sequence[int]) -> list[bool]:
-        """Of each, whether its copy is in the log; `confirm` says whether it stays there. What is
-        not may be stored now. Raises NotConfirmed, NotReachable."""
+        """Return for each number whether its copy is in the log; `confirm` says whether it has the
+        required acks. Those that are not in the log can be written now. Raises NotConfirmed,
+        NotReachable."""
         unsure = [each for each in numbers if self._writes.get(each) is not None]
         if unsure:
             position = self._deriver.position()
             for number in unsure:
                 asked = self._writes[number]
                 if asked is not None and asked > position:
-                    del self._writes[number]  # and it will not be stored any more
+                    del self._writes[number]  # nor can it be stored later
         return [number in self._writes for number in numbers]
 
     def confirm(self, numbers: Sequence[int]) -> CometError | None:
-        """Why these, which are in the log, are not as safe as they should be."""
+        """Return why these copies, which are in the log, lack the required acks; None: they have
+        them."""
         if all(self._writes[number] is None for number in numbers):
             return None
         try:

@@ -41,12 +41,12 @@ def read_up_to(
 
 
 def claimed_check(there: TimerCheck | None, wheel: TimerWheel, seen: int) -> TimerCheck:
-    """What timercheck says before anything is put into the wheel, to be written with our limit for
-    RocketMQ's reading of the topic. Without the file, or with that of a RocketMQ, a RocketMQ that
-    takes the store over after a kill would put units into its wheel which are there already.
+    """Return the timercheck to write before any unit is put into the wheel, with our limit for
+    RocketMQ's reading of the topic. With no file, or with one written by RocketMQ, a RocketMQ that
+    opens the store after a kill would put units into its wheel that are there already.
 
-    What the file said of deliveries stays as it was: that much is on the disk.
+    The position of deliveries stays as it was: those are on the disk.
     """
-    if there is None or there.log_end > wheel.end:  # or the timer log was made anew
+    if there is None or there.log_end > wheel.end:  # or the timer log was rebuilt
         return TimerCheck(0 if there is None else there.read_ms, 0, 0)
     return there._replace(queue_offset=min(there.queue_offset, seen))

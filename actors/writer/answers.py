@@ -57,7 +57,7 @@ class Confirming(msgspec.Struct, frozen=True):
         return f"not {verb} {within}"
 
     def told(self, answer: Command, command: Command) -> Command:
-        """The answer to a command that is late."""
+        """Return the answer to a command whose acks did not arrive in time."""
         return late(answer, self.late, self.text, command)
 
 
@@ -244,9 +244,9 @@ class Answers:
 def late(
     answer: Command, error: type[NotConfirmed], text: str, command: Command | None = None
 ) -> Command:
-    """The answer, with what has come of its cover: it is stored, but not as safe as it should be.
-    Of two such errors the one of this machine's disk is told. Sections of the command that it
-    answers which wait for nothing have no part in it."""
+    """Return the answer with the error of its missing acks: the records are stored without them.
+    An error of this machine's disk takes precedence over one of a slave. Sections of the command
+    that need no acks keep their answers."""
     if isinstance(answer, HalvesPassed):
         return answer
     if isinstance(answer, TransactionsEnded):

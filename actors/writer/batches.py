@@ -63,7 +63,7 @@ class Earlier(msgspec.Struct, frozen=True):
     messages: int  # so many of its first ones
     queue_offset: int = -1
     physical_offset: int = -1
-    timed_ms: int = 0  # what the delays of these count from; 0: nothing says so
+    timed_ms: int = 0  # time from which the delays of these count; 0: unknown
 
 
 Found = Mapping[int, Earlier | CometError]  # by the index of a section; see Repeats
@@ -143,9 +143,10 @@ class Batches:
     def _append(
         self, section: Section, batch: memoryview, command: SendMessages, timed_ms: int = 0
     ) -> SectionResult:
-        """
+        """Append a section's batch, unless its sender is fenced.
+
         Args:
-            timed_ms: what delays count from; 0: from now.
+            timed_ms: time from which delays count; 0: from now.
         """
         if section.fence or self._fences:
             self._fences.let_pass(command.sender, section)
@@ -209,16 +210,16 @@ class Batches:
         try:
             start = element_start(batch, found.messages)
             stored = self._append(rest, batch[start:], command, found.timed_ms)
-        except (QueueNotExist, NoPermission) as error:  # not to be stored as a whole elsewhere
+        except (QueueNotExist, NoPermission) as error:  # must not be retried as a whole
             raise NotConfirmed(
                 f"the first {found.messages} of {section.count} messages are stored, and the "
-                f"others are not: {error}"
+                f"rest are not: {error}"
             ) from None
         return msgspec.structs.replace(
             head,
             head=found.messages,
             rest_queue_offset=stored.queue_offset,
-            timed_ms=found.timed_ms or stored.timed_ms,  # those found may have no delays
+            timed_ms=found.timed_ms or stored.timed_ms,  # the messages found may have no delays
         )
 
     def place_of(self, section: Section) -> QueueKey:
@@ -265,7 +266,7 @@ class Batches:
         says when it is due. The scheduler process copies it from there."""
         more, now = _real(section).encode(), -1
         if section.delay_level == TIMED:
-            # That is what delays count from, by either clock.
+            # Delays count from this time, by either clock.
             now = timed_ms or int(time.time() * 1000)
         else:
             more += b"DELAY\1%d\2" % self._level_of(section)

@@ -239,7 +239,7 @@ class CommitLogActor(ServiceActor):
         sent meanwhile becomes the next group.
 
         Args:
-            founds: of each what is there already; empty: nothing of any.
+            founds: for each request, the messages that are already stored; empty: none of any.
         """
         try:
             self._store_group(group, founds or [NOTHING_FOUND] * len(group))
@@ -347,7 +347,7 @@ class CommitLogActor(ServiceActor):
 
     def _keep_positions(self) -> None:
         """Whatever the log is filled with, there is a snapshot of them near its end."""
-        tell_of_step_back(self._log)  # of what another thread of this process has appended
+        tell_of_step_back(self._log)  # also for appends of other threads of this process
         self._desk.keyed.let_go_of_deleted()
         self._desk.transactions.let_go_of_deleted()
         derived = self._desk.derived

@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 class Cursors:
     """The writer's ends of all queues, one of each.
 
-    A client's batch goes to `writable`, which refuses a queue that the topic does not have; an
-    actor's record to `for_record`, which has another one for it then. The broker's own topics need
-    not be known.
+    A client's batch goes to `writable`, which refuses a queue that the topic does not have. An
+    actor's record goes to `for_record`, which picks another queue in that case. Internal topics
+    need not be known.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -109,28 +109,28 @@ class Cursors:
             raise NoPermission(f"topic {topic} is not writable")
 
     def for_record(self, topic: str, queue_id: int, *, has_waited: bool) -> QueueCursor:
-        """Return the queue that takes what an actor stores for this one: a retry, a message that
-        was delayed, an end of a transaction. It was chosen when the topic may have been another
-        one: no record goes to a queue that nobody reads.
+        """Return the queue for an actor's record: a retry, a delayed message, or the end of a
+        transaction. The topic may have changed since its queue was chosen; then another queue is
+        used, so that no record goes to a queue that no consumer reads.
 
         Args:
-            has_waited: since it was chosen. A topic that is not known was deleted meanwhile;
-                otherwise it may be about to be made.
+            has_waited: whether the record waited since its queue was chosen. If so, an unknown
+                topic was deleted meanwhile; otherwise it may be about to be created.
 
-        Raises what `of` raises.
+        Raises the errors of `of`.
         """
         there = self._queue_of(topic, queue_id, has_waited)
         if there != queue_id:
-            log.debug("queue %d of %s, which it has not, is queue %d", queue_id, topic, there)
+            log.debug("queue %d of %s does not exist: using queue %d", queue_id, topic, there)
         return self.of(topic, there)
 
     def _queue_of(self, topic: str, queue_id: int, has_waited: bool) -> int:
-        """That queue, or one that the topic has for readers and for writers."""
-        if queue_id <= 0 or is_internal_topic(topic):  # these have the queues that actors use
+        """Return that queue, or else one that the topic has for readers and for writers."""
+        if queue_id <= 0 or is_internal_topic(topic):  # internal ones have what actors use
             return queue_id
         info = self._topics.topics.get(topic)
         if info is None:
-            return 0 if has_waited else queue_id  # the first one it will have, if it is made again
+            return 0 if has_waited else queue_id  # the topic has a queue 0 if it is created again
         queues = min(info.read_queues, info.write_queues) or info.read_queues or info.write_queues
         return queue_id % queues if queues else 0
 

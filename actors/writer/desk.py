@@ -184,7 +184,7 @@ class Desk:
         """Where the records lie now; None: they were there already, which is said at any time."""
         what = command.derived
         if what is None and not command.count:
-            return b""  # it asks for the cover alone
+            return b""  # the command only asks for acks
         if what is None:
             self._check_admitted()
             return self.append_records(command.queues, payload, command.count)
@@ -214,8 +214,8 @@ class Desk:
         size_max: int = sys.maxsize,
         has_waited: bool = False,
     ) -> bytes:
-        """Lay down an actor's records, all or none; see CommitLog.append_inner. For `has_waited`
-        see Cursors.for_record."""
+        """Append an actor's records, all or none; see CommitLog.append_inner. For `has_waited` see
+        Cursors.for_record."""
         find = partial(self._cursors.for_record, has_waited=has_waited)
         cursors = [find(key.topic, key.queue_id) for key in queues]
         places = self._log.append_inner(cursors, payload, count, size_max=size_max)

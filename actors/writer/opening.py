@@ -82,20 +82,20 @@ def _tell_of_clock(last_ms: int) -> None:
     if last_ms > now_ms + STEP_MS:
         log.warning(
             "the last message of the log was stored at %s, and the clock is at %s: it was ahead "
-            "then, or is behind now; store times go by the clock",
+            "then, or is behind now; store times follow the clock",
             shown_ms(last_ms),
             shown_ms(now_ms),
         )
 
 
 def tell_of_step_back(commit_log: CommitLog) -> None:
-    """Have the broker's log say that the clock was set back since this was asked last."""
+    """Log a warning if the clock was set back since the last call."""
     step = commit_log.appender.take_step_back()
     if step is not None:
         log.warning(
             "the clock was set back between two messages: the last one before was stored at %s, "
-            "the first one after at %s; store times go by the clock, so queries by time may find "
-            "messages of those before among later ones",
+            "the first one after at %s; store times follow the clock, so queries by time may find "
+            "earlier messages among later ones",
             *map(shown_ms, step),
         )
 

@@ -57,7 +57,7 @@ class Producers:
         known = self._derived.find(deriver)
         now_ms = int(time.time() * 1000)
         if is_overdone(known, now_ms):
-            log.warning("producer %s: epoch %d is forgotten, as no broker gave it out", name,
+            log.warning("producer %s: epoch %d is dropped, as no broker assigned it", name,
                         0 if known is None else known.position.epoch)  # fmt: skip
             self._forget(name)
             known = None

@@ -35,11 +35,11 @@ PAGE_BYTES: Final = 1 << 20
 SLICE_S: Final = 0.005  # then whoever else sends is heard
 LOOKED_AT_MAX: Final = 4_000_000  # messages, for one batch
 LATE_MS: Final = 30_000  # what a clock may be wrong by, or a command late
-TIMED_LOOKED_AT_MAX: Final = 1_024  # messages, for one with a delay
+TIMED_LOOKED_AT_MAX: Final = 1_024  # messages, to find one with a delay
 WAIT_S: Final = 5.0  # for the dispatcher, then the producer comes again
 HELD_MAX: Final = 1_024  # commands
 HELD_BYTES_MAX: Final = 64 << 20
-# Stored together, by one write and one sync: after a fail-over all producers come again at once.
+# Stored together, by one write and one sync: after a fail-over all producers retry at once.
 GROUP_COUNT: Final = 256
 GROUP_BYTES: Final = 4 << 20
 _LIMITS: Final = ReadLimits(
@@ -68,15 +68,15 @@ def is_repeat(command: object) -> bool:
 
 
 class Repeats:
-    """Holds sends that come again, until it is known what is stored of them.
+    """Hold repeated sends until it is known which of their messages are stored.
 
-    It looks where their queues are dispatched as far as the log went when they came: what its
-    producer sent before lies below. The put lock's holder searches in slices, and takes other
-    sends between them.
+    The search begins once the queues are dispatched up to the end that the log had when the send
+    arrived: the earlier attempt is below it. The put lock's holder searches in slices, and accepts
+    other sends between them.
 
     Args:
         log_end: where the next record goes.
-        store: stores commands as one group, each but for what was found of it.
+        store: stores commands as one group, each without the messages that were found.
         after: sets a timer of the actor.
     """
 
@@ -151,12 +151,12 @@ class Repeats:
             founds.append(found)
         else:
             if self._held:
-                self._set_alarm(0.0)  # what else has come is stored between two groups
+                self._set_alarm(0.0)  # other sends are stored between two groups
         if requests:
             self._store(requests, founds)
 
     def _found(self, held: _Held, stop: float) -> Found | None:
-        """What is there of it; None: not known yet, and an alarm is set."""
+        """Return the stored messages of a send; None: not known yet, and an alarm is set."""
         if self._is_ahead(held.end):
             left_s = held.until - time.monotonic()
             if left_s > 0:
@@ -263,11 +263,11 @@ class Repeats:
     def _timed_ms(
         self, queue: tuple[str, int], first: Message, batch: memoryview, count: int
     ) -> int:
-        """What the delays of these messages count from: each says its delay, and when it is due;
-        0: none has a delay."""
+        """Return the time from which the delays of these messages count; 0: none has a delay. A
+        stored message has its delay and its due time as properties."""
         for index in range(min(count, TIMED_LOOKED_AT_MAX)):
             if element_due_ms(batch, index, 0) == element_due_ms(batch, index, 1):
-                continue  # it has a time of its own
+                continue  # this message has an absolute time
             page = self._reader.get_message(*queue, first.queue_offset + index, 1)
             for message in decode(page.payload or b"", check_crc=False):
                 due = message.properties.get("TIMER_DELIVER_MS", "")

@@ -95,10 +95,10 @@ class RepliesPart:
         self._polls: dict[str, _Poll] = {}  # by requester
         self._fresh: set[str] = set()  # requesters for whom something has come in this round
         self._unstored: list[tuple[Letter, bytes]] = []  # of this round, with their properties
-        # By requester and correlation id: they lie in the log, and are not as safe as they should.
-        # Whoever sends one again has that asked, and no second one is stored.
+        # By requester and correlation id: replies in the log that lack the required acks. If one is
+        # sent again, the acks are requested again, and no second reply is stored.
         self._unsafe: dict[tuple[str, str], Letter] = {}
-        self._doubted: list[Letter] = []  # of this round: they were sent again
+        self._doubted: list[Letter] = []  # of this round: sent again
         self._began = time.monotonic()
         self._timer: Timer | None = None  # as long as there are requesters
 
@@ -196,7 +196,7 @@ class RepliesPart:
         """What is to be stored of this round, as commands of this very process."""
         unstored, self._unstored = self._unstored, []
         found: list[Request] = []
-        if self._doubted:  # no records: how safe the log is
+        if self._doubted:  # without records, to ask for the acks of the log
             found.append(_Storing(self._doubted, InnerRecords(), self._is_unsafe))
             self._doubted = []
         while unstored:
@@ -219,7 +219,7 @@ class RepliesPart:
         return len(unstored), records
 
     def _is_unsafe(self, letter: Letter) -> None:
-        """It is stored, but not as safe as it should be."""
+        """Note that a letter is stored without the required acks."""
         self._unsafe[letter.requester, letter.correlation_id] = letter
         while len(self._unsafe) > UNSAFE_MAX:
             del self._unsafe[next(iter(self._unsafe))]

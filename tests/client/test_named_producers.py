@@ -213,11 +213,11 @@ def test_an_epoch_that_no_broker_gave_out(
         with broker.producer(producer_id=name) as before:
             before.send("claimed", b"before")
             for sender in (1, before._sender.delivery.identity.sender):  # its own as well
-                with pytest.raises(ArgumentIllegal, match=f"{claimed}.*no broker has given it"):
+                with pytest.raises(ArgumentIllegal, match=f"{claimed}.*no broker has assigned it"):
                     broker.open(producer_id=name, sender=sender, epoch=claimed)
             before.send("claimed", b"still")
     else:
-        with pytest.raises(ArgumentIllegal, match=f"{claimed}.*no broker has given it"):
+        with pytest.raises(ArgumentIllegal, match=f"{claimed}.*no broker has assigned it"):
             broker.open(producer_id=name, sender=1, epoch=claimed)
     with broker.producer(producer_id=name) as after:
         after.send("claimed", b"after")
@@ -250,7 +250,7 @@ def test_a_name_that_was_fenced_for_ever_is_free(broker: Served, name: str) -> N
     with broker.producer(producer_id=name) as producer:
         producer.send("freed", b"x")
         assert epoch_of(producer) < EPOCH_MAX
-    assert "is forgotten, as no broker gave it out" in broker.log
+    assert "is dropped, as no broker assigned it" in broker.log
 
 
 @pytest.mark.parametrize("wrong", ["", "a b", "x" * 121, "ö", "a\n"])

@@ -80,15 +80,15 @@ def test_brokername_wins_and_is_logged_where_it_differs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = name_in(tmp_path / "store")
-    assert "was made by broker" not in caplog.text
+    assert "was created by broker" not in caplog.text
     assert name_in(tmp_path / "store", brokerName="other") == "other"
-    assert f"brokerName=other: the store was made by broker {name}" in caplog.text
+    assert f"brokerName=other: the store was created by broker {name}" in caplog.text
     assert read_identity(tmp_path / "store").broker == "other"
     assert name_in(tmp_path / "store") == name
     caplog.clear()
     assert name_in(tmp_path / "named", brokerName="mine") == "mine"
     assert name_in(tmp_path / "named") == "mine"
-    assert "was made by broker" not in caplog.text
+    assert "was created by broker" not in caplog.text
 
 
 def test_a_copy_beside_its_original_has_a_name_of_its_own(

@@ -1,1 +1,1 @@
-"""The engines that decide the one small record of a group: SQLite and etcd."""
+"""Engines that decide the single small record of a group: SQLite and etcd."""

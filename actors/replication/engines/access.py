@@ -50,8 +50,8 @@ class Secret(str):
 
 
 class _Connection(ssl.SSLSocket):
-    """Reads the server's refusal of our certificate where a send fails: with TLS 1.3 it arrives
-    after the handshake, and the error of the send alone would not name it."""
+    """TLS socket that reads the server's rejection of our certificate when a send fails: with TLS
+    1.3 it arrives after the handshake, and the error of the send does not name it."""
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:
         try:

@@ -68,7 +68,7 @@ class Gateway:
 
     @property
     def endpoint(self) -> Address:
-        """Host and port of the server that is asked first."""
+        """Host and port of the first server to try."""
         return self._endpoints[self._good]
 
     def ask(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def opener_of(url: str, access: EngineAccess = NO_ACCESS) -> Callable[[float], E
         raise ConfigError(
             f"engine = {url!r:.200}: ZooKeeper is not supported any more; use etcd "
             "(etcd://host:port,host:port,host:port) between machines, or sqlite:/folder on one; "
-            "docs/engines.md says how a group moves to another engine"
+            "docs/engines.md explains how to move a group to another engine"
         )
     if not (found := _URL.fullmatch(url)):
         raise ConfigError(f"engine = {url!r:.200}: must be {_FORMS}")
