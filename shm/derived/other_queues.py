@@ -1,9 +1,9 @@
 """Topics whose queues are not plain ones: RocketMQ's BatchCQ and COMPACTION topics.
 
-A BatchCQ topic has entries of 46 bytes in batchconsumequeue/, each for several queue offsets; a
-RocketMQ does not start where such a topic has a folder in consumequeue/ as well. Of a COMPACTION
-topic a RocketMQ keeps a log of its own in compaction/. Neither is served, and nothing of theirs is
-written: no entries, no deletions, no records.
+A BatchCQ topic has entries of 46 bytes in batchconsumequeue/, each for several queue offsets.
+RocketMQ does not start if such a topic also has a folder in consumequeue/. For a COMPACTION topic,
+RocketMQ keeps a separate log in compaction/. CometMQ does not serve these topics, and writes
+nothing for them: no entries, no deletions, no records.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TOPICS_FILE: Final = "topics.json"
 
 
 def topics_not_served(store: Path) -> dict[str, str]:
-    """Topics of other queues, each with the reason: what topics.json says of them, and folders in
-    batchconsumequeue/ of topics of which it says nothing. Raises ConfigFileDamaged, OSError."""
+    """Return topics that are not served, each with the reason: those that topics.json declares, and
+    those that only have a folder in batchconsumequeue/. Raises ConfigFileDamaged, OSError."""
     table = ConfigFile(store / CONFIG_DIR / TOPICS_FILE, TopicTable).load() or TopicTable()
     found = {}
     for topic, config in table.topic_config_table.items():
@@ -38,19 +38,19 @@ def topics_not_served(store: Path) -> dict[str, str]:
         folders = []
     for topic in folders:
         if topic not in table.topic_config_table:
-            found[topic] = f"its queues lie in {BATCH_QUEUE_DIR}/"
+            found[topic] = f"its queues are in {BATCH_QUEUE_DIR}/"
     return found
 
 
 def list_served_queues(store: Path) -> Iterator[tuple[str, int]]:
-    """Every queue that has a folder, but those of topics that are not served."""
+    """Return all queues that have a folder, without those of topics that are not served."""
     others = topics_not_served(store)
     return (key for key in list_queues(store) if key[0] not in others)
 
 
 class OtherTopics:
-    """The same, asked for one topic after the other: topics.json may come, or change, meanwhile, as
-    on a slave. Has one user."""
+    """Lookup of single topics that are not served. Follows changes of topics.json, as a slave gets
+    them. Not thread-safe."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class OtherTopics:
         self._found: dict[str, str] = {}
 
     def why(self, topic: str) -> str:
-        """Why the topic is not served; empty where it is."""
+        """Return why the topic is not served; empty: it is served."""
         why = self._found.get(topic)
         if why is None and (looks := self._look()) != self._looks:
             self._found, self._looks = topics_not_served(self._store), looks

@@ -81,7 +81,7 @@ class QueueBuilder:
         self.log_min = 0
         self._rebuilding = False
         self._others = OtherTopics(files.store)
-        self._said: set[str] = set()  # topics that are not served, and have records
+        self._said: set[str] = set()  # topics that a warning was logged for: not served
         self.damages: list[Damage] = []  # what was passed over
 
     @property
@@ -284,12 +284,12 @@ class QueueBuilder:
         return 0
 
     def _leave_out(self, message: _kernel.Message) -> int:
-        """A record of a topic that is not served gets no entry; its size."""
+        """Skip a record of a topic that is not served. Return its size."""
         if message.topic not in self._said:
             self._said.add(message.topic)
             log.warning(
                 "topic %s has messages from physical offset %d on, and is not served (%s): they "
-                "stay in the log for a RocketMQ",
+                "stay in the log for RocketMQ",
                 message.topic, message.physical_offset, self._others.why(message.topic),
             )  # fmt: skip
         return message.size

@@ -1098,7 +1098,7 @@ class Commits:
         tag: of the command.
         change_tag: of OffsetSet.
         version: of the protocol; there is no other.
-        is_barred: whether commits of a group that are no member's are left, by its name.
+        is_barred: whether to skip the commits of non-members of a group, by its name.
     """
 
     def __init__(
@@ -1333,9 +1333,9 @@ def element_start(batch: Buffer, index: int) -> int:
 class Message:
     """A message as a consumer sees it: a view on a record. Decoded when asked for.
 
-    It keeps the whole buffer that it came in alive. It can be copied and pickled; a pickle holds
-    the record alone. Back in the process whose consumer was given it, a copy can be acknowledged
-    and replied to as the message itself can; in another process it is a value.
+    It keeps the whole buffer that it arrived in alive. It can be copied and pickled; a pickle holds
+    only the record. In the process of the consumer that received the message, a copy can be
+    acknowledged and replied to like the message itself; in another process it is a value.
     """
 
     topic: str  # of a retry in a handler: what it was sent to

@@ -146,8 +146,8 @@ cdef class Appender:
 
         Args:
             body: bytes-like, at least one byte.
-            keys: words with spaces between, each a key by which it can be found.
-            properties: text by name. One without a value is left out: RocketMQ's format has none.
+            keys: keys to find the message by, separated by spaces.
+            properties: text by name. Those without a value are omitted: RocketMQ's format has none.
             wait: under SYNC_FLUSH, until it is on the disk, under SYNC_MASTER, until slaves have
                 it; else see `wait`.
         """

@@ -278,7 +278,7 @@ cdef class Indexer:
         if (self.count > 1 and pending.timestamp < self._begin_timestamp
                 and <uint64_t>self._begin_timestamp - <uint64_t>pending.timestamp
                 > <uint64_t>CLOCK_STEP_MS):
-            return I_FULL  # entries count seconds from there: the clock was ahead then
+            return I_FULL  # entries hold seconds since the begin, when the clock was ahead
         if self.count >= self._limit:
             return I_NEED_ROOM
         seconds = 0

@@ -35,7 +35,7 @@ cdef class QueueCursor:
 
 
 cdef enum:
-    CLOCK_STEP_MS = 1000  # set back by less, store times stand still; actors/runtime/clock_steps.py
+    CLOCK_STEP_MS = 1000  # smaller steps back hold store times; see actors/runtime/clock_steps.py
 
 
 @cython.final
@@ -57,7 +57,7 @@ cdef class LogAppender:
     cdef readonly int64_t wanted  # bytes that found no room last, with a blank behind them
     cdef readonly int64_t segment_start
     cdef readonly int64_t last_store_timestamp
-    cdef int64_t _set_back_from, _set_back_to  # the last one 0: nothing to be told
+    cdef int64_t _set_back_from, _set_back_to  # _set_back_to 0: no step to report
     cdef readonly bytes store_host
     cdef int32_t _host_bytes
     cdef int64_t _max_message_bytes
@@ -287,7 +287,7 @@ cdef class LogAppender:
         cdef int64_t now = wanted if wanted > 0 else recent_ms(&self._clock)
         if now < self.last_store_timestamp and wanted <= 0:
             if self.last_store_timestamp - now <= CLOCK_STEP_MS:
-                now = self.last_store_timestamp  # the log waits until the clock is there again
+                now = self.last_store_timestamp  # hold it until the clock catches up
             elif self._set_back_to == 0:
                 self._set_back_from, self._set_back_to = self.last_store_timestamp, now
             else:
@@ -296,8 +296,8 @@ cdef class LogAppender:
         return now
 
     def take_step_back(self):
-        """(before, after) in ms, where the clock was set back between two records since this was
-        asked last; None: it was not. RocketMQ's store times follow its clock as well."""
+        """Return (before, after) in ms if the clock was set back between two records since the last
+        call, otherwise None. RocketMQ's store times follow its clock as well."""
         if self._set_back_to == 0:
             return None
         found = self._set_back_from, self._set_back_to

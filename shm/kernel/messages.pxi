@@ -354,9 +354,9 @@ def offset_message_id(bytes store_host not None, int64_t physical_offset):
 cdef class Message:
     """A message as a consumer sees it: a view on a record. Decoded when asked for.
 
-    It keeps the whole buffer that it came in alive. It can be copied and pickled; a pickle holds
-    the record alone. Back in the process whose consumer was given it, a copy can be acknowledged
-    and replied to as the message itself can; in another process it is a value.
+    It keeps the whole buffer that it arrived in alive. It can be copied and pickled; a pickle holds
+    only the record. In the process of the consumer that received the message, a copy can be
+    acknowledged and replied to like the message itself; in another process it is a value.
     """
 
     cdef Holder _holder
@@ -521,7 +521,7 @@ cdef class Message:
         return copied
 
     def __deepcopy__(self, memo):
-        return self.__copy__()  # nobody can change what both look at
+        return self.__copy__()  # the shared buffer is immutable
 
     def __repr__(self):
         return (f"<Message {self.topic}/{self.queue_id} @{self.queue_offset} "
@@ -574,12 +574,12 @@ def decode(buffer, tags=None, bint check_crc=True, Filter filter=None):
 
 
 def message_from(bytes record not None, bint is_restored=False, reconsume_times=None, source=None):
-    """A message that was pickled. Raises ValueError unless `record` is one whole record.
+    """Restore a pickled message. Raises ValueError unless `record` is exactly one whole record.
 
     Args:
         record: as Message.record.
         is_restored: see `restore_topics`.
-        reconsume_times: None: as the record says.
+        reconsume_times: replaces that of the record; None: keeps it.
         source: see `set_source`.
     """
     cdef Message message = Message.__new__(Message)
@@ -591,7 +591,7 @@ def message_from(bytes record not None, bint is_restored=False, reconsume_times=
     if reason == REC_OK and message._r.total_size != count:
         reason = REC_BAD_SIZE
     if reason != REC_OK:
-        raise ValueError(f"{count} bytes are no message: {REASONS[reason]}")
+        raise ValueError(f"{count} bytes are not a message: {REASONS[reason]}")
     if reconsume_times is not None:
         message._r.reconsume_times = reconsume_times
     message._is_restored = is_restored

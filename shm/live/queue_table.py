@@ -74,7 +74,7 @@ def keep_as_before(store: Path) -> None:
 
 
 def forget_queues(store: Path) -> None:
-    """Remove what is known of the queues of earlier runs."""
+    """Remove the tables of the queues of earlier runs."""
     for name in (QUEUES_FILE, QUEUES_BEFORE_FILE):
         (store / name).unlink(missing_ok=True)
 

@@ -2,9 +2,8 @@
 
 kill -9 takes processes away, not the page cache: as long as the machine and the mount of the store
 live on, everything that was written is there, and the control file that was left behind says how
-far that is. Where one of the two has changed, or another program has opened the store since, or
-the log does not bear the counters out, nothing of it is believed, and recovery begins at the
-checkpoint.
+far that is. If the boot or the mount has changed, another program has opened the store since, or
+the log contradicts the counters, the counters are ignored, and recovery begins at the checkpoint.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ def remove_marks(store: Path) -> None:
 
 
 def forget_last_run(store: Path, *, clean: bool) -> None:
-    """Remove the counters of the last run of ours, durably: another program has opened the store
-    since. To be called before the store notes that this broker has opened it.
+    """Remove the counters of CometMQ's last run, durably, because another program has opened the
+    store since. Call this before the store notes that this broker has opened it.
 
     Args:
-        clean: that program ended in order. If not, nobody knows which queues there should be, and
-            the table of the last run's queues goes, too: all of them are compared with the log.
+        clean: that program shut down in order. If not, the set of queues is unknown, and the queue
+            table of the last run is removed as well: all queues are compared with the log.
     """
     end_run(store / CONTROL_FILE)
     (store / CONTROL_FILE).unlink(missing_ok=True)

@@ -269,10 +269,10 @@ def _first_to_scan(
 def warn_of_whole(
     store: Path, segment_bytes: int, physical_offset: int, zeros_max: int | None = None
 ) -> None:
-    """Say in the log how many whole records lie behind that offset, if there are any.
+    """Log a warning with the number of whole records behind that offset, if there are any.
 
     Args:
-        zeros_max: look no further behind so many zeros.
+        zeros_max: stop the search after so many zeros.
     """
     folder = store / COMMITLOG_DIR
     records = timestamp = 0
@@ -297,17 +297,17 @@ def warn_of_whole(
             break
     if records:
         log.warning(
-            "%d whole records behind %d are removed, the last one was stored at %d ms: the broker "
+            "%d whole records behind %d are removed, the last of them stored at %d ms: the broker "
             "that stored them ended before it acknowledged them",
             records, physical_offset, timestamp,
         )  # fmt: skip
 
 
 def cut(store: Path, segment_bytes: int, physical_offset: int) -> int:
-    """Remove everything from `physical_offset` on; how many bytes of it were not zero.
+    """Remove everything from `physical_offset` on. Return how many of the bytes were not zero.
 
-    Segments behind it go; what remains of its own is zeroed, so that it is never found again. Whole
-    records among it do not go without a warning.
+    Segments behind it are deleted; the rest of its own segment is zeroed, so that it is never found
+    again. A warning tells of whole records among the bytes.
     """
     folder = store / COMMITLOG_DIR
     warn_of_whole(store, segment_bytes, physical_offset)
@@ -333,11 +333,11 @@ def cut(store: Path, segment_bytes: int, physical_offset: int) -> int:
 def zero_behind(
     store: Path, segment_bytes: int, physical_offset: int, max_message_bytes: int
 ) -> int:
-    """Zero what a dead writer left unfinished; segments that are ready stay. Bytes not zero. Whole
-    records among it do not go without a warning.
+    """Zero the unfinished writes of a dead writer; prepared segments stay. Return how many of the
+    bytes were not zero. A warning tells of whole records among them.
 
-    It wrote one record behind the other, so that what it wrote ends where more zeros than a record
-    can hold begin, be it a copy of one that could not be sent any more.
+    The writer wrote one record behind the other, so its writes end at the first run of more zeros
+    than a record can hold, even for a copy of a message that is too large to be sent now.
     """
     folder = store / COMMITLOG_DIR
     zeros_max = 2 * (max(max_message_bytes, FRAME_MAX) + RECORD_OVERHEAD_BYTES)

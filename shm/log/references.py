@@ -174,7 +174,7 @@ class LogMaps:
             self.drop(start)
 
     def close(self) -> None:
-        """Whoever is at work in a segment yet comes to the end."""
+        """Drop all segments. Threads that still use one finish first."""
         for start in list(self._maps):
             self.drop(start)
         self._references.close()

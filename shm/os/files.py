@@ -26,7 +26,7 @@ CONFIG_DIR: Final = "config"
 INDEX_DIR: Final = "index"
 STAGING_DIR: Final = "cometmq.tmp"  # segments in the making; never in the strict directories
 RETIRED_DIR: Final = "cometmq.retired"  # segments that have left the log; see shm/log/retired.py
-# Of releases that kept filter bitmaps. An orderly end removes them.
+# Written by releases that stored filter bitmaps. An orderly shutdown removes them.
 FILTERS_FILE: Final = "cometmq.filters"
 FILTER_MAPS_DIR: Final = "cometmq.filtermaps"
 LOCK_FILE: Final = "lock"
@@ -320,8 +320,7 @@ class Checkpoint:
 def check_store_folder(store: Path) -> None:
     """Refuse a folder that holds other things than a store. Changes nothing.
 
-    Raises StoreNotOurs naming the first thing that looks like somebody else's; StoreError for a
-    link to nothing.
+    Raises StoreNotOurs with the name of the first foreign file; StoreError for a dangling link.
     """
     known = {
         COMMITLOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR, STAGING_DIR, LOCK_FILE, ABORT_FILE,
@@ -331,8 +330,8 @@ def check_store_folder(store: Path) -> None:
     for path in (*reversed(store.parents), store, *(store / name for name in sorted(known))):
         if path.is_symlink() and not path.exists():
             raise StoreError(
-                f"{path} is a link to {path.readlink()}, which is not there: mount the disk "
-                "that has it, or make the folder"
+                f"{path} is a link to {path.readlink()}, which does not exist: mount the disk "
+                "that has it, or create the folder"
             )
     if store.exists() and not store.is_dir():
         raise StoreNotOurs(f"{store} is a file, a store is a directory")

@@ -48,7 +48,7 @@ class StoreLock:
         found = os.fstat(self._descriptor)
         self._key = found.st_dev, found.st_ino, byte
         _held[self._key] = os.getpid()
-        # Only where it is not there: by its time the next start knows who opened the store last.
+        # Never rewritten: from its time the next start knows which program opened the store last.
         if os.pread(self._descriptor, len(self.FILE), 0) != self.FILE:
             os.pwrite(self._descriptor, self.FILE, 0)
             os.fdatasync(self._descriptor)
@@ -64,10 +64,10 @@ class StoreLock:
 
 
 def lock_state(store: Path) -> str:
-    """How `lock` looks: its size and the time of its last write; empty where there is none.
+    """Return size and modification time of the file `lock`; empty if there is none.
 
-    Every RocketMQ writes the file when it opens the store, with the content that is there. A broker
-    of CometMQ does not write it again.
+    RocketMQ rewrites the file, with the same content, whenever it opens the store. A CometMQ broker
+    does not rewrite it.
     """
     try:
         found = (store / LOCK_FILE).stat()

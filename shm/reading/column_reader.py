@@ -89,8 +89,8 @@ class ColumnReader(StoreReader):
 
     @classmethod
     def up_to(cls, store: Path, log_max: int) -> ColumnReader:
-        """Of a store whose log is known to be whole up to a physical offset."""
-        sizes = file_sizes(store)  # looks at every file: once for each task of a query
+        """Return a reader for a store whose log is known to be whole up to a physical offset."""
+        sizes = file_sizes(store)  # examines every file: once for each task of a query
         starts = list_segments(store / COMMITLOG_DIR, sizes[0])
         return cls._with_sizes(store, sizes, FixedPositions(starts[0] if starts else 0, log_max))
 

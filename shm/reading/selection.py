@@ -11,7 +11,7 @@ from cometmq.shm.kernel._kernel import Filter
 
 
 class Selection(NamedTuple):
-    """Messages that have one of the tags, and of which the filter is TRUE. None: all."""
+    """Messages that have one of the tags and match the filter. None: no restriction."""
 
     tags: frozenset[str] | None
     filter: Filter | None

@@ -145,7 +145,8 @@ class StoreReader:
         filter: Filter | None = None,
         check_crc: bool = True,
     ) -> GetResult:
-        """RocketMQ's getMessage (store-format 9): statuses, limits and next offset as there."""
+        """Read messages like RocketMQ's getMessage, with the same statuses, limits and next offset
+        (store-format 9)."""
         chooses = tags is not None or filter is not None
         looked_at = max(max_count, self.limits.scan_bytes // UNIT) if chooses else max_count
         low, high, tail = self._reach(topic, queue_id, queue_offset, looked_at)

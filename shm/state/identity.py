@@ -3,8 +3,8 @@
 Positions that somebody keeps outside, such as a Spark checkpoint, mean nothing in another store.
 The supervisor alone writes the file. A store that only RocketMQ had open has none.
 
-It also notes how `lock` looked then. If the file looks different now, another program (a RocketMQ)
-has opened the store since, and files that describe the last run of CometMQ are out of date.
+It also records the state of the file `lock`. If that differs now, another program (RocketMQ) has
+opened the store since, and files that describe the last run of CometMQ are out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cometmq.shm.os.locks import lock_state
 
 IDENTITY_FILE: Final = "cometmq.store"
 UNKNOWN: Final = "-"
-_BYTES_MAX: Final = 65_536  # a path of 4,096 bytes, escaped, has room
+_BYTES_MAX: Final = 65_536  # fits a path of 4,096 bytes, escaped
 
 
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,13 +29,13 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     broker: str = ""  # the name of the broker that opened it last
     segment_bytes: int = 0  # of its log, and of its queues; 0: an older broker did not say
     queue_segment_bytes: int = 0
-    lock: str = ""  # `lock_state` then; empty: an older broker did not say
-    name: str = ""  # of the broker that made the store; "": of an older one, which says `broker`
-    folder: str = ""  # where the store was then, or last; of a copy beside it: where that is
+    lock: str = ""  # `lock_state` at that time; empty: an older broker did not write it
+    name: str = ""  # of the broker that created the store; "": an older one, which wrote `broker`
+    folder: str = ""  # last path of the store; in a copy: path of the original, while that exists
 
     @property
     def created_as(self) -> str:
-        """What clients know the store's broker by; "": no broker of ours has opened it."""
+        """The name by which clients know the store's broker; "": no CometMQ broker opened it."""
         return self.name or self.broker
 
 
@@ -56,10 +56,10 @@ def read_identity(store: Path) -> Identity:
 def keep_identity(
     store: Path, broker: str, segment_bytes: int = 0, queue_segment_bytes: int = 0
 ) -> Identity:
-    """What it was, or a new one for a store without; with this broker's name and sizes from now on,
-    and with `lock` as it is now. The caller holds the store's lock.
+    """Return the store's identity, or create one. Store in it this broker's name and sizes, and the
+    current state of `lock`. The caller holds the store's lock.
 
-    The name of the broker that made the store stays with it.
+    The name of the broker that created the store does not change.
 
     Raises StoreDamaged, DiskFull, OSError.
     """
@@ -76,13 +76,13 @@ def keep_identity(
 
 
 def _path_of(store: Path) -> str:
-    """Return the store's real path; empty if it is no UTF-8, which JSON cannot hold."""
+    """Return the store's real path; empty if it is not UTF-8, which JSON cannot hold."""
     path = str(store.resolve())
     return path if path.isascii() or not any("\ud800" <= each <= "\udfff" for each in path) else ""
 
 
 def was_opened_by_others(store: Path) -> bool:
-    """Whether another program may have opened the store since a broker of CometMQ did.
+    """Return whether another program may have opened the store since a CometMQ broker did.
 
     Raises StoreDamaged.
     """
@@ -91,8 +91,8 @@ def was_opened_by_others(store: Path) -> bool:
 
 
 def original_of(store: Path, identity: Identity) -> Path | None:
-    """The store that this one is a copy of, if that is still where it was; None: it was moved, or
-    is mounted elsewhere."""
+    """Return the store that this one is a copy of, if that still exists at its path; None: this
+    store is not a copy, or was moved or mounted elsewhere."""
     if not identity.folder or identity.store_id == UNKNOWN:
         return None
     original = Path(identity.folder)

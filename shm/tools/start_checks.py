@@ -43,14 +43,14 @@ CONFIG_FILES: Final[dict[str, Any]] = {
 }
 
 SIZE_KEYS: Final = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue")
-ROCKSDB_FILE: Final = "CURRENT"  # which every RocksDB has
+ROCKSDB_FILE: Final = "CURRENT"  # every RocksDB folder has it
 ROCKSDB_CONFIGS: Final = {
     "topics": "topics.json",
     "subscriptionGroups": "subscriptionGroup.json",
     "consumerOffsets": "consumerOffset.json",
 }
 OFFSETS_FILE: Final = "consumerOffset.json"
-#: What goes with a log, and has to go where another one begins.
+#: Files that belong to a log, and have to be removed before a new log begins.
 MADE_OF_THE_LOG: Final = (
     CHECKPOINT_FILE, CONSUME_QUEUE_DIR, INDEX_DIR, TIMER_LOG_DIR, WHEEL_FILE, ABORT_FILE,
     CONTROL_FILE, QUEUES_FILE, QUEUES_BEFORE_FILE, LEDGER_FILE, CONFIG_DIR,
@@ -60,10 +60,12 @@ LOOKED_AT_MAX: Final = 1_000  # files
 
 
 def check_store(files: StoreFiles, *, is_copy: bool = False) -> None:
-    """Raises what a broker would refuse it with: StoreNotOurs, StoreDamaged, OSError.
+    """Raise the error with which a broker would refuse the store: StoreNotOurs, StoreDamaged,
+    OSError.
 
     Args:
-        is_copy: of a slave, or a replica of a group: its files in config/ may be ahead of its log.
+        is_copy: the store belongs to a slave or to a replica of a group: its files in config/ may
+            be ahead of its log.
     """
     store = files.store
     check_sizes(files)
@@ -79,34 +81,34 @@ def check_store(files: StoreFiles, *, is_copy: bool = False) -> None:
 
 
 def check_kind(store: Path) -> None:
-    """Raise StoreNotOurs for a store of a RocketMQ in DLedger mode or with RocksDB, whose log,
+    """Raise StoreNotOurs for a store that RocketMQ wrote in DLedger mode or with RocksDB: its log,
     queues or configuration are not in the files that CometMQ reads."""
     for folder in sorted(store.glob("dledger-*")):
         if folder.is_dir():
             raise StoreNotOurs(
-                f"{folder}: the log of a RocketMQ in DLedger mode, which is not read. Have its "
-                "consumers read it to the end there, and start CometMQ with an empty folder. If "
+                f"{folder}: a log of RocketMQ's DLedger mode, which CometMQ cannot read. Consume "
+                "all its messages with RocketMQ, then start CometMQ with an empty folder. If "
                 f"{store} is not used in DLedger mode any more, move {folder.name} away"
             )
     if (store / CONSUME_QUEUE_DIR / ROCKSDB_FILE).is_file():
         raise StoreNotOurs(
             f"{store / CONSUME_QUEUE_DIR} has the queues in RocksDB (storeType = defaultRocksDB), "
-            f"which is not read. The log is: move {CONSUME_QUEUE_DIR} away, and the queues are "
-            "made of the log, with all messages that it has"
+            f"which CometMQ cannot read. Move {CONSUME_QUEUE_DIR} away: the queues are then "
+            "rebuilt from the log, with all messages that it has"
         )
     for folder_name, name in ROCKSDB_CONFIGS.items():
         folder = store / CONFIG_DIR / folder_name
         if (folder / ROCKSDB_FILE).is_file() and not (store / CONFIG_DIR / name).is_file():
             raise StoreNotOurs(
-                f"{folder} has in RocksDB what belongs into {store / CONFIG_DIR / name}, and is "
-                "not read: export it (mqadmin rocksDBConfigToJson) as that file, or move "
-                f"{folder_name} away to begin without it"
+                f"{folder} has the content of {store / CONFIG_DIR / name} in RocksDB, which "
+                "CometMQ cannot read: export it (mqadmin rocksDBConfigToJson) as that file, or "
+                f"move {folder_name} away to begin without it"
             )
 
 
 def check_log_is_there(files: StoreFiles, *, is_copy: bool = False) -> None:
-    """Raise StoreDamaged where commitlog/ is empty or missing, and other files say that there was a
-    log. A recovery would take that for a log without records, and cut everything else to it."""
+    """Raise StoreDamaged if commitlog/ is empty or missing, but other files show that there was a
+    log. Recovery would treat that as a log without records, and cut all other files to it."""
     store = files.store
     if files.log_starts() or (store / CUT_FILE).exists():
         return
@@ -116,7 +118,7 @@ def check_log_is_there(files: StoreFiles, *, is_copy: bool = False) -> None:
             f"{store / COMMITLOG_DIR} has no segment, but there was a log: {'; '.join(said)}. If "
             f"it is on another disk, mount that; if it is lost, restore a backup of all of {store}."
             f" To begin an empty log, without any message: move {', '.join(MADE_OF_THE_LOG)} away;"
-            f" {' and '.join(NOT_OF_THE_LOG)} may be put back into {CONFIG_DIR}"
+            f" {' and '.join(NOT_OF_THE_LOG)} can be put back into {CONFIG_DIR}"
         )
 
 

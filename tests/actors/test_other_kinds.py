@@ -33,7 +33,7 @@ def test_queues_in_rocksdb(tmp_path: Path) -> None:
     sent = left(store)
     shutil.rmtree(store / "consumequeue")
     as_rocksdb(store / "consumequeue")
-    with pytest.raises(StoreNotOurs, match="move consumequeue away") as raised:
+    with pytest.raises(StoreNotOurs, match="Move consumequeue away") as raised:
         RunningBroker(store)
     assert "mappedFileSizeConsumeQueue" not in str(raised.value)
     (store / "consumequeue").rename(tmp_path / "away")

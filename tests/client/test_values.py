@@ -188,7 +188,7 @@ def test_message_that_was_tried_before(way: Way) -> None:
     ],
 )  # fmt: skip
 def test_broken_bytes_make_no_message(given: bytes) -> None:
-    with pytest.raises(ValueError, match=f"{len(given)} bytes are no message"):
+    with pytest.raises(ValueError, match=f"{len(given)} bytes are not a message"):
         message_from(given)
     with pytest.raises(TypeError):
         message_from(bytearray(given))  # type: ignore[arg-type]
