@@ -250,8 +250,8 @@ def to_number(given: object, unit: Unit | None = None) -> int:
 
 
 def _percent_of_fraction(given: object) -> int | None:
-    """Of `0.9`, as RocketMQ has the ratio in its system properties: 90. None for anything else, a
-    fraction with more than two places among it."""
+    """Return 90 for `0.9`, the form of a ratio in RocketMQ's system properties. Return None for
+    anything else, including a fraction with more than two places."""
     text = str(given).strip() if isinstance(given, (str, float)) else ""
     match = re.fullmatch(r"0?\.([0-9]{1,2})0*", text)
     return int(match[1].ljust(2, "0")) if match else None

@@ -37,7 +37,7 @@ _ALONE: Final = (
     "without a group has slaves (haListenPort)"
 )
 _NO_BITMAPS: Final = (
-    "there are no filter bitmaps any more: readers evaluate SQL92 filters natively "
+    "filter bitmaps do not exist any more: readers evaluate SQL92 filters natively "
     "(docs/filters.md); remove the setting"
 )
 _OWN_QUEUE: Final = "there are no light queues yet: a message is in the queue of its topic alone"

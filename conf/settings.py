@@ -144,7 +144,7 @@ class IdentitySettings:
         key="brokerName",
         check=_a_name,
         help="The name clients know this broker by; a master and its slaves share it. "
-        "Empty: the name that the store was made with; a new store's broker is named after the "
+        "Empty: the name under which the store was created; for a new store, the names of the "
         "machine and the folder.",
     )
     broker_id: int = option(
@@ -245,8 +245,8 @@ class StoreSettings:
         None,
         key="storePathCommitLog",
         check=_one_path,
-        help="The folder of the CommitLog: commitlog in the folder of the store, or what that is a "
-        "link to. For a log on another disk, mount the disk there or make commitlog a link.",
+        help="The folder of the CommitLog: commitlog in the folder of the store, or the target of "
+        "that link. For a log on another disk, mount the disk there or make commitlog a link.",
     )
     store_group: str = option(
         "",
@@ -603,7 +603,7 @@ class DelaySettings:
         30_000,
         key="transactionCheckInterval",
         at_least=1,
-        help="The pause between two such questions about a message.",
+        help="The interval between two checks of a message.",
     )
     transaction_check_max: int = option(
         15,
@@ -810,8 +810,8 @@ class LoggingSettings:
         "",
         key="logFile",
         help="The file that all processes of the broker log to, instead of standard error. It may "
-        "be moved at any time: then a new one is made. Its mode is 0640, whatever the umask; a "
-        "file that is there keeps its own, and those that follow it have the same.",
+        "be moved at any time: then a new one is created. Its mode is 0640, whatever the umask; an "
+        "existing file keeps its mode, and the files that follow it get the same.",
     )
     log_file_max_bytes: int = option(
         67_108_864,

@@ -297,7 +297,7 @@ def _load_clients() -> None:
 
 
 def _check_kind(writer: str, profile: str | None) -> None:
-    """Raises ArgumentIllegal, MonkeyPatched."""
+    """Raise ArgumentIllegal for unknown values, MonkeyPatched in a patched process."""
     check_not_patched("a Broker of CometMQ")
     if profile is not None and profile not in PROFILES:
         raise ArgumentIllegal(f"profile={profile!r}: {', '.join(PROFILES)}, or none")

@@ -30,11 +30,11 @@ WRITE_COLUMNS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "ordering_key": (("string",), "rows of one key go to one queue, by RocketMQ's hash; "
      "where it is null too, batches go to the queues in turn"),
     "sharding_key": (("string",), "the same, as it was called at first; one of the two"),
-    "keys": (("string",), "words to find the message by, separated by spaces: each is a key"),
+    "keys": (("string",), "keys to find the message by, separated by spaces"),
     "tags": (("string",), "the one tag that consumers may select by"),
     "properties": (("map<string,string>",), "TAGS, KEYS, UNIQ_KEY and WAIT are refused; "
-     "DELAY, TIMER_... and TRAN_MSG too: they would be delivered at once. One with an empty or "
-     "null value is left out"),
+     "DELAY, TIMER_... and TRAN_MSG too: they would be delivered at once. Properties with an empty "
+     "or null value are omitted"),
     "flag": (("int",), "a number of the sender's own, 0 where it is null"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What Kafka's source and sink call options and columns that have another name here."""
+"""Options and columns of Kafka's source and sink that have a different name here."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WRITE_COLUMNS: Final = {
 
 
 def counterpart(name: str, names: dict[str, str]) -> str:
-    """What is to be said of a name that is Kafka's, as the end of an error; empty: it is none."""
+    """Return the end of an error text for a name from Kafka; empty: it is not one."""
     found = names.get(name.lower())
     if found is None and not name.lower().startswith("kafka."):
         return ""

@@ -124,7 +124,7 @@ def check_stores(known: Mapping[str, str], found: Mapping[str, str]) -> None:
         if now is None:
             raise StoreChanged(
                 f"positions of store {store_id} of broker {broker}, which is not there; "
-                f"there are {', '.join(sorted(found)) or 'none'}. If one of these has that store "
+                f"there are {', '.join(sorted(found)) or 'none'}. If one of these has the store "
                 f"now, start it with brokerName={broker}"
             )
         if UNKNOWN_STORE not in (store_id, now) and store_id != now:

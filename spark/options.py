@@ -266,10 +266,10 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
 def take_options(
     kind: type, given: Mapping[str, str], kafkas: dict[str, str] = READ_OPTIONS
 ) -> dict[str, Any]:
-    """What was given, by the names of the attributes of `kind`. Raises OptionError.
+    """Return the given options by the names of the attributes of `kind`. Raises OptionError.
 
     Args:
-        kafkas: names of Kafka's options, and their counterparts.
+        kafkas: Kafka's options and their counterparts here, for the error of an unknown option.
     """
     declared = options_of(kind)
     by_name = {name.lower(): entry for entry in declared.values() for name in entry.names}

@@ -1,8 +1,8 @@
-"""Predicate pushdown: which of the filters that Spark hands over choose what is read.
+"""Predicate pushdown: the filters from Spark that limit a read.
 
 Spark 4.2 and 4.3 keep one read plan for all queries of a DataFrame (PythonDataSourceV2.readInfo).
-The filters of one query are in it when the next one reads, and of a self-join's two sides one reads
-with the filters of the other. A reader cannot notice that, so there it takes no filters.
+It still has the filters of one query when the next one reads, and one side of a self-join reads
+with the filters of the other. A reader cannot detect that, so with these versions it accepts none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 from cometmq.spark.offsets import OFFSET_MAX, Queue
 from cometmq.spark.reading import MS_MAX
 
-# Whether Spark keeps the plan of a read with its scan. It came with this method: SPARK-58551.
+# Whether Spark keeps a read plan for each scan: added with this method, SPARK-58551.
 PER_SCAN: Final = hasattr(DataSourceReader, "pushLimit")
 NOT_PUSHED: Final = (
     f"pushdown = true has no effect with Spark {SPARK_VERSION}, which would apply one query's "

@@ -1,4 +1,4 @@
-"""What Spark's Python processes print after a query has succeeded, and need not."""
+"""Suppression of tracebacks that Spark's Python processes print after a successful query."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class Tracebacks:
-    """The module `traceback` for pyspark.daemon, but for the one of a closed socket.
+    """The module `traceback` for pyspark.daemon, without tracebacks of a closed socket.
 
-    Spark closes its end of a worker's socket as soon as it has all that it wants, as after `take`,
-    and when the worker was idle for a minute. The worker's last flush then fails, and its daemon
-    prints that, though the query has succeeded.
+    Spark closes its end of a worker's socket as soon as it has enough rows, as after `take`, and
+    when the worker was idle for a minute. The worker's last flush then fails, and its daemon prints
+    the error although the query has succeeded.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -25,7 +25,7 @@ class Tracebacks:
 
 
 def _was_closed(error: BaseException | None) -> bool:
-    """Whether pyspark.daemon's own flush met a closed socket, and nothing else went wrong."""
+    """Return whether the only error is that of pyspark.daemon's own flush to a closed socket."""
     closed = BrokenPipeError | ConnectionResetError
     if not isinstance(error, closed) or not isinstance(error.__context__, closed | EOFError | None):
         return False
@@ -34,7 +34,7 @@ def _was_closed(error: BaseException | None) -> bool:
 
 
 def keep_quiet() -> None:
-    """In a daemon of pyspark's, and in the workers that are forked from it."""
+    """Suppress these tracebacks in a daemon of pyspark, and in the workers that it forks."""
     for name in ("__main__", "pyspark.daemon"):
         module = sys.modules.get(name)
         if getattr(module, "traceback", None) is traceback and hasattr(module, "manager"):

@@ -250,7 +250,7 @@ class _LogReading(_Reading):
 
 
 def _tags_of(wanted: Wanted) -> str:
-    """The expression for a pull: all tags if no expression means just these."""
+    """Return the tag expression for a pull; that for all tags if none selects exactly these."""
     tags = wanted.tags or ()
     text = f" {TAG_SEPARATOR} ".join(tags)
     if 0 < len(tags) <= TAGS_MAX and parse_tags(text) == frozenset(tags):

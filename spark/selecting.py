@@ -26,7 +26,7 @@ from cometmq.spark.options import (
 
 log = logging.getLogger(__name__)
 
-INTERNAL_PREFIX: Final = "RMQ_SYS_"  # also of topics of RocketMQ's that clients may write
+INTERNAL_PREFIX: Final = "RMQ_SYS_"  # also of RocketMQ topics that clients may write
 
 
 def is_internal(topic: str) -> bool:

@@ -26,14 +26,14 @@ SPARKS_SHUFFLE: Final = "200"  # what it is by default
 def session(
     master: str = "local[*]", *, name: str = "cometmq", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A SparkSession with the source registered; `conf` goes first.
+    """Return a SparkSession with the source registered; `conf` takes precedence.
 
-    Filters are pushed down where Spark keeps them with their query, which 4.2 and 4.3 do not.
+    Filters are pushed down if Spark keeps them with their query, which 4.2 and 4.3 do not.
 
-    Workers run this interpreter unless PYSPARK_PYTHON says otherwise. A new session with a local
-    master shuffles into as many partitions as it has threads, where nothing says otherwise: with
-    Spark's 200 the first aggregated stream of a laptop takes a minute a batch. The session is
-    stopped when Python ends, if not before.
+    Workers run this interpreter unless PYSPARK_PYTHON names another. A new session with a local
+    master shuffles into as many partitions as it has threads, unless configured: with Spark's 200
+    the first aggregated stream of a laptop takes a minute a batch. The session is stopped when
+    Python ends, if not before.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ def session(
     is_new = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.master(master).appName(name)
     ours = {LOCAL_SOCKETS: "true"}
-    if _pushes():  # elsewhere each query with a filter would only plan its read once more
+    if _pushes():  # otherwise each query with a filter would only plan its read twice
         ours[PUSHDOWN] = "true"
     if master.startswith("local"):  # elsewhere executors may have another version of the package
         ours[DAEMON] = "cometmq.spark.daemon"
@@ -95,11 +95,11 @@ def _is_found(spark: SparkSession) -> bool:
 def messages(
     spark: SparkSession, *, columns: Sequence[str] = (), **options: str | int | bool
 ) -> DataFrame:
-    """A DataFrame of messages with just these columns, filters pushed down where Spark can.
+    """Return a DataFrame of messages with only these columns; filters are pushed down if possible.
 
         messages(spark, store="./store", subscribe="orders", columns=["queue_id", "store_ts"])
 
-    Spark does not tell a source which columns a query uses: what is not named here is not read.
+    Spark does not tell a source which columns a query uses: only the columns named here are read.
     """
     reader = spark.read.format("cometmq")
     for name in columns:

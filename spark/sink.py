@@ -179,6 +179,7 @@ def refuse_overwrite(*, stream: bool) -> None:
             "write the changes of a batch in foreachBatch"
         )
     raise OptionError(
-        'a topic cannot be overwritten, messages are only added: .mode("append"). Where save() has '
-        "no mode, Spark names Overwrite as well, whatever the format; here Append is the only one"
+        'a topic cannot be overwritten, messages are only added: .mode("append"). For save() '
+        "without a mode Spark also reports Overwrite, whatever the format; Append is the only mode "
+        "here"
     )

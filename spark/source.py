@@ -70,7 +70,7 @@ NOTHING: Final = InputPartition(None)
 _REMEDY: Final = "Start a broker on it, or run `cometmq store repair`"
 
 
-# Queries are planned by workers of pyspark's own daemon, of which ours is the first code to run.
+# Workers of pyspark's own daemon plan queries; this is the first code of ours that they run.
 keep_quiet()
 
 
@@ -125,7 +125,8 @@ class _Reading:
         )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Spark copies the reader before it asks for `partitions`: each says what is wanted."""
+        """Read a partition. It contains the filters, since Spark copies the reader before it calls
+        `partitions`."""
         if partition.value is None:
             return iter(())
         task, wanted = partition.value
@@ -196,7 +197,7 @@ class BatchReader(_Reading, DataSourceReader):
         return _partitions(tasks, self._narrowed(bounds))
 
     def _narrowed(self, bounds: Bounds) -> Wanted:
-        """What the filters leave of each record's tags, keys and time."""
+        """Return `wanted`, limited by the filters for tags, keys and time."""
         options, pushed, wanted = self.options, self.pushed, self.wanted
         begin_ms, end_ms = pushed.begin_ms, pushed.end_ms
         if bounds.by_filter and options.starting_timestamp:
@@ -223,8 +224,8 @@ class BatchReader(_Reading, DataSourceReader):
 
 
 class PushdownBatchReader(BatchReader):
-    """The same with filters, where Spark plans each scan by itself. Spark refuses a reader that has
-    `pushFilters` while its switch is off, so there are two."""
+    """Batch reader with filter pushdown, for a Spark that plans each scan separately. Spark refuses
+    a reader with `pushFilters` while its switch is off, so there are two classes."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         self.pushed, left = push(filters)

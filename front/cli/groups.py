@@ -45,9 +45,9 @@ def group() -> None:
 @name_server_option
 @output_option
 def list_groups(name_server: str, output: str) -> None:
-    """List groups, their members and what they lag behind.
+    """List groups with their members and lag.
 
-    A lag that cannot be told is empty (null in JSON), with the reason on standard error.
+    An unknown lag is empty (null in JSON), with the reason on standard error.
     """
     rows = []
     with Admin(name_server) as admin:
@@ -56,9 +56,9 @@ def list_groups(name_server: str, output: str) -> None:
             try:
                 rows.append(row | {"lag": admin.describe_group(each.group).lag})
             except GroupNotExist:
-                continue  # it was deleted meanwhile
+                continue  # the group was deleted meanwhile
             except CometError as error:
-                warn(f"the lag of group {each.group} is not known: {refusal_of(error)}")
+                warn(f"the lag of group {each.group} is unknown: {refusal_of(error)}")
                 rows.append(row | {"lag": None})
     print_rows(rows, output, columns=("group", "members", "lag", "topics"))
 

@@ -43,7 +43,7 @@ def msg() -> None:
 @click.option("--tags", metavar="TAG", help="The tag of all messages.")
 @click.option("--tags-from", metavar="FROM", help="Each message's tag, out of its line.")
 @click.option("--keys", metavar="WORDS", help="Keys for every message, separated by spaces.")
-@click.option("--keys-from", metavar="FROM", help="Each message's key, out of its line.")
+@click.option("--keys-from", metavar="FROM", help="Key of each message, taken from its line.")
 @click.option("--ordering-key", metavar="KEY", help="All into the queue of that key, in order.")
 @click.option(
     "-k",
@@ -72,10 +72,10 @@ def send(topic: str, files: tuple[str, ...], output: str, **options: object) -> 
     cometmq msg send -t HDFS --tags-from 5 < HDFS.log
     cometmq msg send -t HDFS --tags-from 'dfs\\.(\\w+)' --keys-from '(blk_-?\\d+)' HDFS.log
 
-    A line's bytes are sent as they are, without the line's end; empty lines are passed over. FROM
-    is the number of a field, from 1, where fields are apart by blanks, or a regular expression:
-    its first group, or what it matches if it has none. It is matched with the line's text, so \\w
-    is a letter of any script. A line without it gets no tag, or no key. A key has no spaces.
+    A line's bytes are sent as they are, without the end of line; empty lines are skipped. FROM is
+    the number of a field, from 1, where blanks separate fields, or a regular expression: its first
+    group, or its whole match if it has none. It is matched against the line's text, so \\w is a
+    letter of any script. A line without a match gets no tag, or no key. A key has no spaces.
 
     Lines spread over the topic's queues, and have no order among each other there, but those with
     the same -k. Nothing is lost: what counts as acknowledged is stored. A broker that goes away

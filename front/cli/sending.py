@@ -79,13 +79,13 @@ def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise click.UsageError(
-            f"--property {text}: must be NAME=VALUE; a message cannot hold one without a value"
+            f"--property {text}: must be NAME=VALUE; a property cannot have an empty value"
         )
     return name, value
 
 
 def _key_extractor(spec: str | None) -> Extract | None:
-    """As `extractor`, for one key of each line."""
+    """Return an extractor for one key of each line; it refuses keys with spaces."""
     extract = extractor(spec)
     if extract is None:
         return None
@@ -94,8 +94,8 @@ def _key_extractor(spec: str | None) -> Extract | None:
         found = extract(line)
         if found and KEY_SEPARATOR in found:
             raise click.ClickException(
-                f"--keys-from {spec}: it takes {found[:100]!r} from a line, and a space separates "
-                "keys: nobody would find that one. Have the expression take one word"
+                f"--keys-from {spec}: the key {found[:100]!r} has a space, which separates keys; "
+                "use an expression that matches one word"
             )
         return found
 
@@ -103,8 +103,9 @@ def _key_extractor(spec: str | None) -> Extract | None:
 
 
 def extractor(spec: str | None) -> Extract | None:
-    """How to get a value out of a line: a field's number from 1, or a regular expression for its
-    text. What in it is not UTF-8 matches as the surrogates that Python's file names have."""
+    """Return a function that extracts a value from a line, by the number of a field, from 1, or a
+    regular expression for the text. Bytes that are not UTF-8 are matched as surrogate escapes, as
+    in Python's file names."""
     if spec is None:
         return None
     if spec.isascii() and spec.isdigit():
@@ -124,7 +125,7 @@ def extractor(spec: str | None) -> Extract | None:
 
 
 def _storable(text: str) -> str:
-    """With U+FFFD for what was not UTF-8: tags and keys are text."""
+    """Replace bytes that were not UTF-8 by U+FFFD: tags and keys are text."""
     return text.encode(errors="surrogateescape").decode(errors="replace")
 
 

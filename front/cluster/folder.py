@@ -2,7 +2,7 @@
 
     cluster.json       which group, engine, name server and replicas; written last of all
     secret             what the replicas prove to each other that they belong together (0600)
-    engine/            of the SQLite engine
+    engine/            files of the SQLite engine
     lock               held by whoever runs the cluster
     n0/broker.conf     of each replica, and `store`, `broker.log`, `errors.log` beside it
 
@@ -97,15 +97,16 @@ class ClusterFolder:
         engine: str | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> Self:
-        """Everything that the cluster needs to be started, but for the group's record.
+        """Create all files that the cluster needs to start, except the group's record.
 
         Args:
-            port: the name server's; the replicas have those behind it. 0: free ones, which stay.
-            engine: its URL; None: SQLite in the folder.
-            settings: further ones of each replica, by RocketMQ's keys.
+            port: port of the name server; the replicas use the following ones. 0: free ports, which
+                the cluster keeps.
+            engine: URL of the engine; None: SQLite in the folder.
+            settings: additional settings of each replica, by RocketMQ's keys.
 
-        A folder that a killed run has left half made is gone on with. Raises ConfigError for
-        settings that cannot be, StoreError for a folder with other things in it, OSError.
+        Completes a folder that a killed run left unfinished. Raises ConfigError for illegal
+        settings, StoreError for a folder with foreign files, OSError.
         """
         path = path.absolute()
         given = dict(settings or {})

@@ -1,6 +1,6 @@
 """Spark looks for modules `pyspark_*` with a `DefaultSource`, and one that fails hides all others.
 
-So nothing is imported here but what Spark itself has loaded by then; or what may as well fail.
+So this module imports only modules that Spark has already loaded, or whose failure it suppresses.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ COLUMNS: Final = (
     "unique_key", "body", "properties", "reconsume_times",
 )  # fmt: skip
 POISON: Final = 3
-POPPED: Final = f"[{re.escape(POP_RETRY_SIGNS)}].*"  # in the name of a retry topic: see there
+POPPED: Final = f"[{re.escape(POP_RETRY_SIGNS)}].*"  # of a retry topic: see pop_retry_topic
 OLDER: Final = re.escape(POP_RETRY_SIGNS[1]) + ".*$"
 
 
@@ -139,7 +139,7 @@ def letters(
     is_dead = f.col("topic").startswith(DLQ_PREFIX)
     prefix = f.when(is_dead, len(DLQ_PREFIX)).otherwise(len(RETRY_PREFIX))
     name = f.substr("topic", prefix + 1)
-    # Of what was popped, behind the group: a sign and the topic that it was sent to.
+    # Of popped messages, behind the group: a sign and the topic that they were sent to.
     behind = f.concat(f.lit(POP_RETRY_SIGNS[0]), f.col("properties")["RETRY_TOPIC"])
     by_default = f.endswith(name, f.coalesce(behind, f.lit(POP_RETRY_SIGNS[0])))
     own = is_dead | name.isin(sorted(known))
@@ -161,7 +161,7 @@ def letters(
 
 
 def _groups(options: Mapping[str, str]) -> set[str]:
-    """The groups that are known: the retry topic of one may end as if another one had popped."""
+    """Return the known groups: a group's own retry topic may look like that of a popping group."""
     if "store" not in options:
         with Admin(options["namesrv"]) as admin:
             return {each.group for each in admin.groups()}

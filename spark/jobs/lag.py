@@ -46,13 +46,13 @@ class GroupLag(msgspec.Struct, frozen=True):
 
 
 class LagSampler:
-    """Takes samples of the lag of groups; from the second on with rates.
+    """Sample the lag of groups; from the second sample on with rates.
 
     Args:
-        groups: which; none for all that the brokers know.
-        retries: of one request.
+        groups: names of the groups; empty for all that the brokers know.
+        retries: retries of one request.
 
-    `refused` has the groups that the last sample lacks, and why.
+    `refused` has the groups that the last sample lacks, with their errors.
     """
 
     def __init__(self, name_server: str, groups: Sequence[str] = (), *, retries: int = 2) -> None:
@@ -64,10 +64,10 @@ class LagSampler:
         self.refused: dict[str, CometError] = {}
 
     def sample(self) -> list[GroupLag]:
-        """One row a group and queue.
+        """Return one row per group and queue.
 
-        Raises NotReachable; GroupNotExist and other errors of a group that was named, if it was in
-        no sample before.
+        Raises NotReachable; GroupNotExist and other errors of a group that the caller named, if no
+        earlier sample has it.
         """
         names = self._groups or tuple(each.group for each in self._admin.groups())
         self.refused = {}

@@ -159,7 +159,7 @@ def test_group_that_is_deleted_meanwhile_is_left_out(
 
 def test_lag_of_a_group_that_is_deleted_meanwhile(broker: Broker, deletes_meanwhile: None) -> None:
     done = CliRunner().invoke(lag, ["-o", "json", "--name-server", broker.name_server])
-    assert "group billing is left out: group billing is unknown" in done.stderr
+    assert "group billing is omitted: group billing is unknown" in done.stderr
     assert '"shipping"' in done.stdout
     assert '"billing"' not in done.stdout
 
@@ -198,4 +198,4 @@ def test_row_that_a_broker_refuses_ends_no_list(
     rows = {row["group"]: row for row in json.loads(done.stdout)}
     assert rows["a b"]["lag"] is None
     assert rows["billing"]["lag"] == COUNT - 1
-    assert "the lag of group a b is not known: group name 'a b': no" in done.stderr
+    assert "the lag of group a b is unknown: group name 'a b': no" in done.stderr

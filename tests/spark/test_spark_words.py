@@ -122,7 +122,7 @@ def test_modes(spark: SparkSession, tmp_path: Path) -> None:
         )
         with pytest.raises(AnalysisException, match="Append"):
             writer.save()
-        with pytest.raises(AnalysisException, match=r"here Append is the only one"):
+        with pytest.raises(AnalysisException, match=r"Append is the only mode here"):
             writer.mode("overwrite").save()
         writer.mode("append").save()
 

@@ -176,7 +176,7 @@ def tasks(what: str, unit: str = "segments") -> AbstractContextManager[Progress]
 
 
 def summary(done: object, output: str) -> None:
-    """What a job has done: a struct."""
+    """Print the struct that a job returned."""
     print_summary(plain(done), output)
 
 

@@ -26,7 +26,7 @@ STATS_SPARE: Final = ("p50", "p95", "queues", "p99", "mean", "max")
 
 
 def plain(value: Any) -> Any:
-    """A struct as JSON and lines have it: fractions to three places, which are milliseconds."""
+    """Convert a struct for output, with fractions rounded to three places: milliseconds."""
     import msgspec
 
     return _to_places(msgspec.to_builtins(value))

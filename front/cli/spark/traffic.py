@@ -111,7 +111,7 @@ def lag(
             taken += 1
             print_lag(rows, GroupLag.__struct_fields__, output)
             for group, error in sampler.refused.items():
-                warn(f"group {group} is left out: {error}")
+                warn(f"group {group} is omitted: {error}")
             if plot is not None:
                 history.append(rows)
                 write_plot(history, plot)
