@@ -2,7 +2,7 @@
 
 In one queue, whose records lie one behind the other, and in several, between whose records those of
 the others lie, so that each is a place of its own in memory. And by consumers of a broker, in
-turns: a tag filter, and the same by SQL92.
+turns: a tag filter, and the equivalent SQL92 filter.
 """
 
 from __future__ import annotations

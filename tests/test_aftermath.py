@@ -1,4 +1,4 @@
-"""A test that fails takes no other with it (fault 39)."""
+"""Failed tests cause no failures of other tests (fault 39)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `.ci/run` makes of tests that fail (fault 41): they run once more, alone."""
+"""Failed tests in `.ci/run` (fault 41): they run once more, alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paths import KIT, ROOT
 from patience import patient
 
 PASSES = "def test_passes(): pass\n"
-# It fails beside others, and passes alone: a second process that runs it finds its note.
+# A test that fails beside others and passes alone: a second process finds the note of the first.
 ONCE = """
 from pathlib import Path
 import pytest
@@ -48,7 +48,7 @@ class Ended:
 
 
 class Suite:
-    """A small one in a folder of its own."""
+    """A small test suite in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,7 +124,7 @@ def test_more_than_that_fail_without_a_second_run(suite: Suite) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("second", ["assert 0", "pytest.skip('not now')", "pytest.xfail('no')"])
 def test_what_does_not_pass_alone_fails(suite: Suite, second: str) -> None:
-    """Also when it does not fail: then nobody has seen it pass."""
+    """A test that is skipped in the second run fails as well: it has never passed."""
     suite.once("[1]", second=second)
     suite.write("other", ONCE.format(numbers="[2]", first="assert 0", second="pass"))
     ended = suite.run("-n", "0")
@@ -214,7 +214,7 @@ def test_an_error_outside_tests_fails(suite: Suite, workers: str, hook: str, sai
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_tests_that_never_ran_fail(suite: Suite, workers: str) -> None:
-    """One failed, and pytest stopped there."""
+    """A run fails if pytest stopped at a failure before the other tests."""
     suite.once()
     suite.write(
         "zz", "import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test_z(n): pass\n"
@@ -226,7 +226,7 @@ def test_tests_that_never_ran_fail(suite: Suite, workers: str) -> None:
 
 
 def test_what_another_plugin_notes_fails(suite: Suite) -> None:
-    """A second run of a test does not end a process that the first one left."""
+    """A noted problem, such as a remaining process, fails the run without a second one."""
     suite.once()
     (suite.folder / "conftest.py").write_text(
         f"import sys\nsys.path.append({str(KIT)!r})\nimport outcomes\n"
@@ -248,7 +248,7 @@ def test_a_second_run_ends_in_time(suite: Suite, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_an_interrupted_run_fails(suite: Suite) -> None:
-    """By Ctrl-C, which all processes of a terminal get."""
+    """Ctrl-C, which all processes of a terminal receive, fails the run."""
     suite.once(first="NOTES.joinpath('began').touch(); import threading; threading.Event().wait()")
     process = subprocess.Popen(
         suite.command("-n", "0"), stdout=subprocess.PIPE, text=True, start_new_session=True

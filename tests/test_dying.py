@@ -1,4 +1,4 @@
-"""Children that die at a line (kit/dying.py): how they end is told as it is."""
+"""Children that die at a line (kit/dying.py): their ends are reported correctly."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def test_an_error_is_printed(error: Exception, capfd: pytest.CaptureFixture[str]
     subprocess.TimeoutExpired("x", 1),
 ], ids=repr)  # fmt: skip
 def test_what_took_too_long_is_no_wrong_result(error: Exception) -> None:
-    """Fault 39: a time-out on a busy machine was told as an invariant that is lost."""
+    """Fault 39: a time-out on a busy machine raises TimeoutError; it looked like a wrong store."""
     with pytest.raises(TimeoutError, match="this says nothing about the store"):
         dying.in_child(failing(error))

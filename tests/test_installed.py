@@ -1,4 +1,4 @@
-"""Where nothing can be had from a package index, tests that need it say so (fault 39)."""
+"""Tests that need a package index are skipped with that reason if there is none (fault 39)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ build-backend = "setuptools.build_meta"
 name = "cometmq"
 version = "0"
 """
-#: That no index has, and none is asked for: pip is told to use none.
+#: A requirement that no index has; pip runs without an index.
 ABSENT = "cometmq-test-that-nobody-publishes>=3"
 
 
@@ -30,7 +30,7 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sources(monkeypatch: pytest.MonkeyPatch, requires: str, more: str = "") -> None:
-    """A small package stands for ours."""
+    """Replace our package by a small one."""
 
     def copy(tree: Path) -> Path:
         tree.mkdir()
@@ -50,7 +50,7 @@ def test_a_wheel_is_built_with_what_is_here(
 
 
 def test_ours_needs_nothing_that_is_not_here() -> None:
-    """The extra `dev` has it all."""
+    """The extra `dev` has all build requirements."""
     assert installed.missing_to_build(installed.ROOT) == []
 
 
@@ -66,7 +66,7 @@ def test_a_test_that_needs_an_index_is_skipped(
 
 
 def test_a_build_that_fails_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """That is no matter of an index."""
+    """A failed build fails the test: the index is not the cause."""
     sources(monkeypatch, "setuptools>=77", "[tool.setuptools]\npackages = ['not-there']\n")
     with pytest.raises(AssertionError, match="not-there"):
         installed.wheel_in(tmp_path)

@@ -1,4 +1,4 @@
-"""`COMETMQ_TEST_PATIENCE` (fault 40): a factor of every limit, pytest-timeout's too."""
+"""`COMETMQ_TEST_PATIENCE` (fault 40) multiplies every limit, also those of pytest-timeout."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def in_child(factor: str, expression: str) -> str:
     ("1", "patient(60), patient(60.0)", "60 60.0"), ("5", "exactly(7)", "7"),
 ])  # fmt: skip
 def test_a_limit_is_multiplied(factor: str, expression: str, value: str) -> None:
-    """An int stays one, of milliseconds too, and gets no shorter by that."""
+    """An int limit stays an int, which is never shorter than the exact product."""
     assert in_child(factor, expression) == value
 
 
@@ -92,7 +92,7 @@ def test_a_factor_that_is_none_is_refused(text: str) -> None:
         factor_of(text)
 
 
-# What waits too short for an impatient machine, each on a line of its own, and what does not.
+# Lines whose limit the factor does not change, and lines that are legal.
 BYPASSING = """
 event.wait(60)
 thread.join(60)

@@ -218,14 +218,14 @@ def test_pages_name_files_that_are_there(page: str) -> None:
 
 
 def test_every_limit_of_the_suite_is_patient() -> None:
-    """Fault 40: see kit/patience.py."""
+    """Fault 40: every limit is written `patient(...)` or `exactly(...)`; see kit/patience.py."""
     found = sorted(map(str, limits.of_the_suite()))
     said = "write patient(60), or exactly(60), see tests/kit/patience.py:"
     assert not found, "\n".join([said, *found, "python tests/kit/limits.py --write does it"])
 
 
 def test_no_default_of_the_product_is_patched() -> None:
-    """Fault 40: what a test wants shorter or longer is an argument or a setting."""
+    """Fault 40: tests change times by arguments or settings, never by patched defaults."""
     for path in [*sources("tests"), *sources("bench")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
@@ -235,13 +235,13 @@ def test_no_default_of_the_product_is_patched() -> None:
 
 # --- structure ------------------------------------------------------------------------------------
 #
-# Each limit has a table of what exceeds it today, with its number. A number may only become
-# smaller; a name that meets the limit leaves its table.
+# Each limit has a table of the names that exceed it, with their numbers. A number may only
+# decrease; remove a name that meets the limit from its table.
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 PRODUCT = [folder for folder in FLOORS if folder != "bench"]
 PARAMETERS_MAX = 8  # of a constructor
-CALLABLES_MAX = 2  # of these
+CALLABLES_MAX = 2  # of these parameters
 SCREEN_LINES = 60  # of a function
 FAN_OUT_MAX = 15  # modules of the project that a module imports
 
@@ -328,13 +328,13 @@ HASATTR_OF_SELF = {
 
 
 def product_trees() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the product by its path, parsed."""
+    """Yield every module of the product: its path and its syntax tree."""
     for path in (each for folder in PRODUCT for each in sources(folder)):
         yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 
 
 def constructors() -> Iterator[tuple[str, list[ast.arg], set[str]]]:
-    """Every constructor: its class, its parameters, and the module's names for Callable types."""
+    """Yield every constructor: class, parameters, and the module's names for Callable types."""
     for name, tree in product_trees():
         callables = {
             target.id

@@ -1,4 +1,4 @@
-"""How often a process is started again whose starts fail, and after what pauses. Fault 37."""
+"""Restarts of a process whose starts fail: their number and the pauses before them. Fault 37."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cometmq.protocol.errors import CometError
 
 
 class Role:
-    """A process after the other of one role."""
+    """One role, whose processes die one after the other."""
 
     def __init__(self) -> None:
         self.table = ProcessTable(["dispatcher"])
@@ -27,7 +27,7 @@ class Role:
         self.table.serves("dispatcher")
 
     def die(self, *, without_room: bool = False) -> tuple[CometError | None, float]:
-        """Why the broker ends of it, and the pause before the next start."""
+        """Report a death. Return why the broker ends, if it does, and the pause before a start."""
         if not self.table.pids:
             self._pid += 1
             self.table.started("dispatcher", self._pid)

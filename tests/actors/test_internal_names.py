@@ -1,4 +1,4 @@
-"""The broker's own topics and groups take nothing from clients, by any command (Fault 15)."""
+"""Internal topics and groups: no command of a client can change them (Fault 15)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ OF_USERS = (
 
 
 def sample(kind: inspect.Type, path: str, field: str, name: str) -> Any:
-    """A value of that type, with a name in the field of that path, and "x" in all others."""
+    """Return a value of that type, with the name in the given field and "x" in all others."""
     match kind:
         case inspect.StructType(cls=cls, fields=fields):
             return cls(
@@ -108,7 +108,7 @@ def cases() -> Iterator[tuple[type[Command], Need]]:
 
 
 def is_refused(need: Need, name: str) -> bool:
-    """What is expected, by the need alone."""
+    """Return whether a need implies that this name is refused."""
     if need.right is Right.DESCRIBE:
         return False
     if need.on is On.GROUP:
@@ -125,7 +125,7 @@ def test_every_command_by_its_declaration(kind: type[Command], need: Need) -> No
     doorman = Doorman("an actor", [kind])
     for name in (*GROUPS, *TOPICS, *OF_USERS):
         command = sample(inspect.type_info(kind), "", need.field, name)
-        doorman.admit(command, FAMILY)  # the broker's own processes go on
+        doorman.admit(command, FAMILY)  # the broker's own processes are admitted
         others = [
             each for each in kind.access.needs
             if each.field == need.field and each.on is need.on
@@ -138,7 +138,7 @@ def test_every_command_by_its_declaration(kind: type[Command], need: Need) -> No
 
 
 def test_it_covers_what_there_is() -> None:
-    """The test above would find nothing if nothing was declared."""
+    """The declared needs are not empty: otherwise the test above would check nothing."""
     found = {(kind.__name__, need.on) for kind, need in cases() if need.right is not Right.DESCRIBE}
     assert {
         ("CommitOffsets", On.GROUP), ("ResetOffsets", On.GROUP), ("CloneOffsets", On.GROUP),
@@ -178,7 +178,7 @@ def server(broker: RunningBroker) -> str:
 
 
 def committed(broker: RunningBroker, topic: str) -> int:
-    """By the broker's group of transactions."""
+    """Return the offset that the broker's transaction group has committed."""
     command = FetchOffsets(TRANSACTIONS, [QueueKey(topic, 0)])
     with Channel(broker.endpoints.coordinator) as channel:
         answer, _ = channel.ask(command, timeout_s=WAIT_S)
@@ -187,7 +187,7 @@ def committed(broker: RunningBroker, topic: str) -> int:
 
 
 def sent(commitlog: Channel, *sections: Section) -> list[int]:
-    """The code of each."""
+    """Send the sections and return the code of each."""
     batches = [encode_batch([b"x"]) for _ in sections]
     answer, _ = commitlog.ask(SendMessages([*sections], 0), batches, timeout_s=WAIT_S)
     assert isinstance(answer, SendResult)
@@ -201,7 +201,7 @@ def refused_text(ask: Callable[[], object]) -> str:
 
 
 def test_pending_transactions_are_asked_for_whatever_clients_commit(broker: RunningBroker) -> None:
-    """As it was found: the reset of the group lost the pending ones."""
+    """A reset of the transaction group is refused; it used to lose pending transactions."""
     pending = threading.Event()
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -246,12 +246,12 @@ def test_pending_transactions_are_asked_for_whatever_clients_commit(broker: Runn
 
 @pytest.mark.parametrize("by_line", [False, True])
 def test_a_commit_in_a_run(broker: RunningBroker, by_line: bool) -> None:
-    """Commits that come one behind the other are made natively, where they are plain."""
+    """Commits of internal groups are refused in a run of commits, too (handled natively)."""
     topic = HALF_TOPIC
     line = broker.endpoints.coordinator
     with Producer(server(broker), name="runs", checker=lambda _found: True) as producer:
         deadline = time.monotonic() + WAIT_S
-        while committed(broker, topic) < 1:  # the broker itself commits there
+        while committed(broker, topic) < 1:  # the broker itself commits for this group
             assert time.monotonic() < deadline
             with producer.transaction("t", b"one"):
                 pass
@@ -299,7 +299,7 @@ def test_groups_of_its_own(broker: RunningBroker, group: str) -> None:
 
 
 def test_operators_see_them(broker: RunningBroker) -> None:
-    """What was stored there, and how far the broker is."""
+    """Internal topics that are not hidden can be read, and the progress of the broker in them."""
     with Producer(server(broker)) as producer:
         producer.send("t", b"later", deliver_after=3_600)
     ends = broker.endpoints

@@ -315,7 +315,7 @@ def test_a_log_that_is_gone_takes_nothing_along(tmp_path: Path) -> None:
         for offset in range(1, 10):
             commit(broker, offset)
     shutil.rmtree(store / "consumequeue")
-    for segment in (store / "commitlog").iterdir():  # without any segment the start is refused
+    for segment in (store / "commitlog").iterdir():  # a start without a segment is refused
         segment.write_bytes(bytes(segment.stat().st_size))
     with RunningBroker(store, SLOW_SNAPSHOTS) as broker:
         assert committed(broker) == [9, -1]

@@ -303,21 +303,21 @@ def send_pings(line: Line, count: int) -> None:
 
 
 def test_a_busy_line_leaves_their_turns_to_the_others(listener: LineListener) -> None:
-    """Fault 30: of one that has more than fits into a turn no more is taken than its share, as long
-    as the others have something; each keeps its order."""
+    """Fault 30: a line with more input than fits into a turn gets no more than its share while
+    other lines have input; each line keeps its order."""
     busy, *others = connected(listener, 4)
     send_pings(busy, 100)
     for line in others:
         send_pings(line, 5)
     taken = numbers_by_line(listener.drain(32))
-    assert sorted(map(len, taken.values())) == [5, 5, 5, 17]  # what they do not need is its
+    assert sorted(map(len, taken.values())) == [5, 5, 5, 17]  # it gets what they leave
     assert all(numbers == sorted(numbers) for numbers in taken.values())
     rest = numbers_by_line(listener.drain(256))
     assert list(map(len, rest.values())) == [83]
 
 
 def test_every_line_has_its_turn(listener: LineListener) -> None:
-    """Fault 30: also where there are more lines than one look takes commands."""
+    """Fault 30: also with more lines than one call of `drain` reads commands."""
     lines = connected(listener, 7)
     for line in lines:
         send_pings(line, 50)

@@ -88,7 +88,7 @@ def test_refused_frames_do_not_fill_the_log(tmp_path: Path, role: str) -> None:
             with contextlib.suppress(TimeoutError, ConnectionError):
                 for _ in range(30):
                     client.socket.sendall(rubbish)
-            # Fault 39: who asks on another connection may be answered before any of it was read.
+            # Fault 39: a request on another connection may be answered before this one is read.
             until(
                 lambda: broker.log[before:].count("refused a message") >= BURST,
                 says=lambda: broker.log[before:],

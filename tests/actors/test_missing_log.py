@@ -1,4 +1,4 @@
-"""A store whose log is not there, as where its disk is not mounted: it is refused, not emptied.
+"""A store without its log, for example on an unmounted disk, is refused, not emptied.
 
 Fault 9. Queues, checkpoint, index and offsets say that there was a log.
 """
@@ -25,7 +25,7 @@ SEGMENT, QUEUE = (
 
 
 def left(store: Path, *, kill: bool) -> list[Sent]:
-    """A store with messages, of which a group has committed some."""
+    """Create a store with messages, some of which a group has committed."""
     with RunningBroker(store) as broker:
         broker.create_topic("t", 1)
         sent = broker.send("t", 0, [b"one", b"two"], keys="k")
@@ -56,7 +56,7 @@ def empty(log: Path) -> None:
 
 
 def cut_off(log: Path) -> None:
-    """RocketMQ, too, passes over an empty file that sorts last."""
+    """Empty the log. RocketMQ, too, ignores an empty file that sorts last."""
     empty(log)
     (log / f"{0:020d}").touch()
 
@@ -113,7 +113,7 @@ def test_each_of_them_says_that_there_was_a_log(kept: str, tmp_path: Path) -> No
     with pytest.raises(StoreDamaged, match="there was a log") as raised:
         check_store(StoreFiles(store, SEGMENT, QUEUE))
     assert "move" in str(raised.value)
-    if kept == "offsets":  # a slave's may be ahead of its log
+    if kept == "offsets":  # the offsets of a slave may be ahead of its log
         check_store(StoreFiles(store, SEGMENT, QUEUE), is_copy=True)
 
 

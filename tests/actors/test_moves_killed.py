@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @contextmanager
 def killed_everywhere(name: str, tmp_path: Path, commitlog: str) -> Iterator[tuple[Any, Any]]:
-    """The process that does it, at its end, and the count that it has sent."""
+    """Yield each process at its end, with the count that it has sent."""
     context = multiprocessing.get_context("spawn")
     count, ready = context.Pipe(duplex=False)
     arguments = (tmp_path / "store", commitlog, name, ready)
@@ -44,7 +44,7 @@ def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
 def test_a_busy_machine_breaks_no_invariant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Fault 39: no answer in time is told as that, and not as a wrong state."""
+    """Fault 39: a missing answer is reported as a time-out, not as a wrong state."""
     monkeypatch.setenv(TIMEOUT_VARIABLE, "0.2")
     with (
         running(FakeCommitlog.start()),

@@ -296,7 +296,7 @@ def test_a_claim_of_a_run_that_has_ended_does_not_take_the_next_one_s_place() ->
             assert line.wait(claim, patient(30), keep=True)
             with pytest.raises(Refused, match="has registered since"):
                 claim.result()
-            assert line.wait(later, patient(30), keep=True)  # once the ping's time is over
+            assert line.wait(later, patient(30), keep=True)  # after the time-out of the ping
             later.result()
         assert brokers_at(server) == [master, other]
 

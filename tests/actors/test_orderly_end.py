@@ -318,7 +318,7 @@ def test_a_log_that_is_gone_gives_no_queue_offset_twice(slow: Slow) -> None:
     """It was whole when the broker ended; the queues still say how far they were."""
     with RunningBroker(slow.store) as broker:
         sent = fill(broker)
-    for segment in (slow.store / "commitlog").iterdir():  # without any the start is refused
+    for segment in (slow.store / "commitlog").iterdir():  # a start without a segment is refused
         segment.write_bytes(bytes(segment.stat().st_size))
     slow.set("recover", 5)
     with slow.start() as broker:

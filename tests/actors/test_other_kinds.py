@@ -1,4 +1,4 @@
-"""Stores of RocketMQ of other kinds, and logs in other places: what the error advises works.
+"""Stores of other kinds from RocketMQ, and logs in other places: the advice of each error works.
 
 Fault 28.
 """

@@ -31,7 +31,7 @@ class Model:
         self.top = 0
         self.acked: set[int] = set()
         self.free: set[int] = set()
-        self.has: dict[int, set[int]] = {}  # what was popped under it, and not released
+        self.has: dict[int, set[int]] = {}  # by handle: popped and not released offsets
 
     def check(self, queue: PoppedQueue | None) -> None:
         if queue is None:
@@ -128,7 +128,7 @@ def test_changes(round_: int) -> None:
 
 
 def test_releases_survive_a_snapshot(tmp_path: Path) -> None:
-    """Fault 7. A table that was written before there were any is read as well."""
+    """Fault 7. A table from a release without releases of messages can be read, too."""
     file = PoppedFile(tmp_path)
     book = file.book
     book.apply(MessagesPopped(*PLACE, 0, 9, 7, 1, "asked"))

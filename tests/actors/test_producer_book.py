@@ -50,7 +50,7 @@ def test_what_is_no_epoch(epoch: int) -> None:
 
 
 def test_a_claim_is_bounded() -> None:
-    """By the clock, not by what was claimed before: there is always room above it (Fault 17)."""
+    """The clock limits a claimed epoch, not earlier claims: a higher one exists (Fault 17)."""
     now = 1_764_028_800_000
     most = now + AHEAD_MAX_MS
     for held in (None, known(1, now), known(2, now), known(2, most)):
@@ -60,7 +60,7 @@ def test_a_claim_is_bounded() -> None:
     assert epoch_for(OpenProducer(NAME, 1, most), None, now) == most
     assert epoch_for(OpenProducer(NAME, 1, most), known(1, now), now) == most
     assert epoch_for(OpenProducer(NAME, 2), known(1, most), now) == most + 1
-    # Its own one may come again, also to a clock that was set back meanwhile.
+    # A producer may claim its own epoch again, even if the clock was set back meanwhile.
     assert epoch_for(OpenProducer(NAME, 1, most), known(1, most), now - 5_000) == most
 
 

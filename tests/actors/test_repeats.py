@@ -132,7 +132,7 @@ def timed(*messages: tuple[bytes, str, int]) -> bytes:
 def test_a_repeat_tells_what_its_delays_count_from(
     broker: RunningBroker, topic: str, stored: int
 ) -> None:
-    """Fault 38: recall_handle raised ArgumentIllegal after a lost answer."""
+    """Fault 38: `recall_handle` works after a lost answer; it raised ArgumentIllegal."""
     sender = Sender(broker, topic)
     at_ms = int(time.time() * 1000) + 3_600_000
     batch = timed(
@@ -267,19 +267,19 @@ def test_messages_without_ids_are_stored_again(broker: RunningBroker, topic: str
 
 
 def test_repeats_are_stored_and_synced_together(tmp_path: Path) -> None:
-    """Fault 30: after a fail-over all producers come again at once."""
+    """Fault 30: one sync covers repeats of many producers, which all retry after a fail-over."""
     count = 60
     with RunningBroker(tmp_path / "store", {"flushDiskType": "SYNC_FLUSH"}) as broker:
         broker.create_topic("t", 1)
         pending: list[Pending] = []
         with stopped(broker.pids()["dispatcher"]):
-            broker.send("t", 0, [b"before"])  # they wait until that is dispatched
+            broker.send("t", 0, [b"before"])  # repeats wait until this is dispatched
             before = broker.statistics("commitlog")["syncs"]
             for number in range(count):
                 section = Section("t", 0, 1, number=1, fence=True, repeats_ms=AN_HOUR_MS)
                 command = SendMessages([section], int(time.time() * 1000), sender=100 + number)
                 pending.append(broker.commitlog.request(command, [encoded(b"%d" % number)]))
-            assert broker.statistics("commitlog")["syncs"] == before  # all of them are there
+            assert broker.statistics("commitlog")["syncs"] == before  # all are stored already
         results = []
         for each in pending:
             assert broker.commitlog.wait(each, WAIT_S)

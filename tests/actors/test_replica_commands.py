@@ -1,4 +1,4 @@
-"""What a replica that is not the master refuses: with NotMaster, never as an unknown command."""
+"""A replica that is not the master refuses commands with NotMaster, never as unknown commands."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ SLAVES: dict[str, type[ServiceActor]] = {
 
 
 def handled(actor: type[ServiceActor]) -> set[type[Command]]:
-    """What an actor of that class has handlers for."""
+    """Return the commands that an actor of that class handles."""
     owners = (actor, *actor.part_types)
     return {kind for owner in owners for kind in handled_by(owner)} - {CommitRun}
 
 
 def sample(kind: inspect.Type) -> Any:
-    """A value of that type, which means nothing."""
+    """Return an arbitrary value of that type."""
     match kind:
         case inspect.StructType(cls=cls, fields=fields):
             return cls(*(sample(field.type) for field in fields))
@@ -74,13 +74,13 @@ def sample(kind: inspect.Type) -> Any:
 
 
 def refused(role: str) -> list[type[Command]]:
-    """Those that the role takes on a master, and only there."""
+    """Return the commands that the role handles only on a master."""
     found = [each for each in handled(MASTERS[role]) if each.access.served_by is not ServedBy.EVERY]
     return sorted(found, key=lambda each: each.__name__)
 
 
 def test_every_actor_with_a_stand_in_is_looked_at() -> None:
-    """Fault 19."""
+    """Fault 19: the tables of this module have every role with an actor for slaves."""
     roles = {role.name for role in ROLES if role.slave_actor}
     assert roles == MASTERS.keys() == SLAVES.keys()
     for role in ROLES:
@@ -94,7 +94,7 @@ def test_every_actor_with_a_stand_in_is_looked_at() -> None:
 
 @pytest.mark.parametrize("role", MASTERS)
 def test_a_slave_admits_what_its_master_takes(role: str) -> None:
-    """Fault 19: from whoever may say it there."""
+    """Fault 19: a slave admits the commands of its master's actor, from the same principals."""
     kinds = [
         (type_, *type_.part_types, *type_.masters_types())
         for type_ in (MASTERS[role], SLAVES[role])
@@ -105,7 +105,7 @@ def test_a_slave_admits_what_its_master_takes(role: str) -> None:
 
 
 def test_a_follower_handles_nothing_that_is_its_masters() -> None:
-    """Fault 19."""
+    """Fault 19: a follower has no handler for a command that only a master serves."""
     kinds = {each for each in handled(FollowerActor) if each.access.served_by is ServedBy.MASTER}
     assert kinds == set()
 
@@ -114,7 +114,7 @@ def test_a_follower_handles_nothing_that_is_its_masters() -> None:
 def replica(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningBroker]:
-    """One of a group that elects its master; and the slave of a master that has a port for it."""
+    """A replica of a group that elects its master, and a slave with a fixed master."""
     folder = tmp_path_factory.mktemp(request.param)
     with ExitStack() as stack:
         if request.param == "follower":
@@ -135,8 +135,8 @@ def replica(
 @pytest.mark.slow
 @pytest.mark.parametrize("role", MASTERS)
 def test_all_of_it_is_refused_with_not_master(replica: RunningBroker, role: str) -> None:
-    """Fault 19: by the family's address all commands come through, and by that of clients those
-    that are theirs."""
+    """Fault 19: all commands on the address for broker processes, and those of clients on the
+    address for clients, are answered with NotMaster."""
     is_in_group = replica.settings.get("enableDLegerCommitLog", False)
     answered: dict[str, str] = {}
     with Channel(replica.address(role), role) as family:
@@ -157,12 +157,12 @@ def test_all_of_it_is_refused_with_not_master(replica: RunningBroker, role: str)
                 answered[f"{kind.__name__} of {name}"] = outcome
     wrong = {key: name for key, name in answered.items() if name != "NotMaster"}
     assert not wrong
-    assert len(answered) > len(refused(role))  # most are asked for twice
+    assert len(answered) > len(refused(role))  # most are sent to both addresses
 
 
 @pytest.mark.slow
 def test_nothing_of_it_is_unknown(replica: RunningBroker) -> None:
-    """Fault 19: those that were missing in the list that was kept by hand."""
+    """Fault 19: commands that a hand-written list lacked are refused with NotMaster."""
     halves = PassHalves([PassedHalf(0, 0, 1, False)])
     for command in (OpenProducer("name", 1), OpenProducer("name", 1, 7), halves):
         with pytest.raises(NotMaster):
@@ -172,7 +172,7 @@ def test_nothing_of_it_is_unknown(replica: RunningBroker) -> None:
 
 
 def test_what_every_replica_serves_is_declared() -> None:
-    """Fault 19: a command that says nothing is the master's."""
+    """Fault 19: a command without a declaration belongs to the master."""
     for kind in (CoordinatorActor, CommitLogActor):
         for command in handled(kind):
             assert not issubclass(command, Answer)

@@ -1,4 +1,4 @@
-"""Which retry topic a popped message comes again by, and whose it is (Fault 2)."""
+"""The retry topic that redelivers a popped message, and the group that owns it (Fault 2)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ WAIT_S = patient(60)
 def known(
     groups: Iterable[str], topics: Iterable[str], reads: Iterable[tuple[str, str]] = ()
 ) -> RetryTopics:
-    """
+    """Return retry topics.
+
     Args:
-        reads: groups, and what they have committed in.
+        reads: groups, with the topics in which they have committed offsets.
     """
     configs = {each: SubscriptionGroupConfig(group_name=each) for each in groups}
     offsets = OffsetBook({})
@@ -98,7 +99,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 
 
 def retried(broker: RunningBroker, group: str, topic: str, body: bytes) -> None:
-    """Send a message, and have the group give it back."""
+    """Send a message, pop it as the group, and give it back."""
     server = broker.ready.name_server
     with Producer(server) as producer, PopConsumer(server, group, topic) as consumer:
         producer.send(topic, body)
@@ -108,7 +109,7 @@ def retried(broker: RunningBroker, group: str, topic: str, body: bytes) -> None:
 
 
 def test_each_gets_its_own(broker: RunningBroker) -> None:
-    """Names that could be one."""
+    """Groups and topics with ambiguous names each get their own retries."""
     server = broker.ready.name_server
     with Admin(server) as admin:
         for topic in ("c", "b_c"):
@@ -127,7 +128,7 @@ def test_each_gets_its_own(broker: RunningBroker) -> None:
         with pytest.raises(errors.NameIllegal), Consumer(server, "a_b_c", "c") as late:
             late.poll(1, WAIT_S)
         admin.delete_group("a")
-        assert "%RETRY%a_b_c" in admin.topics()  # it could be the other group's, too
+        assert "%RETRY%a_b_c" in admin.topics()  # it may belong to the other group, too
         admin.delete_topic("%RETRY%a_b_c")
         admin.create_group("a_b_c")
 

@@ -1,4 +1,4 @@
-"""A group that confirms slowly: what it has stored and could not say so of is not stored again."""
+"""A group that confirms slowly: records that it stored without an answer are not stored again."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WAIT_S = patient(90)
 COUNT = 20
-REFUSALS = 3  # so often it is not confirmed, and comes again
+REFUSALS = 3  # unconfirmed attempts before the one that is confirmed
 
 
 @pytest.fixture
 def replica(tmp_path: Path) -> Iterator[Replica]:
-    """The master of a group, with messages in a topic."""
+    """Run the master of a group, with messages in a topic."""
     settings = {"slaveTimeout": 200, "messageDelayLevel": "1s 1s 1s 1s 1s"}
     with Replica(tmp_path / "store", settings) as replica:
         replica.run(1)
@@ -55,7 +55,7 @@ def replica(tmp_path: Path) -> Iterator[Replica]:
 
 
 def freeze(replica: Replica) -> None:
-    """From now on nothing more is confirmed."""
+    """Stop confirmations."""
     replica.tell(confirm=replica.counter(Counter.REPLICATED))
 
 
@@ -64,8 +64,8 @@ def thaw(replica: Replica) -> None:
 
 
 def bodies(replica: Replica, topic: str, at_least: int) -> Tally[bytes]:
-    """Of all messages there, once it has so many and no more come: what is written last of all is
-    in its queue before."""
+    """Count the bodies in a topic, once it has so many and the records written so far are in their
+    queues: a last message that is sent now is dispatched."""
     found = read_queue(replica.reader, topic, 0, at_least)
     end = replica.send("t", 0, [b"the last"])[0].queue_offset
     read_queue(replica.reader, "t", 0, end + 1)
@@ -84,7 +84,7 @@ def once(count: int = COUNT) -> Tally[bytes]:
 
 
 def again_until_kept(give_back: Callable[[], Sequence[int]], replica: Replica) -> None:
-    """As clients do; some of it while nothing is confirmed."""
+    """Retry like a client; the first attempts are not confirmed."""
     freeze(replica)
     for _ in range(REFUSALS):
         try:
@@ -110,7 +110,7 @@ def ask_back(replica: Replica, group: str, messages: list[GivenBack], most: int 
 
 @pytest.mark.parametrize("level", [0, -1], ids=["retry", "dead letter"])
 def test_a_copy_is_stored_once(replica: Replica, level: int) -> None:
-    """Fault 16: of messages that were pulled; also in other commands than before."""
+    """Fault 16: one copy of each pulled message, also if a retry groups them in other commands."""
     replica.send("t", 0, [b"%d" % number for number in range(COUNT)])
     stored = read_queue(replica.reader, "t", 0, COUNT)
     given = [GivenBack("t", 0, each.queue_offset, each.physical_offset, level) for each in stored]
@@ -128,8 +128,8 @@ def test_a_copy_is_stored_once(replica: Replica, level: int) -> None:
 
 
 def test_a_message_that_comes_back_later_is_another_attempt(replica: Replica) -> None:
-    """Fault 16: what is known to be kept is over. It is stored again when it is given back again,
-    as by a member that has gone back."""
+    """Fault 16: an attempt ends with its confirmation. A message that is given back later, as by a
+    member that went back in its queue, is stored again."""
     replica.send("t", 0, [b"0"])
     (stored,) = read_queue(replica.reader, "t", 0, 1)
     given = [GivenBack("t", 0, 0, stored.physical_offset)]
@@ -139,7 +139,7 @@ def test_a_message_that_comes_back_later_is_another_attempt(replica: Replica) ->
 
 
 def test_a_run_gives_back_once(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 16: by a consumer whose handler raises Retry, and Reject."""
+    """Fault 16: one copy of each message for which a handler raises Retry or Reject."""
     refused = 0
     kept: set[int] = set()  # queue offsets
     give_back = Membership.give_back
@@ -168,7 +168,7 @@ def test_a_run_gives_back_once(replica: Replica, monkeypatch: pytest.MonkeyPatch
             here[message.body] += 1
         else:
             again.add(message.body)
-            if message.body == b"retried":  # the topics for it are there
+            if message.body == b"retried":  # its topics exist
                 freeze(replica)
                 frozen.set()
             if len(again) == 1 + COUNT // 2:
@@ -191,7 +191,7 @@ def test_a_run_gives_back_once(replica: Replica, monkeypatch: pytest.MonkeyPatch
         thread.join()
     assert set(here.values()) == {
         1
-    }  # a copy that may be there is asked for, before it is done here
+    }  # a copy that may be stored is requested again before its message counts as done
     dead = bodies(replica, "%DLQ%g", 1 + COUNT // 2)
     assert dead == {b"rejected": 1} | {b"%d" % number: 1 for number in range(1, COUNT, 2)}
     assert bodies(replica, "%RETRY%g", 1 + COUNT // 2) == {b"retried": 1} | {
@@ -207,7 +207,7 @@ def send(replica: Replica, all_bodies: Sequence[bytes]) -> None:
 
 @pytest.mark.parametrize("level", [0, -1], ids=["retry", "dead letter"])
 def test_what_was_popped_is_given_back_once(replica: Replica, level: int) -> None:
-    """Fault 16: by its consumer, and when its time is over without a word."""
+    """Fault 16: one copy, given back by the consumer or by the invisibility timeout."""
     replica.send("t", 0, [b"%d" % number for number in range(COUNT)])
     command = PopMessages("g", "t", COUNT, 5_000, WAIT_S * 1_000)
     popped: list[GivenBack] = []
@@ -226,13 +226,13 @@ def test_what_was_popped_is_given_back_once(replica: Replica, level: int) -> Non
     for _ in range(REFUSALS):
         with suppress(NotConfirmed):
             assert {*ask_back(replica, "g", popped)} == {NotConfirmed.code}
-    thaw(replica)  # nobody says a word any more: their time comes to its end
+    thaw(replica)  # no more commands: their invisibility ends
     retry = retry_topic("g", popped[0], popped=True)
     assert bodies(replica, "%DLQ%g" if level < 0 else retry, COUNT) == once()
 
 
 def test_what_is_rejected_in_order_is_a_dead_letter_once(replica: Replica) -> None:
-    """Fault 16: each attempt has another handle, as it is popped anew."""
+    """Fault 16: one dead letter, although each attempt has a new handle from a new pop."""
     replica.send("t", 0, [b"0"])
     (stored,) = read_queue(replica.reader, "t", 0, 1)
     handles: set[int] = set()
@@ -264,7 +264,7 @@ def test_what_is_rejected_in_order_is_a_dead_letter_once(replica: Replica) -> No
 
 
 def test_a_section_that_waits_for_nothing_is_not_late(replica: Replica) -> None:
-    """Fault 30: it has a code of its own, beside one that waits in the same command."""
+    """Fault 30: a section without acks has its own code, beside one that waits for acks."""
     sections = [Section("t", 0, 1, wait=wait) for wait in (True, False, True)]
     command = SendMessages(sections, int(time.time() * 1000))
     freeze(replica)
@@ -278,7 +278,7 @@ def test_a_section_that_waits_for_nothing_is_not_late(replica: Replica) -> None:
 
 
 def test_a_reply_is_stored_once(replica: Replica) -> None:
-    """Fault 16: of a replier that hears that it is not confirmed, though its requester has it."""
+    """Fault 16: one reply, although its replier receives NotConfirmed and sends it again."""
     names = replica.ready.name_server
     warm = Consumer(names, None, transport="zmq")
     with (
@@ -308,7 +308,7 @@ def poll(consumer: Consumer) -> list[Message]:
 
 
 def test_an_entry_of_the_ledger_is_stored_once(replica: Replica) -> None:
-    """Fault 16: it would count once, but each attempt would lie in the log."""
+    """Fault 16: one record, rather than one for each attempt of which only the first counts."""
     ask = replica.coordinator.ask
     ask(PutGroup("g"), timeout_s=WAIT_S)
     freeze(replica)

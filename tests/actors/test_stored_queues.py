@@ -1,4 +1,4 @@
-"""No message is stored in a queue that its topic does not have, whoever stores it (Fault 3)."""
+"""No client and no actor stores a message in a queue that its topic does not have (Fault 3)."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def until(what: str, condition: Callable[[], object]) -> None:
 
 
 def stored(broker: RunningBroker, topic: str) -> list[Message]:
-    """All that lies in the topic, in whichever queue."""
+    """Return all messages in the topic, from all queues."""
     with Admin(server(broker)) as admin:
         found = [each.queue_id for each in admin.describe_topic(topic).queues]
     return [message for each in found for message in broker.read_queue(topic, each)]
 
 
 def check_queues(broker: RunningBroker, topic: str, queues: int, count: int) -> None:
-    """Wait for so many messages, all in the first queues."""
+    """Wait for `count` messages; all must be in the first `queues` queues."""
     until(f"{count} messages in {topic}", lambda: len(stored(broker, topic)) >= count)
     assert len(stored(broker, topic)) == count
     assert {message.queue_id for message in stored(broker, topic)} <= set(range(queues))
@@ -109,7 +109,7 @@ def handling(
 def test_retries_come_after_more_retry_queues(
     broker: RunningBroker, admin: Admin, pops: bool, again: int
 ) -> None:
-    """As it was found: 36 to 41 of 48 never came again, also after the setting was 1 again."""
+    """All retries are redelivered; 36 to 41 of 48 were not, even after the setting was 1 again."""
     topic = group = f"more-{pops}-{again}"
     admin.create_topic(topic, 1)
     attempts: Counter[bytes] = Counter()
@@ -166,7 +166,7 @@ def test_a_retry_waits_while_its_topic_gets_fewer_queues(
 
 
 def test_dead_letters(broker: RunningBroker, admin: Admin) -> None:
-    """They lie in the first queue, whatever the topic has; it always has that one."""
+    """Dead letters are stored in the first queue, which every topic has."""
     topic = group = "dead"
     admin.create_topic(topic, 1)
 
@@ -180,7 +180,7 @@ def test_dead_letters(broker: RunningBroker, admin: Admin) -> None:
             check_queues(broker, f"%DLQ%{group}", 1, 1)
 
 
-# --- what was to come later ---
+# --- delayed messages ---
 
 
 @pytest.mark.parametrize("way", ["update", "delete", "made anew"])
@@ -216,7 +216,7 @@ def test_what_waits_while_its_topic_gets_fewer_queues(
 
 
 def delivered(broker: RunningBroker, topic: str) -> int:
-    """Messages in the topic's queues, also if it is not there."""
+    """Return the number of messages in the topic's queues, also if the topic does not exist."""
     return sum(len(broker.read_queue(topic, queue_id)) for queue_id in range(8))
 
 
@@ -233,7 +233,7 @@ def test_a_transaction_is_committed_after_its_topic_got_fewer_queues(
             transaction.__enter__()
             producer._transactions.open.clear()  # as if this process had died
             ends.append(TransactionEnd(transaction.id, True, transaction._parts))
-    # All by one native call, or end by end.
+    # All ends by one native call, or one by one.
     admin.update_topic(topic, 3)
     groups = [ends] if not keeps_one else [[each] for each in ends]
     for some in groups:
@@ -257,16 +257,16 @@ def test_stages_are_committed_after_their_topic_got_fewer_queues(
         line.ask(StageMessages("sink", 1, "s", queue_id, [section], 1), [batch], timeout_s=WAIT_S)
     line.ask(CloseStage("sink", 1, "s", 8), timeout_s=WAIT_S)
     admin.update_topic(topic, 3)
-    for _ in range(2):  # it may come again
+    for _ in range(2):  # the command may be repeated
         line.ask(CommitStages("sink", 1, ["s"]), timeout_s=WAIT_S)
     check_queues(broker, topic, 3, 16)
 
 
-# --- fewer queues while messages come ---
+# --- fewer queues while messages arrive ---
 
 
 def test_fewer_queues_are_taken_back_for_what_comes_meanwhile(tmp_path: Path) -> None:
-    """Stored between the look at the queues and the news for the process that stores."""
+    """A message that is stored between the check of the queues and their removal restores them."""
     known = {3: QueueRange(0, 0)}
     looks = []
 
@@ -295,7 +295,7 @@ def test_fewer_queues_are_taken_back_for_what_comes_meanwhile(tmp_path: Path) ->
             assert len(looks) == 2
             line.ask(EnsureTopic("t"))
             assert infos(line.ask(ListTopics()))["t"] == TopicInfo("t", 4, 4)
-            known[3] = QueueRange(1, 1)  # it has expired
+            known[3] = QueueRange(1, 1)  # the message has expired
             line.ask(CreateTopic(TopicInfo("t", 2, 2), ChangeMode.UPDATE))
             assert infos(line.ask(ListTopics()))["t"] == TopicInfo("t", 2, 2)
 

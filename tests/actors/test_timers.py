@@ -440,7 +440,7 @@ def wait_pending(broker: RunningBroker) -> None:
 
 @pytest.mark.slow
 def test_timercheck_is_written_at_an_end_that_finds_the_dispatcher_behind(tmp_path: Path) -> None:
-    """Fault 39: it was left out, so that RocketMQ would have delivered the timer again."""
+    """Fault 39: without timercheck RocketMQ would deliver the timer again."""
     store = tmp_path / "store"
     with RunningBroker(store, {}) as broker, Producer(name_server(broker)) as producer:
         producer.send("late", b"first", queue_id=0, deliver_after=0.1)

@@ -1,5 +1,5 @@
-"""A topic that was deleted and is made again with fewer queues: what lies in the queues that are
-gone is nobody's, and no lag (Fault 29)."""
+"""A topic that was deleted and created again with fewer queues: messages in the removed queues
+belong to no topic, and are no lag (Fault 29)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_left_is_no_lag(broker: RunningBroker, admin: Admin, way: str) -
         admin.update_topic(topic, 2)
     with Producer(broker.ready.name_server) as producer:
         producer.send(topic, b"new", queue_id=0)
-    consume(broker, group, topic, 2 * EACH + 1)  # what is left in the queues that it has is its own
+    consume(broker, group, topic, 2 * EACH + 1)  # messages left in its queues are its own
     assert lag(broker, group) == 0
     assert {each.queue_id for each in admin.describe_group(group).queues} == {0, 1}
     server = ("--name-server", broker.ready.name_server)
@@ -82,7 +82,7 @@ def test_what_is_left_is_no_lag(broker: RunningBroker, admin: Admin, way: str) -
 
 
 def test_after_a_restart(tmp_path: Path) -> None:
-    """Both of what deleted it and of what made it again."""
+    """The deletion and the new creation of a topic are remembered across restarts."""
     with RunningBroker(tmp_path / "store") as broker, Admin(broker.ready.name_server) as admin:
         admin.create_topic("t", 4)
         fill(broker, "t", 4)
@@ -98,7 +98,7 @@ def test_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_queues_that_it_has_had_since(broker: RunningBroker, admin: Admin) -> None:
-    """They are its own, and what is hidden in them is told."""
+    """Queues that the new topic gets belong to it; the error names their unread messages."""
     topic = group = "since"
     admin.create_topic(topic, 8)
     fill(broker, topic, 8)
@@ -107,14 +107,14 @@ def test_queues_that_it_has_had_since(broker: RunningBroker, admin: Admin) -> No
     consume(broker, group, topic, 2 * EACH)
     assert lag(broker, group) == 0
     admin.update_topic(topic, 4)
-    assert lag(broker, group) == 2 * EACH  # of 2 and 3, which can be read now
+    assert lag(broker, group) == 2 * EACH  # queues 2 and 3, which can be read now
     with pytest.raises(errors.MessagesUnread, match="10 messages in queues 2, 3"):
         admin.update_topic(topic, 2)
     admin.update_topic(topic, 2, force=True)
     assert lag(broker, group) == 2 * EACH
     admin.update_topic(topic, 4)
     consume(broker, group, topic, 2 * EACH)
-    admin.update_topic(topic, 1)  # nothing of the eight is in the way
+    admin.update_topic(topic, 1)  # the eight queues do not prevent it
     assert lag(broker, group) == 0
 
 
@@ -153,7 +153,7 @@ def test_a_topic_that_was_never_deleted_has_no_mark(broker: RunningBroker, admin
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1" * 9, "٣"])
 def test_a_mark_that_is_none(text: str) -> None:
-    """A file may say anything."""
+    """An illegal value in the file is ignored."""
     assert (
         made_queues(TopicConfig(topic_name="t", attributes={"cometmq.made.queues": text})) is None
     )

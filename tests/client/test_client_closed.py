@@ -1,4 +1,4 @@
-"""What a closed client says: that it is closed (Fault 27)."""
+"""Errors of a closed client: they say that it is closed (Fault 27)."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def open_client(kind: type, broker: Broker) -> Any:
     ],
 )
 def test_closed_client_says_so(broker: Broker, kind: type, name: str) -> None:
-    """A closed Admin said that no name server answers."""
+    """Each method raises ClientClosed; a closed Admin said that no name server answers."""
     calls = {Producer: PRODUCER, Consumer: CONSUMER, PopConsumer: POP_CONSUMER, Admin: ADMIN}
     client = open_client(kind, broker)
     client.close()
@@ -171,7 +171,7 @@ def test_closed_asyncio_client_says_so(broker: Broker, kind: type, name: str) ->
 
 @pytest.fixture
 def silent() -> Iterator[Handle]:
-    """A broker that answers nothing to messages."""
+    """A broker that never answers sends."""
     handle = Handle(FakeBroker.start(topics=["t"], faults=[None, "silent", "silent", "silent"]))
     yield handle
     handle.stop()
@@ -201,7 +201,7 @@ def test_send_that_is_under_way_says_that_it_may_be_stored(silent: Handle) -> No
 
 
 def test_question_of_another_thread_ends_when_the_client_is_closed() -> None:
-    admin = Admin("tcp://127.0.0.1:1", timeout_s=patient(60))  # nobody is there
+    admin = Admin("tcp://127.0.0.1:1", timeout_s=patient(60))  # no server listens there
     raised: list[CometError] = []
 
     def ask() -> None:
@@ -220,5 +220,5 @@ def test_question_of_another_thread_ends_when_the_client_is_closed() -> None:
 
 
 def test_it_is_still_a_runtime_error() -> None:
-    """As it was before it had a name."""
+    """ClientClosed is a RuntimeError, which earlier releases raised."""
     assert issubclass(ClientClosed, RuntimeError)

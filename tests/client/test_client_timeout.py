@@ -1,4 +1,4 @@
-"""COMETMQ_CLIENT_TIMEOUT: how long clients wait where a call names no time (fault 40)."""
+"""COMETMQ_CLIENT_TIMEOUT: the default timeout of calls by clients (fault 40)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Keys and properties that could not be found again are refused, or it is said that they are left
-out (Fault 31)."""
+"""Keys and properties that could not be found later: they are refused, or documented as omitted
+(Fault 31)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_word_of_a_text_is_a_key(broker: Broker, producer: Producer) -> No
 
 
 def found(admin: Admin, key: str) -> list[Any]:
-    """Keys are indexed behind the messages."""
+    """Query by key until found: keys are indexed after the messages are stored."""
     deadline = time.monotonic() + WAIT_S
     while True:
         messages = admin.query_messages("t", key)
@@ -112,7 +112,7 @@ def test_appender_takes_keys_as_one_text(tmp_path: Path) -> None:
 
 
 def test_property_without_a_value_is_left_out(broker: Broker, producer: Producer) -> None:
-    """As the docstrings of all that send say: RocketMQ's decoder passes it over."""
+    """An empty property is omitted, as documented: RocketMQ's decoder ignores it."""
     given = {"empty": "", "full": "x"}
     with broker.consumer("g", "empties") as consumer:
         producer.send("empties", b"one", properties=given)

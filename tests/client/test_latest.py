@@ -1,4 +1,5 @@
-"""`start="latest"`: from the constructor on, and all of queues that come later (Fault 6)."""
+"""`start="latest"`: messages sent after the constructor, and all messages of queues that are added
+later (Fault 6)."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
 
 
 def send(broker: Broker, topic: str, queues: int, what: str = "new") -> list[str]:
-    """Five messages to each of so many queues."""
+    """Send five messages to each of the first `queues` queues."""
     with broker.producer() as producer:
         for queue_id in range(queues):
             for number in range(5):
@@ -59,7 +60,7 @@ def consumer_of(broker: Broker, kind: str, topic: str, folder: Path, start: Any)
 
 
 def read(poll: Callable[[], list[Message]], count: int) -> list[str]:
-    """So many, and what comes within a moment."""
+    """Return `count` messages, and any that arrive shortly after them."""
     found: list[str] = []
     deadline = time.monotonic() + WAIT_S
     while True:
@@ -101,7 +102,7 @@ def test_what_is_sent_after_the_constructor_comes(
 def test_a_known_group_gets_all_of_new_queues(
     broker: Broker, topic: str, tmp_path: Path, kind: str, start: str
 ) -> None:
-    """It was away when they came, and has read nothing at all, or something."""
+    """A group without consumers while queues were added receives all of their messages."""
     with consumer_of(broker, kind, topic, tmp_path, "latest") as consumer:
         assert read(polling(consumer), 0) == []
     with Admin(broker.name_server) as admin:
@@ -113,7 +114,7 @@ def test_a_known_group_gets_all_of_new_queues(
 
 
 def test_members_of_a_new_group_share_one_beginning(broker: Broker, topic: str) -> None:
-    """The second one takes queues in which the first has not committed by itself."""
+    """Both members begin at the same offsets, also in queues without commits of the first one."""
     with (
         Consumer(broker.name_server, topic, topic, start="latest") as one,
         Consumer(broker.name_server, topic, topic, start="latest") as two,
@@ -160,7 +161,7 @@ def test_asyncio_begins_with_async_with(broker: Broker, topic: str, kind: Any) -
 def test_a_broker_that_did_not_answer_in_the_constructor(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group begins by time when it joins there."""
+    """A group begins by time when it joins."""
     begin_at = Beginning._begin_at
 
     def away(*_: object) -> None:
@@ -175,7 +176,7 @@ def test_a_broker_that_did_not_answer_in_the_constructor(
 
 
 def test_an_older_broker(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins where the queues end when the member joins, as before."""
+    """With an older broker a member begins at the ends of the queues when it joins."""
     ask = Channel.ask
 
     def older(channel: Channel, command: Command, *rest: Any, **options: Any) -> Any:

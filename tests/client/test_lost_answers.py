@@ -1,4 +1,4 @@
-"""An answer that never comes, in a connection that stays open, silences no client for ever."""
+"""A lost answer on an open connection never blocks a client for ever."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ LATE_S = 0.3
 
 
 class Forgetful(FakeBroker):
-    """Takes some commands of each kind, and never answers them.
+    """A broker that never answers the first matching command of each kind.
 
     Args:
-        kinds: of which the first one is not answered; of those that are held, the first that may be
-            held.
+        kinds: command types, each with a function that says whether a command matches.
     """
 
     def __init__(self, kinds: dict[type[Command], Callable[[Any], bool]]) -> None:
@@ -74,7 +73,7 @@ def held(command: Any) -> bool:
     return bool(command.wait_ms)
 
 
-# --- what a client does that asks it ---
+# --- clients that send these commands ---
 
 
 def checker(stack: ExitStack, address: str) -> None:
@@ -129,7 +128,7 @@ LOST: dict[str, tuple[type[Command], Callable[[Any], bool], Callable[[ExitStack,
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held, is held for a short time."""
+    """Shorten the times for which brokers hold commands."""
     for module in (checks, requests):
         monkeypatch.setattr(module, "WAIT_MS", 100)
         monkeypatch.setattr(module, "LATE_S", LATE_S)
@@ -141,7 +140,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", LOST)
 def test_it_is_asked_again(name: str) -> None:
-    """Fault 8: by the same connection, in which nothing else is wrong."""
+    """Fault 8: a client sends the command again on the same connection after a lost answer."""
     kind, is_lost, client = LOST[name]
     handle = Handle(Forgetful.start({kind: is_lost}))
     with ExitStack() as stack:
@@ -154,7 +153,7 @@ def test_it_is_asked_again(name: str) -> None:
 
 
 def test_a_route_is_refreshed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 8: nothing is left of a question that is not answered."""
+    """Fault 8: an unanswered route request is given up and removed from the channel."""
     handle = Handle(Forgetful.start({}))
     with closing(Routes(handle.address)) as routes:
         routes.topic("t")
@@ -171,7 +170,7 @@ def test_a_route_is_refreshed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     handle.stop()
 
 
-# --- a checker that does not decide ---
+# --- checkers without a decision ---
 
 
 @pytest.fixture
@@ -198,7 +197,7 @@ def begun(loop: asyncio.AbstractEventLoop, checker: Any) -> LoopChecker:
 def test_a_checker_without_an_end_is_cancelled(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 8: the thread of the checks goes on."""
+    """Fault 8: the check ends with TimeoutError, so the thread of the checks is not blocked."""
     monkeypatch.setattr(loop_transaction, "CHECK_S", 0.05)
     cancelled = threading.Event()
 
@@ -217,7 +216,7 @@ def test_a_checker_without_an_end_is_cancelled(
 def test_a_loop_that_stands_still_is_not_waited_for(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 8."""
+    """Fault 8: a blocked event loop ends the check with TimeoutError; later checks work."""
     monkeypatch.setattr(loop_transaction, "CHECK_S", 0.05)
     goes_on = threading.Event()
 
@@ -236,7 +235,7 @@ def test_a_loop_that_stands_still_is_not_waited_for(
 
 
 def test_a_checkers_own_timeout_is_its_error(loop: asyncio.AbstractEventLoop) -> None:
-    """Fault 8: it is not taken for ours."""
+    """Fault 8: a TimeoutError from the checker itself is raised unchanged."""
 
     async def fails(_pending: object) -> bool:
         raise TimeoutError("the database")

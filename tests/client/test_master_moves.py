@@ -28,7 +28,7 @@ from cometmq.protocol.commands import BrokerEndpoints, GetRoute, JoinGroup, PopM
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, SystemBusy
 from cometmq.protocol.retry import MOST_S, SOON_S
 
-WAIT_S = patient(10)  # a route that nobody misses is asked for every 30 s
+WAIT_S = patient(10)  # an unused route is refreshed every 30 s
 
 
 @pytest.fixture

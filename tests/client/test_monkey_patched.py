@@ -1,4 +1,4 @@
-"""A process in which gevent has replaced threads and sockets (Fault 25)."""
+"""Clients in a process in which gevent has replaced threads and sockets (Fault 25)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(patch: str, call: str) -> str:
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_what_gevent_has_patched_is_refused(kind: str, tmp_path: Path) -> None:
-    """Futures ended in NotConfirmed, and `poll` found nothing."""
+    """Constructors raise MonkeyPatched; futures ended in NotConfirmed, and `poll` found nothing."""
     pytest.importorskip("gevent", reason="gevent is not installed (pip install -e '.[dev]')")
     call = CLIENTS[kind].format(address="127.0.0.1:1", store=str(tmp_path / "store"))
     said = run("monkey.patch_all()", call)

@@ -208,7 +208,7 @@ def test_epochs_that_can_be_none(broker: Served, name: str, epoch: int) -> None:
 def test_an_epoch_that_no_broker_gave_out(
     broker: Served, name: str, claimed: int, is_known: bool
 ) -> None:
-    """One frame fenced a producer_id for ever (Fault 17)."""
+    """A claim of a very high epoch is refused; it fenced a producer_id for ever (Fault 17)."""
     if is_known:
         with broker.producer(producer_id=name) as before:
             before.send("claimed", b"before")
@@ -242,7 +242,7 @@ def test_the_last_epoch_that_may_be_claimed_fences_nobody_for_ever(
 
 
 def test_a_name_that_was_fenced_for_ever_is_free(broker: Served, name: str) -> None:
-    """By an older release, which took any claim."""
+    """A producer_id that an older release let a client fence for ever can be opened."""
     fenced = Derivation(deriver_of(name), Position(), Position(EPOCH_MAX), note_of(1))
     with Channel(broker.address("commitlog")) as channel:
         channel.ask(AppendRecords([], 0, derived=fenced), [b""], timeout_s=patient(30))

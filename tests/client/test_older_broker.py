@@ -1,4 +1,4 @@
-"""A client that is newer than its broker (Fault 34)."""
+"""Clients that are newer than their broker (Fault 34)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cometmq.protocol.commands import (
 
 
 class OlderBroker(FakeBroker):
-    """Its release had no ListQueues; it answers as that release does."""
+    """A broker of a release without ListQueues, with the error of that release."""
 
     def on_list_queues(self, command: ListQueues, _request: Request) -> Command:
         raise BadRequest(f"not a command: Invalid value {type(command).__struct_config__.tag}")
@@ -42,7 +42,7 @@ def older() -> Iterator[Handle]:
 
 
 def test_topics_of_an_older_broker_are_described(older: Handle) -> None:
-    """It said: not a command: Invalid value 56."""
+    """`describe_topic` works; it raised: not a command: Invalid value 56."""
     with Admin(older.address) as admin:
         assert admin.topics() == ["t"]
         (listed,) = admin.describe_topics()

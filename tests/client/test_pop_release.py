@@ -1,4 +1,4 @@
-"""Messages that no handler has begun with: free at once, not counted as an attempt (Fault 7)."""
+"""Messages that no handler has started: free at once, not counted as an attempt (Fault 7)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cometmq.protocol.errors import BadRequest, NotConfirmed
 from cometmq.protocol.wire.channel import Channel
 
 WAIT_S = patient(60)
-LEASE_S = 600.0  # nothing of a test waits for the end of this
+LEASE_S = 600.0  # no test waits for its end
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     store = tmp_path_factory.mktemp("releasing") / "store"
-    settings = {"messageDelayLevel": "1s " * 18}  # what a handler fails at is tried again
+    settings = {"messageDelayLevel": "1s " * 18}  # failed messages are retried after this
     with Broker(store, profile="test", settings=settings) as running:
         yield running
 
@@ -48,7 +48,7 @@ def send(broker: Broker, topic: str, count: int, **options: Any) -> list[bytes]:
     with broker.producer() as producer:
         for body in bodies:
             producer.send(topic, body, **options)
-    wait_dispatched(broker)  # in order, a take has what there is then
+    wait_dispatched(broker)  # an ordered pop returns what is dispatched by then
     return bodies
 
 
@@ -116,7 +116,7 @@ def test_release_leaves_the_neighbours_to_their_consumer(broker: Broker, topic: 
         found = pop(other, 3)
         assert shown(found) == unseen([bodies[2], bodies[3], bodies[7]])
         assert not other.poll(10, timeout_s=0.3)
-        for gone in (messages[2], messages[7]):  # another consumer has them
+        for gone in (messages[2], messages[7]):  # now held by another consumer
             with pytest.raises(errors.HandleUnknown):
                 consumer.ack(gone)
             with pytest.raises(errors.HandleUnknown):
@@ -171,7 +171,7 @@ def test_in_order_a_message_given_back_keeps_its_time(broker: Broker, topic: str
 
 
 def test_releases_survive_kills_of_the_broker(tmp_path: Path) -> None:
-    """Also of a message that a take still has neighbours of."""
+    """Released messages stay free after restarts, also with neighbours that are still out."""
     with Broker(tmp_path / "store", profile="test") as broker:
         with Admin(broker.name_server) as admin:
             admin.create_topic("t", queues=1)
@@ -195,7 +195,8 @@ def test_releases_survive_kills_of_the_broker(tmp_path: Path) -> None:
 def test_an_older_broker_gives_back_instead(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The neighbours stay with their consumer, and the log says once what is counted."""
+    """With an older broker messages are given back, which counts as an attempt and is logged once;
+    their neighbours stay with their consumer."""
     ask = Channel.ask
 
     def older(channel: Channel, command: Command, *rest: Any, **options: Any) -> Any:
@@ -225,7 +226,7 @@ def test_an_older_broker_gives_back_instead(
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_restarts_count_no_attempts(broker: Broker, topic: str, orderly: bool) -> None:
-    """More of them than a message may come: none is dead, and each came as a first attempt."""
+    """More restarts than attempts allowed: no dead letter, each message is a first attempt."""
     bodies = send(broker, topic, 40)
     handled: list[tuple[bytes, int]] = []
     for _ in range(8):
@@ -250,7 +251,7 @@ def test_restarts_count_no_attempts(broker: Broker, topic: str, orderly: bool) -
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_all_takes_of_a_batch_are_released(broker: Broker, topic: str, orderly: bool) -> None:
-    """A thread has some quick messages of several takes; the first asks for the end."""
+    """An exit releases the messages of all pops that are in a thread's batch."""
     bodies = [*send(broker, topic, 30, queue_id=0), *send(broker, topic, 30, queue_id=1)]
     consumer = broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly)
     begun = 0
@@ -271,7 +272,7 @@ def test_all_takes_of_a_batch_are_released(broker: Broker, topic: str, orderly: 
             other.ack(*more)
             found += more
     counted = [message for message in found if message.reconsume_times]
-    assert len(counted) == 1  # that which had failed
+    assert len(counted) == 1  # the message whose handler raised
 
 
 def test_messages_behind_a_handler_that_does_not_end_are_released(
@@ -299,7 +300,7 @@ def test_messages_behind_a_handler_that_does_not_end_are_released(
 def test_messages_that_wait_for_slow_handlers_are_released_in_time(
     broker: Broker, topic: str
 ) -> None:
-    """Their time would be over before a thread of this consumer is free."""
+    """Messages whose invisibility would end before a thread is free are released before that."""
     bodies = send(broker, topic, 3, queue_id=0)
     goes_on = threading.Event()
     handled: list[bytes] = []
@@ -322,7 +323,7 @@ def test_messages_that_wait_for_slow_handlers_are_released_in_time(
 def test_a_poll_that_close_ends_releases_its_messages(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were in an answer when the consumer was closed: nobody could acknowledge them."""
+    """Messages in an answer that arrives while the consumer is closed are released."""
     read, reading, goes_on = PopBroker._read_all, threading.Event(), threading.Event()
 
     def slow(*arguments: Any) -> list[Message]:
@@ -394,7 +395,7 @@ def test_messages_that_cannot_be_read_are_released(
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_cancelled_polls_take_nothing(broker: Broker, topic: str, orderly: bool) -> None:
-    """More polls than the consumer has threads, and more than a message may come."""
+    """Cancelled polls, more than threads and than attempts allowed, keep no messages."""
     bodies = [b"%d" % number for number in range(5)]
 
     async def work() -> None:
@@ -464,7 +465,7 @@ def test_a_poll_that_is_cancelled_with_messages_releases_them(
 def test_a_run_that_is_cancelled_releases_what_it_has_not_begun(
     broker: Broker, topic: str, orderly: bool
 ) -> None:
-    """Messages in its poll, and tasks that never ran."""
+    """A cancelled run releases messages in its poll and those of tasks that never ran."""
     bodies = send(broker, topic, 20)
     begun: list[bytes] = []
 

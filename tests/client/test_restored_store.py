@@ -1,4 +1,4 @@
-"""A store that lost messages which consumers have read, under consumers that live on (Fault 4)."""
+"""Running consumers of a store that is restored, and so lost messages they have read (Fault 4)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUEUES = 2
 
 
 class Site:
-    """A broker whose store can be put back to what it was."""
+    """A broker whose store can be backed up and restored."""
 
     def __init__(self, folder: Path) -> None:
         self._store, self._copy = folder / "store", folder / "copy"
@@ -71,7 +71,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def read(poll: Callable[[], list[Message]], wanted: set[bytes]) -> list[bytes]:
-    """All that comes until all of these have."""
+    """Return all messages that arrive until all wanted ones have arrived."""
     found: list[bytes] = []
     deadline = time.monotonic() + WAIT_S
     while wanted - set(found):
@@ -99,7 +99,7 @@ def consumer_of(site: Site, kind: str, transport: str, folder: Path) -> Consumer
 def test_new_messages_of_a_restored_store_are_delivered(
     site: Site, tmp_path: Path, kind: str, transport: str, count: int
 ) -> None:
-    """Fewer of them than were lost, so that queues end below the consumer's positions, and more."""
+    """New messages arrive once each, with queue ends below and above the consumer's positions."""
     with consumer_of(site, kind, transport, tmp_path) as consumer:
 
         def poll() -> list[Message]:
@@ -127,7 +127,7 @@ def test_new_messages_of_a_restored_store_are_delivered(
 
 @pytest.mark.parametrize("transport", ["mapped", "zmq"])
 def test_a_member_that_has_read_nothing_goes_by_its_group(site: Site, transport: str) -> None:
-    """It knows its positions from the broker alone."""
+    """A member that only has positions from the broker receives all new messages."""
     with Consumer(site.address, "g", "t", start="earliest", transport=transport) as consumer:
         read(lambda: _acknowledged(consumer), set(site.send(50)))
     site.back_up()
@@ -164,7 +164,7 @@ def test_lost_messages_of_other_tags_are_not_waited_for(site: Site, transport: s
 
 
 def test_broadcast_progress_beyond_the_end(site: Site, tmp_path: Path) -> None:
-    """A consumer that was away when the store was restored."""
+    """A broadcasting consumer that was closed during the restore receives new messages."""
     options: dict[str, Any] = {"broadcast": tmp_path / "offsets", "start": "earliest"}
     with Consumer(site.address, "g", "t", **options) as consumer:
         read(lambda: _acknowledged(consumer), set(site.send(50)))
@@ -202,7 +202,7 @@ def test_asyncio(site: Site) -> None:
 
 
 def test_acknowledgements_over_a_restart_are_committed(site: Site) -> None:
-    """The same store is back: nothing comes twice, also without another poll."""
+    """Acks before a restart with the same store are committed: no message arrives twice."""
     bodies = site.send(40)
     with Consumer(site.address, "g", "t", start="earliest", auto_commit_ms=3_600_000) as consumer:
         found: list[Message] = []

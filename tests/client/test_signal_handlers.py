@@ -1,4 +1,4 @@
-"""A signal's handler may call every public method, whichever one it has interrupted (Fault 13)."""
+"""Signal handlers that call public methods, whichever method they interrupt (Fault 13)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def run_child(broker: Broker, method: str, how: str) -> int:
-    """How many signals came."""
+    """Run the child and return how many signals it received."""
     seed = random.randrange(1 << 32)
     topic = f"{method}-{how}"
     done = subprocess.run(
@@ -42,7 +42,7 @@ def run_child(broker: Broker, method: str, how: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_handler_calls_any_method_during_any_other(broker: Broker, method: str) -> None:
-    """It waited for a lock that its own thread had, for ever."""
+    """The call returns; it waited for ever for a lock that its own thread held."""
     assert run_child(broker, method, "again") > 10
 
 
@@ -58,7 +58,7 @@ def test_handler_closes_clients_during_any_method(broker: Broker, method: str) -
 
 
 class Struck(Exception):
-    """What the handler raises."""
+    """Exception that the handler raises."""
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def open_consumer(broker: Broker, topic: str, kind: str) -> Consumer | PopConsum
 
 @pytest.mark.parametrize("kind", ["mapped", "zmq", "pop"])
 def test_poll_that_a_handler_left_by_an_exception_loses_nothing(broker: Broker, kind: str) -> None:
-    """As an alarm does that raises TimeoutError."""
+    """A handler that raises during `poll`, as an alarm with TimeoutError, loses no message."""
     topic = f"left-{kind}"
     main = threading.get_ident()
     with broker.producer() as producer, open_consumer(broker, topic, kind) as consumer:
@@ -106,7 +106,7 @@ def test_poll_that_a_handler_left_by_an_exception_loses_nothing(broker: Broker, 
 
 @pytest.mark.parametrize("kind", ["mapped", "pop"])
 def test_run_ends_when_a_handler_raises(broker: Broker, kind: str) -> None:
-    """What is at work is finished and acknowledged first."""
+    """`run` ends with the handler's exception, after running messages are acknowledged."""
     topic = f"run-{kind}"
     main = threading.get_ident()
     began, may_end, seen = threading.Event(), threading.Event(), list[bytes]()

@@ -1,4 +1,4 @@
-"""When calls are made by a helper thread, see protocol/wire/uninterrupted.py (Fault 13)."""
+"""Choice of calls that a helper thread makes; see protocol/wire/uninterrupted.py (Fault 13)."""
 
 from __future__ import annotations
 

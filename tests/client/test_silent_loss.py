@@ -1,4 +1,4 @@
-"""A connection whose other end is gone, of which nobody tells (Fault 18)."""
+"""Connections whose other end disappears without notice (Fault 18)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cometmq.protocol.wire import liveness
 
 pytestmark = pytest.mark.slow
 
-WITHIN_S = patient(90)  # TCP's own patience is 15 minutes
+WITHIN_S = patient(90)  # TCP itself gives up after 15 minutes
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def broker() -> Iterator[Handle]:
 
 @pytest.fixture
 def proxy(broker: Handle) -> Iterator[SilentProxy]:
-    """Between the broker and all clients."""
+    """Proxy between the broker and all clients."""
     proxy = SilentProxy(broker.broker.address)
     broker.broker.address = proxy.address
     yield proxy
@@ -70,7 +70,7 @@ def test_consumer_connects_again_after_a_silent_loss(broker: Handle, proxy: Sile
 
 
 def test_broker_ends_connections_of_vanished_clients(broker: Handle, proxy: SilentProxy) -> None:
-    """Both ends do: none of those that have fallen silent stays open."""
+    """Broker and clients both close their ends of all silent connections."""
     with Producer(proxy.address, transport="zmq") as producer:
         producer.send("t", b"1")
         assert proxy.go_silent()
@@ -102,7 +102,7 @@ def test_broker_that_stands_still_for_seconds_loses_no_connection(tmp_path: Path
 
 
 def test_plain_connections_are_watched() -> None:
-    """Those of RocketMQ's HA protocol."""
+    """Connections of RocketMQ's HA protocol have keep-alive and a limit for unconfirmed data."""
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.create_connection(listener.getsockname()) as made:
         liveness.watch_plain(made)

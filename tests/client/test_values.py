@@ -71,7 +71,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
         yield running
 
 
-# --- what runs in the pool ---
+# --- functions that run in the pool ---
 
 
 def fields_of(message: Message) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def raise_retry(message: Message) -> None:
 
 
 class Odd(Retry):
-    """Its constructor is nothing like Retry's."""
+    """A Retry with a different constructor."""
 
     def __init__(self, *, order: int) -> None:
         super().__init__(after=order / 2)
@@ -105,14 +105,14 @@ class Unfit(Reject):
 
 
 class Silent(Retry):
-    """Its constructor does not call Retry's."""
+    """A Retry whose constructor does not call that of Retry."""
 
     def __init__(self, first: int, second: int) -> None:
         self.pair = first, second
 
 
 def refused_here(message: Message) -> list[str]:
-    """What of it this process refuses: it belongs to another process's consumer."""
+    """Return the errors of calls that only the process with the message's consumer can make."""
     said = []
     for call in (
         lambda: message.reply(b"x"),
@@ -152,7 +152,7 @@ def test_message_keeps_all_that_it_says(
 
 
 def record(**kinds: Any) -> bytes:
-    """A record as RocketMQ lays it down."""
+    """Return a record as RocketMQ encodes it."""
     body, topic = kinds.get("body", b"body"), kinds.get("topic", b"t")
     properties = kinds.get("properties", b"TAGS\x01a\x02")
     host = bytes([10, 0, 0, 1]) + struct.pack(">i", 10911)
@@ -175,7 +175,7 @@ def test_message_that_was_tried_before(way: Way) -> None:
     count_attempts([message], 3)
     again = way(message)
     assert (again.topic, again.stored_topic, again.reconsume_times) == ("orders", "%RETRY%g", 3)
-    count_attempts([again])  # each counts for itself
+    count_attempts([again])  # each copy has its own count
     assert (again.reconsume_times, message.reconsume_times) == (4, 3)
 
 
@@ -195,7 +195,7 @@ def test_broken_bytes_make_no_message(given: bytes) -> None:
 
 
 def test_pickle_holds_the_record_alone(broker: Broker, topic: str) -> None:
-    """Not the buffer that hundreds of messages came in."""
+    """A pickle does not contain the buffer of hundreds of messages."""
     with broker.producer() as producer:
         producer.send_many(topic, [b"%d" % number for number in range(500)])
     wait_dispatched(broker)
@@ -224,7 +224,7 @@ def test_message_in_another_process(broker: Broker, topic: str, pool: ProcessPoo
 def test_popped_message_that_comes_back_is_acknowledged(
     broker: Broker, topic: str, pool: ProcessPoolExecutor, orderly: bool
 ) -> None:
-    """Its receipt handle travels with it, and holds as long as its consumer is there."""
+    """A popped message that returns to its process can be acknowledged while its consumer lives."""
     with PopConsumer(
         broker.name_server, "p-" + topic, topic, invisible_s=WAIT_S, orderly=orderly,
         start="earliest",
@@ -385,7 +385,7 @@ def test_pickled_retry_is_checked() -> None:
 
 
 def exceptions() -> list[type[Exception]]:
-    """All that this package can raise, wherever it is declared."""
+    """Return all exception types of this package."""
     import cometmq
 
     for name in ("spark", "client", "protocol", "shm", "conf", "cluster"):

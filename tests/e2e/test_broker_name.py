@@ -26,7 +26,7 @@ def name_in(store: Path, **settings: object) -> str:
 
 
 def read(broker: Broker, folder: Path, start: str, count: int) -> list[bytes]:
-    """What a broadcasting consumer gets until nothing more comes, of at least so many."""
+    """Return the messages of a broadcasting consumer, at least `count`, until no more arrive."""
     found: list[bytes] = []
     deadline = time.monotonic() + WAIT_S
     with Consumer(broker.name_server, "g", "t", broadcast=folder, start=start) as consumer:
@@ -59,7 +59,7 @@ def test_broadcast_progress_outlives_a_move_of_the_store(tmp_path: Path, start: 
 
 
 def test_the_machine_is_called_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that is made anew on the same volume."""
+    """The name stays the same in a new container on the same volume."""
     name = name_in(tmp_path / "store")
     assert name == default_name(tmp_path / "store")
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
@@ -68,7 +68,7 @@ def test_the_machine_is_called_otherwise(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_store_of_before_names_its_last_broker(tmp_path: Path) -> None:
-    """As CometMQ 0.1.0 wrote it."""
+    """The name of a store from CometMQ 0.1.0 is that of its last broker."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / IDENTITY_FILE).write_text('{"store_id":"5d41","broker":"old-place"}')
     assert name_in(tmp_path / "store") == "old-place"
@@ -94,7 +94,7 @@ def test_brokername_wins_and_is_logged_where_it_differs(
 def test_a_copy_beside_its_original_has_a_name_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is the original's again once that is gone."""
+    """A copy gets the name of the original once that is deleted."""
     caplog.set_level(logging.WARNING)
     original, copy = tmp_path / "store", tmp_path / "backup"
     name = name_in(original)

@@ -1,4 +1,4 @@
-"""A broker and its clients by IPv6 (Fault 24)."""
+"""A broker and its clients over IPv6 (Fault 24)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cometmq.protocol.wire.addresses import allow_ipv6, is_ipv6
 
 
 def why_not() -> str:
-    """Why this machine has no IPv6; empty: it has."""
+    """Return why this machine has no IPv6; empty: it has."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -73,7 +73,7 @@ def test_clients_of_all_kinds_work_by_ipv6(broker: Broker) -> None:
 
 @needs_ipv6
 def test_address_of_all_interfaces_takes_both_kinds(tmp_path: Path) -> None:
-    """bindAddress=:: with an IPv4 address that clients are told."""
+    """bindAddress=:: accepts IPv4 as well, with an advertised IPv4 address."""
     settings = {"bindAddress": "::", "brokerIP1": "127.0.0.1"}
     with Broker(tmp_path / "store", settings=settings, profile="test") as broker:
         assert broker.name_server.startswith("tcp://127.0.0.1:")
@@ -99,7 +99,7 @@ def test_kinds_of_addresses(endpoint: str, expected: bool | None) -> None:
 
 
 def test_name_is_tried_by_both_kinds_in_turn() -> None:
-    """ZeroMQ looks up a name's addresses of one kind alone."""
+    """A name is tried over IPv4 and IPv6 in turn, since ZeroMQ resolves only one kind."""
     found = []
     with zmq.Context() as context, context.socket(zmq.DEALER) as made:
         for attempt in range(4):

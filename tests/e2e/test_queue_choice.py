@@ -1,7 +1,7 @@
-"""A producer whose topic has other queues than it knows of fetches the route and chooses again.
+"""A producer whose topic has other queues than it knows fetches the route and chooses again.
 
 Fault 21: MessageIllegal for queues that the producer itself had chosen, ArgumentIllegal for queues
-that were added, until the route was fetched anew by its timer.
+that were added, until a timer refreshed the route.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fewer_by_deleting(admin: Admin, topic: str, queues: int) -> None:
 
 
 def stored(broker: Broker, topic: str, count: int) -> dict[int, list[bytes]]:
-    """The bodies in each queue, once there are so many."""
+    """Return the bodies in each queue, once there are `count`."""
     found: dict[int, list[bytes]] = defaultdict(list)
     with Consumer(broker.name_server, None) as consumer:
         consumer.assign(topic)
@@ -74,7 +74,7 @@ def sorted_of(several: Iterable[Iterable[bytes]]) -> list[bytes]:
 
 
 def knowing(producer: Producer, topic: str) -> None:
-    """It has the route, and will not fetch it by itself for 30 s."""
+    """Let the producer fetch the route, which it then does not refresh for 30 s."""
     producer.send(topic, b"first", queue_id=0).wait()
 
 
@@ -188,7 +188,7 @@ def test_tasks_choose_again(
 def test_messages_of_several_keys_that_shared_a_batch_go_to_the_queue_of_each(
     broker: Broker, admin: Admin
 ) -> None:
-    """What was put into a queue that is there yet stays in it."""
+    """Messages for a remaining queue stay in it; those of removed queues go by their own keys."""
 
     def queue_of(key: str) -> int:
         number = abs(java_hash(key)) % 8

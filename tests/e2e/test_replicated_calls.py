@@ -1,5 +1,5 @@
-"""Everything that a client may ask of a master, asked of brokers that have replicas: of a healthy
-group of three, and of a master beside its slave; before and after a fail-over."""
+"""Every call of a client to a master, with brokers that have replicas: a healthy group of three,
+and a master with its slave; before and after a fail-over."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CALLS: dict[str, Call] = {}
 
 
 def call(function: Call) -> Call:
-    """A row of the table: called with the name server, and a name that no other call has."""
+    """Add a row to the table: called with the name server, and a name that no other call has."""
     CALLS[function.__name__] = function
     return function
 
@@ -74,7 +74,7 @@ def send(names: str, topic: str, count: int, **options: Any) -> None:
 
 @contextmanager
 def replying(names: str, topic: str, **options: Any) -> Iterator[None]:
-    """A consumer that replies to whatever comes."""
+    """Run a consumer that replies to every message."""
     with Consumer(names, f"re-{topic}", topic, **options) as consumer:
         thread = threading.Thread(
             target=consumer.run, args=(lambda message: message.reply(b"re: " + message.body),)
@@ -148,7 +148,7 @@ def transactions(names: str, name: str) -> None:
 
 @call
 def checkers(names: str, name: str) -> None:
-    """One that lives in another process than the transaction, as far as the broker knows."""
+    """Check a transaction with another producer than the one that began it."""
     checked = threading.Event()
 
     def check(_pending: object) -> bool:
@@ -374,11 +374,11 @@ def holds(names: str, name: str) -> None:
         admin.delete_expired()
 
 
-# --- what they are asked of ---
+# --- the brokers ---
 
 
 class Asked:
-    """Which commands went by channels of this process, and were not refused."""
+    """Record of the commands that channels of this process sent, and that were not refused."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.kinds: set[type[Command]] = set()
@@ -418,7 +418,7 @@ class Group:
         self.names = self.cluster.name_server
 
     def fail_over(self) -> None:
-        """In order: the master of before lives on, and follows."""
+        """Fail over in order: the previous master stays alive, and follows."""
         found = self.cluster.status()
         other = next(each["name"] for each in found["replicas"] if each["name"] != found["master"])
         output_of("cluster", "failover", "--store", str(self.cluster.path), "--to", other)
@@ -429,7 +429,7 @@ class Group:
 
 
 class Pair:
-    """A master and its slave, which takes the master's place."""
+    """A master and its slave, which replaces the master."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -487,7 +487,7 @@ def end(mark: str) -> None:
 
 
 def call_all(names: str, when: str) -> Mapping[str, BaseException]:
-    """Each row, four beside each other; what those that failed have raised."""
+    """Call each row, four at a time. Return the exceptions of those that failed."""
     failed: dict[str, BaseException] = {}
     with ThreadPoolExecutor(4) as pool:
         running = {
@@ -504,7 +504,7 @@ def call_all(names: str, when: str) -> Mapping[str, BaseException]:
 def test_a_master_serves_all_of_it(
     replicated: Group | Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 14: before and after a fail-over. The table has every command that is a master's."""
+    """Fault 14: every call works before and after a fail-over; they cover all master commands."""
     asked = Asked(monkeypatch)
     assert call_all(replicated.names, "before") == {}
     before = asked.kinds.copy()
@@ -523,7 +523,7 @@ def test_a_master_serves_all_of_it(
 
 
 def test_requests_are_answered_through_fail_overs(replicated: Group | Pair) -> None:
-    """Fault 14: by a producer, and a consumer, that were there before."""
+    """Fault 14: a producer and a consumer from before a fail-over can still request and reply."""
     names = replicated.names
     with (
         replying(names, "through"),

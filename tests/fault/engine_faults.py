@@ -1,4 +1,4 @@
-"""What is done to a group's engine: etcd, of one server or three. Links, servers, machines."""
+"""Faults of a group's engine: etcd with one server or three. Links, servers, machines."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The servers of a group's engine: one etcd on the bridge, or one on each replica's machine.
+"""Servers of a group's engine: one etcd on the bridge, or one on each replica's machine.
 
     with Ensemble(folder, ("n0", "n1", "n2"), network) as servers:
         leader = servers.leader()
         servers.kill(leader)         # kill -9
-        servers.start(leader)        # with what it has on its disk, until it serves
+        servers.start(leader)        # with its data on disk; returns when it serves
 
 A server on a replica's machine lives in that replica's namespace, so a cut between two machines
 is one between their servers as well. The host reaches all of them.
@@ -44,7 +44,7 @@ class Ensemble:
         self.url = "etcd://" + ",".join(f"{host}:{port}" for host, port in addresses)
 
     def start(self, *names: str) -> None:
-        """Start those that do not run, and wait until all serve."""
+        """Start the servers that do not run, and wait until all serve."""
         for name in names:
             number = self.names.index(name)
             inside = self._network is not None and name != HOST
@@ -55,7 +55,7 @@ class Ensemble:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Wait until all that run have a leader."""
+        """Wait until all running servers have a leader."""
         deadline = time.monotonic() + READY_S
         for name, server in self._servers.items():
             while not server.status():

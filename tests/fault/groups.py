@@ -83,7 +83,7 @@ class Shape:
         work: one of WORKS.
         kind: of their file systems; empty: they share one.
         apart: network namespaces.
-        servers: of etcd, the engine: one, on the bridge, or three, each on the machine of a
+        servers: number of etcd servers: one, on the bridge, or three, each on the machine of a
             replica; 0: SQLite, for which all are on one machine.
     """
 

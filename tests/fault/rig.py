@@ -62,7 +62,7 @@ DEATHS_WITHIN_S: Final = 11.0
 RESUME_S: Final = patient(20)
 #: Between two rounds of a client's; the tests' short forms, which share the machine, have more.
 PACE_S: Final = float(os.environ.get("COMETMQ_TEST_PACE_S", "0.002"))
-HIT_S: Final = patient(60)  # for what a busy machine comes to late
+HIT_S: Final = patient(60)  # a busy machine reaches the point late
 OLD_S: Final = 100 * 3600
 SETTINGS: Final[Mapping[str, object]] = {
     "consumerSessionTimeout": 3_000,

@@ -39,7 +39,7 @@ SOURCE: Final = Path(__file__).with_name("clock.c")
 S_NS: Final = 1_000_000_000
 DAY_NS: Final = 86_400 * S_NS
 INVISIBLE_S: Final = exactly(5.0)
-LATE_S: Final = patient(20.0)  # this machine may be busy; a day is not to be mistaken for that
+LATE_S: Final = patient(20.0)  # of a busy machine; far less than a day
 
 
 class WallClock:

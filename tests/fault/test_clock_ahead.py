@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 
 
 def send(broker: RunningBroker, text: str, count: int = 3, **options: Any) -> list[int]:
-    """The store times of so many messages."""
+    """Send messages and return their store times."""
     with Producer(broker.ready.name_server) as producer:
         receipts = [
             producer.send("t", f"{text} {number}".encode(), keys=text, queue_id=0, **options)

@@ -157,7 +157,7 @@ def test_a_start_on_a_full_disk(end: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
 def test_processes_that_die_on_a_full_disk_are_started_again(kind: str, tmp_path: Path) -> None:
-    """Fault 37. Each of them, several times; what cannot be written waits, the broker serves."""
+    """Fault 37. Several deaths of each process: the broker serves, and dispatching is pending."""
     log_path = tmp_path / "broker.log"
     with full_soon(kind, tmp_path) as folder:
         store = folder / "store"
@@ -176,7 +176,7 @@ def test_processes_that_die_on_a_full_disk_are_started_again(kind: str, tmp_path
                 broker.kill(role)
                 broker.assert_stored(before)
                 fill_more(ballast)
-            # They serve once all queues reach the log's end, for which there has to be room.
+            # These serve only once all queues reach the log's end, which needs free space.
             for role in ("scheduler", "commitlog", "coordinator"):
                 broker.end(broker.pids()[role])
             broker.assert_stored(before)
@@ -192,7 +192,7 @@ def test_processes_that_die_on_a_full_disk_are_started_again(kind: str, tmp_path
 
 
 def fill_more(ballast: Path) -> None:
-    """What a process has given back as it died."""
+    """Fill the space that a dead process has freed."""
     with ballast.open("ab", buffering=0) as file:
         for size in (1 << 20, 4096, 512):
             with contextlib.suppress(OSError):

@@ -235,7 +235,7 @@ def test_the_power_is_cut(kind: str, tmp_path: Path) -> None:
 def test_a_run_that_is_late_is_not_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, good: Good
 ) -> None:
-    """Fault 39: it went on after a time-out, and told what was late as lost."""
+    """Fault 39: `drain` raises after a time-out; late messages were reported as lost."""
     wanted = sorted(op.value for op in timed_work.expected(without_dark(good.ops)))
     assert wanted
     clients: Any = SimpleNamespace(folder=tmp_path, check_alive=lambda: None)

@@ -60,8 +60,8 @@ class TimedWork(Work):
         return work
 
     def drain(self, clients: Workload, values: Values) -> None:
-        """Wait until what is scheduled has come, and what is committed. A run that has not come so
-        far is not judged: a late message would look lost (fault 39)."""
+        """Wait until all scheduled and committed messages are delivered. Raise if they are not: a
+        late message would look lost to the checker (fault 39)."""
         wanted = {op.value for op in expected(without_dark(read_histories(clients.folder)))}
         left, since = -1, time.monotonic()
         while missing := self._missing(wanted, values):
@@ -75,7 +75,7 @@ class TimedWork(Work):
             time.sleep(0.2)  # a queue can be waited for, not two of them
 
     def _missing(self, wanted: set[str], values: Values) -> set[str]:
-        """Those that have not come yet."""
+        """Return the wanted messages that are not delivered yet."""
         come = [values.of(topic, self.topics[topic]) for topic in (TIMED, TX)]
         return wanted.difference(*come)
 

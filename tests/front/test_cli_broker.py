@@ -96,7 +96,7 @@ def test_tags_and_keys_out_of_each_line(at: dict[str, str]) -> None:
     ],
 )
 def test_patterns_are_text(pattern: str, line: bytes, tag: str, at: dict[str, str]) -> None:
-    """Fault 31: of any script; a line that is not UTF-8 is matched, and sent as it is."""
+    """Fault 31: patterns match text of any script; a line that is not UTF-8 is sent unchanged."""
     topic = f"Text{zlib.crc32(pattern.encode() + line)}"
     options = ("--tags-from", pattern, "--keys-from", pattern, "-k", pattern)
     output_of("msg", "send", "-t", topic, *options, input=line + b"\n", **at)
@@ -105,7 +105,7 @@ def test_patterns_are_text(pattern: str, line: bytes, tag: str, at: dict[str, st
 
 
 def test_key_with_a_space_out_of_a_line_is_refused(at: dict[str, str]) -> None:
-    """Fault 31: it would be two keys, neither of them that one."""
+    """Fault 31: a key with a space is refused: it would be stored as two keys."""
     lines = b"user=ann.\nuser=john smith.\nuser=zoe.\n"
     send = ("msg", "send", "-t", "Spaced", "--queue", "0", "--keys-from", r"user=(.+)\.")
     done = run(*send, input=lines, **at)
@@ -115,7 +115,7 @@ def test_key_with_a_space_out_of_a_line_is_refused(at: dict[str, str]) -> None:
 
 
 def test_property_without_a_value_is_refused(at: dict[str, str]) -> None:
-    """Fault 31: it would be left out without a word."""
+    """Fault 31: a property without a value is refused; it would be omitted silently."""
     done = run("msg", "send", "-t", "Empty", "-p", "day=", input=b"x\n", **at)
     assert (done.returncode, b"cannot have an empty value" in done.stderr) == (2, True)
 

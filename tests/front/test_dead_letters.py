@@ -159,7 +159,7 @@ def test_a_group_without_any(broker: RunningBroker) -> None:
 def bury_apart(
     broker: RunningBroker, group: str, topics: list[str], large: int = -1
 ) -> list[Message]:
-    """One message a topic, in this order; one has properties at their limit."""
+    """Create dead letters, one per topic, in this order; one has properties of maximum size."""
     buried = []
     for number, topic in enumerate(topics):
         broker.create_topic(topic, 1)
@@ -173,7 +173,8 @@ def bury_apart(
 
 
 def test_one_without_room_for_its_origin_is_sent_without(broker: RunningBroker) -> None:
-    """Fault 20: MessageTooLarge for the call; those before it were sent at each try."""
+    """Fault 20: a letter without space for its origin is sent, without it, to a given topic; the
+    call raised MessageTooLarge, and sent the letters before it again in each attempt."""
     buried = bury_apart(broker, "large", [f"large-{number}" for number in range(6)], 2)
     with Admin(broker.ready.name_server) as admin:
         resent = admin.resend_dead_letters("large")
@@ -194,7 +195,7 @@ def test_one_without_room_for_its_origin_is_sent_without(broker: RunningBroker) 
 
 @pytest.mark.parametrize("bad", [0, 3, 5])
 def test_one_that_cannot_be_sent_keeps_no_others(broker: RunningBroker, bad: int) -> None:
-    """Fault 20: a result for each, and those before it are dealt with."""
+    """Fault 20: each letter has a result; letters before the failed one are not sent again."""
     group = f"barred-{bad}"
     topics = [f"{group}-{number}" for number in range(6)]
     bury_apart(broker, group, topics)
@@ -219,7 +220,7 @@ def test_one_that_cannot_be_sent_keeps_no_others(broker: RunningBroker, bad: int
 def test_what_was_sent_before_the_call_failed_is_noted(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 20: a reader that goes away between two pages."""
+    """Fault 20: letters of earlier pages are not sent again if a later page cannot be read."""
     monkeypatch.setattr(dead_letters, "PAGE_COUNT", 2)
     bury_apart(broker, "paged", [f"paged-{number}" for number in range(5)])
     pages_of = Admin._pages

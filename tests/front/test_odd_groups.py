@@ -1,5 +1,5 @@
-"""Groups of a RocketMQ's store whose names no client may use, and groups that are deleted while
-they are listed: a bad row never ends a list (Fault 23)."""
+"""Groups from RocketMQ's store with names that no client may use, and groups that are deleted while
+they are listed: one bad group never ends a list (Fault 23)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cometmq.cli.spark.traffic import lag
 from cometmq.spark.jobs.lag import LagSampler
 
 COUNT = 5
-# By RocketMQ's table: the group is what stands behind the first "@".
+# Keys of RocketMQ's table: the group is the part behind the first "@".
 ODD = {
     "T@Group@broadcast": "Group@broadcast",
     "T@@": "@",
@@ -37,7 +37,7 @@ GOOD = ["billing", "shipping"]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As a RocketMQ leaves it: its consumerOffset.json counts."""
+    """Create a store as RocketMQ leaves it, with a valid consumerOffset.json."""
     folder = tmp_path_factory.mktemp("odd") / "store"
     with Broker(folder, profile="test") as broker, broker.producer() as producer:
         producer.send_many("T", [b"x"] * COUNT, queue_id=0)
@@ -116,7 +116,7 @@ def test_odd_group_can_be_deleted(store: Path, tmp_path: Path, by: str) -> None:
 
 
 def test_group_that_no_client_may_use_is_not_made(broker: Broker) -> None:
-    """What can be seen and deleted is not served all the same."""
+    """A group with an illegal name can be described and deleted, but not created."""
     with Admin(broker.name_server) as admin:
         for group in ("Group@broadcast", "a b"):
             with pytest.raises(errors.NameIllegal):
@@ -138,7 +138,7 @@ def test_group_that_no_client_may_use_is_not_made(broker: Broker) -> None:
 
 @pytest.fixture
 def deletes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group is deleted right after the groups were listed."""
+    """Delete a group right after the groups are listed."""
     groups = Admin.groups
 
     def and_delete(self: Admin) -> Any:
@@ -184,7 +184,7 @@ def test_named_group_that_goes_between_samples(broker: Broker) -> None:
 def test_row_that_a_broker_refuses_ends_no_list(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an older broker, say, which refuses a name."""
+    """A lag that the broker refuses to report, such as an older one, is shown as unknown."""
     described = Admin.describe_group
 
     def refusing(self: Admin, group: str) -> Any:

@@ -113,7 +113,7 @@ def mode_of(path: Path) -> int:
 @pytest.mark.parametrize("first", [0o000, 0o022, 0o077, 0o777])
 @pytest.mark.parametrize("then", [0o000, 0o077])
 def test_log_files_have_one_mode_whatever_the_umask(tmp_path: Path, first: int, then: int) -> None:
-    """Fault 33: 0640 became 0600 at the first rotation."""
+    """Fault 33: all log files have mode 0640; it became 0600 at the first rotation."""
     path = tmp_path / "log"
     with umask(first):
         handler, say = lines_to(path, bytes_max=10)

@@ -89,7 +89,7 @@ def class_page(name: str, declared: Any, node: ast.ClassDef) -> Iterator[str]:
 
 
 def public_members(declared: type) -> list[Function]:
-    """Its own, and those that it inherits from classes of ours, each once."""
+    """Return its own public members and those inherited from classes of ours, each once."""
     found: dict[str, Function] = {}
     for kind in declared.__mro__:
         if kind.__module__.startswith("cometmq."):
@@ -226,7 +226,7 @@ def test_nothing_public_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_member_is_on_the_page(name: str) -> None:
-    """Fault 32: those that Admin inherits were not."""
+    """Fault 32: every public member is on the page; inherited ones of Admin were missing."""
     declared = getattr(cometmq, name)
     if not inspect.isclass(declared):
         return
@@ -245,7 +245,7 @@ def test_every_public_member_is_on_the_page(name: str) -> None:
 
 
 def test_every_error_stands_in_the_tree() -> None:
-    """Fault 32: four were missing."""
+    """Fault 32: every error type is in the docstring's tree; four were missing."""
     tree = re.findall(r"── (\w+)", inspect.getdoc(errors_module) or "")
     kinds = {kind.__name__: kind for kind in BY_CODE.values() if kind is not CometError}
     assert sorted(tree) == sorted(

@@ -77,7 +77,7 @@ def test_a_broker_logs_by_the_service(
     assert "told" not in capfd.readouterr().err
     for thread in threading.enumerate():
         if thread.name == "cometmq broker log":
-            thread.join(patient(60))  # it has been told to end, and may not have had its turn yet
+            thread.join(patient(60))  # it was asked to end, and may not have run since
             assert not thread.is_alive()
 
 

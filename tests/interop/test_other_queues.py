@@ -1,4 +1,4 @@
-"""RocketMQ's BatchCQ and COMPACTION topics: named, not served, and left as they are.
+"""RocketMQ's BatchCQ and COMPACTION topics: reported, not served, and left unchanged.
 
 Fault 11. A folder of a BatchCQ topic in consumequeue/ keeps a RocketMQ from starting.
 """
@@ -38,13 +38,13 @@ SETTINGS = {
 
 
 def prepared(tmp_path: Path, *, topics: bool = True) -> Path:
-    """The store of a RocketMQ with two BatchCQ topics, and a COMPACTION topic with a queue."""
+    """Create RocketMQ's store with two BatchCQ topics, and a COMPACTION topic with a queue."""
     store = golden.unpack("special-batchcq", tmp_path)
     config = store / "config"
     config.mkdir(exist_ok=True)
     queue = store / "consumequeue" / COMPACT / "0"
     queue.mkdir(parents=True)
-    # As if its record were in the log; nobody is to look.
+    # An entry as if its record were in the log, which must not be read.
     unit = (1_000).to_bytes(8, "big") + (90).to_bytes(4, "big") + bytes(8)
     (queue / f"{0:020d}").write_bytes(unit.ljust(2_000, b"\0"))
     attributes = {name: {"queue.type": "BatchCQ"} for name in BATCH}
@@ -62,7 +62,7 @@ def prepared(tmp_path: Path, *, topics: bool = True) -> Path:
 
 
 def theirs(store: Path) -> dict[str, bytes]:
-    """What is of these topics: files, and what the group has committed."""
+    """Return the files of these topics, and the offsets that the group has committed."""
     found = {
         str(path.relative_to(store)): path.read_bytes()
         for folder in ("batchconsumequeue", f"consumequeue/{COMPACT}")

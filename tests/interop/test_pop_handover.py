@@ -1,5 +1,5 @@
-"""Messages that a group without queues has to do again go from a broker of ours to a real RocketMQ,
-whose POP consumers get all of them (Fault 2)."""
+"""Retries of a group without queues, handed over between CometMQ and a real RocketMQ, whose POP
+consumers receive all of them (Fault 2)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def failed(events: Iterable[dict[str, Any]]) -> set[str]:
 
 
 def consume_all(rocket: RealRocketMQ, store: Path, wanted: set[str], **settings: str) -> None:
-    """RocketMQ's POP consumers get all of these."""
+    """Consume with RocketMQ's POP consumers until all wanted messages have arrived."""
     rocket.start(store, THEIRS | CLUSTER | POPPING | settings, TOPIC)
     rocket.consume(GROUP, {TOPIC: ""}, pop=1)
     rocket.wait(lambda events: wanted <= consumed(events))
@@ -62,7 +62,7 @@ def consume_all(rocket: RealRocketMQ, store: Path, wanted: set[str], **settings:
 
 @pytest.mark.parametrize("v2", ["false", "true"])
 def test_what_our_consumers_give_back(tmp_path: Path, v2: str) -> None:
-    """A third each: acknowledged, given back, and never heard of again."""
+    """A third each is acknowledged, given back, and left to expire: RocketMQ gets the last two."""
     peers.require("rocketmq")
     store = tmp_path / "store"
     with RunningBroker(store, OURS | CLUSTER) as broker, Admin(broker.ready.name_server) as admin:
@@ -87,7 +87,7 @@ def test_what_our_consumers_give_back(tmp_path: Path, v2: str) -> None:
 
 
 def test_what_rocketmq_had_popped_comes_back_to_it(tmp_path: Path) -> None:
-    """By its check points, which the broker of ours revives: 30 of 30."""
+    """CometMQ revives messages from RocketMQ's check points; RocketMQ then gets all of them."""
     peers.require("rocketmq")
     store = tmp_path / "store"
     with RunningBroker(store, OURS | CLUSTER) as broker, Admin(broker.ready.name_server) as admin:
@@ -112,7 +112,7 @@ def test_what_rocketmq_had_popped_comes_back_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("v2", "sign"), [("false", "_"), ("true", "+")])
 def test_what_rocketmq_gives_back_comes_to_ours(tmp_path: Path, v2: str, sign: str) -> None:
-    """By either name, as it is set there."""
+    """Retry topics of either name, as configured in RocketMQ, are read."""
     peers.require("rocketmq")
     store = tmp_path / "store"
     with RunningBroker(store, OURS | CLUSTER) as broker:

@@ -1,7 +1,7 @@
-"""Timers of a store whose broker was killed early, or late, in the hands of a real RocketMQ.
+"""Timers of a store whose broker was killed early or late, opened by a real RocketMQ.
 
-Fault 10. RocketMQ reads the topic of timers again from where `timercheck` says that the master has
-come to; without the file that is its beginning, and each unit is in its wheel twice.
+Fault 10. RocketMQ reads the topic of timers again from the position in `timercheck`; without the
+file it begins at the start, and each unit is in its wheel twice.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def test_timercheck_is_there_before_the_first_unit(tmp_path: Path) -> None:
 
 
 def test_a_timercheck_of_rocketmqs_is_made_ours_before_the_next_unit(tmp_path: Path) -> None:
-    """It says up to where a RocketMQ had read; what we put behind that would be read once more.
-    What it says of deliveries stays."""
+    """RocketMQ's position is replaced before our next unit, which would otherwise be read again.
+    The position of deliveries stays."""
     store = tmp_path / "store"
     with RunningBroker(store, NEVER) as broker, Producer(broker.ready.name_server) as producer:
         producer.send("timed", b"far", queue_id=0, deliver_after=90_000)
@@ -105,7 +105,7 @@ def rocket(
 @pytest.mark.jvm
 @pytest.mark.timeout(rocketmq.FETCH_TIMEOUT_S + 300)
 def test_rocketmq_delivers_each_pending_timer_once(rocket: RealRocketMQ, tmp_path: Path) -> None:
-    """And none that was recalled. The broker is killed before it would write its files."""
+    """Recalled timers are not delivered. The broker is killed before it writes its files."""
     store = tmp_path / "store"
     with RunningBroker(store, NEVER) as broker, Producer(broker.ready.name_server) as producer:
         with Admin(broker.ready.name_server) as admin:

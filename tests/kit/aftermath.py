@@ -1,8 +1,8 @@
-"""What a failed test leaves behind is its own, and fails no test after it. No tests here.
+"""Isolation of failed tests: objects that they leave behind fail no later test. No tests here.
 
-pytest keeps the traceback of a failure until the next test begins, and with it all that its frames
-hold: a producer that the test did not come to close is collected within the next test, whose
-failure its ResourceWarning would be. Likewise threads that a failed test has left alone.
+pytest keeps the traceback of a failure until the next test begins, with all objects in its frames.
+A producer that the test could not close is then collected during the next test, which its
+ResourceWarning would fail. The same holds for threads that a failed test has left running.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAST: Final = ("last_type", "last_value", "last_traceback", "last_exc")
 
 
 class Aftermath:
-    """A plugin, of each process that runs tests."""
+    """Plugin for each process that runs tests."""
 
     def __init__(self) -> None:
         self._left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -31,7 +31,7 @@ class Aftermath:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
-        """Behind pytest's own hook for threads."""
+        """Replace the hook for threads, after pytest has set its own."""
         before = threading.excepthook
 
         def hook(args: threading.ExceptHookArgs) -> Any:
@@ -45,7 +45,7 @@ class Aftermath:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
-        """Around setup, call and teardown of a test."""
+        """Wrap setup, call and teardown of a test."""
         self._has_failed = False
         threads = set(threading.enumerate())
         result = yield
@@ -59,7 +59,7 @@ class Aftermath:
 
 
 def forget_failure() -> None:
-    """Let go of the frames of a failure, and of what only they hold."""
+    """Release the frames of a failure, and the objects that only they hold."""
     for name in LAST:
         if hasattr(sys, name):
             delattr(sys, name)

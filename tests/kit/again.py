@@ -1,12 +1,12 @@
-"""Run pytest, and what failed once more, alone. No tests here.
+"""Run pytest, then run failed tests once more, alone. No tests here.
 
     python tests/kit/again.py [--until SECONDS] [--list FILE] PYTEST_OPTION... [-- PATH...]
 
-A test that fails while others run beside it and passes alone has met a limit of this machine, or
-shows a race. The run passes, and its last lines list such tests: each is to be fixed. These fail at
-once, and nothing runs a second time: more failed tests than `FAILED_MAX`, errors of collection, a
-worker or pytest that crashes, internal errors, interrupted runs, collected tests that never ran,
-processes that are left.
+A test that fails beside others and passes alone has met a limit of this machine, or has a race.
+The run passes, and its last lines list such tests: each has to be fixed. The run fails at once,
+without a second one, on more failed tests than `FAILED_MAX`, errors of collection, a crash of a
+worker or of pytest, internal errors, interruption, collected tests that never ran, and remaining
+processes.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from patience import patient
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FAILED_MAX: Final = 5
-WITHIN_S: Final = patient(300.0)  # that the second run has in any case
+WITHIN_S: Final = patient(300.0)  # least time limit of the second run
 INTERRUPT_S: Final = patient(30.0)  # pytest ends what runs, and prints its closing lines
 INTERRUPTED: Final = 130  # the exit status of a shell for that
 
 
 def run_pytest(arguments: list[str], within_s: float | None = None) -> Outcomes:
-    """Run it in a process of its own, with our output.
+    """Run pytest in a separate process that inherits our output.
 
     Args:
-    within_s: Interrupt it then.
+    within_s: Interrupt it after this time; None: never.
     """
     with tempfile.TemporaryDirectory(prefix="cometmq-outcomes-") as folder:
         path = Path(folder, "outcomes.json")
@@ -97,14 +97,14 @@ def as_list(title: str, tests: list[str]) -> str:
 
 
 def run(options: list[str], paths: list[str], until: float, listed: Path | None) -> int:
-    """Both runs; the exit status of the whole.
+    """Do both runs and return the exit status.
 
     Args:
-    until: When the second one is to have ended, by the clock `monotonic`.
-    listed: Tests that passed only alone are written there as well; empty if there are none.
+    until: Time limit of the second run, by the clock `monotonic`.
+    listed: File that lists the tests that passed only alone; empty if there are none.
     """
     if listed:
-        listed.write_text("")  # whoever prints it finds it, also where nothing failed
+        listed.write_text("")  # the file exists even if no test failed
     first = run_pytest([*options, *paths])
     if first.problems:
         return fail(*first.problems)

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from cometmq.spark.streams import finished
 
-END_S = patient(600)  # longer than whoever waits for a step
+END_S = patient(600)  # longer than the wait for a step
 
 
 def say(event: str, value: Any) -> None:

@@ -22,9 +22,9 @@ from cometmq.protocol.errors import NotConfirmed, NotReachable
 T = TypeVar("T")
 
 DIED = 77  # exit status
-TOOK_TOO_LONG = 78  # likewise: what it waited for did not come in time, which is no wrong result
+TOOK_TOO_LONG = 78  # likewise: a wait timed out, which is not a wrong result
 
-#: What is raised where an answer did not come in time.
+#: Exceptions for an answer that did not arrive in time.
 LATE = (NotConfirmed, NotReachable, TimeoutError, subprocess.TimeoutExpired)
 
 Line = tuple[str, int]  # file, number
@@ -96,7 +96,8 @@ def die_at(action: Callable[[], object], watched: frozenset[str], line: Line, nt
 
 
 def in_child(action: Callable[[], object]) -> int:
-    """Do it in a child; its exit status: 0, 1 after an error, which is printed, or as above."""
+    """Call it in a child and return its exit status: 0, 1 after an error, which is printed, or
+    DIED."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -115,10 +116,10 @@ def in_child(action: Callable[[], object]) -> int:
 
 
 def check_in_time(status: int) -> int:
-    """The exit status of a child. Raises TimeoutError: nothing is known of what it found."""
+    """Return the exit status of a child. Raise TimeoutError if it timed out: it has no result."""
     if status == TOOK_TOO_LONG:
         raise TimeoutError(
             "a child was not answered in time: this says nothing about the store; "
-            "COMETMQ_TEST_PATIENCE=5 gives it more"
+            "set COMETMQ_TEST_PATIENCE=5 for longer limits"
         )
     return status

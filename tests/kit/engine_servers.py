@@ -1,4 +1,4 @@
-"""The engines for tests: real servers, and what can be done to them."""
+"""Engines for tests: real servers, and faults to inject into them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of one etcd, each of which can be killed, stopped and started again. No tests here."""
+"""Servers of one etcd that tests can kill, stop and restart one by one. No tests here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWER_S: Final = 1.0
 
 
 def trouble() -> str:
-    """Return why no etcd runs here; empty if one can."""
+    """Return why etcd cannot run here; empty if it can."""
     for program in ("etcd", "setpriv", "nsenter"):
         if shutil.which(program) is None:
             return f"the engine etcd: {program} is not installed"
@@ -29,7 +29,7 @@ class EtcdServer:
     """One server of an etcd, which ends with the process that started it.
 
     Args:
-        folder: of its data, which a later start goes on with; its log is beside it.
+        folder: folder of its data, which a later start resumes with; its log is beside it.
         number: index of this server in `hosts`.
         hosts: address of each server.
         first_port: port of the first server; each has PORTS of them.
@@ -73,12 +73,12 @@ class EtcdServer:
             wait_stopped(self.pid)
 
     def close(self) -> None:
-        """Kill it (kill -9)."""
+        """Kill the server (kill -9)."""
         self._process.kill()
         self._process.wait()
 
     def status(self) -> dict[str, object]:
-        """Return its own answer about itself; empty while it has no leader, or does not answer."""
+        """Return the server's own status; empty while it has no leader or does not answer."""
         connection = http.client.HTTPConnection(*self.address, timeout=_ANSWER_S)
         try:
             connection.request("POST", "/v3/maintenance/status", "{}")
@@ -90,7 +90,7 @@ class EtcdServer:
         return found if int(found.get("leader", 0)) else {}
 
     def leads(self) -> bool:
-        """Return whether it is the leader."""
+        """Return whether this server is the leader."""
         status = self.status()
         header = status.get("header")
         return isinstance(header, dict) and status["leader"] == header["member_id"]

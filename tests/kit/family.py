@@ -239,8 +239,7 @@ class RunningBroker:
             return log.read().decode(errors="replace")
 
     def until_logged(self, text: str) -> None:
-        """Wait for a line with that text. A process logs beside what it answers: at an answer the
-        line may still be on its way."""
+        """Wait for a log line with that text. A process may answer before its log line arrives."""
         until(lambda: text in self.log, says=lambda: f"{text!r} is not in:\n{self.log}")
 
     # --- messages ---

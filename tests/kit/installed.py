@@ -42,10 +42,10 @@ def copy_sources(tree: Path) -> Path:
 
 
 def wheel_in(folder: Path) -> Path:
-    """The wheel that was given, or one that is built there.
+    """Return the given wheel, or build one in `folder`.
 
-    With what this environment has, if that is enough (the extra `dev` is); else with what pip finds
-    in a package index. Where there is none, the test is skipped.
+    The build uses this environment if that has all requirements (the extra `dev` has), otherwise a
+    package index. Without an index the test is skipped.
     """
     if given := os.environ.get(WHEEL):
         return Path(given)
@@ -63,7 +63,7 @@ def wheel_in(folder: Path) -> Path:
 
 
 def missing_to_build(tree: Path) -> list[str]:
-    """What a build needs (PEP 518) and this environment does not have."""
+    """Return the build requirements (PEP 518) that this environment lacks."""
     settings = tomllib.loads((tree / "pyproject.toml").read_text())
     return [each for each in settings["build-system"]["requires"] if not _is_here(each)]
 
@@ -77,14 +77,14 @@ def _is_here(requirement: str) -> bool:
 
 
 def _why_not_built(folder: Path, tree: Path, *, isolated: bool) -> str | None:
-    """What pip says, if it does not build."""
+    """Build a wheel. Return pip's output if that fails, otherwise None."""
     options = [] if isolated else ["--no-build-isolation"]
     done = run_pip("wheel", "--no-deps", *options, "--wheel-dir", str(folder), str(tree))
     return done.stdout + done.stderr if done.returncode else None
 
 
 def is_of_an_index(said: str) -> bool:
-    """Whether pip could not get something; otherwise the build is at fault."""
+    """Return whether pip could not reach a package index; otherwise the build itself failed."""
     return bool(
         re.search(r"No matching distribution found|Could not fetch URL|Connection.*Error", said)
     )

@@ -1,8 +1,8 @@
-"""Finds limits of the suite that `COMETMQ_TEST_PATIENCE` does not reach. No tests here.
+"""Find limits of the suite that `COMETMQ_TEST_PATIENCE` does not change. No tests here.
 
-A limit is a number of `LEAST_S` or more where something waits for so long: an argument of what
-waits, a default of such an argument, a clock's time and so much, a bound of a time that was taken.
-It is to be written `patient(60)` (see patience.py), there or where the constant is made.
+A limit is a number of at least `LEAST_S` that bounds a wait: an argument of a call that waits, a
+default of such an argument, a number added to the clock's time, a bound of a measured time. Write
+it as `patient(60)` (see patience.py), in that place or where the constant is defined.
 
     python tests/kit/limits.py             lists such numbers
     python tests/kit/limits.py --write     writes `patient(...)` around them
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-#: What the benchmarks' own machinery waits for is a product's: `cometmq bench` has it too.
+#: Machinery of the benchmarks that belongs to the product: `cometmq bench` uses it, too.
 HARNESS: Final = ("harness", "omb", "peers")
-LEAST_S: Final = 5.0  # what waits less looks again, or is what the test is about
-LEAST_MS: Final = 1000 * LEAST_S  # of poll objects, whose one argument is ms
+LEAST_S: Final = 5.0  # shorter waits belong to a polling loop, or are the subject of a test
+LEAST_MS: Final = 1000 * LEAST_S  # for poll objects, whose only argument is in ms
 KEYWORDS: Final = frozenset({"timeout", "timeout_s", "limit_s", "within_s", "wait_for_broker"})
 ANY: Final = frozenset(range(9))
 LATER: Final = ANY - {0}
 FIRST: Final = frozenset({0})
-#: Of what waits, by its name: the arguments that are times.
+#: Functions that wait, by name, with the positions of their arguments that are times.
 POSITIONS: Final[dict[str, frozenset[int]]] = {
     "Timer": FIRST,
     "acquire": ANY,
@@ -50,27 +50,27 @@ POSITIONS: Final[dict[str, frozenset[int]]] = {
     "wait_procs": LATER,
     "wait_until": frozenset({2}),
 }
-#: Names of moments: what is added to make one is a limit.
+#: Names of deadlines: a number that is added to get one is a limit.
 DEADLINES: Final = frozenset({"deadline", "give_up_at"})
 #: Attributes of sockets of ZeroMQ, in ms.
 IN_MS: Final = frozenset({"rcvtimeo", "sndtimeo"})
-#: Names of times that were taken.
+#: Names of measured times.
 TAKEN: Final = frozenset({"took", "took_s", "elapsed", "elapsed_s"})
-#: Names of constants that are limits wherever they go.
+#: Names of constants that are always limits.
 LIMITS: Final = re.compile(
     r"(.*_)?(WAIT|TIMEOUT|READY|START|STOP|END|ANSWER|PROGRESS|ELECTION|AWAY|SEEN|MAX)_S"
 )
 CLOCKS: Final = frozenset({"monotonic", "perf_counter", "up_s"})
-#: Whose clock is a number; and marks, which conftest.py multiplies.
+#: Owners of simulated clocks; and marks, which conftest.py multiplies.
 NOT_OURS: Final = frozenset({"world", "rig", "mark"})
 
 
 class Limit(NamedTuple):
-    """A number that stands for itself, and where it stands: a default or a constant, too."""
+    """A plain number that is a limit, with its place, also as a default or a constant."""
 
     path: Path
     node: ast.expr
-    used_at: int  # the line that waits so long
+    used_at: int  # the line that waits
 
     def __str__(self) -> str:
         return f"{self.path}:{self.node.lineno}: {ast.unparse(self.node)} (line {self.used_at})"
@@ -83,7 +83,7 @@ def name_of(node: ast.expr) -> str:
 
 
 def number_of(node: ast.expr | None) -> float | None:
-    """Of a literal, also of one that is computed, such as 3 * 60."""
+    """Return the value of a literal, also of a computed one such as 3 * 60."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return value
@@ -108,7 +108,7 @@ def is_clock(node: ast.expr) -> bool:
 
 
 def is_taken(node: ast.expr) -> bool:
-    """A time that was taken: the clock, less when it began."""
+    """Return whether a node is a measured time: the clock minus a start time."""
     if name_of(node) in TAKEN:
         return True
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and is_clock(node.left)
@@ -142,8 +142,10 @@ def of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.ex
 
 
 def of_compare(node: ast.Compare, *, gives_up: bool = False) -> Iterator[ast.expr]:
-    """Args:
-    gives_up: It is what a branch is taken for, so what is longer than the limit fails.
+    """Yield limits of a comparison.
+
+    Args:
+    gives_up: The comparison is the condition of a branch that fails when the limit is exceeded.
     """
     if gives_up:
         node = ast.Compare(node.left, [_TURNED.get(type(op), type(op))() for op in node.ops],
@@ -176,7 +178,7 @@ _TURNED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
 
 
 def times(tree: ast.AST) -> Iterator[ast.expr]:
-    """What somebody waits for, or is to take at most."""
+    """Yield all nodes that are the time of a wait or the upper bound of a duration."""
     for node in ast.walk(tree):
         match node:
             case ast.Call():
@@ -211,14 +213,14 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 class Modules:
-    """All of the suite, and the constants that each one makes."""
+    """All modules of the suite, with the constants that each defines."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._trees = {path: ast.parse(path.read_text()) for path in paths}
         self._by_stem = {path.stem: path for path in paths}
 
     def limits(self) -> list[Limit]:
-        """Each once, however often it is used."""
+        """Return each limit once, however often it is used."""
         found: dict[tuple[Path, int, int], Limit] = {}
         for limit in self._all():
             found.setdefault((limit.path, limit.node.lineno, limit.node.col_offset), limit)
@@ -240,7 +242,7 @@ class Modules:
             return
         match value:
             case ast.BinOp(left=left, right=right):
-                # A number that is added to a limit, or multiplies it, is none by itself.
+                # A number that is added to a limit, or multiplies it, is not a limit itself.
                 parts = [each for each in (left, right) if number_of(each) is None]
             case ast.IfExp(body=left, orelse=right):
                 parts = [left, right]
@@ -256,7 +258,7 @@ class Modules:
         yield from (limit for part in parts for limit in self._bare(path, part, used_at))
 
     def _made_at(self, path: Path, value: ast.expr) -> tuple[Path, ast.expr] | None:
-        """Where a constant gets its value: here, or in the module that it comes from."""
+        """Return where a constant gets its value: here, or in the module that defines it."""
         name = name_of(value)
         if not name.isupper():
             return None

@@ -1,4 +1,4 @@
-"""How a run of pytest ended, in a file: a plugin, for again.py. No tests here.
+"""Plugin that writes the outcome of a pytest run to a file, for again.py. No tests here.
 
 python -m pytest -p tests.kit.outcomes --outcomes FILE
 """
@@ -13,23 +13,23 @@ from typing import Any, Final
 
 import pytest
 
-NAME: Final = "outcomes"  # of the plugin, by which others find it
+NAME: Final = "outcomes"  # plugin name
 
 
 @dataclass
 class Outcomes:
-    """How a run of pytest ended."""
+    """Outcome of a pytest run."""
 
     root: str = ""
     failed: list[str] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
-    #: What makes a run fail whatever a second one shows, in words.
+    #: Problems that make a run fail whatever a second run shows.
     problems: list[str] = field(default_factory=list)
     closing: str = ""  # how many tests ended how, in pytest's words
 
 
 class Recorder:
-    """In the process that was started, not in its workers: it hears of each test from them."""
+    """Plugin of the main process, which receives the results of each test from its workers."""
 
     def __init__(self, path: Path, root: Path) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class Recorder:
         self._reported: set[str] = set()
         self._passed: dict[str, None] = {}
         self._failed: dict[str, None] = {}
-        self.problems: list[str] = []  # of others as well
+        self.problems: list[str] = []  # other plugins add theirs
         self._began = time.monotonic()
         self._closing = ""
 
@@ -84,7 +84,7 @@ class Recorder:
         self._closing = f"{', '.join(text for text, _ in parts)} in {took_s:.0f} s"
 
     def pytest_unconfigure(self) -> None:
-        """Behind everything that others do at the end of the session."""
+        """Write the file, after all hooks of other plugins at the end of the session."""
         never = [each for each in self._collected if each not in self._reported]
         if never:
             some = ", ".join(never[:3])
@@ -110,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def note_problem(config: pytest.Config, text: str) -> None:
-    """Of a conftest: something that a second run of a test does not make good."""
+    """Note a problem that a second run of a test does not resolve. Called by a conftest."""
     recorder = config.pluginmanager.get_plugin(NAME)
     if recorder is not None:
         recorder.problems.append(text)

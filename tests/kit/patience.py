@@ -1,9 +1,9 @@
-"""How long tests wait for what has to come, on a machine that has other work to do.
+"""Limits of waits in tests, for machines that have other work to do.
 
 `COMETMQ_TEST_PATIENCE=5 python -m pytest` multiplies every limit of the suite by five. A limit is
-written where it is decided, as `patient(60)`, and passed on as it is: helpers multiply nothing. A
-time that is the subject of a test (how long a lease lasts, that nothing comes within a second) is
-none, and stays a plain number; where it looks like a limit it is written `exactly(30)`.
+written as `patient(60)` where it is decided, and passed on unchanged: helpers do not multiply it. A
+time that is the subject of a test (the length of a lease, a second in which no message arrives) is
+not a limit, and stays a plain number; if it looks like a limit, write `exactly(30)`.
 tests/test_source.py finds limits that are neither.
 """
 
@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, float)
 
 
 def factor_of(text: str) -> float:
-    """What the variable says: above 0, and finite."""
+    """Return the factor that the variable contains. Raise ValueError unless it is above 0."""
     try:
         factor = float(text)
     except ValueError:
@@ -32,10 +32,10 @@ FACTOR: Final = factor_of(os.environ.get(VARIABLE, "1"))
 
 
 def patient(limit: Number) -> Number:
-    """A limit in any unit of time, multiplied by the factor; an int stays one."""
+    """Return a limit in any unit of time, multiplied by the factor; an int stays an int."""
     return limit * FACTOR if isinstance(limit, float) else math.ceil(limit * FACTOR)
 
 
 def exactly(time: Number) -> Number:
-    """A time that is meant as it stands, however busy the machine is."""
+    """Return a time unchanged, however busy the machine is."""
     return time

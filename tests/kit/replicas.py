@@ -32,7 +32,8 @@ class RunningCluster:
     """`cometmq cluster init` in the foreground of a terminal of its own."""
 
     def __init__(self, path: Path, mark: str, *more: str) -> None:
-        """
+        """Start the cluster.
+
         Args:
             more: further options of `init`.
         """
@@ -83,7 +84,7 @@ class RunningCluster:
         return found
 
     def until(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-        """Look until it holds. Nothing tells a test when."""
+        """Poll the status until a condition holds, and return it. No event exists to wait for."""
         deadline = time.monotonic() + WAIT_S
         while not holds(found := self.status()):
             assert time.monotonic() < deadline, f"{what}\n{json.dumps(found)}\n{self.said}"
@@ -114,7 +115,7 @@ class RunningCluster:
 def kill_session(pid: int) -> None:
     victims = of_session(pid)
     assert victims
-    for signalled in (signal.SIGSTOP, signal.SIGKILL):  # so that nobody sees another one's end
+    for signalled in (signal.SIGSTOP, signal.SIGKILL):  # so that no process sees another's end
         for process in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signalled)
@@ -128,7 +129,7 @@ def ctrl_c(process: subprocess.Popen[bytes]) -> int:
 
 
 def ended(process: subprocess.Popen[bytes]) -> int:
-    """Its exit status; there is nothing more to read then."""
+    """Read the rest of the output and return the exit status."""
     assert process.stdout is not None
     with process.stdout:
         return process.wait(WAIT_S)

@@ -1,4 +1,4 @@
-"""A server of etcd that wants TLS, our certificate and a password. No tests here."""
+"""An etcd server that requires TLS, our certificate and a password. No tests here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASSWORD = "a pass word: of 消息"
 
 
 class SecuredEtcd(World):
-    """Has an authority of its own; `access` has everything that a client needs."""
+    """A secured etcd with its own certificate authority; `access` has all that a client needs."""
 
     kind = "etcd"
     servers = 1
@@ -142,7 +142,7 @@ class SecuredEtcd(World):
 
 @contextmanager
 def secured_running(place: Path) -> Iterator[SecuredEtcd]:
-    """Run one whose users are enabled. Skips where etcd is not installed."""
+    """Run a secured etcd with users enabled. Skip the test if etcd is not installed."""
     need_etcd()
     with ExitStack() as stack:
         etcd = SecuredEtcd(place, stack)

@@ -1,11 +1,11 @@
-"""Clients whose methods a signal's handler calls while another one is at work. No tests here.
+"""Clients whose methods a signal handler calls while another method runs. No tests here.
 
     python signals_child.py NAME_SERVER TOPIC METHOD SEED ("again" | "close")
 
-METHOD is called over and over in the main thread. Signals come between the lines of what it does
-there, and while it waits; their handler calls all other methods in turn ("again"), or closes
-everything once ("close"). It writes down how many signals came, and ends; where it hangs, the
-stacks of all threads are written after LIMIT_S.
+METHOD is called in a loop in the main thread. Signals arrive between the lines that it executes
+there, and while it waits; their handler calls all other methods in turn ("again"), or closes all
+clients once ("close"). The program prints the number of signals, and ends; if it hangs, it prints
+the stacks of all threads after LIMIT_S.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GAP_LINES: Final = 40  # between two signals, at most
 
 
 class Clients:
-    """One of each kind, and what is done with them."""
+    """One client of each kind, and the calls that are made with them."""
 
     def __init__(self, name_server: str, topic: str) -> None:
         self.name_server, self.topic = name_server, topic
@@ -45,7 +45,7 @@ class Clients:
         self.admin = Admin(name_server, timeout_s=patient(30))
         self.read: list[Message] = []
         self.popped: list[Message] = []
-        self.sent: list[int] = []  # counts: a handler may come between any two instructions
+        self.sent: list[int] = []  # counts: a handler may run between any two instructions
         self.confirmed: list[int] = []
 
     def all(self) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ class Clients:
         self.read += self.consumer.poll(4, timeout_s=0.05)
 
     def iterate(self) -> None:
-        """One message, if there is any."""
+        """Iterate over one message, if there is any."""
         if self.consumer.assignment:
             for message in self.consumer:
                 self.read.append(message)
@@ -141,7 +141,7 @@ METHODS: Final = (
 
 
 def feed(name_server: str, topic: str) -> None:
-    """There is always something to read."""
+    """Keep sending, so that consumers always have messages."""
     with Producer(name_server) as producer:
         while True:
             producer.send(topic, b"fed")
@@ -149,7 +149,7 @@ def feed(name_server: str, topic: str) -> None:
 
 
 class Signals:
-    """They come at lines of the product that the main thread is at, and at any other time."""
+    """Sender of signals, at product lines in the main thread and at random times."""
 
     def __init__(self, rng: random.Random, handle: Callable[[], None]) -> None:
         self.came = 0
@@ -197,7 +197,7 @@ class Signals:
 
 
 def call_again(clients: Clients, method: str, rng: random.Random) -> int:
-    """Until enough signals came, or for some time. Everything was confirmed, and arrives."""
+    """Call the method until enough signals arrived or the time is over. All sends are confirmed."""
     others = rng.sample(METHODS, len(METHODS))
     count = 0
 
@@ -217,7 +217,7 @@ def call_again(clients: Clients, method: str, rng: random.Random) -> int:
 
 
 def call_closed(name_server: str, topic: str, method: str, rng: random.Random) -> int:
-    """Some times: what is at work when all is closed ends, by a result or an error."""
+    """Repeatedly close all clients during a call, which must end with a result or an error."""
     came = 0
     for _ in range(8):
         clients = Clients(name_server, topic)

@@ -1,4 +1,4 @@
-"""A proxy between a client and a broker, which can drop what goes through it, and says nothing."""
+"""A proxy between a client and a broker that can drop all data without closing connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from patience import patient
 
 
 class SilentProxy:
-    """Carries connections to an address. No tests here.
+    """Proxy that forwards connections to an address. No tests here.
 
     Args:
         target: tcp://host:port
@@ -27,14 +27,14 @@ class SilentProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def go_silent(self) -> int:
-        """Drop all that goes through the connections of now, in both directions, and leave them
-        open; new ones are carried. How many there are."""
+        """Drop all data on the current connections, in both directions, and leave them open. New
+        connections are forwarded. Return the number of silent ones."""
         with self._lock:
             self._silent.update(number for number, _ in self._open)
             return len(self._silent)
 
     def wait_for_ends(self) -> None:
-        """Until both ends of all silent connections are closed."""
+        """Wait until both ends of all silent connections are closed."""
         with self._lock:
             ended = self._lock.wait_for(lambda: not self._left(), patient(90))
             assert ended, f"{self._left()} ends of dead connections are still open"
@@ -65,7 +65,7 @@ class SilentProxy:
                     threading.Thread(target=self._carry, args=(number, *pair), daemon=True).start()
 
     def _carry(self, number: int, source: socket.socket, target: socket.socket) -> None:
-        """From one end to the other, until the one is closed."""
+        """Forward from one end to the other until the source is closed."""
         with contextlib.suppress(OSError):
             while piece := source.recv(65_536):
                 if number not in self._silent:

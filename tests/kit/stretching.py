@@ -1,4 +1,4 @@
-"""pytest-timeout's limits, multiplied by `COMETMQ_TEST_PATIENCE`: a plugin of both conftest.py."""
+"""Plugin of both conftest.py: multiplies pytest-timeout's limits by `COMETMQ_TEST_PATIENCE`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME: Final = "stretching"
 
 
 def register(config: pytest.Config) -> None:
-    """Once, whichever conftest.py comes first."""
+    """Register the plugin once, from whichever conftest.py is loaded first."""
     if FACTOR != 1 and not config.pluginmanager.has_plugin(NAME):
         config.pluginmanager.register(Stretching(config), NAME)
 
@@ -31,7 +31,7 @@ class Stretching:
 
 
 def stretched(mark: pytest.Mark) -> pytest.MarkDecorator:
-    """The same with a longer time; its other arguments say how."""
+    """Return the mark with a multiplied timeout; its other arguments stay."""
     arguments: list[Any] = [patient(each) for each in mark.args[:1]]
     named: dict[str, Any] = dict(mark.kwargs)
     if named.get("timeout"):

@@ -1,4 +1,4 @@
-"""Until something holds, a process ends, or a descriptor has something. No tests here."""
+"""Waits for a condition, the end of a process, or input of a descriptor. No tests here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def until(
     timeout_s: float = patient(60),
     says: Callable[[], object] = lambda: "",
 ) -> None:
-    """Wait for what no event tells; `says` tells what it was like when it took too long."""
+    """Poll a condition for which no event exists; `says` describes the state after a time-out."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, says()

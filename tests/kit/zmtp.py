@@ -62,7 +62,7 @@ class RawClient:
         )
 
     def receive_frame(self) -> tuple[int, bytes]:
-        """(flags, body). Heartbeats are answered."""
+        """Return (flags, body) of the next frame. Answer heartbeats."""
         while True:
             (flags,) = self._read(1)
             size = struct.unpack(">Q", self._read(8))[0] if flags & LONG else self._read(1)[0]

@@ -76,8 +76,8 @@ def test_every_loss_is_noticed_by_who_waits_for_several(port: int) -> None:
 
 @pytest.fixture
 def silent(port: int) -> Iterator[str]:
-    """A process that takes requests, and answers none of them: as one whose answers are lost in a
-    connection that is still open."""
+    """A server that accepts requests and never answers, like one whose answers are lost on an open
+    connection."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     server = context.socket(zmq.ROUTER)
     server.bind(f"tcp://127.0.0.1:{port}")
@@ -86,7 +86,7 @@ def silent(port: int) -> Iterator[str]:
 
 
 def outcome(channel: Channel, timeout_s: float, connect_s: float | None = None) -> CometError:
-    """What a held request ends with that nobody waits for."""
+    """Return the error with which a request ends that no thread waits for."""
     done = threading.Event()
     pending = channel.request(
         Ping(), on_done=lambda _: done.set(), timeout_s=timeout_s, connect_s=connect_s
@@ -98,7 +98,7 @@ def outcome(channel: Channel, timeout_s: float, connect_s: float | None = None) 
 
 
 def test_an_unanswered_request_ends_at_its_limit(silent: str) -> None:
-    """Fault 8: also one with a shorter limit than that for which the pump sleeps already."""
+    """Fault 8: also a request whose limit is shorter than the current sleep of the I/O loop."""
     with Channel(silent, "the silent") as channel:
         channel.request(Ping(), on_done=lambda _: None)
         longer = channel.request(Ping(), on_done=lambda _: None, timeout_s=patient(3_600))
@@ -111,7 +111,7 @@ def test_an_unanswered_request_ends_at_its_limit(silent: str) -> None:
 
 
 def test_a_request_that_is_never_sent_ends_at_its_limit(port: int) -> None:
-    """Fault 8: it would wait for a connection for ever, where nobody listens any more."""
+    """Fault 8: a request to an address without a listener does not wait for ever."""
     with Channel(f"tcp://127.0.0.1:{port}", "nobody") as channel:
         for timeout_s, connect_s in ((0.05, None), (3_600, 0.05)):
             error = outcome(channel, timeout_s, connect_s)
@@ -120,7 +120,7 @@ def test_a_request_that_is_never_sent_ends_at_its_limit(port: int) -> None:
 
 
 def test_a_limit_ends_without_a_pump(silent: str) -> None:
-    """Fault 8: of who waits for several channels."""
+    """Fault 8: the limit also ends requests of a thread that waits for several channels."""
     wake = os.eventfd(0)
     with Channel(silent, "the silent") as channel:
         pending = channel.request(Ping(), on_done=lambda _: None, pump=False, timeout_s=0.05)

@@ -35,7 +35,7 @@ NAMED = {
     "topic": On.TOPIC, "topics": On.TOPIC, "group": On.GROUP, "target": On.GROUP,
     "producer_group": On.GROUP, "sink": On.SINK,
 }  # fmt: skip
-# Texts that name nothing there are rights on. A new field is put into one of the two.
+# Texts that name nothing that has rights. Put a new field into one of the two.
 OTHER_TEXTS = {
     "attempt", "boot_id", "born_host", "broker", "cluster", "commitlog", "consumer", "coordinator",
     "correlation_id", "key", "member", "msg_id", "name", "nonce", "process", "producer_id",
@@ -72,13 +72,13 @@ def names_in(kind: inspect.Type, path: str = "") -> Iterator[tuple[On, str]]:
 
 
 def _is_text(kind: inspect.Type) -> bool:
-    """Whether a field holds a text, or several."""
+    """Return whether a field holds one or several texts."""
     item = kind.item_type if isinstance(kind, inspect.ListType) else kind
     return isinstance(item, inspect.StrType)
 
 
 def texts_in(kind: inspect.Type) -> Iterator[str]:
-    """The names of all fields that hold texts."""
+    """Yield the names of all fields that hold texts."""
     match kind:
         case inspect.StructType(fields=fields):
             for field in fields:
@@ -91,7 +91,7 @@ def texts_in(kind: inspect.Type) -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", ASKED)
 def test_every_text_is_known_to_be_a_name_or_not(kind: type[Command]) -> None:
-    """Or a field with a name of its own would go without a right (Fault 15)."""
+    """Every field with a text is classified, so that no name lacks a right (Fault 15)."""
     if kind.access.audience in (Audience.CLIENT, Audience.ADMINISTRATOR):
         assert set(texts_in(inspect.type_info(kind))) <= NAMED.keys() | OTHER_TEXTS
 

@@ -286,7 +286,7 @@ def test_an_answer_that_is_lost(world: World, engine: Engine, group: str) -> Non
 
 
 def stop_before_it_is_sent(world: World, engine: Engine) -> None:
-    """Stop the servers with SIGSTOP as the engine is about to send a change."""
+    """Stop the servers with SIGSTOP just before the engine sends a change."""
     assert isinstance(engine, EtcdEngine)
     gateway = engine._gateway
     send = gateway.ask_once

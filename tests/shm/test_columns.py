@@ -332,7 +332,7 @@ def test_what_lies_below() -> None:
 def test_a_reader_looks_at_the_files_of_a_store_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 30: each task of a query has a reader, and a store has many files."""
+    """Fault 30: one examination of a store's many files, although each task has a reader."""
     store = golden.unpack(golden.CLEAN[0], tmp_path)
     end = log_end(store)
     looks = 0

@@ -1,6 +1,6 @@
-"""What maps files comes to its end although somebody looks at them yet.
+"""Owners of file maps can be closed while views of the maps exist.
 
-Fault 38: a BufferError at an orderly end left `abort`.
+Fault 38: a BufferError at an orderly shutdown left `abort`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def maps_of(owner: object) -> list[FileMap]:
-    """Whatever it has mapped."""
+    """Return all file maps of an object."""
     found: list[FileMap] = []
     todo: list[Any] = list(vars(owner).values())
     while todo:
@@ -81,7 +81,7 @@ def test_an_end_with_views(store: Path, made: Any) -> None:
     views = [memoryview(each) for each in maps]
     owner.close()
     for view in views:
-        assert view[0] in range(256)  # it is mapped yet
+        assert view[0] in range(256)  # still mapped
         view.release()
     for each in maps:
         with pytest.raises(ValueError, match="closed"):

@@ -1,7 +1,7 @@
-"""A store that a RocketMQ opened between two brokers of ours: what it acknowledged is not cut.
+"""A store that RocketMQ opened between two runs of CometMQ: its acknowledged messages stay.
 
-Fault 1. `cometmq.control` of a killed run says where the log ended then, and nothing of what was
-written since; so it counts only while nobody else has opened the store.
+Fault 1. `cometmq.control` of a killed run has the end of the log at that time, without later
+writes; so it is valid only while no other program has opened the store.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run_theirs(
 
 
 def assert_ours_has(store: Path, sent: list[Sent]) -> None:
-    """All of it, and nothing that comes next takes the place of any of it."""
+    """Assert that all messages are stored, and that new ones do not replace any of them."""
     with RunningBroker(store) as broker:
         broker.assert_stored(sent)
         sent += broker.send(TOPIC, 0, [b"more"] * 3)
@@ -100,8 +100,8 @@ def test_what_a_rocketmq_acknowledged_in_between_stays(
 @beside_rocketmq
 @pytest.mark.parametrize("ours", ["killed", "closed"])
 def test_a_power_cut_after_a_rocketmq(ours: str, tmp_path: Path) -> None:
-    """The log was synced, queues were not: that of a new topic is gone, though the checkpoint is
-    as young as the log. Nobody knows then which queues there were."""
+    """All messages stay after a power cut that kept the synced log and lost the queue of a new
+    topic, with a checkpoint as new as the log. The set of queues is unknown then."""
     sent = run_ours(tmp_path / "store", "first", kill=ours == "killed")
     sent += run_theirs(tmp_path / "store", "theirs", kill=True, topic="new")
     sent += run_theirs(tmp_path / "store", "more", kill=True, repeat=2_000)
@@ -115,7 +115,7 @@ def test_a_power_cut_after_a_rocketmq(ours: str, tmp_path: Path) -> None:
 
 @beside_rocketmq
 def test_a_log_on_another_disk(tmp_path: Path) -> None:
-    """The store by a link, and commitlog/ a link as well: `lock` is beside that link."""
+    """RocketMQ's run is detected if the store and commitlog/ are links; `lock` is beside one."""
     store, disk = tmp_path / "store", tmp_path / "disk"
     (disk / "commitlog").mkdir(parents=True)
     (disk / "root").mkdir()
@@ -130,16 +130,16 @@ def test_a_log_on_another_disk(tmp_path: Path) -> None:
 
 
 def open_as_rocketmq(store: Path) -> None:
-    """What its start does to a store: it takes the lock, and writes its four bytes once more."""
+    """Do to a store what RocketMQ's start does: take the lock, and rewrite its four bytes."""
     descriptor = os.open(store / LOCK_FILE, os.O_RDWR | os.O_CREAT)
     before = os.stat(descriptor).st_mtime_ns
-    while os.stat(descriptor).st_mtime_ns == before:  # the system's clock of files has ticks
+    while os.stat(descriptor).st_mtime_ns == before:  # file times advance in ticks
         os.pwrite(descriptor, b"lock", 0)
     os.close(descriptor)
 
 
 def append_as_rocketmq(store: Path, count: int) -> list[Sent]:
-    """Behind the log's end, with no entry in a queue: its dispatcher had not come so far."""
+    """Append records to the log without queue entries, as if RocketMQ's dispatcher was behind."""
     open_as_rocketmq(store)
     (store / ABORT_FILE).write_text("4711")
     end = find_end(store, SEGMENT, clean=False).physical_offset
@@ -169,7 +169,7 @@ def test_the_counters_of_a_killed_run_do_not_count_once_another_had_the_store(
 
 @killed_runs_count
 def test_a_start_that_is_killed_does_not_make_them_count_again(tmp_path: Path) -> None:
-    """It notes how `lock` looks now, while files of the older run are still there."""
+    """Files of an older run stay invalid after a killed start that has recorded the new `lock`."""
     store = tmp_path / "store"
     sent = run_ours(store, "first", kill=True)
     old = {name: (store / name).read_bytes() for name in (CONTROL_FILE, QUEUES_FILE)}
@@ -189,7 +189,7 @@ def test_a_start_that_is_killed_does_not_make_them_count_again(tmp_path: Path) -
 
 @killed_runs_count
 def test_a_killed_run_of_ours_leaves_lock_as_it_was(tmp_path: Path) -> None:
-    """Neither its start nor another commitlog process writes it; nor who was refused."""
+    """Neither a start nor a restart of the commitlog process writes `lock`."""
     store = tmp_path / "store"
     with RunningBroker(store) as broker:
         broker.create_topic(TOPIC, QUEUES)
@@ -205,7 +205,7 @@ def test_a_killed_run_of_ours_leaves_lock_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_identity_says_who_had_the_store_last(tmp_path: Path) -> None:
-    assert was_opened_by_others(tmp_path)  # or nobody knows
+    assert was_opened_by_others(tmp_path)  # unknown counts as opened
     StoreLock(tmp_path, 1).release()
     keep_identity(tmp_path, "ours")
     assert not was_opened_by_others(tmp_path)
@@ -215,11 +215,11 @@ def test_the_identity_says_who_had_the_store_last(tmp_path: Path) -> None:
     assert was_opened_by_others(tmp_path)
 
 
-# --- whole records that go ---
+# --- whole records that are removed ---
 
 
 def laid(store: Path, count: int) -> list[int]:
-    """The ends of so many records."""
+    """Append `count` records and return their ends."""
     (store / "commitlog").mkdir()
     log = CommitLog(
         store, segment_bytes=SEGMENT, physical_offset=0, store_host=bytes(8),
@@ -265,7 +265,7 @@ def test_what_is_not_whole_goes_without_one(
 
 
 def test_the_control_file_of_a_run_is_left_by_a_kill_alone(tmp_path: Path) -> None:
-    """Else it could not be told what an older one is worth."""
+    """Only a killed run leaves its control file, so that an existing one is known to be valid."""
     store = tmp_path / "store"
     run_ours(store, "first", kill=True)
     assert ControlFile.open(store / CONTROL_FILE, writable=False).read(Counter.WROTE).value

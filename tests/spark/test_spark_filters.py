@@ -1,4 +1,4 @@
-"""Filters choose what one query reads, and no other one (Fault 12)."""
+"""Filters limit the rows of their own query only (Fault 12)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The same, served."""
+    """A broker with the same messages."""
     folder = tmp_path_factory.mktemp("filters") / "served"
     with Broker(folder, settings=SMALL) as broker:
         fill(broker)
@@ -71,7 +71,7 @@ def fill(broker: Broker) -> None:
 
 @pytest.fixture
 def switched_on(spark: SparkSession) -> Any:
-    """Spark's own switch, which a session of a user's own may have on."""
+    """Turn on Spark's own switch, as a user's session may do."""
     before = spark.conf.get(SWITCH, "false") or "false"
     spark.conf.set(SWITCH, "true")
     yield
@@ -94,7 +94,7 @@ def test_query_without_filter_reads_all(frame: DataFrame) -> None:
     assert counts == [30, 6, 30]
     assert frame.where("queue_id = 1 and tags = 'even'").count() == 5
     assert frame.groupBy("queue_id").count().count() == QUEUES
-    assert frame.where("length(keys) = 2").count() == 30  # not one that is pushed
+    assert frame.where("length(keys) = 2").count() == 30  # not a filter that is pushed
     assert frame.where("keys = 'k3'").count() == 3
     assert len(frame.collect()) == 30
 
@@ -106,7 +106,7 @@ def test_narrowest_first(frame: DataFrame) -> None:
 
 
 def test_joins_of_different_filters(frame: DataFrame) -> None:
-    """Each side has its own, whichever was planned last."""
+    """Each side of a join has its own filter, whichever was planned last."""
     low, high = frame.where("queue_offset < 4"), frame.where("queue_offset >= 2 and queue_id = 0")
     on = (f.col("a.queue_offset") == f.col("b.queue_offset"))  # fmt: skip
     both = low.alias("a").join(high.alias("b"), on)
@@ -162,7 +162,7 @@ def test_queries_at_the_same_time(frame: DataFrame) -> None:
 def test_stream_joined_with_a_filtered_batch(
     spark: SparkSession, frame: DataFrame, store: Path, tmp_path: Path
 ) -> None:
-    """The batches of a stream plan the table beside it anew, and leave nothing in it."""
+    """Each batch of a stream plans the static table again, without filters of other queries."""
     stream = spark.readStream.format("cometmq").options(
         store=str(store), subscribe="t", startingOffsets="earliest", pushdown="true"
     )
@@ -182,11 +182,12 @@ def test_stream_joined_with_a_filtered_batch(
     assert frame.count() == 30
 
 
-# --- where filters are pushed: what Spark's planner does, without its JVM ---
+# --- pushed filters: the calls of Spark's planner, without its JVM ---
 
 
 def planned(reader: BatchReader, filters: list[Filter] | None) -> list[dict[str, Any]]:
-    """As pyspark's data_source_pushdown_filters: the reader is copied before `partitions`."""
+    """Return the rows of a read, planned like pyspark's data_source_pushdown_filters does: the
+    reader is copied before `partitions`."""
     if filters is not None:
         assert isinstance(reader, PushdownBatchReader)
         reader.pushFilters(filters)
@@ -232,7 +233,7 @@ def places(rows: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
 def test_pushed_filters_reach_the_tasks(
     store: Path, served: Broker, layout: str, filters: list[Filter], takes: Any
 ) -> None:
-    """No row more than the filters leave is read, by tasks of either layout and by readers."""
+    """Only rows that match the filters are read, with either layout of tasks."""
     files = {"store": str(store), "layout": layout}
     place = {"namesrv": served.name_server, "isolation": "dispatched"}
     reader = reader_of(PushdownBatchReader, **(place if layout == "rpc" else files))

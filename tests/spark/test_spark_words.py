@@ -1,4 +1,4 @@
-"""What Spark's users are told: Kafka's names, modes, numbers, and nothing after success
+"""Messages to Spark users: Kafka's names, modes, numbers, and no output after success
 (Fault 36)."""
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_options_of_kafkas_sink(name: str, text: str) -> None:
     ("names", "kind"), [(READ_OPTIONS, ReadOptions), (WRITE_OPTIONS, WriteOptions)]
 )
 def test_counterparts_are_there(names: dict[str, str], kind: type) -> None:
-    """And no option of ours is taken for one of Kafka's."""
+    """Each counterpart exists, and no name of ours is treated as Kafka's."""
     ours = {name for entry in options_of(kind).values() for name in entry.names}
     for name, counterpart in names.items():
         assert name == name.lower()
@@ -109,8 +109,8 @@ def test_columns_of_kafka() -> None:
 
 @pytest.mark.slow
 def test_modes(spark: SparkSession, tmp_path: Path) -> None:
-    """Without a mode Spark itself refuses; what it advises besides Append is refused with a word
-    about that advice."""
+    """Spark refuses a save without a mode; our error for the Overwrite that it suggests names
+    Append as the only mode."""
     with Broker(tmp_path / "store", settings=SMALL) as broker:
         with Admin(broker.name_server) as admin:
             admin.create_topic("t", 1)
@@ -144,7 +144,7 @@ def test_numbers_have_three_places() -> None:
 
 
 def raised_in(file: str, error: BaseException) -> BaseException:
-    """An error whose last frame is in that file."""
+    """Return an error whose last frame is in that file."""
     program = compile("def worker(error):\n    raise error\n", file, "exec")
     names: dict[str, Any] = {}
     exec(program, names)
@@ -191,7 +191,7 @@ def test_flush_to_a_closed_socket_is_not_reported(capsys: pytest.CaptureFixture[
 
 
 def test_only_daemons_of_pyspark_are_kept_quiet() -> None:
-    """In a program of a user's the module stays what it is."""
+    """The module `traceback` of a user's program is not replaced."""
     program = (
         "import sys, traceback, cometmq.spark.source\n"
         "assert sys.modules['__main__'].traceback is traceback\n"
@@ -227,7 +227,7 @@ print("well")
 
 @pytest.mark.slow
 def test_nothing_is_said_after_success(tmp_path: Path) -> None:
-    """Spark stops reading from its workers when it has enough."""
+    """Nothing is printed although Spark stops reading from its workers when it has enough rows."""
     with Broker(tmp_path / "store", settings=SMALL) as broker:
         with Admin(broker.name_server) as admin:
             admin.create_topic("t", 1)
@@ -236,6 +236,6 @@ def test_nothing_is_said_after_success(tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=patient(300), cwd=tmp_path, check=False,
         )  # fmt: skip
     assert done.stdout.endswith("well\n"), done.stderr
-    # pyspark's own worker that looks for formats, where nothing of ours runs, is not ours to quiet.
+    # pyspark's own worker that searches for formats runs none of our code: its output is ignored.
     found = [line for line in done.stderr.splitlines() if "/daemon.py" in line]
     assert not [line for line in found if ".zip/" not in line], done.stderr
