@@ -57,7 +57,7 @@ QUEUES: Final = 8
 IN_FLIGHT: Final = 64
 ROUNDS: Final = 5  # of --full
 FEW: Final = 640  # messages of RocketMQ in the small form
-WITHOUT_A_WORD_S: Final = patient(60.0)  # a worker tells its progress each second
+WITHOUT_A_WORD_S: Final = patient(60.0)  # a worker reports its progress each second
 _groups = (f"turn-{number}" for number in itertools.count())
 
 

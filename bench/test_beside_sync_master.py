@@ -41,7 +41,7 @@ TOPIC: Final = "replicated"
 QUEUES: Final = 8
 BODY: Final = random.Random(7).randbytes(128)
 ROUNDS: Final = 5  # of --full
-WITHOUT_A_WORD_S: Final = patient(60.0)  # a worker tells its progress each second
+WITHOUT_A_WORD_S: Final = patient(60.0)  # a worker reports its progress each second
 READY_S: Final = patient(90.0)
 
 Rate = Callable[[str, int], float]

@@ -1,7 +1,7 @@
-"""Engines of a group's record: how long a change takes, and how soon a session's end is told.
+"""Engines of a group's record: time of a change, and delay until the end of a session is reported.
 
-Three servers on this machine for etcd. A holder is killed as soon as its session is
-seen, before it would renew it.
+Three servers on this machine for etcd. A holder is killed as soon as its session is visible, before
+it would renew it.
 """
 
 from __future__ import annotations

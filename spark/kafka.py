@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# As Spark's integration guide for Kafka lists them; in lower case.
+# The names in Spark's integration guide for Kafka, in lower case.
 READ_OPTIONS: Final = {
     "kafka.bootstrap.servers": "namesrv",
     "kafka.group.id": "consumerGroup",

@@ -24,7 +24,7 @@ class Attempts:
     seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._open: dict[Place, _Attempt] = {}  # in the order of their times
+        self._open: dict[Place, _Attempt] = {}  # ordered by time
 
     def __len__(self) -> int:
         return len(self._open)

@@ -32,7 +32,7 @@ class StoredOnce:
         self._commitlog = commitlog
         self._timeout_s = timeout_s
         self._deriver = Deriver(commitlog, name, timeout_s=timeout_s)
-        self._last = Position()  # of the last write that was asked for
+        self._last = Position()  # of the last requested write
         # By number, the oldest first: the position of a write that may not be stored or lacks acks;
         # None: the copy is stored with all acks.
         self._writes: dict[int, Position | None] = {}

@@ -135,7 +135,7 @@ class _Verifying:
         self._no_file: set[Path] = set()
         self._said: dict[tuple[str, int], set[int]] = {}  # entries that were found to be wrong
         self._findings: list[Finding] = []
-        self._others = topics_not_served(files.store)  # whose records have no entry of ours
+        self._others = topics_not_served(files.store)  # their records have no entries
 
     def run(self) -> Verified:
         store, size = self._files.store, self._files.segment_bytes

@@ -36,7 +36,7 @@ from cometmq.protocol.wire.steady import Steady
 WAIT_S = patient(60)
 TIMEOUT_S = patient(0.5)
 LIMIT_S = TIMEOUT_S + GRACE_S + patient(8)  # a slow machine
-PATIENT_S = patient(10)  # of a real broker's answer, whose disk others use as well
+PATIENT_S = patient(10)  # for a real broker's answer, whose disk has other users
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from cometmq.client.receiving.membership import Membership
 from cometmq.protocol.commands import JoinGroup
 
 WAIT_S = patient(30)
-SESSION_S = patient(60)  # longer than any test waits
+SESSION_S = patient(60)  # longer than any wait of a test
 
 
 @pytest.fixture(scope="module")

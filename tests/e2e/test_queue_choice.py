@@ -314,7 +314,7 @@ def test_a_topic_that_may_be_written_again_is_written_at_once(broker: Broker, ad
 def test_keys_keep_their_order_while_queues_come_and_go(
     broker: Broker, admin: Admin, linger_ms: float
 ) -> None:
-    """Several senders, each of some keys; within a queue the messages of a key are in order."""
+    """The messages of a key stay in order within a queue, with several concurrent senders."""
     topic = a_topic(admin, 8)
     has_ended = threading.Event()
     progress = threading.Semaphore(0)

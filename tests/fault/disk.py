@@ -43,7 +43,7 @@ _MKFS: Final = {
 _ENDING: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DISK_SLEEP, psutil.STATUS_DEAD)
 UNMOUNT_TIMEOUT_S: Final = patient(
     60
-)  # what a killed process has sent to one that is slow holds it, too
+)  # a slow process may still hold descriptors that a killed one sent
 
 
 class DiskTrouble(Exception):

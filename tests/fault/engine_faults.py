@@ -49,8 +49,8 @@ def engine_minority(rig: GroupRig, target: str) -> None:
 
 @fault("engine-node", "leader", "follower", "with-master", needs=ENSEMBLE)
 def engine_node(rig: GroupRig, target: str) -> None:
-    """kill -9 of one server of three: etcd's leader, or another one; or of the one on the
-    master's machine, and of the master as well."""
+    """Kill (kill -9) one etcd server of three: the leader, another one, or the one on the master's
+    machine together with the master."""
     master = rig.wait_served()
     leader = rig.servers.leader()
     if target == "with-master":

@@ -22,7 +22,7 @@ from fault.network import HOST, Network
 from patience import patient
 from ports import free_ports
 
-READY_S: Final = patient(240.0)  # a machine that others use is slow
+READY_S: Final = patient(240.0)  # a busy machine is slow
 
 
 class Ensemble:

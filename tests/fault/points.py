@@ -49,18 +49,19 @@ When = Literal[
 
 @dataclass(frozen=True)
 class Point:
-    """One place.
+    """A place in the code at which a process is killed.
 
     Args:
-        role: whose process dies.
+        role: role of the process.
         target: "module:function", "module:Class.method", "os.name" or "Counter.NAME".
         moment: just before or just after the call.
-        when: what leads there: the usual load; a restart of that role; a start of the broker after
-            a bad end; deleting old segments; a deriver at work (test_derived.py); transactions
-            (test_transactions.py); a slave that follows (test_replication.py); producers with names
-            or keys (test_named_producers.py, test_keyed.py); messages for later (timed.py).
+        when: load that reaches the place: the usual load; a restart of that role; a start of the
+            broker after a crash; deleting old segments; a running deriver (test_derived.py);
+            transactions (test_transactions.py); a slave that follows (test_replication.py);
+            producers with names or keys (test_named_producers.py, test_keyed.py); delayed messages
+            (timed.py).
         nth_max: the pass is drawn from 1 to this.
-        sync_only: it is passed under SYNC_FLUSH only.
+        sync_only: whether the place is reached under SYNC_FLUSH only.
     """
 
     name: str

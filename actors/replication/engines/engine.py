@@ -1,21 +1,21 @@
-"""What decides the one small record of a broker group: the interface that every engine has.
+"""Interface of the engines that decide the single small record of a broker group.
 
-A group's record says who its master is and who is in sync with it. It is changed by compare-and-set
-alone, in an engine that many brokers share: a SQLite file or etcd. Beside the records an
-engine keeps *sessions*, which say which brokers are there, and tells those who *watch* a group.
+A group's record names its master and the replicas that are in sync with it. It changes only by
+compare-and-set, in an engine that many brokers share: a SQLite file or etcd. An engine also keeps
+*sessions*, which say which brokers are alive, and notifies the brokers that *watch* a group.
 
     engine = open_engine("etcd://a:2379,b:2379,c:2379")
     session = engine.open_session("orders", broker_id=1, ttl_s=2)
     before = engine.get("orders")
     outcome = engine.cas("orders", before and before.version, record)
 
-Every call blocks for as long as the engine's time-out at most, so an actor calls from a thread of
-its own; what it need not call for it hears by descriptors (`Watch.fileno`, `Session.fileno`), which
-its inbox listens to. Handles, sessions and watches are used by any number of threads. None of them
-goes through a fork: a process opens its own, and what is used in another one raises EngineError.
+A call blocks at most for the engine's time-out, so an actor calls from a separate thread.
+Descriptors (`Watch.fileno`, `Session.fileno`), which the actor's inbox listens to, report changes.
+Handles, sessions and watches are thread-safe. None of them survives a fork: each process opens its
+own, and one that is used in another process raises EngineError.
 
 No argument about safety may rest on a session, since a process may be stopped between its look at
-the clock and what it does next. Fencing by the record's epoch is what keeps acknowledged messages.
+the clock and its next action. Fencing by the record's epoch protects acknowledged messages.
 """
 
 from __future__ import annotations
