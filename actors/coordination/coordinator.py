@@ -56,39 +56,39 @@ class CoordinatorSettings(MemberSettings, TopicSettings, Protocol):
 
 
 class CoordinatorActor(ServiceActor):
-    """Keeps topics, consumer groups, consumer offsets and holds.
+    """Actor that keeps topics, consumer groups, consumer offsets and holds.
 
     Writes, alone: config/*.json and cometmq.ledger.
     Wakes on: commands, answers of the commitlog process, the cleaner and the name servers, timers:
         held JoinGroups, silent members, flushConsumerOffsetInterval, a registration every 30 s.
-    Dies: of a config file that is damaged at the start, with its .bak. A file that cannot be
-        written fails the request, which then has changed nothing.
+    Dies: of a config file that is damaged at the start, with its .bak. If a file cannot be
+        written, the request fails without effect.
 
-    Whatever one drain of the sockets brings is worked through before anything is written: all its
-    changes go into one entry of the ledger. An answer never says more than what survives a kill at
-    that moment.
+    All commands of one poll batch are handled before anything is written: their changes go into one
+    entry of the ledger. An answer never reports a change that a kill at that moment could undo.
 
     Args:
-        store_dir: must exist; `config` is made in it.
-        commitlog_endpoint: where the commitlog process takes TopicsChanged.
-        ledger_log: waits for the recovery, and returns the ledger as the log has it.
-        queue_ends: waits for the recovery after a bad end, and returns where the queues end now.
-        stored: the queues of a topic that ever held a message, and what they hold. Raises
-            ServiceNotAvailable while that is not known.
-        wait_dispatched: until `stored` knows all that is in the log. Raises ServiceNotAvailable
-            when that takes too long.
-        arrivals: takes what listens to a doorbell; what rings it when `stored` has more. None:
-            whoever waits for messages waits for the end of its time.
-        cleaner_endpoint: where the cleaner takes what clients want of it; empty: nobody does.
-        scheduler_endpoint: where the scheduler stores retries; empty: there are none.
-        log_begin: the physical offset that the log begins at.
-        name_server_endpoints: all of them are told. With none, routes are only had from here.
-        entry_bytes_max: of the changes in an entry of the ledger.
-        family_address: where the family comes; lines of clients are beside it. Empty: there are
-            none.
-        confirm_timeout_s: how long a topic may be unknown to them before the client hears of it.
-        gate: of a master in a group; None: this broker is master for ever.
-        epoch: that it is the master of.
+        store_dir: must exist; `config` is created in it.
+        commitlog_endpoint: endpoint of the commitlog process for TopicsChanged.
+        ledger_log: waits for the recovery, and returns the ledger from the log.
+        queue_ends: waits for the recovery after a crash, and returns the current queue ends.
+        stored: returns the queues of a topic that ever held a message, and their ranges. Raises
+            ServiceNotAvailable while these are unknown.
+        wait_dispatched: waits until `stored` covers the whole log. Raises ServiceNotAvailable on
+            timeout.
+        arrivals: gets a function that listens to a doorbell, and returns an object that rings it
+            when `stored` has more. None: commands that wait for messages wait until they expire.
+        cleaner_endpoint: endpoint of the cleaner for clients' commands; empty: there is none.
+        scheduler_endpoint: endpoint of the scheduler, which stores retries; empty: no retries.
+        log_begin: returns the physical offset at which the log begins.
+        name_server_endpoints: name servers to register with; empty: only this broker has routes.
+        entry_bytes_max: limit for the changes in an entry of the ledger.
+        family_address: address for broker processes, beside which clients' lines are; empty: no
+            lines.
+        confirm_timeout_s: how long a topic may be unknown to name servers before the client gets an
+            error.
+        gate: gate of a master in a group; None: this broker is always the master.
+        epoch: epoch in which this broker is the master.
     """
 
     role: ClassVar[str] = "coordinator"

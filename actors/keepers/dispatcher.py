@@ -32,17 +32,17 @@ RETRY_S: Final = 1
 
 
 class DispatcherActor(ServiceActor):
-    """Writes a ConsumeQueue entry for every record, and tells how far it has come.
+    """Actor that writes a ConsumeQueue entry for every record, and publishes its progress.
 
     Writes, alone: consumequeue/, the queue table, `queues`, `dispatched` and its timestamp; index/
     and its counters (`Indexing`).
     Wakes on: `wrote`; under SYNC_FLUSH on `flushed`, so that no reader sees a message that a power
     cut could remove; in a group on `replicated`, for the same reason; its doorbell, by the
     commitlog process for the first message of a new queue.
-    While nobody sleeps on `dispatched` it naps between two looks, so that a stream of single
-    messages does not wake it for each; a reader that begins to wait rings it.
-    An entry's place is its record's queue offset, so the next process may write the last entries
-    once more. A record that is none is reported and passed over.
+    While no reader sleeps on `dispatched`, it naps between two passes, so that a stream of single
+    messages does not wake it for each; a reader that begins to wait wakes it.
+    The queue offset of a record determines the place of its entry, so the next process may write
+    the last entries again. An invalid record is reported and skipped.
     """
 
     role = "dispatcher"

@@ -1,7 +1,7 @@
-"""Access: who says a command, and whether this process takes it from there.
+"""Access control: the sender of a command, and whether this process accepts it from there.
 
-Every door asks it before an actor sees the command: ZeroMQ's sockets and the lines of this machine
-(`request_from`), and the process itself (ServiceActor).
+Every listener checks a command before an actor receives it: ZeroMQ's sockets and the lines of this
+machine (`request_from`), and the process itself (ServiceActor).
 
 The rights that a command declares (`access.needs`) also say which of its fields must not name the
 broker's internal topics and groups: no command from outside may change those.

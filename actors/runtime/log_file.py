@@ -17,18 +17,18 @@ OPEN_TRIES: Final = 3
 
 
 class LogFile(logging.Handler):
-    """Appends whole lines to a file that other processes append to as well.
+    """Handler that appends whole lines to a file to which other processes append as well.
 
-    Whoever finds it full renames it to `.1` (`.1` to `.2` and so on), under a lock on the file
-    itself; the others see that the name stands for another file now. So they do when somebody else,
-    logrotate say, has moved it.
+    A process that finds the file full renames it to `.1` (`.1` to `.2` and so on), under a lock on
+    the file itself. The other processes notice that the name refers to another file, also if
+    another program, such as logrotate, has moved it.
 
     The first file has mode 0640, whatever the umask of a process is. An existing file keeps its
     mode; new files get the mode and group of the file before them.
 
     Args:
-        bytes_max: a file that has so many is followed by a new one; 0: never.
-        count: how many old ones are kept.
+        bytes_max: size from which a file is replaced by a new one; 0: never.
+        count: number of old files to keep.
 
     Raises OSError when it cannot be opened.
     """

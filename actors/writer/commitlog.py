@@ -231,12 +231,12 @@ class CommitLogActor(ServiceActor):
     on_end_transactions = on_pass_halves = _store_alone
 
     def _store_all(self, group: list[Request], founds: Sequence[Found] = ()) -> None:
-        """Append whatever was sent, publish it once, wake who reads it, answer, and then wake the
-        rest of the family.
+        """Append the sent messages, publish them once, wake readers, answer, and then wake the
+        other broker processes.
 
-        In this order: a reader is on its way before a sender that is answered takes the processor,
-        and both are before a dispatcher does. And the put lock's holder sleeps in the sync: what is
-        sent meanwhile becomes the next group.
+        The order matters: a reader is scheduled before an answered sender takes the processor, and
+        both before a dispatcher does. The put lock's holder sleeps in the sync: messages that are
+        sent meanwhile become the next group.
 
         Args:
             founds: for each request, the messages that are already stored; empty: none of any.

@@ -1098,7 +1098,7 @@ class Commits:
         tag: of the command.
         change_tag: of OffsetSet.
         version: of the protocol; there is no other.
-        is_barred: whether to skip the commits of non-members of a group, by its name.
+        is_barred: whether commits of a group without a member are left to the caller, by its name.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""The last run: what the counters of a killed broker still say about its store.
+"""The last run: facts about its store that the counters of a killed broker still prove.
 
-kill -9 takes processes away, not the page cache: as long as the machine and the mount of the store
-live on, everything that was written is there, and the control file that was left behind says how
-far that is. If the boot or the mount has changed, another program has opened the store since, or
-the log contradicts the counters, the counters are ignored, and recovery begins at the checkpoint.
+kill -9 ends processes, but does not drop the page cache: while the machine stays up and the store
+stays mounted, all written data is there, and the remaining control file has its extent. If the boot
+or the mount has changed, another program has opened the store since, or the log contradicts the
+counters, the counters are ignored, and recovery begins at the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which store a directory is: a random name that it got when a broker first opened it.
+"""Identity of a store: a random name that it got when a broker first opened it.
 
-Positions that somebody keeps outside, such as a Spark checkpoint, mean nothing in another store.
-The supervisor alone writes the file. A store that only RocketMQ had open has none.
+Positions that are stored outside, such as a Spark checkpoint, are invalid in another store. Only
+the supervisor writes the file. A store that only RocketMQ has opened has none.
 
 It also records the state of the file `lock`. If that differs now, another program (RocketMQ) has
 opened the store since, and files that describe the last run of CometMQ are out of date.
