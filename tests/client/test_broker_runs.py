@@ -3,8 +3,6 @@ met (Fault 4)."""
 
 from __future__ import annotations
 
-from patience import patient
-
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from patience import patient
 
 from cometmq.client.receiving.buffer import NO_RUN, Chunk, Queue
 from cometmq.client.receiving.owned import OwnedQueues
