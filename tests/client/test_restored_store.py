@@ -152,6 +152,7 @@ def test_lost_messages_of_other_tags_are_not_waited_for(site: Site, transport: s
     with Consumer(site.address, "g", start="earliest", transport=transport) as consumer:
         consumer.subscribe("t", "a")
         read(lambda: _acknowledged(consumer), set(site.send(50, "a")))
+        consumer.commit()
         site.back_up()
         site.send(200, "b")
         deadline = time.monotonic() + WAIT_S
