@@ -433,9 +433,11 @@ class PopConsumer:
             return
         if os.getpid() != self._process:
             Forked("PopConsumer").acquire()
+        run = self._running
+        if run is not None:
+            run.interrupt()  # first: another handler's close() returns at once when it is closed
         self._closed = True
         self._unclosed.is_closed()
-        run = self._running
         self._stop_waiting()
         if run is not None and not run.end():
             return

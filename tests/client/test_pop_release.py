@@ -320,6 +320,33 @@ def test_messages_that_wait_for_slow_handlers_are_released_in_time(
         run.result(WAIT_S)
 
 
+def test_no_handler_begins_after_close_returned_in_another(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 7: while the first close asked the broker, the run went on with what it had popped."""
+    send(broker, topic, 40)
+    stop = PopBroker.stop
+    both = threading.Barrier(2)
+    begun: list[threading.Thread] = []
+
+    def slow_stop(self: PopBroker) -> None:
+        others = {each for each in begun if each is not threading.current_thread()}
+        until(lambda: len(begun) > 2 or not any(each.is_alive() for each in others))
+        stop(self)
+
+    consumer = PopConsumer(broker.name_server, topic, topic)
+
+    def handler(_: Message) -> None:
+        begun.append(threading.current_thread())
+        if len(begun) <= 2:
+            both.wait(WAIT_S)
+        consumer.close()
+
+    monkeypatch.setattr(PopBroker, "stop", slow_stop)
+    consumer.run(handler, concurrency=2)
+    assert len(begun) == 2
+
+
 def test_a_poll_that_close_ends_releases_its_messages(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
