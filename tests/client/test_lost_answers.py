@@ -15,7 +15,7 @@ from patience import patient
 
 from cometmq.actors.runtime.service import Request
 from cometmq.client import Consumer, PopConsumer, Producer
-from cometmq.client.receiving import membership, pulling
+from cometmq.client.receiving import joining, membership, pulling
 from cometmq.client.routes import Routes
 from cometmq.client.sending import checks, loop_transaction, requests
 from cometmq.client.sending.loop_transaction import LoopChecker
@@ -132,7 +132,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (checks, requests):
         monkeypatch.setattr(module, "WAIT_MS", 100)
         monkeypatch.setattr(module, "LATE_S", LATE_S)
-    monkeypatch.setattr(membership, "LATE_S", LATE_S)
+    monkeypatch.setattr(joining, "LATE_S", LATE_S)
     monkeypatch.setattr(membership, "SESSION_MS", 1_000)
     monkeypatch.setattr(pulling, "ANSWER_S", LATE_S)
     monkeypatch.setattr(pulling, "CHECK_S", LATE_S)
