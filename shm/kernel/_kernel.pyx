@@ -25,7 +25,7 @@ from posix.mman cimport (
     MADV_DONTNEED, MAP_FAILED, MAP_SHARED, MS_SYNC, PROT_READ, PROT_WRITE, madvise, mlock, mmap,
     msync, munlock, munmap,
 )
-from posix.unistd cimport getpid, sysconf, _SC_PAGESIZE, write as write_fd
+from posix.unistd cimport close as close_fd, getpid, sysconf, _SC_PAGESIZE, write as write_fd
 
 include "layout.pxi"
 

@@ -62,7 +62,7 @@ cdef class Sleepers:
 
     def __dealloc__(self):
         if self._fd >= 0:
-            _os.close(self._fd)
+            close_fd(self._fd)  # modules may be gone when the interpreter ends
         sleepers_end(&self._s)
 
     def end(self):

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from paths import ROOT, SEARCH
@@ -130,3 +131,24 @@ def test_run_ends_when_a_handler_raises(broker: Broker, kind: str) -> None:
         assert seen == [b"at work"]
     with open_consumer(broker, topic, kind) as consumer:
         assert consumer.poll(1, timeout_s=0.5) == []
+
+
+IN_ONE_PROCESS = """
+import signal, sys
+from cometmq import Broker
+signal.signal(signal.SIGUSR1, lambda *_: None)
+broker = Broker(sys.argv[1], writer="here", profile="test")
+producer = broker.producer()
+producer.send("t", b"x")
+producer.close()
+broker.close()
+"""
+
+
+def test_a_process_with_handlers_and_its_writer_ends_quietly(tmp_path: Path) -> None:
+    """Fault 13: the helper's thread outlives the modules, and what it held was closed by those."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_PROCESS, str(tmp_path / "store")],
+        capture_output=True, text=True, timeout=patient(60), check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", "")
