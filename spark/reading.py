@@ -18,7 +18,13 @@ from cometmq.protocol.commands import (
     PullStatus,
     QueueParts,
 )
-from cometmq.protocol.errors import CometError, NotConfirmed, OffsetIllegal, StoreDamaged
+from cometmq.protocol.errors import (
+    CometError,
+    NotConfirmed,
+    OffsetIllegal,
+    StoreDamaged,
+    SubscriptionIllegal,
+)
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, parse_tags
 from cometmq.protocol.wire.channel import Channel, Pending
@@ -253,9 +259,11 @@ def _tags_of(wanted: Wanted) -> str:
     """Return the tag expression for a pull; that for all tags if none selects exactly these."""
     tags = wanted.tags or ()
     text = f" {TAG_SEPARATOR} ".join(tags)
-    if 0 < len(tags) <= TAGS_MAX and parse_tags(text) == frozenset(tags):
-        return text
-    return ALL_TAGS
+    try:
+        is_exact = 0 < len(tags) <= TAGS_MAX and parse_tags(text) == frozenset(tags)
+    except SubscriptionIllegal:
+        is_exact = False
+    return text if is_exact else ALL_TAGS
 
 
 class _RpcReading(_Reading):
