@@ -24,7 +24,7 @@ _SETTINGS: Final = "cometmq.cli.group_settings"
 @click.group(
     cls=LazyGroup,
     entries={
-        "list": (_HERE, "list_groups", "List groups, their members and what they lag behind."),
+        "list": (_HERE, "list_groups", "List groups with their members and lag."),
         "describe": (_HERE, "describe", "Show members, progress and lag of a group."),
         "create": (_SETTINGS, "create", "Create a group."),
         "update": (_SETTINGS, "update", "Change settings of a group."),

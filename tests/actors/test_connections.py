@@ -6,7 +6,7 @@ import contextlib
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from cometmq.protocol.commands import (
     PullMessages,
 )
 from cometmq.protocol.wire.channel import Channel
+from cometmq.protocol.wire.liveness import HEARTBEAT_MS
 
 WAIT_S = patient(30)
 MIB = 1 << 20
@@ -244,21 +245,44 @@ def test_no_more_connections_than_are_allowed() -> None:
             client.close()
 
 
+@contextlib.contextmanager
+def showing_alive(clients: Sequence[RawClient]) -> Iterator[None]:
+    """Answer heartbeats of the clients that there are, all the while."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(HEARTBEAT_MS / 1000):
+            for client in list(clients):
+                client.show_alive()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @pytest.mark.slow
+@pytest.mark.alone  # beside others its steps take longer than a silent connection is kept
 def test_thousands_of_connections(broker: RunningBroker) -> None:
     """As many as descriptors allow here; none is lost, and one more is served as before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(10_000, hard - 1_000)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 500), hard))
     try:
-        many = [RawClient(broker.endpoints.readers[0]) for _ in range(count)]
-        wait_until(lambda: broker.statistics("reader-0")["connections"] >= count)
-        with Channel(broker.endpoints.readers[0]) as line:
-            line.ask(Ping(), timeout_s=WAIT_S)
-        for client in many:
-            client.send([frames.pack(7, Ping())])
-        for client in many:
-            assert frames.request_id_of(client.receive_frame()[1]) == 7
+        many: list[RawClient] = []
+        with showing_alive(many):  # it takes longer than a silent client is kept
+            for _ in range(count):
+                many.append(RawClient(broker.endpoints.readers[0]))
+            wait_until(lambda: broker.statistics("reader-0")["connections"] >= count)
+            with Channel(broker.endpoints.readers[0]) as line:
+                line.ask(Ping(), timeout_s=WAIT_S)
+            for client in many:
+                client.send([frames.pack(7, Ping())])
+            for client in many:
+                assert frames.request_id_of(client.receive_frame()[1]) == 7
         for client in many:
             client.close()
         wait_until(lambda: broker.statistics("reader-0")["connections"] <= 2)

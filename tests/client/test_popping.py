@@ -300,7 +300,7 @@ def test_too_late(broker: Broker, topic: str) -> None:
     ):
         first, second = pop(consumer, 2)
         again = pop(other, 2)
-        with pytest.raises(errors.HandleUnknown, match="its time is over"):
+        with pytest.raises(errors.HandleUnknown, match="the invisibility timeout is over"):
             consumer.extend(first, 5)
         with pytest.raises(errors.HandleUnknown, match="it comes again or has come already"):
             consumer.ack(first, second)
@@ -316,7 +316,7 @@ def test_who_is_too_late_gives_nothing_back(broker: Broker, topic: str) -> None:
         (message,) = pop(late, 1)
         (again,) = pop(late, 1)
         for give_back in (late.reject, lambda each: late.nack(each, 0)):
-            with pytest.raises(errors.HandleUnknown, match="its time is over"):
+            with pytest.raises(errors.HandleUnknown, match="the invisibility timeout is over"):
                 give_back(message)
         with pytest.raises(errors.HandleUnknown):
             late.reject(message)

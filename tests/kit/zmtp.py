@@ -71,6 +71,10 @@ class RawClient:
                 return flags, body
             self.socket.sendall(frame(PONG + body[len(PING) + 2 :], command=True))
 
+    def show_alive(self) -> None:
+        """Answer the heartbeats that were not read yet."""
+        self.socket.sendall(frame(PONG, command=True))
+
     def _read(self, count: int) -> bytes:
         found = b""
         while len(found) < count:
