@@ -8,7 +8,7 @@ from typing import Any
 from still import stop_here
 
 from cometmq.client import Consumer
-from cometmq.protocol.commands import CommitOffsets
+from cometmq.protocol.commands import BeginGroup, CommitOffsets
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
 
@@ -16,10 +16,10 @@ from cometmq.protocol.wire.channel import Channel
 def stop_at_first_commit(line: Connection) -> None:
     """Everything is decided and only the sending is left when the process stops."""
     ask = Channel.ask
-    commands: list[CommitOffsets] = []
+    commands: list[BeginGroup | CommitOffsets] = []
 
     def stopping(self: Channel, command: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(command, CommitOffsets):
+        if isinstance(command, BeginGroup | CommitOffsets):
             commands.append(command)
             if len(commands) == 1:
                 line.send(("stops", [each.queue_offset for each in command.offsets]))
@@ -30,7 +30,7 @@ def stop_at_first_commit(line: Connection) -> None:
 
 
 def start_at_the_end(name_server: str, group: str, topic: str, line: Connection) -> None:
-    """The first commit is the place where the group begins."""
+    """Its first command of offsets is the place where the group begins."""
     stop_at_first_commit(line)
     options: dict[str, Any] = {"member": "a", "start": "latest", "auto_commit_ms": 3_600_000}
     with Consumer(name_server, group, topic, **options) as consumer:
