@@ -86,7 +86,7 @@ def test_a_queue_that_cannot_be_cut_holds_up_nobody(
 @pytest.mark.parametrize(
     "error", [PermissionError(errno.EACCES, "Permission denied"), KeyError("unforeseen")]
 )
-@pytest.mark.parametrize("name", ["list_queues", "delete_expired"])
+@pytest.mark.parametrize("name", ["list_served_queues", "delete_expired"])
 def test_the_chain_goes_on_after_any_step_that_failed(
     name: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +100,9 @@ def test_the_chain_goes_on_after_any_step_that_failed(
     def failing(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(following, name, failing_queues if name == "list_queues" else failing)
+    monkeypatch.setattr(
+        following, name, failing_queues if name == "list_served_queues" else failing
+    )
     derived = follower(tmp_path, clock)
     derived.follow(ENTRIES * RECORD)
     clock.run()
