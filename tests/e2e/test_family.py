@@ -444,7 +444,7 @@ def test_a_child_that_dies_again_and_again_ends_the_broker(store: Path) -> None:
                     pid = int(now)
                     broker.end(pid)
         assert broker.wait_ended() == 1
-        broker.until_logged("cleaner has ended by SIGKILL")
+        broker.until_logged("cleaner ended by SIGKILL")
         assert (store / ABORT_FILE).exists()
     with RunningBroker(store):
         pass
