@@ -7,7 +7,7 @@ numbers out, so none of them may bar those that follow for ever:
 - An epoch is no later than brokers' clocks can be, in ms. A sink may number its commits by the time
   as well; a count never comes so far.
 - An epoch that was committed covers those below it only as far as a repeat can come from. One of
-  further below is no repeat: the sink counts anew, or another client has used its name.
+  further below is no repeat: the sink restarted its count, or its name was reused.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from cometmq.protocol.names import check_topic
 log = logging.getLogger(__name__)
 
 HELD_MAX: Final = 16_384  # commands that wait for messages
-NOTICED_MAX: Final = 10_000  # queues with an offset behind their end; the oldest are noticed anew
+NOTICED_MAX: Final = 10_000  # queues with an offset behind their end; the oldest are noticed again
 BEGIN_S: Final = 5.0  # so long the beginning at an end waits for the dispatcher; our clients, 10 s
 
 
@@ -191,7 +191,7 @@ class Beginnings:
 class FarOffsets:
     """Offsets of groups behind the end of a queue, of which no message can be taken.
 
-    Any client that may read can commit one, and it would hold up a group that takes messages
+    Any client that may read can commit one, and it would block a group that takes messages
     without queues until the queue comes so far. RocketMQ has such a group continue at the end of
     the queue (OFFSET_OVERFLOW_BADLY). Members that share queues find the end themselves.
 

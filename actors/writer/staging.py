@@ -185,7 +185,7 @@ class Staging:
         """Forget how far the sink has come; where it is then.
 
         Only where these stages are there: they were closed since the later epoch was committed,
-        which has dropped all others. Killed at any line, the commit that comes again goes on.
+        which has dropped all others. After a kill at any line, a repeated commit resumes.
         """
         self._count(sink, epoch, stages)
         log.warning("sink %s begins anew with epoch %d: it had committed epoch %d, of which this "

@@ -28,7 +28,7 @@ OVER: Final = Lease(0.0)
 
 
 NO_RUN: Final = 0  # no answer has named the broker's run yet
-UNCHECKED_RUN: Final = -1  # likewise, and what was read has been in doubt: no broker's run
+UNCHECKED_RUN: Final = -1  # unknown, and read messages were in doubt: no broker's run
 
 
 class Seen(NamedTuple):
@@ -163,7 +163,7 @@ class Queue:
         )
 
     def doubt(self) -> None:
-        """The broker may not have any more what was read. Under the lock.
+        """Note that the broker may have lost read messages. Under the lock.
 
         The run is kept: which run a check asks is not known, and an answer of another one shows
         that the check may have asked an earlier one. A queue that no run is known of is checked
