@@ -15,8 +15,8 @@ import pytest
 from benchmarks import Report, median_s
 
 from cometmq.actors.replication.core.frames import Ack, AnyFrame, Bytes
-from cometmq.actors.replication.peers import Peers
-from cometmq.actors.replication.said import Said
+from cometmq.actors.replication.peers.peers import Peers
+from cometmq.actors.runtime.event_log import EventLog
 
 MIB = 1 << 20
 WINDOW = 16  # frames on their way, as a master has at most
@@ -34,7 +34,7 @@ class End:
             secret=bytes(32),
             bind="127.0.0.1:0",
             on_frame=self._on_frame,
-            said=Said(),
+            said=EventLog(),
         )
 
     def _on_frame(self, sender: str, frame: AnyFrame, _: memoryview | None) -> None:

@@ -30,7 +30,7 @@ FLOORS: dict[str, set[str]] = {
 
 # Within a floor: which wing may import which others.
 _ABOVE_STATE = {"kernel", "os", "state", "live"}
-_WING = {"books", "runtime"}
+_WING = {"tables", "runtime"}
 WINGS: dict[str, dict[str, set[str]]] = {
     "shm": {
         "kernel": set(),
@@ -43,23 +43,30 @@ WINGS: dict[str, dict[str, set[str]]] = {
         "tools": _ABOVE_STATE | {"log", "derived", "reading"},
     },
     "actors": {
-        "books": set(),
-        "runtime": {"books"},
+        "tables": set(),
+        "runtime": {"tables"},
         "writer": _WING,
-        "keepers": _WING,
+        "maintenance": _WING,
         "reading": _WING,
         "coordination": _WING,
-        "semantics": _WING,
+        "scheduling": _WING,
         "replication": {*_WING, "writer", "coordination"},  # a slave's are theirs, but for changes
         "launch": {
             *_WING,
             "writer",
-            "keepers",
+            "maintenance",
             "reading",
             "coordination",
-            "semantics",
+            "scheduling",
             "replication",
         },
+    },
+    "actors/replication": {
+        "core": set(),
+        "engines": {"core"},
+        "peers": {"core"},
+        "slaves": {"core"},
+        "group": {"core", "engines", "peers", "slaves"},
     },
     "client": {
         "administration": set(),
@@ -182,7 +189,7 @@ def test_floors(folder: str) -> None:
 def test_wings(floor: str, wing: str) -> None:
     for path in sources(f"{floor}/{wing}"):
         for name in imports_of_file(path):
-            package, _, inner = name.partition(f"cometmq.{floor}.")
+            package, _, inner = name.partition(f"cometmq.{floor.replace('/', '.')}.")
             other = inner.partition(".")[0]
             if not package and other in WINGS[floor] and other != wing:
                 shown = f"{path.relative_to(ROOT)} imports {name}"
@@ -202,7 +209,7 @@ def test_books_are_pure() -> None:
         f"cometmq.shm.kernel._kernel.{name}"
         for name in ("HalfEnds", "QUEUE_OFFSET_ABSENT", "QueueOwners", "note_ended", "op_text")
     }
-    for path in sources("actors/books"):
+    for path in sources("actors/tables"):
         assert imported(path) <= {"protocol", "actors", "shm"}
         assert {each for each in names_imported(path) if each.startswith("cometmq.shm")} <= rules
         assert not imports_of_file(path) & {"os", "time", "socket", "threading", "zmq"}
@@ -249,8 +256,8 @@ FAN_OUT_MAX = 15  # modules of the project that a module imports
 PARAMETERS = {
     "actors/coordination/coordinator.py:CoordinatorActor": 19,
     "actors/coordination/news_line.py:NewsLine": 10,
-    "actors/replication/deeds.py:Deeds": 13,
-    "actors/replication/peers.py:Peers": 9,
+    "actors/replication/group/action_runner.py:ActionRunner": 13,
+    "actors/replication/peers/peers.py:Peers": 9,
     "actors/writer/desk.py:Desk": 10,
     "client/consumer.py:Consumer": 16,
     "client/popping/consumer.py:PopConsumer": 11,
@@ -262,16 +269,16 @@ PARAMETERS = {
 CALLABLES = {
     "actors/coordination/coordinator.py:CoordinatorActor": 5,
     "actors/coordination/news_line.py:NewsLine": 3,
-    "actors/keepers/scrub.py:Scrub": 3,
-    "actors/replication/backlog.py:Backlog": 3,
-    "actors/replication/books_line.py:BooksLine": 5,
-    "actors/replication/books_line.py:BooksTaken": 5,
-    "actors/replication/deeds.py:Deeds": 4,
-    "actors/replication/driver.py:Driver": 3,
-    "actors/replication/engine_calls.py:EngineCalls": 4,
-    "actors/replication/intake.py:Intake": 3,
-    "actors/replication/master_line.py:MasterLine": 4,
-    "actors/replication/run.py:Runs": 3,
+    "actors/maintenance/scrub.py:Scrub": 3,
+    "actors/replication/group/backlog.py:Backlog": 3,
+    "actors/replication/group/state_transfer.py:StateTransfer": 5,
+    "actors/replication/group/state_transfer.py:StateReceiver": 5,
+    "actors/replication/group/action_runner.py:ActionRunner": 4,
+    "actors/replication/group/driver.py:Driver": 3,
+    "actors/replication/group/engine_calls.py:EngineCalls": 4,
+    "actors/replication/slaves/intake.py:Intake": 3,
+    "actors/replication/slaves/master_connection.py:MasterConnection": 4,
+    "actors/replication/group/terms.py:Runs": 3,
     "actors/writer/derived.py:DerivedWrites": 4,
     "actors/writer/desk.py:Desk": 3,
     "actors/writer/half_book.py:HalfBook": 3,
@@ -283,13 +290,13 @@ FAN_OUT = {
     "actors/coordination/files.py": 17,
     "actors/coordination/members.py": 16,
     "actors/coordination/pops.py": 17,
-    "actors/keepers/cleaner.py": 18,
+    "actors/maintenance/cleaner.py": 18,
     "actors/launch/broker.py": 23,
     "actors/launch/supervisor.py": 18,
-    "actors/replication/follower.py": 17,
-    "actors/replication/member.py": 26,
-    "actors/semantics/scheduler.py": 21,
-    "actors/semantics/timers.py": 17,
+    "actors/replication/slaves/follower.py": 17,
+    "actors/replication/group/member.py": 26,
+    "actors/scheduling/scheduler.py": 21,
+    "actors/scheduling/timers.py": 17,
     "actors/writer/commitlog.py": 23,
     "actors/writer/desk.py": 25,
     "client/aio.py": 18,
@@ -312,7 +319,7 @@ ASSIGNED_FROM_OUTSIDE = {  # attributes, of each folder
 }
 LONG_FUNCTIONS = {
     "actors/coordination/coordinator.py:__init__": 75,
-    "actors/replication/member.py:on_start": 64,
+    "actors/replication/group/member.py:on_start": 64,
     "actors/writer/desk.py:__init__": 63,
     "client/consumer.py:run": 78,
     "client/receiving/receiver.py:__init__": 61,
@@ -322,7 +329,7 @@ LONG_FUNCTIONS = {
 HASATTR_OF_SELF = {
     "actors/coordination/books.py",
     "actors/coordination/coordinator.py",
-    "actors/replication/coordinator.py",
+    "actors/replication/slaves/coordinator.py",
 }
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cometmq.actors.books.topics import TopicBook
 from cometmq.actors.coordination.news_line import NewsLine
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.actors.tables.topics import TopicBook
 from cometmq.protocol.commands import (
     BrokerEndpoints,
     Command,

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from cometmq.actors.books.group_settings import check_consuming, check_order
-from cometmq.actors.books.popped import Key
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.topics import Stored
 from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.tables.group_settings import check_consuming, check_order
+from cometmq.actors.tables.popped import Key
 from cometmq.protocol.commands import (
     ATTEMPT_MAX,
     POP_COUNT_MAX,

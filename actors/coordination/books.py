@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cometmq.actors.books.book import Book
-from cometmq.actors.books.retry_topics import RetryTopics
 from cometmq.actors.coordination.files import (
     FiltersFile,
     GroupsFile,
@@ -21,6 +19,8 @@ from cometmq.actors.coordination.ledger import Action, Ledger
 from cometmq.actors.coordination.order_file import OrderFile
 from cometmq.actors.coordination.snapshots import Snapshots
 from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.tables.book import Book
+from cometmq.actors.tables.retry_topics import RetryTopics
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import CometError, NotConfirmed
 from cometmq.protocol.integers import INT64_MAX

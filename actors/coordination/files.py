@@ -13,15 +13,15 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from cometmq.actors.books.book import Book
-from cometmq.actors.books.filters import Filter, FilterBook
-from cometmq.actors.books.group_share import GroupRecord
-from cometmq.actors.books.groups import GroupBook
-from cometmq.actors.books.holds import HoldBook
-from cometmq.actors.books.members import MemberBook
-from cometmq.actors.books.offsets import Moved, OffsetBook
-from cometmq.actors.books.popped import Key, Out, PopBook, PoppedQueue, Stretch, table_of
-from cometmq.actors.books.topics import TopicBook
+from cometmq.actors.tables.book import Book
+from cometmq.actors.tables.filters import Filter, FilterBook
+from cometmq.actors.tables.group_share import GroupRecord
+from cometmq.actors.tables.groups import GroupBook
+from cometmq.actors.tables.holds import HoldBook
+from cometmq.actors.tables.members import MemberBook
+from cometmq.actors.tables.offsets import Moved, OffsetBook
+from cometmq.actors.tables.popped import Key, Out, PopBook, PoppedQueue, Stretch, table_of
+from cometmq.actors.tables.topics import TopicBook
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.ledger import OffsetSet, PopsForgotten
 from cometmq.shm.state.bloom import BIT_COUNT, bit_positions

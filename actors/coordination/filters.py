@@ -1,4 +1,4 @@
-"""SQL92 filters of groups: registered for RocketMQ as members come and go (books/filters.py)."""
+"""SQL92 filters of groups: registered for RocketMQ as members come and go (tables/filters.py)."""
 
 from __future__ import annotations
 

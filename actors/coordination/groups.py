@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from cometmq.actors.books.group_settings import changed, check_consuming, settings_of
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.files import now_ms
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.coordination.topics import Topics
 from cometmq.actors.runtime.request import Request
+from cometmq.actors.tables.group_settings import changed, check_consuming, settings_of
 from cometmq.protocol import names
 from cometmq.protocol.commands import ChangeMode, DeleteGroup, PutGroup
 from cometmq.protocol.configs import SubscriptionGroupConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from cometmq.actors.books.group_share import ConsumerGroup
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.actors.tables.group_share import ConsumerGroup
 from cometmq.protocol.commands import JoinGroup
 from cometmq.protocol.errors import CometError
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import zmq
 
-from cometmq.actors.books.book import Book
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import ServiceActor, Timer
+from cometmq.actors.tables.book import Book
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command, Cover, Failed, RecordsAppended
 from cometmq.protocol.errors import (

@@ -9,11 +9,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
-from cometmq.actors.books.group_settings import (
-    check_consuming,
-    wants_same_subscriptions,
-)
-from cometmq.actors.books.group_share import ConsumerGroup, GroupRecord
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.files import now_ms
 from cometmq.actors.coordination.filters import Filters
@@ -21,6 +16,11 @@ from cometmq.actors.coordination.held_joins import HeldJoins
 from cometmq.actors.coordination.processes import MemberProcesses
 from cometmq.actors.coordination.senders import Senders
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.actors.tables.group_settings import (
+    check_consuming,
+    wants_same_subscriptions,
+)
+from cometmq.actors.tables.group_share import ConsumerGroup, GroupRecord
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
     Command,

@@ -8,8 +8,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final
 
-from cometmq.actors.books.popped import Key
-from cometmq.actors.books.takes import TakeBook
+from cometmq.actors.tables.popped import Key
+from cometmq.actors.tables.takes import TakeBook
 from cometmq.protocol.commands import ATTEMPT_MAX
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.integers import INT64_MAX

@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
-from cometmq.actors.books.popped import Key
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.popped_out import PoppedOut
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.runtime.service import ServiceActor
+from cometmq.actors.tables.popped import Key
 from cometmq.protocol.commands import (
     INVISIBLE_MS_MAX,
     UNKNOWN_PLACE,

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from cometmq.actors.books.popped import Key, Out, PoppedQueue, Stretch
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.runtime.clock_steps import ClockSteps
 from cometmq.actors.runtime.service import ServiceActor, Timer
+from cometmq.actors.tables.popped import Key, Out, PoppedQueue, Stretch
 from cometmq.protocol.commands import GIVEN_BACK_MAX, UNKNOWN_PLACE, GiveBackMessages, GivenBack
 from cometmq.protocol.errors import (
     CometError,

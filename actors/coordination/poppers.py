@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from cometmq.actors.books.differences import Subscriptions
-from cometmq.actors.books.group_settings import wants_same_subscriptions
 from cometmq.actors.coordination.members import (
     MEMBER_NAME_MAX,
     MEMBERS_MAX,
@@ -22,6 +20,8 @@ from cometmq.actors.coordination.members import (
 from cometmq.actors.coordination.processes import MemberProcesses
 from cometmq.actors.coordination.senders import Senders
 from cometmq.actors.runtime.service import Request
+from cometmq.actors.tables.differences import Subscriptions
+from cometmq.actors.tables.group_settings import wants_same_subscriptions
 from cometmq.protocol.commands import (
     PopMessages,
     StopPopping,

@@ -14,8 +14,6 @@ from functools import partial
 from secrets import randbits
 from typing import Final
 
-from cometmq.actors.books.group_settings import check_order
-from cometmq.actors.books.popped import Key
 from cometmq.actors.coordination.beginnings import Arrivals, Beginnings, FarOffsets
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.held_pops import HeldPops
@@ -26,6 +24,8 @@ from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored
 from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.tables.group_settings import check_order
+from cometmq.actors.tables.popped import Key
 from cometmq.protocol.commands import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,

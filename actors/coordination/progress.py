@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from cometmq.actors.books.topics import TopicBook
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.ledger import Action
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.runtime.access import CommitRun
 from cometmq.actors.runtime.request import Request, RequestRun
+from cometmq.actors.tables.topics import TopicBook
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
     PROTOCOL_VERSION,

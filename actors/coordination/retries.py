@@ -9,10 +9,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from cometmq.actors.books.attempts import Attempts
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.tables.attempts import Attempts
 from cometmq.protocol.commands import (
     GIVEN_BACK_MAX,
     GiveBackMessages,

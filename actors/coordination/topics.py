@@ -9,7 +9,11 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from cometmq.actors.books.topics import (
+from cometmq.actors.coordination.announcing import Announcing
+from cometmq.actors.coordination.books import Books
+from cometmq.actors.coordination.members import Members
+from cometmq.actors.runtime.service import Request
+from cometmq.actors.tables.topics import (
     MADE_ATTRIBUTE,
     QUEUES_MAX,
     TEMPLATE_TOPIC,
@@ -18,10 +22,6 @@ from cometmq.actors.books.topics import (
     check_served,
     made_queues,
 )
-from cometmq.actors.coordination.announcing import Announcing
-from cometmq.actors.coordination.books import Books
-from cometmq.actors.coordination.members import Members
-from cometmq.actors.runtime.service import Request
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
     BrokerRoute,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from cometmq.actors.books.transactions import GROUP, QUEUES
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.actors.tables.transactions import GROUP, QUEUES
 from cometmq.protocol.commands import (
     CHECK_WAIT_MS_MAX,
     AwaitChecks,

@@ -8,12 +8,12 @@ from typing import Final
 
 import msgspec
 
-from cometmq.actors.books.group_pages import page_of_group, page_of_groups
-from cometmq.actors.books.group_settings import settings_of
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.runtime.service import Request
+from cometmq.actors.tables.group_pages import page_of_group, page_of_groups
+from cometmq.actors.tables.group_settings import settings_of
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
     Command,

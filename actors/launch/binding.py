@@ -7,7 +7,7 @@ import os
 import socket
 from typing import Final
 
-from cometmq.actors.replication.port import open_port
+from cometmq.actors.replication.slaves.port import open_port
 from cometmq.actors.runtime.roles import port_of, roles_of
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import ConfigError

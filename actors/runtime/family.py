@@ -128,7 +128,7 @@ class Family:
     @property
     def log_source(self) -> str:
         """Where the `ha` process of a group hands the commitlog process the log of the master: an
-        abstract Unix socket, see MasterLine."""
+        abstract Unix socket, see MasterConnection."""
         name = self.addresses["ha"].removeprefix("ipc://").removesuffix("-ha")
         return f"unix:{name}-log"
 

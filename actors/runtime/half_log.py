@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from cometmq.actors.books.transactions import Ended, Halves, OpQueue, last_of, read_op
+from cometmq.actors.tables.transactions import Ended, Halves, OpQueue, last_of, read_op
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.shm.kernel._kernel import Message, decode
 from cometmq.shm.reading.store_reader import StoreReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cometmq.actors.books.lean import lean
+from cometmq.actors.tables.lean import lean
 from cometmq.protocol.commands import AppendRecords, Cover, Derivation, QueueKey
 from cometmq.shm.kernel._kernel import InnerEncoder, Message, RecordTooLarge
 from cometmq.shm.kernel.layout import CRC_PROPERTY_BYTES, PROPERTIES_MAX_BYTES

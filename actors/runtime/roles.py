@@ -78,14 +78,14 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 ROLES: Final = (
     Role(
         name="scheduler",
-        actor="cometmq.actors.semantics.scheduler:SchedulerActor",
+        actor="cometmq.actors.scheduling.scheduler:SchedulerActor",
         doorbell=Doorbell.SCHEDULER,
         count=_one_on_a_master,
     ),
     Role(
         name="commitlog",
         actor="cometmq.actors.writer.commitlog:CommitLogActor",
-        slave_actor="cometmq.actors.replication.follower:FollowerActor",
+        slave_actor="cometmq.actors.replication.slaves.follower:FollowerActor",
         doorbell=Doorbell.COMMITLOG,
         port=1,
         owns=frozenset({
@@ -97,7 +97,7 @@ ROLES: Final = (
     ),
     Role(
         name="dispatcher",
-        actor="cometmq.actors.keepers.dispatcher:DispatcherActor",
+        actor="cometmq.actors.maintenance.dispatcher:DispatcherActor",
         doorbell=Doorbell.DISPATCHER,
         owns=frozenset({
             Counter.DISPATCHED, Counter.DISPATCHED_TIMESTAMP, Counter.QUEUES, Counter.NAPPING,
@@ -106,15 +106,15 @@ ROLES: Final = (
     ),
     Role(
         name="flush",
-        actor="cometmq.actors.keepers.flush:FlushActor",
+        actor="cometmq.actors.maintenance.flush:FlushActor",
         doorbell=Doorbell.FLUSH,
         owns=frozenset({Counter.FLUSHED, Counter.FLUSHES, Counter.FLUSH_ERRNO}),
     ),
     # Behind what it sends: at an orderly end its slaves are given all of it.
     Role(
         name="ha",
-        actor="cometmq.actors.replication.ha:HaActor",
-        group_actor="cometmq.actors.replication.member:MemberActor",
+        actor="cometmq.actors.replication.slaves.ha:HaActor",
+        group_actor="cometmq.actors.replication.group.member:MemberActor",
         doorbell=Doorbell.HA,
         count=lambda settings: 1 if settings.is_in_group or settings.ha_port is not None else 0,
         owns=frozenset({
@@ -124,13 +124,13 @@ ROLES: Final = (
     ),
     Role(
         name="allocator",
-        actor="cometmq.actors.keepers.allocator:AllocatorActor",
+        actor="cometmq.actors.maintenance.allocator:AllocatorActor",
         doorbell=Doorbell.ALLOCATOR,
         owns=frozenset({Counter.ALLOCATED, Counter.LOCKED_BYTES, Counter.ALLOCATE_ERRNO}),
     ),
     Role(
         name="cleaner",
-        actor="cometmq.actors.keepers.cleaner:CleanerActor",
+        actor="cometmq.actors.maintenance.cleaner:CleanerActor",
         doorbell=Doorbell.CLEANER,
         owns=frozenset({Counter.MIN_OFFSET, Counter.DISK_STATE}),
     ),
@@ -145,7 +145,7 @@ ROLES: Final = (
     Role(
         name="coordinator",
         actor="cometmq.actors.coordination.coordinator:CoordinatorActor",
-        slave_actor="cometmq.actors.replication.coordinator:SlaveCoordinatorActor",
+        slave_actor="cometmq.actors.replication.slaves.coordinator:SlaveCoordinatorActor",
         doorbell=Doorbell.COORDINATOR,
         port=2,
     ),

@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
-from cometmq.actors.books.fences import Fences
-from cometmq.actors.books.timers import RECALL_MARGIN_MS
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Payload, Request
 from cometmq.actors.runtime.uptime import stored_now
+from cometmq.actors.tables.fences import Fences
+from cometmq.actors.tables.timers import RECALL_MARGIN_MS
 from cometmq.actors.writer.cursors import Cursors
 from cometmq.actors.writer.keyed import Keyed, answered, rest_of
 from cometmq.conf import BrokerSettings

@@ -1,6 +1,6 @@
 """Derived writes at the desk: records and the deriver's new position, laid down in one piece.
 
-See protocol/derived.py for what they are, actors/books/derivers.py for which of them counts.
+See protocol/derived.py for what they are, actors/tables/derivers.py for which of them counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from cometmq.actors.books.derivers import Derivers
+from cometmq.actors.tables.derivers import Derivers
 from cometmq.protocol.commands import Derivation, QueueKey
 from cometmq.protocol.derived import (
     DERIVED_QUEUE,

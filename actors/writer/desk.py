@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from cometmq.actors.books.derivers import Derivers
-from cometmq.actors.books.transactions import END_LETTERS, OP_HEAD
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.inner import properties_max
 from cometmq.actors.runtime.service import Request
+from cometmq.actors.tables.derivers import Derivers
+from cometmq.actors.tables.transactions import END_LETTERS, OP_HEAD
 from cometmq.actors.writer.admission import Admission
 from cometmq.actors.writer.answers import SLOW_S, Answers
 from cometmq.actors.writer.batches import NOTHING_FOUND, Batches, Found, Stored

@@ -12,7 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from cometmq.actors.books.transactions import (
+from cometmq.actors.runtime.dispatched import Dispatched
+from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.half_log import HALVES_COUNT, READ_BYTES_MAX, HalfLog
+from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.tables.transactions import (
     Ended,
     Halves,
     OpQueue,
@@ -21,11 +26,6 @@ from cometmq.actors.books.transactions import (
     last_of,
     op_of,
 )
-from cometmq.actors.runtime.dispatched import Dispatched
-from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.guard import explained
-from cometmq.actors.runtime.half_log import HALVES_COUNT, READ_BYTES_MAX, HalfLog
-from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.writer.derived import DerivedWrites
 from cometmq.protocol.commands import (
     BeginTransactions,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from cometmq.actors.books.delays import destination
-from cometmq.actors.books.lean import DELIVERED, WAITING
-from cometmq.actors.books.transactions import Outcome, copy_properties
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.uptime import stored_now
+from cometmq.actors.tables.delays import destination
+from cometmq.actors.tables.lean import DELIVERED, WAITING
+from cometmq.actors.tables.transactions import Outcome, copy_properties
 from cometmq.protocol.commands import PassedHalf
 from cometmq.protocol.errors import CometError, MessageTooLarge, StoreDamaged
 from cometmq.protocol.names import GIVEN_UP_TOPIC, HALF_TOPIC

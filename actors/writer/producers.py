@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Final
 
-from cometmq.actors.books.producers import (
+from cometmq.actors.tables.producers import (
     KEPT_BYTES,
     PREFIX,
     check_sender,

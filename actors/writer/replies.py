@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from cometmq.actors.books.mailboxes import Letter, Mailbox, Mailboxes
 from cometmq.actors.runtime.access import FAMILY
 from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Payload, Request, ServiceActor, Timer
+from cometmq.actors.tables.mailboxes import Letter, Mailbox, Mailboxes
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     REPLY_WAIT_MS_MAX,

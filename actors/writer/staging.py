@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol
 
-from cometmq.actors.books.sinks import check_epoch, is_begun_anew
+from cometmq.actors.tables.sinks import check_epoch, is_begun_anew
 from cometmq.actors.writer.derived import DerivedWrites
 from cometmq.actors.writer.staged_epoch import ALL, EpochWrites, Plan, give_up, read_plan
 from cometmq.protocol.commands import (

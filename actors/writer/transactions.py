@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
-from cometmq.actors.books.transactions import (
+from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.runtime.service import Request
+from cometmq.actors.tables.transactions import (
     WORDS,
     Outcome,
     first_of,
 )
-from cometmq.actors.runtime.guard import explained
-from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.runtime.service import Request
 from cometmq.actors.writer.batches import Stored
 from cometmq.actors.writer.half_book import HalfBook
 from cometmq.actors.writer.half_writes import (

@@ -21,7 +21,7 @@ from cometmq.actors.replication.core.record import (
 )
 from cometmq.actors.replication.engines.engine import Applied, Engine, Unknown
 from cometmq.actors.replication.engines.errors import EngineUnreachable
-from cometmq.actors.replication.lives import alive_in
+from cometmq.actors.replication.group.sessions import alive_in
 from cometmq.cluster.looking import GroupStatus, Looker
 from cometmq.protocol.errors import CometError, ConfigError, NotReachable
 from cometmq.protocol.retry import pause_s

@@ -22,7 +22,7 @@ from typing import Annotated, Final, Self
 
 import msgspec
 
-from cometmq.actors.replication.secret import make_secret
+from cometmq.actors.replication.peers.secret import make_secret
 from cometmq.conf import BrokerSettings, load_settings
 from cometmq.conf.engine import ENGINE_KEYS, EngineAccess
 from cometmq.conf.group import Id

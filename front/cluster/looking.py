@@ -15,7 +15,7 @@ import psutil
 
 from cometmq.actors.replication.core.record import GroupRecord, decode_record
 from cometmq.actors.replication.engines.engine import Engine, View, now_s
-from cometmq.actors.replication.lives import alive_in
+from cometmq.actors.replication.group.sessions import alive_in
 from cometmq.cluster.place import GroupPlace
 from cometmq.cluster.stores import LocalReplica, LocalStores
 

@@ -1061,7 +1061,7 @@ def is_queue_of(config: Any, queue_id: int) -> bool:
 @final
 class QueueOwners:
     """Who owns which queue of a group, and by which epoch; who its members are. Its dictionaries
-    are kept by the group (actors/books/group_share.py), and stay the same objects."""
+    are kept by the group (actors/tables/group_share.py), and stay the same objects."""
 
     owners: dict[Any, str]  # queue -> member
     epochs: dict[Any, int]  # queue -> epoch of that ownership

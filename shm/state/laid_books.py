@@ -2,8 +2,8 @@
 
 The books (topics, groups, offsets ...) are what the ledger says, and the ledger lies in the log. A
 replica whose log begins where the master's begins has nothing of what was said before that; so it
-is given a copy of the master's files, and goes on from there. See actors/replication/books_copy.py
-for the copy; here is what happens in the store of who gets one.
+is given a copy of the master's files, and goes on from there. The copy is made by
+actors/replication/group/state_copy.py; this module puts it into the store of the replica.
 
     cometmq.books.making/   the copy is written and synced: by whoever has got it
     cometmq.books.new/      the same under another name: it is whole

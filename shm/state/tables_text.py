@@ -14,7 +14,7 @@ from cometmq.shm.state.tables import DataVersion, SubscriptionGroupTable, Table,
 
 
 class Offsets(Protocol):
-    """Queue offsets by queue id; see actors/books/queue_offsets.py."""
+    """Queue offsets by queue id; see actors/tables/queue_offsets.py."""
 
     near: array[int]
     far: dict[int, int]

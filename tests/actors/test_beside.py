@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.actors.semantics.beside import (
+from cometmq.actors.scheduling.beside import (
     ALONE_MAX,
     COUNT_MAX,
     COUNT_MIN,

@@ -14,7 +14,6 @@ import dying
 import msgspec
 import pytest
 
-from cometmq.actors.books.group_share import GroupRecord
 from cometmq.actors.coordination import files as coordination_files
 from cometmq.actors.coordination import snapshots
 from cometmq.actors.coordination.files import (
@@ -27,6 +26,7 @@ from cometmq.actors.coordination.files import (
 )
 from cometmq.actors.coordination.ledger import Ledger
 from cometmq.actors.coordination.snapshots import Snapshots
+from cometmq.actors.tables.group_share import GroupRecord
 from cometmq.protocol.commands import Hold
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.ledger import (

@@ -7,8 +7,8 @@ import ssl
 import pytest
 from cryptography import x509
 
-from cometmq.actors.replication import certificate
-from cometmq.actors.replication.certificate import Contexts, authority_key, contexts, name_of
+from cometmq.actors.replication.peers import certificate
+from cometmq.actors.replication.peers.certificate import Contexts, authority_key, contexts, name_of
 from cometmq.protocol.errors import ConfigError
 
 SECRET = bytes(range(32))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cometmq.actors.books.check_points import ReviveQueue
+from cometmq.actors.tables.check_points import ReviveQueue
 
 POINT = {
     "bm": 0, "bn": "broker-a", "c": "g1", "d": [0, 1, 5], "it": 60_000, "n": 3,

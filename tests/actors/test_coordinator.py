@@ -32,8 +32,6 @@ from coordinator_child import (
 )
 from patience import patient
 
-from cometmq.actors.books import group_pages
-from cometmq.actors.books.group_settings import settings_of
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.coordination.files import MemberTable
 from cometmq.actors.coordination.members import SUBSCRIPTIONS_MAX
@@ -43,6 +41,8 @@ from cometmq.actors.runtime.access import FAMILY
 from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.inbox import Drained
 from cometmq.actors.runtime.request import Payload, Request
+from cometmq.actors.tables import group_pages
+from cometmq.actors.tables.group_settings import settings_of
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     ChangeMode,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import reference
 
-from cometmq.actors.books.delays import Now
 from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.semantics.delays import DelayLevel
-from cometmq.actors.semantics.portion import SetAside
+from cometmq.actors.scheduling.delays import DelayLevel
+from cometmq.actors.scheduling.portion import SetAside
+from cometmq.actors.tables.delays import Now
 from cometmq.protocol.errors import MessageIllegal
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import Uptime

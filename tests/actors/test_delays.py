@@ -16,8 +16,8 @@ from family import RunningBroker, encode_batch
 from patience import patient
 from shared_data import data_path
 
-from cometmq.actors.books.delays import destination, level_for
-from cometmq.actors.books.retries import Retry, bare_properties, retry_of, retry_tail
+from cometmq.actors.tables.delays import destination, level_for
+from cometmq.actors.tables.retries import Retry, bare_properties, retry_of, retry_tail
 from cometmq.client import Consumer, Producer
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (

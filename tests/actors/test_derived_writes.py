@@ -12,9 +12,9 @@ import reference
 from family import RunningBroker, encode_batch
 from patience import patient
 
-from cometmq.actors.books.derivers import Derivers
 from cometmq.actors.runtime.deriver import Deriver
 from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.tables.derivers import Derivers
 from cometmq.actors.writer.derived import NOTHING, SNAPSHOT_MARKS
 from cometmq.protocol.commands import (
     AppendRecords,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.actors.keepers.disk_marks import DiskMarks, DiskUse
+from cometmq.actors.maintenance.disk_marks import DiskMarks, DiskUse
 from cometmq.conf import BrokerSettings
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pytest
 
 from cometmq.actors.replication.core.actions import Confirmed
-from cometmq.actors.replication.driver import Driver
+from cometmq.actors.replication.group.driver import Driver
 from cometmq.protocol.errors import DiskFull, StoreDamaged
 
 

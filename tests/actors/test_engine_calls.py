@@ -11,10 +11,10 @@ import pytest
 from patience import patient
 
 from cometmq.actors.replication.core.record import GroupRecord, Life
-from cometmq.actors.replication.engine_calls import EngineCalls
 from cometmq.actors.replication.engines.engine import Engine
 from cometmq.actors.replication.engines.opening import open_engine
-from cometmq.actors.replication.lives import session_id
+from cometmq.actors.replication.group.engine_calls import EngineCalls
+from cometmq.actors.replication.group.sessions import session_id
 
 GROUP = "orders"
 WAIT_S = patient(60)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cometmq.actors.replication.core.actions import Confirmed
-from cometmq.actors.replication.driver import Driver
-from cometmq.actors.replication.engine_news import EngineNews
+from cometmq.actors.replication.group.driver import Driver
+from cometmq.actors.replication.group.engine_updates import EngineUpdates
 
 
 class Core:
@@ -35,7 +35,7 @@ def test_an_action_that_takes_hours_gathers_no_news_of_the_session() -> None:
     run = SimpleNamespace(sure_until=told.append)
     driver = Driver(core, lambda _action: False, lambda: None, pytest.fail)  # type: ignore[arg-type]
     anything: Any = SimpleNamespace(now=run)
-    news = EngineNews(core, anything, anything, anything)  # type: ignore[arg-type]
+    news = EngineUpdates(core, anything, anything, anything)  # type: ignore[arg-type]
     news.begin(driver, anything)
     news.session(1.0)
     assert driver.is_busy

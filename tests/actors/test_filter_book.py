@@ -12,12 +12,12 @@ from shared_data import data_path
 from transacting import until
 
 from cometmq import Consumer
-from cometmq.actors.books.filters import (
+from cometmq.actors.coordination.files import FiltersFile
+from cometmq.actors.tables.filters import (
     DROPPED_AFTER_MS,
     UNHEARD_MS,
     FilterBook,
 )
-from cometmq.actors.coordination.files import FiltersFile
 from cometmq.client import Admin
 from cometmq.protocol.ledger import (
     Change,

@@ -20,8 +20,8 @@ from patience import patient
 from scripted_master import Log, log_of
 
 from cometmq import Producer
-from cometmq.actors.replication.log_view import GroupLog
-from cometmq.actors.replication.master_line import ask_where_it_begins
+from cometmq.actors.replication.group.log_view import GroupLog
+from cometmq.actors.replication.slaves.master_connection import ask_where_it_begins
 from cometmq.protocol.commands import CreateTopic, FetchOffsets, QueueKey, TopicInfo
 from cometmq.protocol.errors import NotMaster, StoreDamaged
 from cometmq.protocol.wire.line import abstract

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.actors.keepers import following
-from cometmq.actors.keepers.following import Following
+from cometmq.actors.maintenance import following
+from cometmq.actors.maintenance.following import Following
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.os.files import segment_name
 

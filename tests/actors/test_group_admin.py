@@ -12,8 +12,8 @@ import pytest
 from coordinator_child import Settings, coordinator
 from patience import patient
 
-from cometmq.actors.books.group_settings import changed, settings_of
 from cometmq.actors.coordination import members
+from cometmq.actors.tables.group_settings import changed, settings_of
 from cometmq.protocol.commands import (
     ChangeMode,
     CloneOffsets,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from patience import exactly
 
-from cometmq.actors.books.allocation import allocate_average
-from cometmq.actors.books.group_share import ConsumerGroup
+from cometmq.actors.tables.allocation import allocate_average
+from cometmq.actors.tables.group_share import ConsumerGroup
 from cometmq.protocol.commands import QueueKey, Subscription
 from cometmq.protocol.errors import SubscriptionIllegal
 from cometmq.protocol.tags import parse_tags

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.actors.replication import said
-from cometmq.actors.replication.pace import BURST_S, LEAST_S, REST_S, Pace
-from cometmq.actors.replication.pieces import LogPieces
-from cometmq.actors.replication.port import is_allowed
-from cometmq.actors.replication.slave import HEADER, READ_BYTES, Slave, SlaveLost
+from cometmq.actors.replication.slaves.pace import BURST_S, LEAST_S, REST_S, Pace
+from cometmq.actors.replication.slaves.pieces import LogPieces
+from cometmq.actors.replication.slaves.port import is_allowed
+from cometmq.actors.replication.slaves.slave import HEADER, READ_BYTES, Slave, SlaveLost
+from cometmq.actors.runtime import event_log
 from cometmq.conf.replication import networks
 from cometmq.shm.kernel._kernel import BatchEncoder, QueueCursor, whole_records
 from cometmq.shm.log.commit_log import CommitLog
@@ -55,15 +55,15 @@ def test_the_log_is_told_at_a_bounded_rate(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_000.0]
-    monkeypatch.setattr(said.time, "monotonic", lambda: now[0])
-    voice = said.Said()
+    monkeypatch.setattr(event_log.time, "monotonic", lambda: now[0])
+    voice = event_log.EventLog()
     for number in range(1_000):
         voice.warn("a", "number %d", number)
     for number in range(10_000):
         voice.warn(number, "another one")
-    assert len(caplog.messages) <= 1 + said.KEYS_MAX + 1
+    assert len(caplog.messages) <= 1 + event_log.KEYS_MAX + 1
     caplog.clear()
-    now[0] += said.AGAIN_S
+    now[0] += event_log.AGAIN_S
     voice.warn("a", "number %d", 7)
     assert caplog.messages == ["number 7 (and 999 more like this since it was said last)"]
 

@@ -29,10 +29,10 @@ from old_segments import ALL_HOURS, FAST, MIB, log_begins, make_old, until, writ
 from patience import patient
 from still import stopped
 
-from cometmq.actors.books.holds import HoldBook
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.coordination.holds import HOLDS_MAX
 from cometmq.actors.runtime.service import Request, ServiceActor
+from cometmq.actors.tables.holds import HoldBook
 from cometmq.client import Admin
 from cometmq.protocol.commands import (
     Command,

@@ -17,10 +17,10 @@ from msgspec import inspect
 from patience import patient
 
 from cometmq import Admin, Consumer, PendingTransaction, PopConsumer, Producer
-from cometmq.actors.books.transactions import GROUP as TRANSACTIONS
 from cometmq.actors.runtime.access import ANYBODY, FAMILY, Doorman
-from cometmq.actors.semantics.revival import GROUP as REVIVE
-from cometmq.actors.semantics.revival import REVIVE_PREFIX
+from cometmq.actors.scheduling.revival import GROUP as REVIVE
+from cometmq.actors.scheduling.revival import REVIVE_PREFIX
+from cometmq.actors.tables.transactions import GROUP as TRANSACTIONS
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
     COMMANDS,

@@ -14,9 +14,9 @@ from group_log import Built, Write, build
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.actors.replication import log_view
 from cometmq.actors.replication.core.frames import Mark
-from cometmq.actors.replication.log_view import GroupLog
+from cometmq.actors.replication.group import log_view
+from cometmq.actors.replication.group.log_view import GroupLog
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.shm.kernel._kernel import records_before, scan
 from cometmq.shm.log.references import References, create_references

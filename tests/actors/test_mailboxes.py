@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.actors.books import mailboxes
-from cometmq.actors.books.mailboxes import LETTER_BYTES, SILENT_S, Letter, Mailboxes
+from cometmq.actors.tables import mailboxes
+from cometmq.actors.tables.mailboxes import LETTER_BYTES, SILENT_S, Letter, Mailboxes
 from cometmq.protocol.errors import RequesterGone, SystemBusy
 
 HERE = b"connection"

@@ -24,10 +24,10 @@ from coordinator_child import (
 from patience import patient
 
 from cometmq import Broker
-from cometmq.actors.books import topics as topic_book
-from cometmq.actors.books.topics import TopicBook
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.coordination.namesrv import NameServerActor
+from cometmq.actors.tables import topics as topic_book
+from cometmq.actors.tables.topics import TopicBook
 from cometmq.client import Admin
 from cometmq.protocol.commands import (
     ChangeMode,

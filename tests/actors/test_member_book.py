@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.actors.books.group_share import GroupRecord
-from cometmq.actors.books.groups import GroupBook
-from cometmq.actors.books.members import MemberBook
 from cometmq.actors.coordination.files import MemberTable
+from cometmq.actors.tables.group_share import GroupRecord
+from cometmq.actors.tables.groups import GroupBook
+from cometmq.actors.tables.members import MemberBook
 from cometmq.protocol.configs import SubscriptionGroupConfig
 from cometmq.protocol.ledger import (
     Change,

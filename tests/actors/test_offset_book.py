@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cometmq.actors.books.offsets import OffsetBook
+from cometmq.actors.tables.offsets import OffsetBook
 from cometmq.protocol.ledger import (
     Change,
     Fold,

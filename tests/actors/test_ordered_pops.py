@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cometmq.actors.books.offsets import OffsetBook
-from cometmq.actors.books.popped import PopBook
-from cometmq.actors.books.takes import TakeBook
 from cometmq.actors.coordination import popped_out
 from cometmq.actors.coordination.ordered_pops import OrderedPops
 from cometmq.actors.coordination.popped_out import LOOK_S, PoppedOut
 from cometmq.actors.coordination.pops import Pops
 from cometmq.actors.runtime.clock_steps import ClockSteps
+from cometmq.actors.tables.offsets import OffsetBook
+from cometmq.actors.tables.popped import PopBook
+from cometmq.actors.tables.takes import TakeBook
 from cometmq.protocol.commands import (
     GiveBackMessages,
     GivenBack,

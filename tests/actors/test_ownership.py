@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from patience import exactly
 
-from cometmq.actors.books.group_share import ConsumerGroup, GroupRecord
+from cometmq.actors.tables.group_share import ConsumerGroup, GroupRecord
 from cometmq.protocol.commands import QueueKey
 from cometmq.protocol.errors import NotOwner
 

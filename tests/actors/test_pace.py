@@ -6,8 +6,8 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from cometmq.actors.replication.member import MemberActor
-from cometmq.actors.replication.run import UNDER_WAY_MAX, Pace, WholeFlushed
+from cometmq.actors.replication.group.member import MemberActor
+from cometmq.actors.replication.group.terms import UNDER_WAY_MAX, Pace, WholeFlushed
 
 
 def test_one_alone_never_waits() -> None:

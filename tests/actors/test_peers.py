@@ -26,8 +26,6 @@ from hypothesis import strategies as st
 from patience import patient
 from ports import free_ports
 
-from cometmq.actors.replication import speaking, strangers, tls
-from cometmq.actors.replication.certificate import contexts
 from cometmq.actors.replication.core.frames import (
     FRAME_BYTES_MAX,
     AnyFrame,
@@ -36,11 +34,15 @@ from cometmq.actors.replication.core.frames import (
     Bytes,
     encode_frame,
 )
-from cometmq.actors.replication.hearing import HEAD
-from cometmq.actors.replication.peers import Peers, content_bytes_max
-from cometmq.actors.replication.said import Said
-from cometmq.actors.replication.speaking import WELCOME
-from cometmq.actors.replication.tls import ConnectionLost, TlsConnection
+from cometmq.actors.replication.peers import acceptor as strangers
+from cometmq.actors.replication.peers import sender as speaking
+from cometmq.actors.replication.peers import tls
+from cometmq.actors.replication.peers.certificate import contexts
+from cometmq.actors.replication.peers.peers import Peers, content_bytes_max
+from cometmq.actors.replication.peers.receiver import HEAD
+from cometmq.actors.replication.peers.sender import WELCOME
+from cometmq.actors.replication.peers.tls import ConnectionLost, TlsConnection
+from cometmq.actors.runtime.event_log import EventLog
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.derived import WRITE_BYTES_MAX
 from cometmq.protocol.errors import ConfigError
@@ -75,7 +77,7 @@ class Replica:
             secret=SECRET,
             bind=bind,
             on_frame=self._on_frame,
-            said=Said(),
+            said=EventLog(),
             **more,
         )
 

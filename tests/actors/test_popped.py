@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cometmq.actors.books.popped import PopBook, PoppedQueue, table_of
 from cometmq.actors.coordination.files import PoppedFile
+from cometmq.actors.tables.popped import PopBook, PoppedQueue, table_of
 from cometmq.protocol.ledger import (
     Change,
     GroupRemoved,

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cometmq.actors.books.popped import PopBook
 from cometmq.actors.coordination import popped_out
 from cometmq.actors.coordination.popped_out import AGAIN_S, LOOK_S, SOON_S, PoppedOut, now_ms
 from cometmq.actors.runtime.clock_steps import STEP_MS, ClockSteps
+from cometmq.actors.tables.popped import PopBook
 from cometmq.protocol.commands import GivenBack
 from cometmq.protocol.errors import MessageIllegal, MessageTooLarge, NotConfirmed, OffsetIllegal
 from cometmq.protocol.ledger import MessagesPopped

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cometmq.actors.books.producers import (
+from cometmq.actors.tables.producers import (
     AHEAD_MAX_MS,
     EPOCH_MAX,
     check_sender,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from allocator_child import Allocator, begin_run
 
-from cometmq.actors.keepers import allocator, hot_window
-from cometmq.actors.keepers.hot_window import HotWindow
-from cometmq.actors.keepers.reach import PERIOD_S, Reach
+from cometmq.actors.maintenance import allocator, hot_window
+from cometmq.actors.maintenance.hot_window import HotWindow
+from cometmq.actors.maintenance.reach import PERIOD_S, Reach
 from cometmq.conf import BrokerSettings
 from cometmq.shm.os import memory
 from cometmq.shm.os.files import Pages, segment_name

@@ -16,8 +16,8 @@ from patience import patient
 from ports import free_ports
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
-from cometmq.actors.replication.coordinator import SlaveCoordinatorActor
-from cometmq.actors.replication.follower import FollowerActor
+from cometmq.actors.replication.slaves.coordinator import SlaveCoordinatorActor
+from cometmq.actors.replication.slaves.follower import FollowerActor
 from cometmq.actors.runtime.access import CommitRun
 from cometmq.actors.runtime.roles import ROLES
 from cometmq.actors.runtime.service import ServiceActor, doorman_of, handled_by

@@ -9,10 +9,10 @@ from family import RunningBroker
 from patience import patient
 
 from cometmq import Admin, Consumer, PopConsumer, Producer, errors
-from cometmq.actors.books.groups import GroupBook
-from cometmq.actors.books.offsets import OffsetBook
-from cometmq.actors.books.retry_topics import RetryTopics
-from cometmq.actors.books.topics import TopicBook
+from cometmq.actors.tables.groups import GroupBook
+from cometmq.actors.tables.offsets import OffsetBook
+from cometmq.actors.tables.retry_topics import RetryTopics
+from cometmq.actors.tables.topics import TopicBook
 from cometmq.protocol.commands import GivenBack
 from cometmq.protocol.configs import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.ledger import OffsetSet

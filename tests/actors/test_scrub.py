@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from group_log import Built, build
 
-from cometmq.actors.keepers import scrub as scrub_module
-from cometmq.actors.keepers.scrub import Scrub, read_past_cache
+from cometmq.actors.maintenance import scrub as scrub_module
+from cometmq.actors.maintenance.scrub import Scrub, read_past_cache
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
 SEGMENT = 8_192

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.actors.replication import secret
-from cometmq.actors.replication.secret import load_secret, make_secret
+from cometmq.actors.replication.peers import secret
+from cometmq.actors.replication.peers.secret import load_secret, make_secret
 from cometmq.protocol.errors import ConfigError
 
 

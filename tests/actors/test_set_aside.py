@@ -12,8 +12,8 @@ from fault.points import POINTS, Points
 from timer_world import World
 from transacting import WAIT_S, until
 
-from cometmq.actors.books.lean import DELIVERED, WAITING, lean
 from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.tables.lean import DELIVERED, WAITING, lean
 from cometmq.client import Admin, Producer
 from cometmq.protocol.commands import Cover
 from cometmq.protocol.names import DELAY_TOPIC, TIMER_TOPIC

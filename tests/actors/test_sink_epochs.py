@@ -10,8 +10,8 @@ import pytest
 from family import RunningBroker, encode_batch
 from patience import patient
 
-from cometmq.actors.books.producers import AHEAD_MAX_MS
-from cometmq.actors.books.sinks import (
+from cometmq.actors.tables.producers import AHEAD_MAX_MS
+from cometmq.actors.tables.sinks import (
     COUNT_MAX,
     REPEATS_MAX,
     check_epoch,

@@ -16,7 +16,7 @@ from family import encode_batch, read_queue
 from patience import patient
 from scripted_ha import ALL, Replica
 
-from cometmq.actors.books.retries import retry_topic
+from cometmq.actors.tables.retries import retry_topic
 from cometmq.client import Consumer, Message, Producer, Reject, Retry
 from cometmq.client.receiving.membership import Membership
 from cometmq.protocol.commands import (

@@ -17,8 +17,8 @@ from family import RunningBroker, encode_batch
 from patience import patient
 
 from cometmq.actors.replication.core.settings import Settings as CoreSettings
-from cometmq.actors.replication.log_view import GroupLog
-from cometmq.actors.replication.peers import content_bytes_max
+from cometmq.actors.replication.group.log_view import GroupLog
+from cometmq.actors.replication.peers.peers import content_bytes_max
 from cometmq.client.sending.staging import SinkLine, StageWriter
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.commands import (

@@ -10,8 +10,8 @@ import golden
 import msgspec
 import pytest
 
-from cometmq.actors.books.takes import TakeBook
 from cometmq.actors.coordination.order_file import OrderFile, order_info_of, take_of
+from cometmq.actors.tables.takes import TakeBook
 from cometmq.protocol.integers import INT64_MAX
 from cometmq.protocol.ledger import (
     Change,

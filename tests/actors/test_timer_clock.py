@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cometmq.actors.books.timers import Move, TimersState, retimed
 from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.semantics import timer_clock
-from cometmq.actors.semantics.portion import SetAside
-from cometmq.actors.semantics.timer_clock import AHEADS_MAX, DAY_MS, MOVES_MAX, Moving, TimerClock
+from cometmq.actors.scheduling import timer_clock
+from cometmq.actors.scheduling.portion import SetAside
+from cometmq.actors.scheduling.timer_clock import AHEADS_MAX, DAY_MS, MOVES_MAX, Moving, TimerClock
+from cometmq.actors.tables.timers import Move, TimersState, retimed
 from cometmq.protocol.uptime import Uptime
 from cometmq.shm.kernel._kernel import (
     TIMERS_SKEW_MS,

@@ -13,9 +13,9 @@ import pytest
 import timer_world
 from timer_world import DAY_MS, World
 
-from cometmq.actors.books.timers import PASSED_MAX
-from cometmq.actors.semantics.beside import COUNT_MAX, COUNT_MIN
-from cometmq.actors.semantics.timer_clock import AHEADS_MAX, MOVES_MAX
+from cometmq.actors.scheduling.beside import COUNT_MAX, COUNT_MIN
+from cometmq.actors.scheduling.timer_clock import AHEADS_MAX, MOVES_MAX
+from cometmq.actors.tables.timers import PASSED_MAX
 from cometmq.protocol.names import TIMER_TOPIC
 
 SEEDS: Final = (10, 12, 20_261_125)  # a message was lost by the first two

@@ -24,9 +24,9 @@ from shared_data import data_path
 from still import stop
 from transacting import until
 
-from cometmq.actors.books.timers import TimersState
-from cometmq.actors.semantics.scheduler import LOOK_S
-from cometmq.actors.semantics.timers import Timers
+from cometmq.actors.scheduling.scheduler import LOOK_S
+from cometmq.actors.scheduling.timers import Timers
+from cometmq.actors.tables.timers import TimersState
 from cometmq.client import Admin, AsyncProducer, Consumer, Producer
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal, TooLate

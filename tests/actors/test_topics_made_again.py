@@ -13,7 +13,7 @@ from family import RunningBroker
 from patience import patient
 
 from cometmq import Admin, Consumer, PopConsumer, Producer, errors
-from cometmq.actors.books.topics import made_queues
+from cometmq.actors.tables.topics import made_queues
 from cometmq.protocol.configs import TopicConfig
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.tables import TopicTable

@@ -28,8 +28,8 @@ from patience import patient
 from still import stop, stopped
 from transacting import SETTINGS, Decisions, Transacting, assert_agrees, until
 
-from cometmq.actors.books.delays import Now
-from cometmq.actors.books.transactions import (
+from cometmq.actors.tables.delays import Now
+from cometmq.actors.tables.transactions import (
     FIRST,
     Halves,
     OpQueue,

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from cometmq.actors.semantics.scheduler import SchedulerActor
-from cometmq.actors.semantics.timers import Timers
+from cometmq.actors.scheduling.scheduler import SchedulerActor
+from cometmq.actors.scheduling.timers import Timers
 from cometmq.protocol.commands import Position
 from cometmq.shm.derived.timer_files import TimerCheck, write_check
 from cometmq.shm.state.config_files import ConfigFile

@@ -28,7 +28,7 @@ def test_the_broker_s_own_process_does_not_load_what_its_children_do() -> None:
         "import sys, cometmq.actors.launch.broker\n"
         "assert 'cometmq.actors.launch.orderly_end' in sys.modules\n"
         "assert 'cometmq.actors.writer' not in sys.modules\n"
-        "assert 'cometmq.actors.books' not in sys.modules"
+        "assert 'cometmq.actors.tables' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -126,9 +126,9 @@ def test_a_broker_loads_what_its_processes_need_and_no_more() -> None:
         "from cometmq.conf import BrokerSettings\n"
         "load_roles(BrokerSettings())\n"
         "assert 'cometmq.actors.coordination.coordinator' in sys.modules\n"
-        "assert 'cometmq.actors.replication.ha' not in sys.modules\n"
-        "assert 'cometmq.actors.replication.follower' not in sys.modules\n"
+        "assert 'cometmq.actors.replication.slaves.ha' not in sys.modules\n"
+        "assert 'cometmq.actors.replication.slaves.follower' not in sys.modules\n"
         "load_roles(BrokerSettings(ha_listen_port=1))\n"
-        "assert 'cometmq.actors.replication.ha' in sys.modules\n"
+        "assert 'cometmq.actors.replication.slaves.ha' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

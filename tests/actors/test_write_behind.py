@@ -13,8 +13,8 @@ import pytest
 from allocator_child import SEGMENT, begin_run
 from family import RunningBroker
 
-from cometmq.actors.keepers import flush
-from cometmq.actors.keepers.flush import FlushActor
+from cometmq.actors.maintenance import flush
+from cometmq.actors.maintenance.flush import FlushActor
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.os.files import Checkpoint
 

@@ -16,8 +16,8 @@ from family import RunningBroker
 from patience import patient
 
 from cometmq import Admin, AsyncProducer, Producer
-from cometmq.actors.books.producers import AHEAD_MAX_MS, EPOCH_MAX, deriver_of, note_of
 from cometmq.actors.coordination.namesrv import NameServerActor
+from cometmq.actors.tables.producers import AHEAD_MAX_MS, EPOCH_MAX, deriver_of, note_of
 from cometmq.protocol.commands import (
     AppendRecords,
     Derivation,

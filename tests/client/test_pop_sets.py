@@ -13,7 +13,7 @@ import pytest
 from patience import patient
 
 from cometmq import Admin, Broker
-from cometmq.actors.semantics.revival import GROUP
+from cometmq.actors.scheduling.revival import GROUP
 
 WAIT_S = patient(90)
 KEYS = (

@@ -19,7 +19,7 @@ from old_segments import FAST, MIB, log_begins, make_old, until, write_segments
 from ports import free_ports
 from scripted_master import Log, ScriptedMaster, log_of, slave_settings
 
-from cometmq.actors.replication.books_copy import STORE_FILES, Fate, lay_books, pack_books
+from cometmq.actors.replication.group.state_copy import STORE_FILES, Fate, lay_books, pack_books
 from cometmq.protocol.commands import (
     CommitOffsets,
     CreateTopic,

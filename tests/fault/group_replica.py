@@ -23,7 +23,7 @@ from fault.replica import BOOT, MODULE, NAMESPACE
 
 from cometmq.actors.launch.addresses import address_of
 from cometmq.actors.replication.core.record import GroupRecord, Life
-from cometmq.actors.replication.promises_file import PromisesFile
+from cometmq.actors.replication.group.promises_file import PromisesFile
 from cometmq.protocol.commands import PullMessages
 from cometmq.protocol.errors import CometError, StoreError
 from cometmq.protocol.wire.channel import Channel

@@ -94,9 +94,9 @@ _COORDINATOR = "cometmq.actors.coordination.coordinator:"
 _BOOKS = "cometmq.actors.coordination.books:"
 _WRITER = "cometmq.actors.writer."
 _DERIVED = "cometmq.actors.writer.derived:DerivedWrites."
-_TIMERS = "cometmq.actors.semantics.timers:Timers."
-_COPIES = "cometmq.actors.semantics.timer_copies:TimerCopies."
-_LEVELS = "cometmq.actors.semantics.delays:DelayLevel."
+_TIMERS = "cometmq.actors.scheduling.timers:Timers."
+_COPIES = "cometmq.actors.scheduling.timer_copies:TimerCopies."
+_LEVELS = "cometmq.actors.scheduling.delays:DelayLevel."
 _COMMIT_LOG = "cometmq.shm.log.commit_log:CommitLog."
 _PASS = "cometmq.actors.writer.transactions:Transactions._pass"
 _HALF_BOOK = "cometmq.actors.writer.half_book:HalfBook."
@@ -119,13 +119,15 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("segment.reserved", "allocator", "os.posix_fallocate", nth_max=1),
     **_both("segment.renamed", "allocator", "os.rename", nth_max=1),
     **_both("segment.allocated", "allocator", "Counter.ALLOCATED", nth_max=1),
-    **_both("flush.sync", "flush", "cometmq.actors.keepers.flush:SegmentFile.sync", nth_max=5),
+    **_both("flush.sync", "flush", "cometmq.actors.maintenance.flush:SegmentFile.sync", nth_max=5),
     **_both("flush.flushed", "flush", "Counter.FLUSHED", nth_max=3),
     **_both("checkpoint.pwrite", "flush", "os.pwrite", nth_max=1),
     **_both("checkpoint.stored", "flush", "cometmq.shm.os.files:Checkpoint.store", nth_max=1),
     **_both("dispatch.entries", "dispatcher", _QUEUES + "dispatch"),
     **_both("dispatch.dispatched", "dispatcher", "Counter.DISPATCHED"),
-    **_both("index.step", "dispatcher", "cometmq.actors.keepers.indexing:Indexing.step", nth_max=5),
+    **_both(
+        "index.step", "dispatcher", "cometmq.actors.maintenance.indexing:Indexing.step", nth_max=5
+    ),
     **_both("index.indexed", "dispatcher", "Counter.INDEXED", nth_max=5),
     # The coordinator's files: .tmp to the new content, .bak to the old one, durable or not.
     **_both("config.rename", "coordinator", "os.replace", nth_max=8),
@@ -178,7 +180,9 @@ POINTS: Final[Mapping[str, Point]] = {
         "start",
         1,
     ),
-    **_both("recovery.flush", "flush", "cometmq.actors.keepers.flush:SegmentFile.sync", "start", 1),
+    **_both(
+        "recovery.flush", "flush", "cometmq.actors.maintenance.flush:SegmentFile.sync", "start", 1
+    ),
     # Derived writes: the mark with its records, the snapshot of all positions.
     **_both("derived.write", "commitlog", _DERIVED + "write", "derived", 5),
     **_both("derived.laid", "commitlog", _DERIVED + "_lay", "derived", 5),
@@ -216,7 +220,7 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both(
         "transactions.checked",
         "scheduler",
-        "cometmq.actors.semantics.checks:Checks._carry_out",
+        "cometmq.actors.scheduling.checks:Checks._carry_out",
         "transactions",
         1,
     ),
@@ -235,14 +239,18 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both(
         "transactions.offsets",
         "scheduler",
-        "cometmq.actors.semantics.half_view:HalfView.tell_offsets",
+        "cometmq.actors.scheduling.half_view:HalfView.tell_offsets",
         "transactions",
         2,
     ),
     # A slave follows: it is sent something, reports, and counts; answers that waited for it.
-    **_both("ha.began", "ha", "cometmq.actors.replication.ha:HaActor._begin", "replication", 1),
-    **_both("ha.sent", "ha", "cometmq.actors.replication.pieces:LogPieces.send", "replication"),
-    **_both("ha.heard", "ha", "cometmq.actors.replication.slave:Slave.take", "replication"),
+    **_both(
+        "ha.began", "ha", "cometmq.actors.replication.slaves.ha:HaActor._begin", "replication", 1
+    ),
+    **_both(
+        "ha.sent", "ha", "cometmq.actors.replication.slaves.pieces:LogPieces.send", "replication"
+    ),
+    **_both("ha.heard", "ha", "cometmq.actors.replication.slaves.slave:Slave.take", "replication"),
     **_both("ha.replicated", "ha", "Counter.REPLICATED", "replication"),
     **_both("ha.waits", "commitlog", "cometmq.actors.writer.answers:Answers.expect", "replication"),
     # A producer takes its name; a key is looked for, and its message stored.

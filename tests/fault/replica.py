@@ -12,7 +12,7 @@ from typing import Final
 from fault.network import enter
 
 from cometmq.actors.launch import embedded
-from cometmq.actors.replication import member
+from cometmq.actors.replication.group import member
 
 MODULE: Final = "fault.replica"
 NAMESPACE: Final = "COMETMQ_TEST_NAMESPACE"

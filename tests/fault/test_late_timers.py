@@ -21,8 +21,8 @@ from still import stop
 from transacting import until
 
 from cometmq import Producer
-from cometmq.actors.books.timers import TimersState
-from cometmq.actors.semantics.timers import AGAIN_MAX, READ_COUNT, READS_MAX
+from cometmq.actors.scheduling.timers import AGAIN_MAX, READ_COUNT, READS_MAX
+from cometmq.actors.tables.timers import TimersState
 from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.commands import DerivedPosition, GetDerived
 from cometmq.protocol.names import TIMER_TOPIC

@@ -12,7 +12,7 @@ from members import make_cluster
 
 from cometmq.actors.replication.core.record import encode_record
 from cometmq.actors.replication.engines.opening import open_engine
-from cometmq.actors.replication.secret import load_secret
+from cometmq.actors.replication.peers.secret import load_secret
 from cometmq.cluster import folder
 from cometmq.cluster.administration import form
 from cometmq.cluster.folder import ClusterFolder

@@ -22,7 +22,7 @@ from cometmq.actors.replication.engines.engine import (
     Stored,
     View,
 )
-from cometmq.actors.replication.lives import session_id
+from cometmq.actors.replication.group.sessions import session_id
 from cometmq.cli import cluster_look
 from cometmq.cluster import stores
 from cometmq.cluster.administration import add

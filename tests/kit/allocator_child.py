@@ -8,8 +8,8 @@ from pathlib import Path
 import dying
 from dying import Line
 
-from cometmq.actors.keepers import allocator, hot_window
-from cometmq.actors.keepers.allocator import AllocatorActor
+from cometmq.actors.maintenance import allocator, hot_window
+from cometmq.actors.maintenance.allocator import AllocatorActor
 from cometmq.actors.runtime.family import Family
 from cometmq.conf import BrokerSettings
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase

@@ -15,7 +15,7 @@ from typing import Any, cast
 import dying
 from dying import Line
 
-from cometmq.actors.keepers import cleaner
+from cometmq.actors.maintenance import cleaner
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.writer.derived import NOTHING
 from cometmq.conf import BrokerSettings

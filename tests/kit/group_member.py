@@ -19,11 +19,11 @@ from typing import Any
 from family import RunningBroker
 from patience import patient
 
-from cometmq.actors.keepers import dispatcher
-from cometmq.actors.keepers.dispatcher import DispatcherActor
 from cometmq.actors.launch import embedded
-from cometmq.actors.replication import member
-from cometmq.actors.replication.log_line import LogLine
+from cometmq.actors.maintenance import dispatcher
+from cometmq.actors.maintenance.dispatcher import DispatcherActor
+from cometmq.actors.replication.group import member
+from cometmq.actors.replication.group.log_feed import LogFeed
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol.errors import StoreDamaged
@@ -58,7 +58,7 @@ class FedMember(ServiceActor):
         self._known = family.control.own(Counter.CONFIRM_KNOWN)
         self._phase = family.control.sleep_on(Counter.PHASE, family.doorbell)
         self._feed: socket.socket | None = None
-        self._line: LogLine | None = None
+        self._line: LogFeed | None = None
 
     def on_start(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -67,7 +67,7 @@ class FedMember(ServiceActor):
         self.inbox.listen_to(self._listener.fileno())
         self.inbox.listen_to_doorbell(self._family.doorbell_fd)
         if RAW not in os.environ:
-            self._line = LogLine(self._family.log_source, self._wrote, self._laid_down)
+            self._line = LogFeed(self._family.log_source, self._wrote, self._laid_down)
             self.inbox.listen_to(self._line.fileno())
         self._follow()
 
@@ -95,7 +95,7 @@ class FedMember(ServiceActor):
             else:
                 self.inbox.forget(self._feed.fileno())
                 self._feed = None
-        self._follow()  # LogLine sleeps on `wrote` as well, and wakes up for both
+        self._follow()  # LogFeed sleeps on `wrote` as well, and wakes up for both
 
     def on_doorbell(self) -> None:
         if self._line is not None:
@@ -144,7 +144,7 @@ class Feed:
         self._socket.sendall(content)
 
     def wait(self) -> int:
-        """The end that is laid down. Raises StoreDamaged as LogLine has."""
+        """The end that is laid down. Raises StoreDamaged as LogFeed has."""
         end, size = ANSWER.unpack(self._socket.recv(ANSWER.size, socket.MSG_WAITALL))
         if size:
             raise StoreDamaged(self._socket.recv(size, socket.MSG_WAITALL).decode())

@@ -18,7 +18,7 @@ from cometmq.actors.replication.core.record import (
 )
 from cometmq.actors.replication.engines.engine import Session
 from cometmq.actors.replication.engines.opening import open_engine
-from cometmq.actors.replication.lives import session_id
+from cometmq.actors.replication.group.sessions import session_id
 from cometmq.cluster.administration import change
 from cometmq.cluster.folder import ClusterFolder
 from cometmq.cluster.running import ensure_formed

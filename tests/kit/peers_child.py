@@ -18,8 +18,8 @@ from pathlib import Path
 from paths import SEARCH
 
 from cometmq.actors.replication.core.frames import AnyFrame
-from cometmq.actors.replication.peers import Peers
-from cometmq.actors.replication.said import Said
+from cometmq.actors.replication.peers.peers import Peers
+from cometmq.actors.runtime.event_log import EventLog
 
 GROUP = "group-a"
 
@@ -55,7 +55,7 @@ def main(secret: str, name: str, bind: str, *others: str) -> None:
         secret=bytes.fromhex(secret),
         bind=bind,
         on_frame=say_back,
-        said=Said(),
+        said=EventLog(),
     )
     peers.replace(dict(other.split("=") for other in others))
     print("ready", flush=True)

@@ -28,7 +28,7 @@ from patience import patient
 
 from cometmq.actors.launch import broker, embedded, runs
 from cometmq.actors.launch.addresses import address_of
-from cometmq.actors.replication import member
+from cometmq.actors.replication.group import member
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol import errors

@@ -15,7 +15,7 @@ import dying
 from dying import Line
 from family import encode_batch
 
-from cometmq.actors.books.derivers import Derivers
+from cometmq.actors.tables.derivers import Derivers
 from cometmq.actors.writer import derived, staged_epoch
 from cometmq.actors.writer import staging as actor
 from cometmq.actors.writer.derived import DerivedWrites

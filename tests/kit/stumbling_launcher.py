@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.actors.launch import embedded
-from cometmq.actors.semantics.checks import Checks
-from cometmq.actors.semantics.delays import DelayLevel
-from cometmq.actors.semantics.timers import Timers
+from cometmq.actors.scheduling.checks import Checks
+from cometmq.actors.scheduling.delays import DelayLevel
+from cometmq.actors.scheduling.timers import Timers
 from cometmq.actors.writer.half_book import HalfBook
 
 STUMBLES = "COMETMQ_TEST_STUMBLES"

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import pytest
 
-from cometmq.actors.books.timers import WINDOW_MS, Recalls, TimersState
 from cometmq.actors.runtime.inner import InnerRecords
-from cometmq.actors.semantics import timer_clock, timer_copies, timers
-from cometmq.actors.semantics.beside import ALONE_MAX, Beside
-from cometmq.actors.semantics.portion import Portion, SetAside
-from cometmq.actors.semantics.timer_clock import TimerClock
-from cometmq.actors.semantics.timer_copies import TimerCopies
-from cometmq.actors.semantics.timers import Timers
+from cometmq.actors.scheduling import timer_clock, timer_copies, timers
+from cometmq.actors.scheduling.beside import ALONE_MAX, Beside
+from cometmq.actors.scheduling.portion import Portion, SetAside
+from cometmq.actors.scheduling.timer_clock import TimerClock
+from cometmq.actors.scheduling.timer_copies import TimerCopies
+from cometmq.actors.scheduling.timers import Timers
+from cometmq.actors.tables.timers import WINDOW_MS, Recalls, TimersState
 from cometmq.protocol.errors import MessageTooLarge
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.protocol.uptime import Uptime

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.actors.books.group_share import ConsumerGroup
-from cometmq.actors.books.offsets import OffsetBook
+from cometmq.actors.tables.group_share import ConsumerGroup
+from cometmq.actors.tables.offsets import OffsetBook
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     PROTOCOL_VERSION,

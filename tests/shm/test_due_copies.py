@@ -8,7 +8,7 @@ import random
 import pytest
 import reference
 
-from cometmq.actors.books.delays import Now, destination
+from cometmq.actors.tables.delays import Now, destination
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.uptime import AHEAD_MS, Uptime, uptime_of
 from cometmq.shm.kernel._kernel import (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import reference
 
-from cometmq.actors.books.transactions import END_LETTERS, OP_HEAD, Halves, Outcome, op_of
+from cometmq.actors.tables.transactions import END_LETTERS, OP_HEAD, Halves, Outcome, op_of
 from cometmq.protocol.derived import DERIVED_TOPIC
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.shm.kernel._kernel import (

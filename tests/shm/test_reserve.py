@@ -15,7 +15,7 @@ from fault.disk import need, small_disk
 from patience import patient
 
 from cometmq import Broker
-from cometmq.actors.keepers.reserve import LEAST_BYTES, QUIET_S, Demand
+from cometmq.actors.maintenance.reserve import LEAST_BYTES, QUIET_S, Demand
 from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm import kernel as shm_kernel

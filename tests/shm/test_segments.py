@@ -21,10 +21,10 @@ from dying import DIED, some_of
 from family import SMALL, RunningBroker, Sent
 from patience import patient
 
-from cometmq.actors.keepers import hot_window
-from cometmq.actors.keepers.allocator import CGROUP, memory_limit_bytes
-from cometmq.actors.keepers.hot_window import HotWindow
-from cometmq.actors.keepers.reach import Reach
+from cometmq.actors.maintenance import hot_window
+from cometmq.actors.maintenance.allocator import CGROUP, memory_limit_bytes
+from cometmq.actors.maintenance.hot_window import HotWindow
+from cometmq.actors.maintenance.reach import Reach
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.live.control import Counter

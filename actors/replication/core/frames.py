@@ -122,7 +122,7 @@ class Apart(Frame, frozen=True, tag=10):
 
 
 class WantBooks(Frame, frozen=True, tag=11):
-    """The follower begins with an empty store: it wants the master's books (books_copy.py), from
+    """The follower begins with an empty store: it wants the master's books (state_copy.py), from
     this byte of the copy on. `nonce` names the copy; at byte 0 one is made. Not for the core."""
 
     offset: Whole

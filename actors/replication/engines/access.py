@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from cometmq.actors.replication.private_file import OF_GROUP, read_private
+from cometmq.actors.runtime.private_file import OF_GROUP, read_private
 from cometmq.conf.engine import NO_ACCESS, EngineAccess
 from cometmq.protocol.errors import ConfigError
 

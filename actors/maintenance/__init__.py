@@ -1,0 +1,1 @@
+"""Actors that maintain the store: allocator, flush, dispatcher (queues, index), cleaner."""

@@ -1,0 +1,1 @@
+"""Connections between the replicas of a group: TLS, certificates, acceptor, receiver, sender."""

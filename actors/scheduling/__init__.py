@@ -1,0 +1,1 @@
+"""The scheduler: delayed messages, timers, retries, transaction checks."""

@@ -1,1 +1,0 @@
-"""What records bring about later: delays, retries. Each is a derived write."""

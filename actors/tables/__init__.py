@@ -1,0 +1,1 @@
+"""State tables with pure rules: no I/O, time is passed in."""
