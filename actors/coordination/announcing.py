@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from cometmq.actors.coordination.news_line import NewsLine
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.actors.tables.topics import TopicBook
 from cometmq.protocol.commands import (
@@ -187,11 +188,11 @@ class Announcing:
         for line in (self._commitlog, *self._name_servers):
             line.close()
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {
-            "waiting_for_confirmation": len(self._waiting),
-            "commitlog_trouble": self._commitlog.trouble,
-            "name_server_trouble": "; ".join(
+            meters.WAITING_FOR_CONFIRMATION: len(self._waiting),
+            meters.COMMITLOG_TROUBLE: self._commitlog.trouble,
+            meters.NAME_SERVER_TROUBLE: "; ".join(
                 line.trouble for line in self._name_servers if line.trouble
             ),
         }

@@ -18,6 +18,7 @@ from cometmq.actors.coordination.files import (
 from cometmq.actors.coordination.ledger import Action, Ledger
 from cometmq.actors.coordination.order_file import OrderFile
 from cometmq.actors.coordination.snapshots import Snapshots
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.tables.book import Book
 from cometmq.actors.tables.retry_topics import RetryTopics
@@ -238,9 +239,9 @@ class Books:
         if hasattr(self, "snapshots"):
             self.snapshots.close()
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {
-            "topics": len(self.topics),
-            "config_file_writes": self.snapshots.count,
-            "ledger_entries": self._ledger.entries,
+            meters.TOPICS: len(self.topics),
+            meters.CONFIG_FILE_WRITES: self.snapshots.count,
+            meters.LEDGER_ENTRIES: self._ledger.entries,
         }

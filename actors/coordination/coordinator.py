@@ -24,6 +24,7 @@ from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored, Topics, TopicSettings, template_queues
 from cometmq.actors.coordination.transactions import Transactions
 from cometmq.actors.coordination.views import Views
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
@@ -251,7 +252,7 @@ class CoordinatorActor(ServiceActor):
             self._pops.end(error)
         self._books.note_life()
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return (
             self._books.statistics()
             | self._members.statistics()

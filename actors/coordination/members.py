@@ -15,6 +15,7 @@ from cometmq.actors.coordination.filters import Filters
 from cometmq.actors.coordination.held_joins import HeldJoins
 from cometmq.actors.coordination.processes import MemberProcesses
 from cometmq.actors.coordination.senders import Senders
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.actors.tables.group_settings import (
     check_consuming,
@@ -128,11 +129,11 @@ class Members:
         """Whoever waits for news hears that there will be none."""
         self._held.end(error)
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {
-            "groups": len(self._configs),
-            "members": sum(len(group.members) for group in self.groups.values()),
-            "held_joins": len(self._held),
+            meters.GROUPS: len(self._configs),
+            meters.MEMBERS: sum(len(group.members) for group in self.groups.values()),
+            meters.HELD_JOINS: len(self._held),
         }
 
     def active(self, name: str) -> list[str]:

@@ -12,6 +12,7 @@ import msgspec
 import pykka
 import zmq
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
@@ -126,8 +127,8 @@ class NameServerActor(ServiceActor):
     def of_family(cls, family: Family, bind: Sequence[tuple[str, bool]]) -> pykka.ActorRef[Any]:
         return cls.start(bind=bind, limits=ConnectionLimits.of(family.settings))
 
-    def statistics(self) -> dict[str, int | float | str]:
-        return {"brokers": len(self._brokers), "topics": len(self._topic_names())}
+    def statistics(self) -> meters.Figures:
+        return {meters.BROKERS: len(self._brokers), meters.TOPICS: len(self._topic_names())}
 
     def on_stop(self) -> None:
         super().on_stop()

@@ -23,6 +23,7 @@ from cometmq.actors.coordination.popped_out import PoppedOut
 from cometmq.actors.coordination.poppers import Poppers
 from cometmq.actors.coordination.retries import Retries
 from cometmq.actors.coordination.topics import Stored
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.tables.group_settings import check_order
 from cometmq.actors.tables.popped import Key
@@ -351,10 +352,14 @@ class Pops:
                 self._release(command.group, part)
         self._answers.append((request, Done()))
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         popped = self._book.count + len(self._books.takes)
         held = len(self._held) + len(self._beginnings)
-        return {"popped": popped, "held_pops": held, "never_popped_again": self._out.aside}
+        return {
+            meters.POPPED: popped,
+            meters.HELD_POPS: held,
+            meters.NEVER_POPPED_AGAIN: self._out.aside,
+        }
 
 
 def _check_invisible(invisible_ms: int) -> None:

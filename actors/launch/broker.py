@@ -44,6 +44,7 @@ from cometmq.actors.launch.zygote import (
     Started,
     Zygote,
 )
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.roles import doorbell_of, roles_of
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.conf import BrokerSettings
@@ -493,13 +494,13 @@ class BrokerActor(ServiceActor):
         self._zygote.close()
         self._ports.close()
 
-    def statistics(self) -> dict[str, int | float | str]:
-        found: dict[str, int | float | str] = {
-            f"pid.{role}": self._table.pids.get(role, 0) for role in self._table.roles
+    def statistics(self) -> meters.Figures:
+        found: meters.Figures = {
+            meters.PROCESS_ID.of(role): self._table.pids.get(role, 0) for role in self._table.roles
         }
-        found["restarts"] = self.restarts
-        found["epoch"] = self._epoch
-        found["serves"] = int(self._table.all_serve and self._is_ready)
-        found["broker"] = self._name
-        found["name_server"] = self.public_name_server
+        found[meters.RESTARTS] = self.restarts
+        found[meters.EPOCH] = self._epoch
+        found[meters.SERVES] = int(self._table.all_serve and self._is_ready)
+        found[meters.BROKER] = self._name
+        found[meters.NAME_SERVER] = self.public_name_server
         return found

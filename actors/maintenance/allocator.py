@@ -11,6 +11,7 @@ from typing import Final
 from cometmq.actors.maintenance.hot_window import HotWindow
 from cometmq.actors.maintenance.reach import Reach
 from cometmq.actors.maintenance.reserve import STEPS, Demand
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.disk_actor import DiskActor
 from cometmq.actors.runtime.family import Family, out_of_service
 from cometmq.actors.runtime.service import Timer
@@ -264,14 +265,14 @@ class AllocatorActor(DiskActor):
         sync_folder(self._folder)
         self._give_back(tail, first)
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {
-            "allocated": self._allocated.value,
-            "reserved_bytes": max(0, self._allocated.value - self._tail),
-            "fresh_segments": self._maker.fresh_count,
-            "recycled_segments": self._maker.recycled_count,
-            "hot_window": self._hot.state,
-            "limits": "; ".join(list(self._limits.values())),
+            meters.ALLOCATED: self._allocated.value,
+            meters.RESERVED_BYTES: max(0, self._allocated.value - self._tail),
+            meters.FRESH_SEGMENTS: self._maker.fresh_count,
+            meters.RECYCLED_SEGMENTS: self._maker.recycled_count,
+            meters.HOT_WINDOW: self._hot.state,
+            meters.LIMITS: "; ".join(list(self._limits.values())),
         }
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from cometmq.actors.maintenance.disk_marks import DiskMarks, DiskUse
 from cometmq.actors.maintenance.following import Following
 from cometmq.actors.maintenance.scrub import Scrub
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.clock_steps import StepsForward
 from cometmq.actors.runtime.disk_actor import DiskActor
 from cometmq.actors.runtime.family import Family, end_replica
@@ -380,20 +381,30 @@ class CleanerActor(DiskActor):
         self._commitlog.close()
         self._coordinator.close()
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         holds = ", ".join(f"{hold.name} at {hold.physical_offset}" for hold in self._live_holds())
+        counts = self._retired.counts()
         return {
-            "min_offset": self._min.value,
-            "deleted_segments": self._deleted,
-            "rounds": self._rounds,  # that are over
-            "retired_bytes": self._retired.used_bytes(),
-            "disk_used_percent": round(self.used_percent(), 1),
-            "verified_bytes": self._scrub.read_bytes,
-            "verified_passes": self._scrub.passes,
-            "damages": self._scrub.damages,
-            "writable": "no" if self._writable is False else "yes",
-            "holds": holds,
-        } | self._retired.counts()
+            meters.MIN_OFFSET: self._min.value,
+            meters.DELETED_SEGMENTS: self._deleted,
+            meters.ROUNDS: self._rounds,  # that are over
+            meters.RETIRED_BYTES: self._retired.used_bytes(),
+            meters.DISK_USED_PERCENT: round(self.used_percent(), 1),
+            meters.VERIFIED_BYTES: self._scrub.read_bytes,
+            meters.VERIFIED_PASSES: self._scrub.passes,
+            meters.DAMAGES: self._scrub.damages,
+            meters.WRITABLE: "no" if self._writable is False else "yes",
+            meters.HOLDS: holds,
+            **{
+                meter: counts[meter.name]
+                for meter in (
+                    meters.HELD_SEGMENTS,
+                    meters.FREE_SEGMENTS,
+                    meters.RELEASING_SEGMENTS,
+                    meters.FORCED_SEGMENTS,
+                )
+            },
+        }
 
 
 def _percent(disk: DiskUse) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cometmq.actors.maintenance.indexing import Indexing
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import Unforeseen, explained
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
@@ -265,8 +266,12 @@ class DispatcherActor(ServiceActor):
         self._builder.close()
         self._index.settle(self._dispatched.value)
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         behind = self._wrote.value - self._dispatched.value
         found = self._index.statistics(self._dispatched.value)
         queues = len(self._builder.files)
-        return {"queues": queues, "behind_bytes": behind, "entry_bytes": UNIT} | found
+        return {
+            meters.QUEUES: queues,
+            meters.BEHIND_BYTES: behind,
+            meters.ENTRY_BYTES: UNIT,
+        } | found

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.disk_actor import DiskActor
 from cometmq.actors.runtime.family import Family, out_of_service
 from cometmq.conf import FlushDiskType
@@ -267,10 +268,10 @@ class FlushActor(DiskActor):
             out_of_service("index files could not be flushed", error, self._errno)
         self._flush_queues(thorough=True)
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {
-            "flushes": self._flushes.value,
-            "behind_bytes": self._wrote.value - self._flushed.value,
+            meters.FLUSHES: self._flushes.value,
+            meters.BEHIND_BYTES: self._wrote.value - self._flushed.value,
         }
 
 

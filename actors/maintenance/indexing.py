@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Final
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.family import Family
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.derived.index_file import IndexFiles, list_index_files
@@ -148,7 +149,7 @@ class Indexing:
         self._files.close()
         self._log.close()
 
-    def statistics(self, dispatched: int) -> dict[str, int | float | str]:
+    def statistics(self, dispatched: int) -> meters.Figures:
         if not self.enabled:
-            return {"index": "off"}
-        return {"index_behind_bytes": max(0, dispatched - self._indexed.value)}
+            return {meters.INDEX: "off"}
+        return {meters.INDEX_BEHIND_BYTES: max(0, dispatched - self._indexed.value)}

@@ -11,6 +11,7 @@ import msgspec
 
 from cometmq.actors.reading.held_pulls import Held, HeldPulls, Key
 from cometmq.actors.reading.room import PullsWithoutRoom
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import SLICE_S, Request, ServiceActor, Timer
@@ -272,11 +273,11 @@ class Pulls:
             held.request.fail(error)
         self._cramped.fail(error)
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {
-            "held_pulls": len(self._held),
-            "pulls_without_room": len(self._cramped),
-            "messages_out": self._answered,
+            meters.HELD_PULLS: len(self._held),
+            meters.PULLS_WITHOUT_ROOM: len(self._cramped),
+            meters.MESSAGES_OUT: self._answered,
         }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from cometmq.actors.reading.key_queries import KeyQueries
 from cometmq.actors.reading.local_clients import LocalClients
 from cometmq.actors.reading.pulls import BYTES_MAX, COUNT_MAX, Pulls
 from cometmq.actors.reading.questions import OF_QUEUES, Questions
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
@@ -80,7 +81,7 @@ class ReaderActor(ServiceActor):
         self._local.settle(error)
         self._by_key.settle()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> meters.Figures:
         return self._pulls.statistics()
 
 

@@ -30,6 +30,7 @@ from typing import Final
 import msgspec
 import zmq
 
+from cometmq.actors.runtime import meters
 from cometmq.conf import NetworkSettings
 from cometmq.protocol.wire.liveness import HEARTBEAT_BYTES, HEARTBEAT_MS
 from cometmq.protocol.wire.monitor import read_event
@@ -47,11 +48,6 @@ TOTAL_CONNECTIONS: Final = 8  # at their limit are allowed in any case
 RESERVE: Final = 128  # descriptors that are left to the rest of the process
 SPARES: Final = 8  # descriptors that are given up when there are no others
 EVENTS_AT_ONCE: Final = 256
-# In the statistics of a role; all but the first only grow.
-COUNTS: Final = (
-    "connections", "connections_refused", "connections_ended", "handshakes_failed",
-    "accepts_failed",
-)  # fmt: skip
 
 _TCP_INFO: Final = 11
 _INFO_BYTES: Final = 136
@@ -150,7 +146,7 @@ class Connections:
         self._is_over = False
         self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._calm_bytes = self._anonymous_bytes()
-        self._counts = dict.fromkeys(COUNTS[1:], 0)
+        self._counts = meters.zeroes(*meters.OF_CLIENTS[1:])
         self._get_spares()
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._slot = os.dup(self._null)  # for a duplicate, when there is no other number left
@@ -188,8 +184,8 @@ class Connections:
         traffic.room_until = traffic.given + self._limits.in_flight_bytes // 2 - unsent
         return traffic.given < traffic.room_until
 
-    def statistics(self) -> dict[str, int]:
-        return {"connections": len(self._known), **self._counts}
+    def statistics(self) -> meters.Figures:
+        return {meters.CONNECTIONS: len(self._known), **self._counts}
 
     # --- the thread ---
 
@@ -235,7 +231,7 @@ class Connections:
                 case zmq.EVENT_ACCEPT_FAILED:
                     self._accept_failed(value)
                 case _:
-                    self._counts["handshakes_failed"] += 1
+                    self._counts[meters.HANDSHAKES_FAILED] += 1
         return True
 
     def _take_in(self, fd: int) -> None:
@@ -254,7 +250,7 @@ class Connections:
             self._refuse(connection, "the process has hardly a descriptor left (ulimit -n)")
 
     def _refuse(self, connection: Connection, why: str) -> None:
-        self._counts["connections_refused"] += 1
+        self._counts[meters.CONNECTIONS_REFUSED] += 1
         self._known.pop(connection.traffic.fd, None)
         peer = self._end(connection)
         log.warning("a connection is refused, as %s: from %s", why, peer)
@@ -262,7 +258,7 @@ class Connections:
     def _accept_failed(self, code: int) -> None:
         """Without a descriptor ZeroMQ would try again without a pause, and nobody could be told:
         what is given up here lets those who wait be taken in, and sent away."""
-        self._counts["accepts_failed"] += 1
+        self._counts[meters.ACCEPTS_FAILED] += 1
         if code in _NO_DESCRIPTOR:
             if not self._is_short:
                 self._is_short = True
@@ -296,7 +292,7 @@ class Connections:
             connection = self._known.pop(fd, None)
             if connection is None:
                 continue
-            self._counts["connections_ended"] += 1
+            self._counts[meters.CONNECTIONS_ENDED] += 1
             log.error(
                 "the connection of %s is ended: %d bytes of it are in flight, at most %d may be "
                 "(maxConnectionInFlightBytes), and %d of all together",

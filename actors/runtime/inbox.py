@@ -19,6 +19,7 @@ from typing import Any, Final
 import zmq
 from pykka._envelope import Envelope
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.access import ANYBODY, FAMILY, Doorman
 from cometmq.actors.runtime.connections import ConnectionLimits, Connections
 from cometmq.actors.runtime.lines import LineListener
@@ -262,7 +263,7 @@ class SocketInbox:
             os.eventfd_read(source)
         self._local.append(Envelope(other))
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> meters.Figures:
         """Of the connections of clients."""
         doors = [router.door for router in self._routers.values() if router.door is not None]
         return {key: count for door in doors for key, count in door.statistics().items()}

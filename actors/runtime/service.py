@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, NoReturn
 
 import pykka
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.access import FAMILY, CommitRun, Doorman
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.guard import explained
@@ -132,7 +133,7 @@ class ServiceActor(LoopActor):
                 self.inbox.hold_back(requests[done:])
                 return
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {}
 
     def settle(self) -> None:
@@ -216,7 +217,7 @@ class ServiceActor(LoopActor):
         return Pong(self.role, os.getpid(), VERSION)
 
     def on_get_statistics(self, _command: GetStatistics, _request: Request) -> Command:
-        return Statistics(self.role, self.statistics() | self.inbox.statistics())
+        return Statistics(self.role, meters.values_of(self.statistics() | self.inbox.statistics()))
 
     def on_finish(self, _command: Finish, _request: Request) -> Command:
         try:

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.service import Request
@@ -283,8 +284,8 @@ class Checks:
                 del self._waiting[group]
             request.reply(TransactionChecks([]))
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {
-            "transactions_checked": self._checked,
-            "transactions_given_up": self._given_up,
+            meters.TRANSACTIONS_CHECKED: self._checked,
+            meters.TRANSACTIONS_GIVEN_UP: self._given_up,
         }

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.inner import InnerRecords, properties_max
 from cometmq.actors.runtime.service import Request
@@ -218,8 +219,8 @@ class Retries:
             log.warning("%d messages are not given back: %s", len(messages), error)
             storing.refusal = error  # it would be the same for what follows, and take as long
 
-    def statistics(self) -> dict[str, int | float | str]:
-        return {"given_back": self._stored}
+    def statistics(self) -> meters.Figures:
+        return {meters.GIVEN_BACK: self._stored}
 
     # --- the messages ---
 

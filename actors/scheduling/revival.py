@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Timer
 from cometmq.actors.tables.check_points import CheckPoint, ReviveQueue
@@ -85,8 +86,8 @@ class Revival:
         if self._coordinator is not None:
             self._coordinator.close()
 
-    def statistics(self) -> dict[str, int | float | str]:
-        return {"revived": self._revived}
+    def statistics(self) -> meters.Figures:
+        return {meters.REVIVED: self._revived}
 
     # --- one look a second ---
 

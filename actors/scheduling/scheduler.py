@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
@@ -261,13 +262,13 @@ class SchedulerActor(ServiceActor):
         self._revival.close()
         self._commitlog.close()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> meters.Figures:
         return (
             {
-                "delivered_later": sum(each.delivered for each in self._levels),
-                "timers_pending": self._timed.pending,
-                "timers_delivered": self._timed.delivered,
-                "never_delivered": self._aside.count,
+                meters.DELIVERED_LATER: sum(each.delivered for each in self._levels),
+                meters.TIMERS_PENDING: self._timed.pending,
+                meters.TIMERS_DELIVERED: self._timed.delivered,
+                meters.NEVER_DELIVERED: self._aside.count,
             }
             | self._retries.statistics()
             | self._checks.statistics()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import ClassVar, Final
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family, out_of_service
 from cometmq.actors.runtime.gate import Gate
@@ -382,22 +383,22 @@ class CommitLogActor(ServiceActor):
             self._phase.advance(Phase.STOPPED)
             self._log.close()
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         return {
-            "messages": self._log.appender.count - self._desk.own_records,
-            "wrote": self._wrote.value,
-            "queues": len(self._cursors),
-            "topics": self._cursors.topic_count,
-            "waiting_for_flush": len(self._answers),
-            "repeats_found": self._repeats.found,
-            "copies_by_key": self._desk.keyed.copies,
-            "transactions_committed": self._desk.transactions.committed,
-            "transactions_rolled_back": self._desk.transactions.rolled_back,
-            "syncs": self._family.control.read(Counter.SYNCS).value,
-            "staged_bytes": self._staging.files.size,
-            "derivers": len(self._desk.derived.book) - len(self._desk.producers),
-            "named_producers": len(self._desk.producers),
-            "pid": os.getpid(),
+            meters.MESSAGES: self._log.appender.count - self._desk.own_records,
+            meters.WROTE: self._wrote.value,
+            meters.QUEUES: len(self._cursors),
+            meters.TOPICS: self._cursors.topic_count,
+            meters.WAITING_FOR_FLUSH: len(self._answers),
+            meters.REPEATS_FOUND: self._repeats.found,
+            meters.COPIES_BY_KEY: self._desk.keyed.copies,
+            meters.TRANSACTIONS_COMMITTED: self._desk.transactions.committed,
+            meters.TRANSACTIONS_ROLLED_BACK: self._desk.transactions.rolled_back,
+            meters.SYNCS: self._family.control.read(Counter.SYNCS).value,
+            meters.STAGED_BYTES: self._staging.files.size,
+            meters.DERIVERS: len(self._desk.derived.book) - len(self._desk.producers),
+            meters.NAMED_PRODUCERS: len(self._desk.producers),
+            meters.PID: os.getpid(),
         } | self._replies.statistics()
 
 

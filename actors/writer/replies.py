@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.access import FAMILY
 from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.inner import InnerRecords
@@ -278,8 +279,8 @@ class RepliesPart:
         if error is not None:
             raise error
 
-    def statistics(self) -> dict[str, int | float | str]:
-        return {"requesters": len(self._boxes), "reply_bytes": self._boxes.size}
+    def statistics(self) -> meters.Figures:
+        return {meters.REQUESTERS: len(self._boxes), meters.REPLY_BYTES: self._boxes.size}
 
 
 class _Storing(Request):

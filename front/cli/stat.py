@@ -22,7 +22,7 @@ import msgspec
 import psutil
 
 from cometmq.actors.launch.addresses import address_of
-from cometmq.actors.runtime.connections import COUNTS as CONNECTION_COUNTS
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.roles import role_of
 from cometmq.cli.broker import load
 from cometmq.cli.health import processes_of
@@ -57,6 +57,7 @@ OFFSETS: Final = (
     Counter.MIN_OFFSET, Counter.ALLOCATED, Counter.WROTE, Counter.FLUSHED, Counter.DISPATCHED,
 )  # fmt: skip
 RATED: Final = ("wrote", "flushed", "dispatched", "messages", "flushes", "syncs")
+CONNECTION_COUNTS: Final = tuple(meter.key for meter in meters.OF_CLIENTS)
 PHASES: Final = ("starting", "recovered", "serving", "stopped")
 
 
@@ -222,7 +223,8 @@ class Watcher:
     def _processes(self, broker: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The supervisor, and the children it has."""
         roles = {
-            pid: key.removeprefix("pid.") for key, pid in broker.items() if key.startswith("pid.")
+            figures[meters.PROCESS_ID.field]: role
+            for role, figures in meters.by_label(broker, meters.PROCESS_ID).items()
         }
         supervisor = psutil.Process(self.meta["pid"])
         yield self._usage(supervisor, "broker")

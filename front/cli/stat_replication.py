@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from datetime import datetime
 from typing import Any, Final
 
+from cometmq.actors.runtime import meters
+
 # Of a slave's commitlog process.
-FOLLOWING: Final = (
-    "master", "master_state", "master_trouble", "acknowledged", "last_heard_s", "behind_ms",
-)  # fmt: skip
-# What a counter says about work in hand rather than about how far it has come.
+FOLLOWING: Final = tuple(
+    meter.name
+    for meter in (
+        meters.MASTER,
+        meters.MASTER_STATE,
+        meters.MASTER_TROUBLE,
+        meters.ACKNOWLEDGED,
+        meters.LAST_HEARD_S,
+        meters.BEHIND_MS,
+    )
+)
 
 
 def slaves_in(values: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What the `ha` process counts: each slave, and the rest."""
-    slaves: dict[str, dict[str, Any]] = defaultdict(dict)
-    rest = {}
-    for key, value in values.items():
-        head, dot, name = key.partition(".")
-        number, _, name = name.partition(".")
-        if dot and head == "slave":
-            slaves[number][name] = value
-        elif key != "pid":
-            rest[key] = value
-    return list(slaves.values()), rest
+    """Figures of each slave, and the other figures of the `ha` process."""
+    rest = {
+        key: value
+        for key, value in values.items()
+        if key != meters.PID.key and all(meter.label_in(key) is None for meter in meters.OF_SLAVE)
+    }
+    return list(meters.by_label(values, *meters.OF_SLAVE).values()), rest
 
 
 def slaves_text(slaves: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ import psutil
 from cometmq.actors.replication.core.record import GroupRecord, decode_record
 from cometmq.actors.replication.engines.engine import Engine, View, now_s
 from cometmq.actors.replication.group.sessions import alive_in
+from cometmq.actors.runtime import meters
 from cometmq.cluster.place import GroupPlace
 from cometmq.cluster.stores import LocalReplica, LocalStores
 
@@ -255,14 +256,9 @@ class _Standing:
 
 
 def followers_in(said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By replica: what a master's `ha` process counts of the others, `follower.N.KEY`."""
-    by_number: dict[str, dict[str, Any]] = {}
-    for key, value in said.items():
-        head, dot, rest = key.partition(".")
-        number, _, name = rest.partition(".")
-        if dot and head == "follower":
-            by_number.setdefault(number, {})[name] = value
-    return {str(each["replica"]): each for each in by_number.values() if "replica" in each}
+    """Figures of a master's `ha` process on each follower, by replica."""
+    found = meters.by_label(said, *meters.OF_FOLLOWER).values()
+    return {str(each["replica"]): each for each in found if "replica" in each}
 
 
 def sized(count: int | None) -> str:

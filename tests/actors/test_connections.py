@@ -17,6 +17,7 @@ from patience import patient
 from zmtp import RawClient, frame
 
 from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.runtime.meters import values_of
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.cli.stat import Watcher
 from cometmq.protocol import frames
@@ -163,8 +164,8 @@ class Door(ServiceActor):
         assert self.may_go_on.wait(WAIT_S)
         return Done()
 
-    def counts(self) -> dict[str, int]:
-        return self.inbox.statistics()
+    def counts(self) -> dict[str, Any]:
+        return values_of(self.inbox.statistics())
 
 
 @contextlib.contextmanager

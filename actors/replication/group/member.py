@@ -26,6 +26,7 @@ from cometmq.actors.replication.group.terms import Pace, Runs, WholeFlushed
 from cometmq.actors.replication.peers.peers import Peers, content_bytes_max
 from cometmq.actors.replication.peers.secret import load_secret
 from cometmq.actors.replication.peers.waiting_frames import WaitingFrames
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.event_log import EventLog, Troubles
 from cometmq.actors.runtime.family import EXIT_FATAL, EXIT_UNSETTLED, Family
 from cometmq.actors.runtime.service import ServiceActor
@@ -299,29 +300,29 @@ class MemberActor(ServiceActor):
         self._log_line.close()
         self._log.close()
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         core, record = self._core, self._core.record
-        found: dict[str, int | float | str] = {
-            "group": self._group,
-            "replica": self._peer.replica,
-            "replica_role": "master" if core.leads else "follower",
-            "epoch": record.epoch if record else 0,
-            "master": record.master if record else "",
-            "in_sync": ",".join(record.iss) if record else "",
-            "end": core.local.end,
-            "replicated": core.local.confirm,
-            "pid": os.getpid(),
-            "trouble": self._room.why,
+        found: meters.Figures = {
+            meters.GROUP: self._group,
+            meters.REPLICA: self._peer.replica,
+            meters.REPLICA_ROLE: "master" if core.leads else "follower",
+            meters.EPOCH: record.epoch if record else 0,
+            meters.MASTER: record.master if record else "",
+            meters.IN_SYNC: ",".join(record.iss) if record else "",
+            meters.END: core.local.end,
+            meters.REPLICATED: core.local.confirm,
+            meters.PID: os.getpid(),
+            meters.TROUBLE: self._room.why,
             **self._peers.statistics(),
         }
         for number, each in enumerate(core.followers()):
             found |= {
-                f"follower.{number}.replica": each.replica,
-                f"follower.{number}.held": each.held,
-                f"follower.{number}.lag_bytes": max(0, core.local.end - each.held),
-                f"follower.{number}.in_sync": int(each.in_sync),
-                f"follower.{number}.why": each.why,
-                f"follower.{number}.trouble": self._troubles.of(each.replica),
+                meters.FOLLOWER_REPLICA.of(number): each.replica,
+                meters.FOLLOWER_HELD.of(number): each.held,
+                meters.FOLLOWER_LAG_BYTES.of(number): max(0, core.local.end - each.held),
+                meters.FOLLOWER_IN_SYNC.of(number): int(each.in_sync),
+                meters.FOLLOWER_WHY.of(number): each.why,
+                meters.FOLLOWER_TROUBLE.of(number): self._troubles.of(each.replica),
             }
         return found
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from cometmq.actors.replication.peers.certificate import name_of
 from cometmq.actors.replication.peers.poller import Poller
 from cometmq.actors.replication.peers.tls import HANDSHAKE_S, ConnectionLost, TlsConnection
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.event_log import EventLog
 
 BACKLOG: Final = 128
@@ -69,7 +70,11 @@ class Acceptor:
         self._places = places
         self._handshake_s = handshake_s
         self._strangers: dict[int, _Stranger] = {}  # in the order in which they came
-        self._counts = dict.fromkeys(("refused", "failed", "not_accepted"), 0)
+        self._counts = meters.zeroes(
+            meters.PEERS_CONNECTIONS_REFUSED,
+            meters.PEERS_HANDSHAKES_FAILED,
+            meters.PEERS_ACCEPTS_FAILED,
+        )
         self._listener = _listen(bind)
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -82,13 +87,8 @@ class Acceptor:
     def __len__(self) -> int:
         return len(self._strangers)
 
-    def statistics(self) -> dict[str, int]:
-        """They only grow."""
-        return {
-            "connections_refused": self._counts["refused"],
-            "handshakes_failed": self._counts["failed"],
-            "accepts_failed": self._counts["not_accepted"],
-        }
+    def statistics(self) -> meters.Figures:
+        return dict(self._counts)
 
     def tend(self, now: float) -> None:
         """Now and then.
@@ -131,7 +131,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTOR:
                     continue  # that one has gone already
-                self._counts["not_accepted"] += 1
+                self._counts[meters.PEERS_ACCEPTS_FAILED] += 1
                 self._said.warn("descriptors", "no replica can be let in: %s", error.strerror)
                 if not self._make_room("there are no descriptors"):
                     self._spent_s = SHARE_S  # no more of this before `tend`
@@ -158,7 +158,7 @@ class Acceptor:
             if not connection.shake_hands():
                 return
         except ConnectionLost as lost:
-            self._counts["failed"] += 1
+            self._counts[meters.PEERS_HANDSHAKES_FAILED] += 1
             self._said.warn(
                 ("handshake", str(lost)),
                 "at the port of replicas a connection came to nothing: %s. It was from %s",
@@ -178,7 +178,7 @@ class Acceptor:
         return False
 
     def _refuse(self, stranger: _Stranger, why: str) -> None:
-        self._counts["refused"] += 1
+        self._counts[meters.PEERS_CONNECTIONS_REFUSED] += 1
         self._end(stranger)
         self._said.warn(
             "refused", "at the port of replicas the connection of %s is ended: %s",

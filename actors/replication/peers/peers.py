@@ -33,6 +33,7 @@ from cometmq.actors.replication.peers.poller import Arrivals, Poller
 from cometmq.actors.replication.peers.receiver import PeerReceiver
 from cometmq.actors.replication.peers.sender import WELCOME, PeerSender
 from cometmq.actors.replication.peers.tls import HANDSHAKE_S, ConnectionLost, TlsConnection
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.event_log import EventLog
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.derived import WRITE_BYTES_MAX
@@ -88,13 +89,14 @@ class Peers:
         self._speaking: dict[str, PeerSender] = {}
         self._hearing: dict[str, PeerReceiver] = {}
         self._unfinished: set[str] = set()  # whom there is more to hear of, decrypted or not
-        self._counts = dict.fromkeys(
-            (
-                "sent", "sent_bytes", "dropped", "heard", "heard_bytes", "refused", "not_admitted",
-                "connections_ended",
-            ),
-            0,
-        )  # fmt: skip
+        self._counts = meters.zeroes(meters.PEERS_SENT,
+                meters.PEERS_SENT_BYTES,
+                meters.PEERS_DROPPED,
+                meters.PEERS_HEARD,
+                meters.PEERS_HEARD_BYTES,
+                meters.PEERS_REFUSED,
+                meters.PEERS_NOT_ADMITTED,
+                meters.PEERS_CONNECTIONS_ENDED)  # fmt: skip
         self._poller = Poller()
         self._arrivals = Arrivals()
         self._poller.add(self._arrivals.fd, lambda _events: self._arrivals.take())
@@ -142,7 +144,7 @@ class Peers:
         """Somebody who has the group's secret, and that name. What it says later counts, where it
         was there before."""
         if name not in self._speaking:
-            self._counts["not_admitted"] += 1
+            self._counts[meters.PEERS_NOT_ADMITTED] += 1
             self._said.warn(
                 ("name", name),
                 "somebody from %s has the secret of group %s and is called %s, as none of its "
@@ -181,10 +183,10 @@ class Peers:
             )
         speaking = self._speaking.get(to)
         if speaking is None or not speaking.send(encode_frame(frame), content):
-            self._counts["dropped"] += 1
+            self._counts[meters.PEERS_DROPPED] += 1
             return False
-        self._counts["sent"] += 1
-        self._counts["sent_bytes"] += size or 0
+        self._counts[meters.PEERS_SENT] += 1
+        self._counts[meters.PEERS_SENT_BYTES] += size or 0
         return True
 
     # --- what is heard ---
@@ -212,18 +214,18 @@ class Peers:
             frame = decode_frame(head)
             behind = _behind(frame, content)
         except BadRequest as error:
-            self._counts["refused"] += 1
+            self._counts[meters.PEERS_REFUSED] += 1
             self._said.warn(
                 ("malformed", sender), "a message of replica %s is refused: %s", sender, error
             )
             return
-        self._counts["heard"] += 1
-        self._counts["heard_bytes"] += len(content)
+        self._counts[meters.PEERS_HEARD] += 1
+        self._counts[meters.PEERS_HEARD_BYTES] += len(content)
         self._on_frame(sender, frame, behind)
 
     def _lose(self, hearing: PeerReceiver, lost: ConnectionLost) -> None:
         if lost.is_fault:
-            self._counts["connections_ended"] += 1
+            self._counts[meters.PEERS_CONNECTIONS_ENDED] += 1
             self._said.warn(
                 ("fault", hearing.name),
                 "the connection by which replica %s speaks is ended: %s", hearing.name, lost,
@@ -245,18 +247,17 @@ class Peers:
         for speaking in list(self._speaking.values()):
             speaking.tend(now)
 
-    def statistics(self) -> dict[str, int | float | str]:
-        """All but `peers`, `peers_connected`, `peers_connections` and `.connected` only grow."""
-        found: dict[str, int | float | str] = {
-            "peers": len(self._speaking),
-            "peers_connected": sum(each.is_connected for each in self._speaking.values()),
-            "peers_connections": len(self._hearing) + len(self._strangers),
-            **{f"peers_{name}": count for name, count in self._counts.items()},
-            **{f"peers_{name}": count for name, count in self._strangers.statistics().items()},
+    def statistics(self) -> meters.Figures:
+        found: meters.Figures = {
+            meters.PEERS: len(self._speaking),
+            meters.PEERS_CONNECTED: sum(each.is_connected for each in self._speaking.values()),
+            meters.PEERS_CONNECTIONS: len(self._hearing) + len(self._strangers),
+            **self._counts,
+            **self._strangers.statistics(),
         }
         for name, speaking in self._speaking.items():
-            found[f"peer.{name}.address"] = speaking.address
-            found[f"peer.{name}.connected"] = int(speaking.is_connected)
+            found[meters.PEER_ADDRESS.of(name)] = speaking.address
+            found[meters.PEER_CONNECTED.of(name)] = int(speaking.is_connected)
         return found
 
     def close(self) -> None:

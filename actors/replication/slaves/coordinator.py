@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import pykka
@@ -13,6 +12,7 @@ from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.coordination.ledger import Ledger
 from cometmq.actors.replication.slaves.copied_ledger import CopiedLedger, LedgerArrivals
 from cometmq.actors.replication.slaves.follower import not_master
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import Handler
 from cometmq.protocol.commands import Command, ServedBy
@@ -162,8 +162,6 @@ class SlaveCoordinatorActor(CoordinatorActor):
             self._books.replay(changes)
         self._ledger.took(place, queue_offset)
 
-    def statistics(self) -> dict[str, int | float | str]:
-        found: Mapping[str, int | float | str] = (
-            self._books.statistics() | self._announcing.statistics()
-        )
-        return {**found, "ledger_position": self._ledger.position}
+    def statistics(self) -> meters.Figures:
+        found: meters.Figures = self._books.statistics() | self._announcing.statistics()
+        return {**found, meters.LEDGER_POSITION: self._ledger.position}

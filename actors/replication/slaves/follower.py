@@ -16,6 +16,7 @@ from cometmq.actors.replication.slaves.master_connection import (
     MasterConnection,
     ask_where_it_begins,
 )
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family, out_of_service
 from cometmq.actors.runtime.service import Request, ServiceActor
@@ -413,27 +414,27 @@ class FollowerActor(ServiceActor):
             self._phase.advance(Phase.STOPPED)
             self._log.close()
 
-    def statistics(self) -> dict[str, int | float | str]:
-        found: dict[str, int | float | str] = {
-            "messages": self._log.appender.count,
-            "wrote": self._log.physical_offset,
-            "queues": len(self._cursors),
-            "topics": self._cursors.topic_count,
-            "pid": os.getpid(),
-            "master": self._source,
-            "master_state": self._state.value,
-            "master_trouble": self._why,
-            "acknowledged": self._line.reported,
+    def statistics(self) -> meters.Figures:
+        found: meters.Figures = {
+            meters.MESSAGES: self._log.appender.count,
+            meters.WROTE: self._log.physical_offset,
+            meters.QUEUES: len(self._cursors),
+            meters.TOPICS: self._cursors.topic_count,
+            meters.PID: os.getpid(),
+            meters.MASTER: self._source,
+            meters.MASTER_STATE: self._state.value,
+            meters.MASTER_TROUBLE: self._why,
+            meters.ACKNOWLEDGED: self._line.reported,
         }
         if self._in_group:  # to whom, see member.py; what is reported here is older
             end = self._log.physical_offset
-            found["acknowledged"] = min(end, self._flushed.value) if self._sync else end
+            found[meters.ACKNOWLEDGED] = min(end, self._flushed.value) if self._sync else end
         if self._line.is_open:
-            found["last_heard_s"] = round(time.monotonic() - self._line.heard_at, 3)
+            found[meters.LAST_HEARD_S] = round(time.monotonic() - self._line.heard_at, 3)
         if self._state is State.CAUGHT_UP:
-            found["behind_ms"] = 0
+            found[meters.BEHIND_MS] = 0
         elif self._log.last_store_timestamp:
-            found["behind_ms"] = int(time.time() * 1000) - self._log.last_store_timestamp
+            found[meters.BEHIND_MS] = int(time.time() * 1000) - self._log.last_store_timestamp
         return found
 
 

@@ -18,6 +18,7 @@ from cometmq.actors.replication.slaves.pace import Pace
 from cometmq.actors.replication.slaves.pieces import LogPieces
 from cometmq.actors.replication.slaves.port import SlaveListener
 from cometmq.actors.replication.slaves.slave import Slave, SlaveLost
+from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.event_log import EventLog
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.service import ServiceActor, Timer
@@ -77,7 +78,9 @@ class HaActor(ServiceActor):
         self._ticks: Timer | None = None
         self._foreign: deque[tuple[str, int]] = deque(maxlen=FOREIGN_MAX)
         self._said = EventLog()
-        self._counts = dict.fromkeys(("connected", "lost", "refused"), 0)
+        self._counts = meters.zeroes(
+            meters.SLAVES_CONNECTED, meters.SLAVES_LOST, meters.SLAVES_REFUSED
+        )
 
     # --- start ---
 
@@ -97,7 +100,7 @@ class HaActor(ServiceActor):
     def _let_in(self, connection: socket.socket, address: str, host: str) -> None:
         """Raises OSError where the connection has ended already."""
         if len(self._slaves) >= SLAVES_MAX and not self._make_room():
-            self._counts["refused"] += 1
+            self._counts[meters.SLAVES_REFUSED] += 1
             self._said.warn("room", "%s was sent away: there are %d slaves", address, SLAVES_MAX)
             connection.close()
             return
@@ -164,7 +167,7 @@ class HaActor(ServiceActor):
         slave.start(first, begin, cut_until)
         if begin >= self._cover.value:
             slave.send_heartbeat()  # an empty one learns where the log begins, and serves
-        self._counts["connected"] += 1
+        self._counts[meters.SLAVES_CONNECTED] += 1
         log.info(
             "slave %s is connected: its log ends at %d, ours at %d; it is sent %d bytes",
             slave.address, first, end, end - begin,
@@ -278,7 +281,7 @@ class HaActor(ServiceActor):
         if not self._slaves and self._ticks is not None:
             self._ticks.cancel()
             self._ticks = None
-        self._counts["refused" if lost.is_fault else "lost"] += 1
+        self._counts[meters.SLAVES_REFUSED if lost.is_fault else meters.SLAVES_LOST] += 1
         if slave.has_begun and not lost.is_fault:
             log.warning(
                 "slave %s is lost: %s; it has acknowledged the log up to %d, which ends at %d",
@@ -342,22 +345,22 @@ class HaActor(ServiceActor):
             slave.has_begun and slave.reported < self._limit for slave in self._slaves.values()
         )
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> meters.Figures:
         slaves = [slave for slave in self._slaves.values() if slave.has_begun]
-        found: dict[str, int | float | str] = {
-            "slaves": len(slaves),
-            "slaves_in_sync": self._close_ones.value,
-            "connections": len(self._slaves),
-            **{f"slaves_{name}": count for name, count in self._counts.items()},
-            "slaves_not_admitted": self._door.sent_away,
-            "replicated": self._replicated.value,
-            "pid": os.getpid(),
+        found: meters.Figures = {
+            meters.SLAVES: len(slaves),
+            meters.SLAVES_IN_SYNC: self._close_ones.value,
+            meters.CONNECTIONS: len(self._slaves),
+            **self._counts,
+            meters.SLAVES_NOT_ADMITTED: self._door.sent_away,
+            meters.REPLICATED: self._replicated.value,
+            meters.PID: os.getpid(),
         }
         for number, slave in enumerate(slaves):
             found |= {
-                f"slave.{number}.address": slave.address,
-                f"slave.{number}.acknowledged": slave.reported,
-                f"slave.{number}.lag_bytes": max(0, self._wrote.value - slave.needs),
-                f"slave.{number}.since_ms": slave.since_ms,
+                meters.SLAVE_ADDRESS.of(number): slave.address,
+                meters.SLAVE_ACKNOWLEDGED.of(number): slave.reported,
+                meters.SLAVE_LAG_BYTES.of(number): max(0, self._wrote.value - slave.needs),
+                meters.SLAVE_SINCE_MS.of(number): slave.since_ms,
             }
         return found
