@@ -17,7 +17,7 @@ from typing import Any, Final, Self, Unpack
 
 from cometmq.client.arguments import check
 from cometmq.client.consumer import POLL_S, Consumer
-from cometmq.client.handling.async_run import AsyncRun
+from cometmq.client.handling.async_run import AsyncQueueRun, AsyncRun
 from cometmq.client.handling.options import Handler, Handling, RunOptions
 from cometmq.client.options import (
     ConsumerOptions,
@@ -399,7 +399,9 @@ class AsyncConsumer:
         if self._running is not None:
             raise RuntimeError("the consumer runs already")
         receiver.member.subscribe_retries()
-        running = self._running = AsyncRun(receiver, handling, partial(_readable, self._stream))
+        running = self._running = AsyncQueueRun(
+            receiver, handling, partial(_readable, self._stream)
+        )
         try:
             closes = await running.work(wrapped)
         finally:

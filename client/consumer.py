@@ -12,7 +12,7 @@ from typing import Final, Self
 from cometmq.client.arguments import check, checked
 from cometmq.client.handling.interruption import Interruption, run_uninterrupted
 from cometmq.client.handling.options import Handler, Handling, Middleware
-from cometmq.client.handling.run import Run
+from cometmq.client.handling.run import QueueRun, Run
 from cometmq.client.questions import Position
 from cometmq.client.receiving.mapped import check_transport
 from cometmq.client.receiving.member import Member
@@ -386,7 +386,7 @@ class Consumer:
         if self._running is not None:
             raise RuntimeError("the consumer runs already")
         self._member.subscribe_retries()
-        running = self._running = Run(self._receiver, handling)
+        running = self._running = QueueRun(self._receiver, handling)
         interruption.watch(running)
         try:
             running.work(handler)

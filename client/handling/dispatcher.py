@@ -315,6 +315,12 @@ class Dispatcher:
         if self.is_full or work.track.held or isinstance(work, Strand):
             self._wake()
 
+    def not_begun(self, unit: Unit) -> None:
+        """It is handed out again by whoever polls next, see `end`."""
+
+    def cancelled(self, unit: Unit) -> None:
+        """As `not_begun`."""
+
     def failed(self, work: Work | None, track: Track, unit: Unit, error: BaseException) -> bool:
         """The handler raised it. True: the work rests, and whoever ends that puts it again. It may
         be another worker's already when this returns, and is to be touched no more."""
@@ -359,8 +365,13 @@ class Dispatcher:
 
     # --- the end ---
 
-    def end(self) -> None:
-        """Acknowledge what is done. What is not is handed out again by whoever polls next."""
+    def end(self, left_s: float) -> None:
+        """Acknowledge what is done. What is not is handed out again by whoever polls next.
+
+        Args:
+            left_s: how long to wait for brokers that are asked to take messages back.
+        """
+        self.returns.wait(left_s)
         self.returns.close()
         self._failures.end()
         self._settle()

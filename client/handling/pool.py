@@ -1,4 +1,4 @@
-"""The threads that call a handler."""
+"""The threads that call a handler. `tasks.py` is the same for asyncio."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from collections import deque
 from typing import Final
 
-from cometmq.client.handling.dispatcher import Dispatcher
 from cometmq.client.handling.options import Handler
 from cometmq.client.handling.outcomes import failure_in
+from cometmq.client.handling.settlement import Settlement
 from cometmq.client.handling.work import Parcel, Seat, Work
 
 QUICK_S: Final = 0.0001  # units that take less are worth no other thread's waking up
+MEAN_S: Final = 0.01  # what a unit takes, as long as nothing is known
+SMOOTHING: Final = 16  # works that the mean remembers
 
 
 class Pool:
@@ -32,14 +34,15 @@ class Pool:
         # such ones too, and a good deal of Python around them, between a message and its handler.
         self._idle: list[threading.Lock] = []
         self._unit_s = QUICK_S  # how long a unit took lately
+        self.mean_s = MEAN_S  # the same, over some works
         self.is_over = False  # nobody begins anything more
         self._threads: list[threading.Thread] = []
 
-    def start(self, handler: Handler, dispatcher: Dispatcher, on_fatal: Handler) -> None:
+    def start(self, handler: Handler, settlement: Settlement, on_fatal: Handler) -> None:
         for number, seat in enumerate(self._seats):
             thread = threading.Thread(
                 target=self._serve,
-                args=(seat, handler, dispatcher, on_fatal),
+                args=(seat, handler, settlement, on_fatal),
                 name=f"{self._name} {number}",
                 daemon=True,
             )
@@ -71,8 +74,6 @@ class Pool:
         """Nobody begins anything more."""
         with self._lock:
             self.is_over = True
-            for work in self._todo:
-                work.clear()
             self._todo.clear()
             bells = self._wake(len(self._idle))
         for bell in bells:
@@ -120,7 +121,7 @@ class Pool:
         return None
 
     def _serve(
-        self, seat: Seat, handler: Handler, dispatcher: Dispatcher, on_fatal: Handler
+        self, seat: Seat, handler: Handler, settlement: Settlement, on_fatal: Handler
     ) -> None:
         clock = time.monotonic
         bell = threading.Lock()
@@ -131,6 +132,7 @@ class Pool:
             rests = False  # it is not this worker's any more
             for unit in work:
                 if self.is_over:
+                    settlement.not_begun(unit)
                     break
                 count += 1
                 track = work.track
@@ -141,7 +143,7 @@ class Pool:
                 if now > queue.lease.until or queue.progress is not track.progress:
                     seat.unit = None
                     if not (seat.expired is unit and seat.is_late()):
-                        rests = dispatcher.keep_back(work, track, unit)
+                        rests = settlement.keep_back(work, track, unit)
                     if rests:
                         break
                     continue
@@ -157,12 +159,14 @@ class Pool:
                 if failure is None:
                     track.finished.append(unit)
                     continue
-                rests = dispatcher.failed(work, track, unit, failure)
+                rests = settlement.failed(work, track, unit, failure)
                 if not isinstance(failure, Exception):
                     on_fatal(failure)
                 failure = None
                 if rests:
                     break
-            self._unit_s = (clock() - began) / count
+            took_s = clock() - began
+            self._unit_s = took_s / count
+            self.mean_s += (took_s / max(1, count - 1) - self.mean_s) / SMOOTHING
             if not rests:
-                dispatcher.leave(work)
+                settlement.leave(work)

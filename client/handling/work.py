@@ -53,11 +53,10 @@ class Parcel:
     """Messages of one queue that workers take in any order, also several workers at a time: one
     `next` of a list's iterator is indivisible."""
 
-    __slots__ = ("_units", "_units_left", "track")
+    __slots__ = ("_units_left", "track")
 
     def __init__(self, track: Track, units: list[Unit]) -> None:
         self.track = track
-        self._units = units
         self._units_left = iter(units)
 
     def __iter__(self) -> Iterator[Unit]:
@@ -67,8 +66,9 @@ class Parcel:
         """How many units nobody has taken yet."""
         return length_hint(self._units_left)
 
-    def clear(self) -> None:
-        self._units.clear()
+    def take_rest(self) -> list[Unit]:
+        """Take the units that no worker has taken."""
+        return list(self._units_left)
 
 
 class Strand:
@@ -114,9 +114,9 @@ class Strand:
     def __len__(self) -> int:
         return 0 if self.resting else len(self.waiting) + (self.again is not None)
 
-    def clear(self) -> None:
-        self.again = None
-        self.waiting.clear()
+    def take_rest(self) -> list[Unit]:
+        """Take the units that no worker has taken."""
+        return list(self)
 
 
 Work = Parcel | Strand

@@ -11,12 +11,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from cometmq.client.handling.failures import FailureLog
 from cometmq.client.handling.options import Handler, Handling, Middleware
 from cometmq.client.options import PopOptions
 from cometmq.client.popping.call import PopCall
 from cometmq.client.popping.consumer import POLL_S, Inside, PopConsumer, try_release
-from cometmq.client.popping.loop_run import LoopRun
+from cometmq.client.popping.run import AsyncPopRun
 from cometmq.protocol.errors import ArgumentIllegal, ClientClosed
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.wire.patched import check_not_patched
@@ -55,8 +54,7 @@ class AsyncPopConsumer:
         self._options = options
         self._made: PopConsumer | None = None
         self._closed = False
-        self._running: LoopRun | None = None
-        self._failures = FailureLog(log)
+        self._running: AsyncPopRun | None = None
         self._threads = ThreadPoolExecutor(THREADS, "cometmq pop")
         self._enders = ThreadPoolExecutor(THREADS, "cometmq pop end")  # of cancelled polls
 
@@ -138,21 +136,19 @@ class AsyncPopConsumer:
         wrapped = handling.wrapped(handler, is_async=True)
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
-        run = self._running = LoopRun(
-            Inside(self._consumer), self._in_thread, self._poll, wrapped, handling, self._failures,
-            in_order=self._options.get("orderly", False),
-        )  # fmt: skip
+        consumer = self._consumer
+        orderly = self._options.get("orderly", False)
+        run = self._running = AsyncPopRun(
+            Inside(consumer), self._poll, self._in_thread, handling, orderly=orderly
+        )
         if self._closed:
-            run.end()
+            run.cease()
         try:
-            await run.work()
+            closes = await run.work(wrapped)
         finally:
-            try:
-                if self._closed:
-                    await self._close_made()
-            finally:
-                self._running = None
-                run.over.set()
+            self._running = None
+        if closes:
+            await self._close_made()
 
     async def close(self) -> None:
         """See `PopConsumer.close`. In a handler it returns at once; `run` ends when all have."""
@@ -161,12 +157,10 @@ class AsyncPopConsumer:
             return
         run = self._running
         if run is not None:
-            run.end()
+            run.cease()
         await self._in_thread(self._made._stop_waiting)
-        if run is not None:
-            if asyncio.current_task() in run.tasks:
-                return
-            await run.over.wait()
+        if run is not None and not await run.end():
+            return
         await self._close_made()
 
     async def _close_made(self) -> None:

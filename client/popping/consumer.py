@@ -30,12 +30,12 @@ from cometmq.client.popping.broker import (
     taken_of,
 )
 from cometmq.client.popping.call import PopCall
-from cometmq.client.popping.ordered_run import OrderedRun
 from cometmq.client.popping.run import PopRun
 from cometmq.client.presence import unique_name
 from cometmq.client.routes import MASTER, Routes, broker_routes
 from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.commands import (
+    GIVEN_BACK_MAX,
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
     POP_COUNT_MAX,
@@ -339,15 +339,46 @@ class PopConsumer:
         self._give_back(message, DEAD)
 
     def _give_back(self, message: Message, verdict: Verdict) -> None:
+        for _, error in self._give_back_all([(message, verdict)]):
+            raise error
+
+    def _give_back_all(
+        self, given: Sequence[tuple[Message, Verdict]]
+    ) -> list[tuple[Message, CometError]]:
+        """Give messages back; return those that are not given back, with the reasons."""
         self._check_open()
-        taken = taken_of(message)
-        given = GivenBack(
-            message.stored_topic, message.queue_id, message.queue_offset, message.physical_offset,
-            verdict.delay_level, verdict.after_ms, taken.popped.handle,
-        )  # fmt: skip
+        by_broker: dict[PopBroker, list[tuple[Message, Verdict]]] = {}
+        for message, verdict in given:
+            by_broker.setdefault(taken_of(message).broker, []).append((message, verdict))
+        failed: list[tuple[Message, CometError]] = []
         with self._asking:
-            codes = taken.broker.give_back([given], self._times_max)
-        raise_first(codes, describe(message))
+            for broker, some in by_broker.items():
+                for at in range(0, len(some), GIVEN_BACK_MAX):
+                    failed += self._give_back_some(broker, some[at : at + GIVEN_BACK_MAX])
+        return failed
+
+    def _give_back_some(
+        self, broker: PopBroker, given: list[tuple[Message, Verdict]]
+    ) -> list[tuple[Message, CometError]]:
+        command = [
+            GivenBack(
+                message.stored_topic, message.queue_id, message.queue_offset,
+                message.physical_offset, verdict.delay_level, verdict.after_ms,
+                taken_of(message).popped.handle,
+            )
+            for message, verdict in given
+        ]  # fmt: skip
+        failed: list[tuple[Message, CometError]] = []
+        try:
+            codes = broker.give_back(command, self._times_max)
+        except CometError as error:  # the other brokers have no part in that
+            return [(message, error) for message, _ in given]
+        for (message, _), code in zip(given, codes, strict=True):
+            try:
+                raise_first([code], describe(message))
+            except CometError as error:
+                failed.append((message, error))
+        return failed
 
     def extend(self, message: Message, invisible_s: float) -> None:
         """Have it for so long from now on; and what was popped beside it, its neighbours in the
@@ -410,15 +441,12 @@ class PopConsumer:
         self._check_open()
         if self._running is not None:
             raise ArgumentIllegal("run() is at work already")
-        kind = OrderedRun if self._wanted.orderly else PopRun
-        run = self._running = kind(Inside(self), handler, handling)
+        run = self._running = PopRun(Inside(self), handling, orderly=self._wanted.orderly)
         interruption.watch(run)
         try:
-            run.work()
+            run.work(handler)
         finally:
             self._running = None
-            if self._closed:
-                self._routes.close()
 
     # --- the end ---
 
@@ -439,7 +467,7 @@ class PopConsumer:
         self._closed = True
         self._unclosed.is_closed()
         self._stop_waiting()
-        if run is not None and not run.end():
+        if run is not None and not run.end(self._routes.close):
             return
         self._asking.wait(self._timeout_s)  # a poll of another thread may have messages to release
         self._routes.close()
@@ -469,9 +497,8 @@ class Inside:
         self._consumer = consumer
         self.poll = consumer.poll
         self.ack = consumer.ack
-        self.give_back = consumer._give_back
+        self.give_back = consumer._give_back_all
         self.release = consumer._release
-        self.stop_waiting = consumer._stop_waiting
 
     @property
     def is_closed(self) -> bool:

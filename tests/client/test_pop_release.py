@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import wait_dispatched
+from inside import wait_dispatched, waiting_in
 from patience import patient
 
 import cometmq.client.popping.broker as popping_broker
@@ -312,7 +312,7 @@ def test_messages_that_wait_for_slow_handlers_are_released_in_time(
     consumer = broker.pop_consumer(topic, topic, invisible_s=4)
     with ThreadPoolExecutor(1) as pool, consumer:
         run = pool.submit(consumer.run, handle, concurrency=1)
-        until(lambda: consumer._running is not None and len(consumer._running._todo) == 2)
+        until(lambda: waiting_in(consumer) == 2)
         with broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as other:
             assert shown(pop(other, 2)) == unseen(set(bodies) - set(handled))
         goes_on.set()

@@ -17,16 +17,15 @@ from pathlib import Path
 import pytest
 import still
 from family import RunningBroker
-from inside import wait_dispatched
+from inside import is_ending, wait_dispatched, waiting_in
 from patience import patient
 
+import cometmq.client.handling.async_run as handling_async_run
 import cometmq.client.popping.broker as popping_broker
-import cometmq.client.popping.loop_run as popping_loop_run
 from cometmq import Admin, Broker, Reject, Retry, errors
 from cometmq.actors.launch.addresses import address_of
 from cometmq.client import AsyncPopConsumer, Consumer, Message, PopConsumer, Producer
 from cometmq.client.popping.broker import taken_of
-from cometmq.client.popping.run import PopRun
 from cometmq.protocol.commands import (
     AckPopped,
     ChangeInvisible,
@@ -520,7 +519,7 @@ def test_a_run_that_is_cancelled(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So are its handlers, at once, and what they had in hand comes again at once."""
-    monkeypatch.setattr(popping_loop_run, "GIVE_BACK_S", WAIT_S)  # a busy machine needs it
+    monkeypatch.setattr(handling_async_run, "CANCELLED_S", WAIT_S)  # a busy machine needs it
     send(broker, topic, 6)
     cancelled: list[bytes] = []
 
@@ -630,7 +629,7 @@ def test_a_task_that_does_not_end(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is cancelled once the end has waited long enough, and its message comes again at once."""
-    monkeypatch.setattr(popping_loop_run, "GIVE_BACK_S", WAIT_S)  # a busy machine needs it
+    monkeypatch.setattr(handling_async_run, "CANCELLED_S", WAIT_S)  # a busy machine needs it
     send(broker, topic, 2)
 
     async def main() -> None:
@@ -750,11 +749,10 @@ def test_what_a_run_has_not_begun_comes_again_soon(
     with ThreadPoolExecutor(2) as pool, consumer:
         run = pool.submit(consumer.run, handle, concurrency=1)
         assert begun.wait(WAIT_S)
-        assert isinstance(consumer._running, PopRun)
-        until(lambda: bool(consumer._running._todo))
+        until(lambda: waiting_in(consumer) > 0)
         if not wants_to_end:
             closed = pool.submit(consumer.close)
-            until(lambda: consumer._running._ends)
+            until(lambda: is_ending(consumer))
         goes_on.set()
         if wants_to_end:
             with pytest.raises(SystemExit):

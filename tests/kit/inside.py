@@ -9,7 +9,7 @@ import psutil
 from family import RunningBroker
 from patience import patient
 
-from cometmq import Broker, Consumer, Message, Producer
+from cometmq import Broker, Consumer, Message, PopConsumer, Producer
 from cometmq.client.receiving.buffer import Queue
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
@@ -45,7 +45,12 @@ def ownership_of(consumer: Consumer, message: Message) -> int:
     raise AssertionError("no handler has it")
 
 
-def is_ending(consumer: Consumer) -> bool:
+def waiting_in(consumer: PopConsumer) -> int:
+    """Messages that its `run` has popped, and no handler has begun."""
+    return 0 if consumer._running is None else consumer._running._pops.waiting
+
+
+def is_ending(consumer: Consumer | PopConsumer) -> bool:
     """Whether its `run` begins nothing more."""
     return consumer._running is not None and consumer._running._pool.is_over
 
