@@ -61,6 +61,12 @@ def stops(stop: StopPopping, pop: PopMessages) -> bool:
     return is_meant and (stop.group, stop.consumer) == (pop.group, pop.consumer)
 
 
+def check_attempt(attempt: str) -> None:
+    """Raise ArgumentIllegal for a text that names no attempt."""
+    if len(attempt) > ATTEMPT_MAX or not attempt.isprintable():
+        raise ArgumentIllegal(f"an attempt is {ATTEMPT_MAX} printable characters at most")
+
+
 class _Beginning(NamedTuple):
     """A command whose group begins at the end, which is known once so much is dispatched."""
 
@@ -103,8 +109,7 @@ class Beginnings:
         self._books.check_room()
         config = self._members.config_of(command.group)
         check_consuming(config)
-        if len(command.attempt) > ATTEMPT_MAX or not command.attempt.isprintable():
-            raise ArgumentIllegal(f"an attempt is {ATTEMPT_MAX} printable characters at most")
+        check_attempt(command.attempt)
         self._books.topics.config_of(command.topic)  # or it does not exist
         if not self._books.topics.queue_counts[command.topic]:
             raise NoPermission(f"topic {command.topic} may not be read")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import heapq
 import time
+from typing import Final
 
 from cometmq.actors.coordination.beginnings import HELD_MAX, stops
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.protocol.commands import POP_WAIT_MS_MAX, PopMessages, PoppedMessages, StopPopping
 from cometmq.protocol.errors import CometError, SystemBusy
+
+STOPPED_MAX: Final = 16_384  # attempts; the oldest is forgotten
 
 WaitKey = tuple[str, str]  # group, topic
 
@@ -36,6 +39,7 @@ class HeldPops:
         self._held: dict[WaitKey, dict[Held, None]] = {}  # in the order in which they came
         self._count = 0
         self._by_attempt: dict[tuple[WaitKey, str], Held] = {}
+        self._stopped: dict[tuple[str, str], None] = {}  # group, attempt: in the order of stops
         self._until: list[Held] = []  # a heap, with some that are held no longer
         self._alarm: Timer | None = None
 
@@ -80,8 +84,16 @@ class HeldPops:
             self._until.clear()
         return held.request
 
+    def is_stopped(self, command: PopMessages) -> bool:
+        """Return whether that attempt was stopped: the stop came by another connection, before."""
+        return (command.group, command.attempt) in self._stopped
+
     def stop(self, command: StopPopping) -> None:
         """This consumer waits no longer."""
+        if command.attempt:
+            self._stopped[command.group, command.attempt] = None
+            if len(self._stopped) > STOPPED_MAX:
+                del self._stopped[next(iter(self._stopped))]
         for key in [key for key in self._held if key[0] == command.group]:
             for held in self.of(key):
                 if stops(command, held.command):

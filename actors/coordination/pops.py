@@ -14,7 +14,12 @@ from functools import partial
 from secrets import randbits
 from typing import Final
 
-from cometmq.actors.coordination.beginnings import Arrivals, Beginnings, FarOffsets
+from cometmq.actors.coordination.beginnings import (
+    Arrivals,
+    Beginnings,
+    FarOffsets,
+    check_attempt,
+)
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.held_pops import HeldPops
 from cometmq.actors.coordination.members import Members
@@ -56,7 +61,7 @@ from cometmq.protocol.ledger import (
     PopExtended,
     PopsAcked,
 )
-from cometmq.protocol.names import RETRY_PREFIX
+from cometmq.protocol.names import RETRY_PREFIX, check_group
 from cometmq.shm.live.queue_table import QueueRange
 
 SPAN_MAX: Final = 65_536  # of a queue: from the first that is not acknowledged to the last popped
@@ -120,8 +125,9 @@ class Pops:
 
     def _serve(self, command: PopMessages, request: Request) -> None:
         self._beginnings.begin(command)
-        popped = self._pop(command) if command.max_count else []
-        if popped or command.wait_ms <= 0 or not command.max_count:
+        is_over = not command.max_count or self._held.is_stopped(command)
+        popped = [] if is_over else self._pop(command)
+        if popped or command.wait_ms <= 0 or is_over:
             self._answers.append((request, PoppedMessages(popped)))
         else:
             self._held.hold(command, request)
@@ -342,6 +348,8 @@ class Pops:
             self._answers.append((self._held.take(held), PoppedMessages(popped)))
 
     def on_stop_popping(self, command: StopPopping, request: Request) -> None:
+        check_group(command.group)
+        check_attempt(command.attempt)
         if not command.attempt:
             self._poppers.stop(command)
         self._held.stop(command)

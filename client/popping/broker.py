@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
@@ -73,7 +75,7 @@ LOOK_UP_S: Final = 0.5
 CONNECT_S: Final = 1.0  # who is not there by then is looked for anew
 BEGIN_S: Final = 6.0  # the broker may have to dispatch the end of the topic first
 STOP_S: Final = 1.0  # time limit of StopPopping to a broker that may be unreachable
-LOST_MAX: Final = 64  # requests with lost answers
+LOST_MAX: Final = 64  # commands to repeat; beyond, messages come back after `invisible_s`
 
 
 class Wanted(NamedTuple):
@@ -149,8 +151,8 @@ class PopBroker:
         replier.is_async = wanted.is_async
         self.replies = replier.source(endpoints)
         self._process = own_process()
-        self._attempt = ""  # in order: of a question whose answer is not known
-        self._lost: list[str] = []  # attempts with lost answers, which may hold messages
+        # Release messages that no caller received; unconfirmed, and so repeated.
+        self._lost: deque[StopPopping | ReleasePopped] = deque(maxlen=LOST_MAX)
         self._is_older = False  # the broker does not know ReleasePopped
         self.failures = 0
         self.again_at = 0.0  # time.monotonic(): before it is not asked
@@ -195,10 +197,10 @@ class PopBroker:
             call: the `poll`; its `cancel` ends a wait of this method.
         """
         wanted = self._wanted
-        self.release_lost()
-        attempt = self._attempt or token_hex(8)
-        if wanted.orderly:
-            self._attempt = attempt
+        if not self.release_lost():
+            wait_s = min(wait_s, STOP_S)  # their time may be long: try again soon
+        # Never one of before: a StopPopping for that, however late, would release these messages.
+        attempt = token_hex(8)
         command = PopMessages(
             wanted.group, wanted.topic, count, wanted.invisible_ms, round(wait_s * 1000),
             wanted.from_latest, wanted.consumer, wanted.orderly, attempt, wanted.tags,
@@ -217,18 +219,18 @@ class PopBroker:
             found = self._read_all(answer.popped, answered + wanted.invisible_ms / 1000)
         except BaseException as error:
             if isinstance(error, NotConfirmed) or not isinstance(error, CometError):
-                self._lost = [*self._lost, attempt][-LOST_MAX:]
+                self._lost.append(self._stop_command(attempt))
             raise
-        if found or not answer.popped:
-            self._attempt = ""  # else the same is asked for again
         return found
 
-    def release_lost(self) -> None:
-        """Release messages that lost answers may hold."""
-        while self._lost:
-            if not self._stop(self._lost[0]):
-                return
-            self._lost.pop(0)
+    def release_lost(self) -> bool:
+        """Release messages that no caller received; return False if some may be left."""
+        for command in list(self._lost):
+            if not self._send_stop(command):
+                return False
+            with suppress(ValueError):  # another thread has sent it as well
+                self._lost.remove(command)
+        return True
 
     def _read_all(self, given: Sequence[Popped], until: float) -> list[Message]:
         found: list[Message] = []
@@ -383,13 +385,12 @@ class PopBroker:
         return sorted(codes - {0})
 
     def _release_unread(self, taken: Taken) -> None:
-        """Release a take; if the broker does not answer, it is redelivered after `invisible_s`."""
+        """Release a take, now or by a later `release_lost`."""
         popped = taken.popped
         offsets = range(popped.queue_offset, popped.queue_offset + popped.count)
-        try:
-            self._release_parts(parts_of(taken, offsets))
-        except CometError as error:
-            log.debug("broker %s: cannot release messages: %s", self.name, error)
+        command = ReleasePopped(self._wanted.group, parts_of(taken, offsets))
+        if not self._send_stop(command):
+            self._lost.append(command)
 
     def give_back(self, given: list[GivenBack], times_max: int) -> list[int]:
         command = GiveBackMessages(self._wanted.group, given, times_max)
@@ -418,13 +419,15 @@ class PopBroker:
 
     def stop(self, attempt: str = "") -> None:
         """End all waiting pops of this consumer, or only the one with that `attempt`."""
-        self._stop(attempt)
+        self._send_stop(self._stop_command(attempt))
         if not attempt:
             self.release_lost()
 
-    def _stop(self, attempt: str) -> bool:
-        """Send StopPopping; return False if it has to be sent again."""
-        command = StopPopping(self._wanted.group, self._wanted.consumer, attempt)
+    def _stop_command(self, attempt: str) -> StopPopping:
+        return StopPopping(self._wanted.group, self._wanted.consumer, attempt)
+
+    def _send_stop(self, command: StopPopping | ReleasePopped) -> bool:
+        """Send it once; return False if it has to be sent again."""
         try:
             self._coordinator().ask(command, timeout_s=STOP_S)
         except CometError as error:

@@ -145,7 +145,8 @@ class StopPopping(Command, frozen=True, tag=175):
     under that name is answered empty. -> Done
 
     With an `attempt` it concerns only that PopMessages, whose answer may be lost: a waiting one is
-    answered empty; the messages of an answered one are released as by ReleasePopped.
+    answered empty; the messages of an answered one are released as by ReleasePopped. One that
+    arrives afterwards is answered empty: use another attempt for the next request.
     """
 
     access = by_clients(read("group", On.GROUP), later=True)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ import cometmq.client.popping.broker as popping_broker
 from cometmq import Admin, Broker, errors
 from cometmq.client import AsyncPopConsumer, Message, PopConsumer
 from cometmq.client.popping.broker import PopBroker
-from cometmq.protocol.commands import Command, PopMessages, ReleasePopped
+from cometmq.protocol.commands import (
+    Command,
+    PopMessages,
+    PoppedMessages,
+    ReleasePopped,
+    StopPopping,
+)
 from cometmq.protocol.errors import BadRequest, NotConfirmed
 from cometmq.protocol.wire.channel import Channel
 
@@ -400,6 +407,97 @@ def test_messages_of_an_answer_that_is_lost_are_released(
             assert consumer.poll(10, timeout_s=0) == []
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly) as other:
         assert shown(pop(other, 3)) == unseen(bodies)
+
+
+@pytest.mark.parametrize("late", ["unsent", "sent late"])
+@pytest.mark.parametrize("missed", [StopPopping, ReleasePopped])
+def test_a_release_that_fails_takes_nothing_from_a_later_poll(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, missed: type[Command], late: str
+) -> None:
+    """Messages of a lost answer are released by a command that fails, and a later poll receives
+    them. The command that is sent again, or arrives late, must not release them a second time:
+    two consumers would have one queue."""
+    bodies = send(broker, topic, 3, queue_id=0)
+    ask = Channel.ask
+    failures: list[tuple[Channel, Command]] = []
+    pops: list[Command] = []
+
+    def fail(channel: Channel, command: Command, *rest: Any, **options: Any) -> Any:
+        if isinstance(command, missed) and len(pops) == 1:
+            failures.append((channel, command))
+            raise NotConfirmed("lost")
+        answer = ask(channel, command, *rest, **options)
+        if isinstance(command, PopMessages):
+            pops.append(command)
+            if missed is StopPopping and len(pops) == 1:
+                raise NotConfirmed("lost")
+        return answer
+
+    def unreadable(*_: object) -> list[Message]:
+        monkeypatch.setattr(PopBroker, "_read", read)
+        raise NotConfirmed("no reader")
+
+    read = PopBroker._read
+    options: dict[str, Any] = {"invisible_s": LEASE_S, "orderly": True}
+    with (
+        broker.pop_consumer(topic, topic, **options, timeout_s=0.1) as consumer,
+        broker.pop_consumer(topic, topic, **options) as other,
+    ):
+        monkeypatch.setattr(Channel, "ask", fail)
+        if missed is ReleasePopped:
+            monkeypatch.setattr(PopBroker, "_read", unreadable)
+        found: list[Message] = []
+        until(lambda: found.extend(consumer.poll(3, timeout_s=0)) or found)
+        assert shown(found) == unseen(bodies)
+        channel, command = failures[0]
+        if late == "sent late":
+            ask(channel, command)
+        assert consumer.poll(3, timeout_s=0) == []
+        assert other.poll(3, timeout_s=0) == []
+        consumer.ack(*found)
+
+
+def test_threads_that_share_an_orderly_consumer_receive_no_message_twice(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll gets none of the messages that another thread is reading after its own poll."""
+    read, reading, goes_on = PopBroker._read_all, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> list[Message]:
+        monkeypatch.setattr(PopBroker, "_read_all", read)
+        reading.set()
+        assert goes_on.wait(WAIT_S)
+        return read(*arguments)
+
+    bodies = send(broker, topic, 3, queue_id=0)
+    with (
+        broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=True) as consumer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        monkeypatch.setattr(PopBroker, "_read_all", slow)
+        polled = pool.submit(consumer.poll, 3, WAIT_S)
+        assert reading.wait(WAIT_S)
+        found = consumer.poll(3, timeout_s=0)
+        goes_on.set()
+        assert found == []
+        assert shown(polled.result(WAIT_S)) == unseen(bodies)
+
+
+def test_a_pop_behind_its_stop_takes_nothing(broker: Broker, topic: str) -> None:
+    """A request that StopPopping overtook, on a connection of its own, is answered empty."""
+    send(broker, topic, 3, queue_id=0)
+    with Admin(broker.name_server) as admin:
+        (address,) = [str(each.coordinator) for each in admin.brokers()]
+    with closing(Channel(address)) as channel:
+        channel.ask(StopPopping(topic, "me", "a"), timeout_s=WAIT_S)
+        for attempt, count in (("a", 0), ("b", 3)):
+            command = PopMessages(topic, topic, 3, 600_000, consumer="me", attempt=attempt)
+            answer, _ = channel.ask(command, timeout_s=WAIT_S)
+            assert isinstance(answer, PoppedMessages)
+            assert sum(each.count for each in answer.popped) == count
+        for group, attempt in (("a b", "c"), (topic, "c" * 65), (topic, "\n")):
+            with pytest.raises((errors.NameIllegal, errors.ArgumentIllegal)):
+                channel.ask(StopPopping(group, "me", attempt), timeout_s=WAIT_S)
 
 
 def test_messages_that_cannot_be_read_are_released(
