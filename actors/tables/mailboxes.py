@@ -42,6 +42,8 @@ class Letter:
         "correlation_id",
         "is_received",
         "is_stored",
+        "is_storing",
+        "is_written",
         "properties",
         "requester",
         "size",
@@ -59,6 +61,20 @@ class Letter:
         self.asked: list[Any] = []
         self.is_received = False
         self.is_stored = True  # with the required acks
+        self.is_storing = False  # its acks, or itself
+        self.is_written = False  # in the log, whether its acks have come or not
+
+    def begin_storing(self) -> None:
+        self.is_stored, self.is_storing = False, True
+
+    def end_storing(self, *, is_written: bool, is_stored: bool) -> None:
+        self.is_stored, self.is_storing = is_stored, False
+        self.is_written |= is_written
+
+    def leave(self, *, is_received: bool) -> None:
+        """Leave its mailbox: the requester has it, or is gone, and its memory is freed."""
+        self.is_received = is_received
+        self.properties, self.body = {}, b""
 
 
 class Mailbox:
@@ -190,6 +206,7 @@ class Mailboxes:
         letters = [box.letters.pop(number) for number in numbers]
         for letter in letters:
             del box.ids[letter.correlation_id]
+            letter.leave(is_received=True)
         self._add(box, -sum(letter.size for letter in letters))
         return letters
 
@@ -200,6 +217,8 @@ class Mailboxes:
             return []
         self._forget_sender(box)
         self._bytes -= box.size
+        for letter in box.letters.values():
+            letter.leave(is_received=False)
         return list(box.letters.values())
 
     def silent(self, now: float) -> Iterator[str]:

@@ -10,7 +10,6 @@ is sent in the same round: so no other process takes part.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from cometmq.actors.runtime import meters
@@ -52,7 +51,7 @@ from cometmq.shm.os.processes import NAME_MAX as PROCESS_NAME_MAX
 from cometmq.shm.os.processes import has_ended
 
 LOOK_S: Final = 0.5  # for requesters that are gone, and polls that have waited for long enough
-UNSAFE_MAX: Final = 4_096
+KNOWN_MAX: Final = 4_096  # replies
 RETURN_S: Final = 5.0  # after a start: for requesters that waited at the process before
 
 # Replies, each with a frame of its own, that go by a line at once, and their bytes as mailboxes
@@ -95,11 +94,12 @@ class RepliesPart:
         self._boxes = Mailboxes()
         self._polls: dict[str, _Poll] = {}  # by requester
         self._fresh: set[str] = set()  # requesters for whom something has come in this round
-        self._unstored: list[tuple[Letter, bytes]] = []  # of this round, with their properties
-        # By requester and correlation id: replies in the log that lack the required acks. If one is
-        # sent again, the acks are requested again, and no second reply is stored.
-        self._unsafe: dict[tuple[str, str], Letter] = {}
-        self._doubted: list[Letter] = []  # of this round: sent again
+        self._unstored: list[tuple[Letter, bytes, bytes]] = []  # of this round: body, properties
+        # By requester and correlation id: the last replies for the log, also those that their
+        # requesters have received. If one is sent again, no second one is stored: at most its
+        # acks are requested again.
+        self._known: dict[tuple[str, str], Letter] = {}
+        self._doubted: list[Letter] = []  # of this round: sent again, without the required acks
         self._began = time.monotonic()
         self._timer: Timer | None = None  # as long as there are requesters
 
@@ -131,7 +131,6 @@ class RepliesPart:
         is_known = command.mailbox == box.number
         if is_known:
             for letter in self._boxes.confirm(box, command.received):
-                letter.is_received = True
                 _conclude(letter)
         wait_s = min(command.wait_ms, REPLY_WAIT_MS_MAX) / 1000 if is_known else 0
         self._polls[requester] = _Poll(request, now + wait_s)
@@ -150,10 +149,12 @@ class RepliesPart:
     def on_send_reply(self, command: SendReply, request: Request) -> None:
         self._admit(command.topic)
         letter, properties = self._letter_of(command, request)
-        unsafe = self._unsafe.pop((command.requester, command.correlation_id), None)
-        if unsafe is not None and (unsafe.is_received or self._boxes.holds(unsafe)):
-            unsafe.asked.append(request)
-            self._doubted.append(unsafe)
+        known = self._known.get((command.requester, command.correlation_id))
+        if known is not None and (known.is_received or self._boxes.holds(known)):
+            known.asked.append(request)
+            if not (known.is_stored or known.is_storing):
+                self._store(known, letter.body, properties)
+            _conclude(known)
             return
         try:
             kept = self._boxes.put(command.requester, letter)
@@ -164,8 +165,23 @@ class RepliesPart:
         kept.asked.append(request)
         self._fresh.add(command.requester)
         if kept is letter and self._settings.store_reply_message_enable:
-            letter.is_stored = False
-            self._unstored.append((letter, properties))
+            self._store(letter, letter.body, properties)
+            self._remember(letter)
+
+    def _store(self, letter: Letter, body: bytes, properties: bytes) -> None:
+        """Have a reply stored, or only its acks requested."""
+        letter.begin_storing()
+        if letter.is_written:
+            self._doubted.append(letter)
+        else:
+            self._unstored.append((letter, body, properties))
+
+    def _remember(self, letter: Letter) -> None:
+        key = letter.requester, letter.correlation_id
+        self._known.pop(key, None)
+        self._known[key] = letter
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
 
     def _letter_of(self, command: SendReply, request: Request) -> tuple[Letter, bytes]:
         """And its properties, as a record has them."""
@@ -198,32 +214,26 @@ class RepliesPart:
         unstored, self._unstored = self._unstored, []
         found: list[Request] = []
         if self._doubted:  # without records, to ask for the acks of the log
-            found.append(_Storing(self._doubted, InnerRecords(), self._is_unsafe))
+            found.append(_Storing(self._doubted, InnerRecords()))
             self._doubted = []
         while unstored:
             count, records = self._records_of(unstored)
-            letters = [letter for letter, _ in unstored[:count]]
-            found.append(_Storing(letters, records, self._is_unsafe))
+            letters = [letter for letter, _, _ in unstored[:count]]
+            found.append(_Storing(letters, records))
             unstored = unstored[count:]
         return found
 
-    def _records_of(self, unstored: list[tuple[Letter, bytes]]) -> tuple[int, InnerRecords]:
+    def _records_of(self, unstored: list[tuple[Letter, bytes, bytes]]) -> tuple[int, InnerRecords]:
         """As many as fit into one command."""
         records = InnerRecords(size_max=self._settings.max_message_size + 1_048_576)
         queue = records.queue(self._topic, 0)
         born = time.time_ns() // 1_000_000
-        for count, (letter, properties) in enumerate(unstored):
+        for count, (_, body, properties) in enumerate(unstored):
             try:
-                records.encoder.add(queue, letter.body, properties, born_timestamp=born)
+                records.encoder.add(queue, body, properties, born_timestamp=born)
             except BatchFull:
                 return count, records
         return len(unstored), records
-
-    def _is_unsafe(self, letter: Letter) -> None:
-        """Note that a letter is stored without the required acks."""
-        self._unsafe[letter.requester, letter.correlation_id] = letter
-        while len(self._unsafe) > UNSAFE_MAX:
-            del self._unsafe[next(iter(self._unsafe))]
 
     def _release(self, requester: str) -> None:
         """Answer the poll that is held, with what there is."""
@@ -286,16 +296,13 @@ class RepliesPart:
 class _Storing(Request):
     """Letters to be stored, as if an actor had asked for it: its answer is for them."""
 
-    __slots__ = ("_is_unsafe", "_letters")
+    __slots__ = ("_letters",)
 
-    def __init__(
-        self, letters: list[Letter], records: InnerRecords, is_unsafe: Callable[[Letter], None]
-    ) -> None:
+    def __init__(self, letters: list[Letter], records: InnerRecords) -> None:
         command, payload = records.take()
         parts = [frames.Part(memoryview(each)) for each in payload]
         super().__init__(0, command, parts, FAMILY)
         self._letters = letters
-        self._is_unsafe = is_unsafe
 
     def reply(self, answer: Command, payload: Payload = ()) -> None:
         """Once; who asks again after that is not heard."""
@@ -308,12 +315,11 @@ class _Storing(Request):
             assert isinstance(answer, RecordsAppended)
             failure = None if answer.is_kept else from_code(answer.code, answer.text)
         for letter in letters:
+            is_written = isinstance(answer, RecordsAppended)
+            letter.end_storing(is_written=is_written, is_stored=failure is None)
             if failure is None:
-                letter.is_stored = True
                 _conclude(letter)
             else:
-                if isinstance(answer, RecordsAppended):
-                    self._is_unsafe(letter)
                 _fail(letter, failure)
 
 
