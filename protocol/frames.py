@@ -170,8 +170,6 @@ def split(packet: bytes | memoryview) -> tuple[bytes | memoryview, list[memoryvi
 
 
 _LONE: Final = struct.Struct(">BIBQ")  # of one frame: its size, protocol version, request id
-LONE_FRAME: Final = 5  # where it begins
-ID_IN_PACKET: Final = LONE_FRAME + 1
 _DONE: Final = _encode(Done())
 _DONE_BYTES: Final = HEAD.size + len(_DONE)
 
@@ -179,11 +177,6 @@ _DONE_BYTES: Final = HEAD.size + len(_DONE)
 def done_packet(request_id: int) -> bytes:
     """The packet of a Done, which is what most requests are answered with."""
     return _LONE.pack(1, _DONE_BYTES, PROTOCOL_VERSION, request_id) + _DONE
-
-
-def done_head(head: bytes) -> bytes:
-    """The answer Done to the request with that head."""
-    return head[:_HEAD_BYTES] + _DONE
 
 
 def failed(error: CometError) -> Failed:

@@ -275,14 +275,11 @@ def pack_change(change: Change) -> bytes:
     return _encode(change)
 
 
-def entry_of(place: Place, packed: Sequence[bytes], count: int | None = None) -> bytes:
-    """The body of an entry's record, of changes that are packed.
-
-    Args:
-        count: of the changes, if there are several in some of `packed`.
-    """
-    count = len(packed) if count is None else count
-    return b"".join((b"\x93", _encode(FORMAT), _encode(place), _ARRAY.pack(0xDD, count), *packed))
+def entry_of(place: Place, packed: Sequence[bytes]) -> bytes:
+    """The body of an entry's record, of changes that are packed."""
+    return b"".join(
+        (b"\x93", _encode(FORMAT), _encode(place), _ARRAY.pack(0xDD, len(packed)), *packed)
+    )
 
 
 def decode_entry(body: bytes | memoryview) -> tuple[Place, list[Change], int]:

@@ -26,7 +26,6 @@ from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import CometError, NotConfirmed
 from cometmq.protocol.integers import INT64_MAX
 from cometmq.protocol.ledger import ENTRY_BYTES_MAX, KINDS, Change, OffsetSet, Place, PopsForgotten
-from cometmq.protocol.offsets import Undo
 from cometmq.shm.reading.ledger_log import LedgerLog
 from cometmq.shm.reading.resuming import resume
 
@@ -156,21 +155,11 @@ class Books:
                 book.apply(change)
         self.topics.kept(changes)
 
-    @property
-    def room(self) -> int:
-        """Bytes that changes which are made together may have; 0 while no more are taken."""
-        return 0 if self._ledger.is_crowded else self._ledger.room
-
-    def moved(self, packed: bytes, moves: Undo) -> None:
-        """The kernel has made these changes of offsets (Commits)."""
-        self.offsets.made(moves)
-        self._ledger.add_made(packed, len(moves), self.offsets, moves)
-
     def move(self, change: OffsetSet) -> None:
         """Have a group go on elsewhere: what it has popped of that queue counts no more."""
         self.change(change)
         key = (change.group, change.topic, change.queue_id)
-        if self.popped.get(*key) is not None or self.takes.get(key) is not None:
+        if key in self.popped.queues or self.takes.get(key) is not None:
             self.change(PopsForgotten(*key))
 
     def forget_pops(self, group: str) -> None:

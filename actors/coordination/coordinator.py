@@ -125,7 +125,7 @@ class CoordinatorActor(ServiceActor):
         self._gate = gate
         self._books = Books(self, store_dir, settings.max_topics, settings.max_groups)
         self._members = Members(self, settings, self._books)
-        self._progress = Progress(self._books, self._members, self.handle)
+        self._progress = Progress(self._books, self._members)
         self._poppers = Poppers(
             self._members,
             session_s=settings.consumer_session_timeout_ms / 1000,

@@ -57,12 +57,11 @@ Action = Callable[[CometError | None], None]
 class _Batch:
     """The changes of one entry, and what is to be done when it is known what became of it."""
 
-    __slots__ = ("actions", "bytes", "count", "cover", "packed", "undos")
+    __slots__ = ("actions", "bytes", "cover", "packed", "undos")
 
     def __init__(self) -> None:
         self.packed: list[bytes] = []
         self.bytes = 0
-        self.count = 0
         self.cover = Cover.POLICY
         self.undos: list[tuple[Book, Any]] = []
         self.actions: list[Action] = []
@@ -109,7 +108,7 @@ class Ledger:
         position: the queue offset behind the last entry.
         keep: writes a snapshot of what the log does not take, for as long as it takes nothing.
             Raises ServiceNotAvailable.
-        entry_bytes_max: of an entry's changes (`room`); less than a segment holds.
+        entry_bytes_max: of an entry's changes; less than a segment holds.
         slave_wait_s: how long the answer may wait for slaves, before it is thought lost.
         is_alone: nobody else has to know the changes. In a group they are the next master's too:
             what the log does not take is not kept.
@@ -131,7 +130,7 @@ class Ledger:
         self._endpoint = endpoint
         self._keep = keep
         self._is_alone = is_alone
-        self.room = entry_bytes_max
+        self._entry_bytes_max = entry_bytes_max
         self._resend_s = RESEND_S + slave_wait_s
         # Above any epoch before, also when the clock has gone back.
         self.covered = Place(max(time.time_ns() // 1_000_000, last.epoch + 1), 0)
@@ -161,14 +160,9 @@ class Ledger:
         """The last place of an entry whose changes may be in a snapshot that is made now."""
         return Place(self.covered.epoch, self._numbers) if self._is_alone else self.covered
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether so much waits for the log that no more is taken."""
-        return len(self._gathered) > WAITING_ENTRIES_MAX
-
     def check_room(self) -> None:
-        """Raises SystemBusy while it is crowded."""
-        if self.is_crowded:
+        """Raises SystemBusy while so much waits for the log that no more is taken."""
+        if len(self._gathered) > WAITING_ENTRIES_MAX:
             raise SystemBusy(
                 f"{len(self._gathered)} entries of the ledger wait for the commitlog process: "
                 "try again"
@@ -188,30 +182,15 @@ class Ledger:
                 f"a {type(change).__name__} of {len(packed)} bytes: the ledger takes at most "
                 f"{ENTRY_BYTES_MAX}"
             )
-        undos = [(book, book.apply(change)) for book in books]
-        batch = self._gather(packed, 1)
-        batch.undos += undos
-        if on_disk:
-            batch.cover = Cover.FLUSHED
-
-    def add_made(self, packed: bytes, count: int, book: Book, undo: Any) -> None:
-        """Changes that this book has made already; they are in one entry.
-
-        Args:
-            packed: one behind the other, of `room` bytes at most.
-            undo: what the book wants to take them back.
-        """
-        assert len(packed) <= self.room, (len(packed), self.room)
-        self._gather(packed, count).undos.append((book, undo))
-
-    def _gather(self, packed: bytes, count: int) -> _Batch:
-        if not self._gathered or self._gathered[-1].bytes + len(packed) > self.room:
+        if not self._gathered or self._gathered[-1].bytes + len(packed) > self._entry_bytes_max:
             self._gathered.append(_Batch())
         batch = self._gathered[-1]
+        for book in books:
+            batch.undos.append((book, book.apply(change)))
         batch.packed.append(packed)
         batch.bytes += len(packed)
-        batch.count += count
-        return batch
+        if on_disk:
+            batch.cover = Cover.FLUSHED
 
     def then(self, action: Action) -> None:
         """Call it with None once all that was changed until now is in the log, which may be now;
@@ -230,7 +209,7 @@ class Ledger:
         batch = self._gathered.popleft()
         self._numbers += 1
         place = Place(self.covered.epoch, self._numbers)
-        self._flight = _Flight(batch, self._numbers, entry_of(place, batch.packed, batch.count))
+        self._flight = _Flight(batch, self._numbers, entry_of(place, batch.packed))
         self._hand_over(self._flight)
 
     # --- the commitlog process ---

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cometmq.protocol import names
-from cometmq.protocol.commands import EVERY, Audience, Command, CommitOffsets, Need, On, Right
-from cometmq.protocol.commands.root import tag_of
+from cometmq.protocol.commands import EVERY, Audience, Command, Need, On, Right
 from cometmq.protocol.errors import UnknownCommand
 
 
@@ -33,24 +32,8 @@ class Principal(msgspec.Struct, frozen=True):
 
 FAMILY: Final = Principal("family", is_family=True)
 ANYBODY: Final = Principal("anybody")  # who has not shown who it is
-NO_TAG: Final = -1  # no command has it
 
 Allows = Callable[[Command, Principal], None]
-
-
-class CommitRun(Command, frozen=True):
-    """CommitOffsets that came one behind the other, for an actor that takes them so. It is made
-    where they come in, and never on the wire.
-
-    Args:
-        packets: as they came, of one frame each.
-        skip: bytes in each before the frame.
-    """
-
-    access = CommitOffsets.access
-
-    packets: list[bytes]
-    skip: int
 
 
 # Checks that refuse clients' use of the broker's internal topics and groups, by right, whatever
@@ -75,13 +58,20 @@ def guard_of(need: Need) -> Callable[[str], None] | None:
     return _GUARDS.get((need.on, need.right))
 
 
-def _refuse_each(command: Command, field: str, refuse: Callable[[str], None]) -> None:
+class _Guarded(NamedTuple):
+    """A field of a command that must not name internal topics or groups."""
+
+    field: str
+    part: str  # of its items, if these have the names
+    refuse: Callable[[str], None]
+
+
+def _refuse_each(command: Command, field: str, part: str, refuse: Callable[[str], None]) -> None:
     """Call `refuse` for each name in the field. No set of names is built: most fields have one."""
-    first, _, second = field.partition(".")
-    value = getattr(command, first)
-    if second:
+    value = getattr(command, field)
+    if part:
         for each in value if type(value) is list else (value,):
-            refuse(getattr(each, second))
+            refuse(getattr(each, part))
     elif type(value) is str:
         refuse(value)
     else:
@@ -89,19 +79,17 @@ def _refuse_each(command: Command, field: str, refuse: Callable[[str], None]) ->
             refuse(each)
 
 
-class _Guarded(NamedTuple):
-    """A field of a command that must not name internal topics or groups."""
-
-    field: str
-    refuse: Callable[[str], None]
-
-
 def _guarded_fields(kind: type[Command]) -> tuple[_Guarded, ...]:
     access = kind.access
-    if kind is CommitRun or access.audience not in GUARDED:
-        return ()  # the commits of a run are checked one by one
-    found = [_Guarded(need.field, guard) for need in access.needs if (guard := guard_of(need))]
-    return tuple(dict.fromkeys(found))
+    if access.audience not in GUARDED:
+        return ()
+    found: dict[_Guarded, None] = {}
+    for need in access.needs:
+        refuse = guard_of(need)
+        if refuse is not None:
+            field, _, part = need.field.partition(".")
+            found[_Guarded(field, part, refuse)] = None
+    return tuple(found)
 
 
 def allow(_command: Command, _principal: Principal) -> None:
@@ -117,8 +105,6 @@ class Doorman:
         role: of the actor.
         takes: the commands that it has a handler for.
         allows: is asked what is behind `allow`; `allow` itself is not even called.
-
-    `run_tag` is that of the commands which it is handed in runs; NO_TAG: of none.
     """
 
     def __init__(
@@ -131,9 +117,6 @@ class Doorman:
         )
         self._guarded = {kind: _guarded_fields(kind) for kind in self._from_outside}
         self._allows = None if allows is allow else allows
-        # What access control judges has to be decoded before.
-        takes_runs = CommitRun in self._from_outside and self._allows is None
-        self.run_tag = tag_of(CommitOffsets) if takes_runs else NO_TAG
 
     def admit(self, command: Command, principal: Principal) -> None:
         """Raise if the actor must not receive the command: UnknownCommand, NameIllegal for an
@@ -148,8 +131,8 @@ class Doorman:
             raise self._refusal(kind)
         if self._allows is not None:
             self._allows(command, principal)
-        for field, refuse in guarded:
-            _refuse_each(command, field, refuse)
+        for field, part, refuse in guarded:
+            _refuse_each(command, field, part, refuse)
 
     def _refusal(self, kind: type[Command]) -> UnknownCommand:
         if kind in self._takes:

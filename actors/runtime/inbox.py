@@ -225,14 +225,10 @@ class SocketInbox:
 
     def _not_ahead_of_their_own(self, requests: list[Request]) -> list[Request]:
         """Those of others; whoever waits with a request waits with later ones behind it."""
-        waiting = {sender for request in self._rest for sender in request.senders}
+        waiting = {request.sender for request in self._rest}
         others: list[Request] = []
         for request in requests:
-            if waiting.isdisjoint(request.senders):
-                others.append(request)
-            else:
-                self._rest.append(request)
-                waiting.update(request.senders)
+            (self._rest if request.sender in waiting else others).append(request)
         return others
 
     def _sleep_s(self) -> float | None:

@@ -11,27 +11,24 @@ import os
 import select
 import socket
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from cometmq.actors.runtime.access import NO_TAG, CommitRun, Doorman, Principal
+from cometmq.actors.runtime.access import Doorman, Principal
 from cometmq.actors.runtime.request import (
-    RUN_BYTES,
     Frames,
     Payload,
     Request,
-    RequestRun,
     request_from,
 )
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
-from cometmq.protocol.errors import BadRequest, CometError
+from cometmq.protocol.errors import BadRequest
 from cometmq.protocol.wire.line import abstract, peer_uid
 from cometmq.shm.kernel._kernel import (
     PACKETS_AT_ONCE,
     PacketReader,
-    run_length,
-    send_answers,
     send_packets,
 )
 
@@ -39,8 +36,6 @@ log = logging.getLogger(__name__)
 
 LINES_MAX: Final = 1_024
 BACKLOG: Final = 64
-
-_DONE: Final = frames.done_packet(0)
 
 
 class Caller:
@@ -53,26 +48,13 @@ class Caller:
         self.name = b"line %d" % number
         self.principal = principal
 
-    def send(self, packet: bytes) -> None:
+    def send(self, *packets: bytes) -> None:
         """A client that does not read is hung up on, and so knows that it was not answered."""
         try:
-            send_packets(self.socket.fileno(), (packet,))
+            send_packets(self.socket.fileno(), packets)
         except OSError as error:
-            self._not_sent(error)
-
-    def send_done(self, packets: list[bytes], start: int, end: int) -> None:
-        """Answer Done to the requests in these packets of one frame."""
-        try:
-            send_answers(
-                self.socket.fileno(), _DONE, frames.ID_IN_PACKET, packets, start, end,
-                frames.ID_IN_PACKET,
-            )  # fmt: skip
-        except OSError as error:
-            self._not_sent(error)
-
-    def _not_sent(self, error: OSError) -> None:
-        log.debug("%s: answer not sent: %s", self.name.decode(), error)
-        self.hang_up()
+            log.debug("%s: answer not sent: %s", self.name.decode(), error)
+            self.hang_up()
 
     def hang_up(self) -> None:
         """Both sides find the end of it; whoever reads here then lets it go."""
@@ -107,34 +89,10 @@ class LineRequest(Request):
     def done(self) -> None:
         self._caller.send(frames.done_packet(self.request_id))
 
-    @property
-    def sender(self) -> bytes:
-        return self._caller.name
-
-
-class LineRun(RequestRun):
-    """Commits that came by one line."""
-
-    __slots__ = ("_caller", "_doorman")
-
-    def __init__(self, caller: Caller, packets: list[bytes], doorman: Doorman) -> None:
-        super().__init__(0, CommitRun(packets, frames.LONE_FRAME), (), caller.principal)
-        self._caller = caller
-        self._doorman = doorman
-
-    def one(self, index: int) -> Request | None:
-        head = self.command.packets[index][frames.LONE_FRAME :]
-        make = partial(LineRequest, self._caller)
-        return request_from(make, head, (), self._doorman, self.principal)
-
-    def conclude_some(self, start: int, end: int, error: CometError | None) -> None:
-        packets = self.command.packets
-        if error is None:
-            self._caller.send_done(packets, start, end)
-            return
-        for packet in packets[start:end]:
-            request_id = frames.request_id_of(packet[frames.LONE_FRAME :])
-            LineRequest(self._caller, request_id, self.command, ()).fail(error)
+    def done_with(self, others: Sequence[Request]) -> None:
+        """Send all answers with one system call."""
+        ids = [self.request_id, *(request.request_id for request in others)]
+        self._caller.send(*map(frames.done_packet, ids))
 
     @property
     def sender(self) -> bytes:
@@ -265,15 +223,7 @@ class LineListener:
     def _sort(self, caller: Caller, packets: list[bytes], requests: list[Request]) -> None:
         """Add the requests that they are. Raises EOFError, BadRequest."""
         make, doorman, principal = partial(LineRequest, caller), self._doorman, caller.principal
-        at, tag = 0, doorman.run_tag
-        while at < len(packets):
-            run = tag != NO_TAG and run_length(packets, at, frames.LONE_FRAME, tag, RUN_BYTES)
-            if run:
-                requests.append(LineRun(caller, packets[at : at + run], doorman))
-                at += run
-                continue
-            packet = packets[at]
-            at += 1
+        for packet in packets:
             if not packet:
                 raise EOFError
             head, payload = frames.split(packet)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Final
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import ClassVar
 
-from cometmq.actors.runtime.access import CommitRun, Doorman, Principal
+from cometmq.actors.runtime.access import Doorman, Principal
 from cometmq.actors.runtime.guard import explained
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command, Done
@@ -55,6 +57,12 @@ class Request:
         """Answer Done."""
         self.reply(Done())
 
+    def done_with(self, others: Sequence[Request]) -> None:
+        """Answer Done to this request, and to later ones of the same sender."""
+        self.done()
+        for request in others:
+            request.done()
+
     def conclude(self, error: CometError | None) -> None:
         """Answer Done, or the error that there was."""
         if error is None:
@@ -73,39 +81,12 @@ class Request:
         """Who asked, for as long as the connection lasts."""
         raise NotImplementedError
 
-    @property
-    def senders(self) -> Iterable[bytes]:
-        """All of them, where it stands for several."""
-        return (self.sender,)
-
     def has_room(self) -> bool:
         """Whether a large answer may be given now; or too much is on its way to there already."""
         return True
 
 
 MakeRequest = Callable[[int, Command, Frames], Request]
-
-RUN_BYTES: Final = 65_536  # then another begins: an actor hears others between two
-
-
-class RequestRun(Request):
-    """Requests that came one behind the other, as they came: they are decoded one by one where
-    that is needed, and answered together."""
-
-    __slots__ = ()
-
-    command: CommitRun
-
-    def one(self, index: int) -> Request | None:
-        """That one alone; None if it was refused."""
-        raise NotImplementedError
-
-    def conclude_some(self, start: int, end: int, error: CometError | None) -> None:
-        """Answer Done to those, or the error that there was."""
-        raise NotImplementedError
-
-    def fail(self, error: CometError) -> None:
-        self.conclude_some(0, len(self.command.packets), error)
 
 
 def request_from(
@@ -126,3 +107,14 @@ def request_from(
         make(frames.request_id_of(head), Done(), ()).fail(error)
         return None
     return make(request_id, command, payload)
+
+
+def conclude_all(requests: Sequence[Request], error: CometError | None) -> None:
+    """Answer all of them, in their order, with Done or with the error."""
+    if error is not None:
+        for request in requests:
+            request.fail(error)
+        return
+    for _, of_one in groupby(requests, attrgetter("sender")):
+        first, *others = of_one
+        first.done_with(others)

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import zmq
 
-from cometmq.actors.runtime.access import NO_TAG, CommitRun, Doorman, Principal
+from cometmq.actors.runtime.access import Doorman, Principal
 from cometmq.actors.runtime.connections import Connections, Traffic, wire_bytes
-from cometmq.actors.runtime.request import (
-    RUN_BYTES,
-    Frames,
-    Payload,
-    Request,
-    RequestRun,
-    request_from,
-)
-from cometmq.protocol import frames
+from cometmq.actors.runtime.request import Frames, Payload, Request, request_from
 from cometmq.protocol.commands import Command
-from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.dealer import ZERO_COPY_BYTES
-from cometmq.shm.kernel._kernel import run_length
 
 log = logging.getLogger(__name__)
 
@@ -110,61 +100,6 @@ class RouterRequest(Request):
         return door.has_room(self._traffic)
 
 
-_DONE_BYTES: Final = wire_bytes((frames.done_head(bytes(frames.HEAD.size)),))
-
-
-class RouterRun(RequestRun):
-    """Commits that came through a ROUTER, by any connections."""
-
-    __slots__ = ("_doorman", "_messages", "_router")
-
-    def __init__(self, router: Router, messages: list[_Message], doorman: Doorman) -> None:
-        super().__init__(0, CommitRun([each.head for each in messages], 0), (), router.principal)
-        self._router = router
-        self._messages = messages
-        self._doorman = doorman
-
-    def one(self, index: int) -> Request | None:
-        message = self._messages[index]
-        make = partial(self._way_to, message)
-        return request_from(make, message.head, (), self._doorman, self.principal)
-
-    def _way_to(
-        self, message: _Message, request_id: int, command: Command, payload: Frames
-    ) -> Request:
-        return RouterRequest(
-            self._router, message.identity, message.traffic, request_id, command, payload
-        )
-
-    def conclude_some(self, start: int, end: int, error: CometError | None) -> None:
-        self._router.touched(self._router.socket)
-        for message in self._messages[start:end]:
-            if error is None:
-                self._done(message)
-            else:
-                request_id = frames.request_id_of(message.head)
-                self._way_to(message, request_id, self.command, ()).fail(error)
-
-    def _done(self, message: _Message) -> None:
-        """As `reply` would, for less: it is done for each of many."""
-        answer = frames.done_head(message.head)
-        if message.traffic is not None:
-            message.traffic.given += _DONE_BYTES
-        try:
-            _send(self._router.socket, message.identity, _MORE)
-            _send(self._router.socket, answer, _NO_WAIT)
-        except zmq.ZMQError as error:
-            log.debug("an answer was not sent: %s", error)
-
-    @property
-    def sender(self) -> bytes:
-        return self._messages[0].identity
-
-    @property
-    def senders(self) -> Iterable[bytes]:
-        return [message.identity for message in self._messages]
-
-
 class Router:
     """
     Args:
@@ -211,18 +146,8 @@ class Router:
 
     def _requests_of(self, messages: list[_Message], doorman: Doorman) -> list[Request]:
         requests: list[Request] = []
-        tag = NO_TAG if self.principal.is_family else doorman.run_tag
-        heads = [message.head for message in messages]
-        at = 0
-        while at < len(messages):
-            run = tag != NO_TAG and run_length(heads, at, 0, tag, RUN_BYTES)
-            if run:
-                requests.append(RouterRun(self, messages[at : at + run], doorman))
-                at += run
-                continue
-            message = messages[at]
+        for message in messages:
             make = partial(RouterRequest, self, message.identity, message.traffic)
-            at += 1
             request = request_from(make, message.head, message.payload, doorman, self.principal)
             if request is not None:
                 requests.append(request)

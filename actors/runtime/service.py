@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, NoReturn
 import pykka
 
 from cometmq.actors.runtime import meters
-from cometmq.actors.runtime.access import FAMILY, CommitRun, Doorman
+from cometmq.actors.runtime.access import FAMILY, Doorman
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.inbox import SocketInbox
@@ -47,8 +47,9 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-_KINDS: Final[tuple[type[Command], ...]] = (*COMMANDS, CommitRun)
-_HANDLER_NAMES: Final = {kind: f"on_{_snake(kind.__name__)}" for kind in _KINDS}
+_HANDLER_NAMES: Final[dict[type[Command], str]] = {
+    kind: f"on_{_snake(kind.__name__)}" for kind in COMMANDS
+}
 
 
 @functools.cache

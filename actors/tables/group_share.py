@@ -28,7 +28,6 @@ from cometmq.actors.tables.differences import Subscriptions
 from cometmq.protocol.commands import GroupShare, QueueKey, Subscription
 from cometmq.protocol.errors import NotOwner
 from cometmq.protocol.tags import split
-from cometmq.shm.kernel._kernel import QueueOwners
 
 
 class GroupRecord(msgspec.Struct, kw_only=True, rename="camel"):
@@ -78,10 +77,9 @@ class ConsumerGroup:
         self._session_timeout_s = session_timeout_s
         self._members: dict[str, _Member] = {}
         self._heirs: dict[QueueKey, str] = {}  # who is to have a queue, by AVG
-        self.queue_owners = QueueOwners()
-        self._owners: dict[QueueKey, str] = self.queue_owners.owners  # who has it
-        self._epochs: dict[QueueKey, int] = self.queue_owners.epochs  # of these ownerships
-        self._seen: dict[str, float] = self.queue_owners.seen  # the members, and when they were
+        self._owners: dict[QueueKey, str] = {}
+        self._epochs: dict[QueueKey, int] = {}  # of these ownerships
+        self._seen: dict[str, float] = {}  # member -> time.monotonic() of its last sign of life
         self._revoked: dict[QueueKey, int] = {}  # owned, but not by its heir: since this version
         self.subscribed = Subscriptions(name)
         self.reads_from, self.reads_far_from = 0, 1  # ids of replicas; RocketMQ's defaults
@@ -148,9 +146,12 @@ class ConsumerGroup:
         for name, seen in self._seen.items():
             self._seen[name] = max(seen, now)
 
-    def touch(self, member: str, now: float) -> None:
-        """The member has given another sign of life."""
+    def touch(self, member: str, now: float) -> bool:
+        """Note another sign of life of a member; False if it is none of the group."""
+        if member not in self._seen:
+            return False
         self._seen[member] = now
+        return True
 
     def topics_changed(self) -> None:
         """Some topic has other queues than before."""
@@ -205,9 +206,9 @@ class ConsumerGroup:
         Args:
             epoch: 0 from a client that knows of none: then it is not compared.
         """
-        if self.queue_owners.owns(member, queue, epoch):
-            return
         owner = self._owners.get(queue, "")
+        if owner == member and epoch in (0, self._epochs[queue]):
+            return
         named = f"queue {queue.queue_id} of {queue.topic}"
         if owner != member:
             raise NotOwner(f"{named} belongs to {owner or 'nobody'}, not to {member}")

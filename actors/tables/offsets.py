@@ -26,7 +26,7 @@ class OffsetBook(Book):
     kinds = (OffsetSet, OffsetsForgotten, GroupRemoved)
 
     def __init__(self, table: OffsetTable) -> None:
-        self.table: dict[str, QueueOffsets] = {}  # changed here, and by the kernel's Commits
+        self.table: dict[str, QueueOffsets] = {}
         for key in list(table):
             # A key without "@" belongs to the group with the empty name.
             whole = key if "@" in key else f"{key}@"
@@ -46,7 +46,10 @@ class OffsetBook(Book):
             self.changes += 1
             self.commits += 1
             key, queue_id = f"{change.topic}@{change.group}", change.queue_id
-            return ((key, queue_id, self._put(key, queue_id, change.queue_offset)),)
+            offsets = self.table.get(key)
+            if offsets is None:
+                offsets = self._add(key)
+            return ((key, queue_id, offsets.put(queue_id, change.queue_offset)),)
         if isinstance(change, OffsetsForgotten | GroupRemoved):
             self.changes += 1
             if isinstance(change, OffsetsForgotten):
@@ -60,17 +63,12 @@ class OffsetBook(Book):
             ]
         return ()
 
-    def made(self, moves: Undo) -> None:
-        """The kernel has moved these offsets (Commits); `moves` takes it back, as of a change."""
-        self.changes += len(moves)
-        self.commits += len(moves)
-
     def undo(self, undo: Undo) -> None:
         """Take a change back; the last one first."""
         self.changes += 1
         for key, queue_id, before in reversed(undo):
             if before is not None:
-                self._put(key, queue_id, before)
+                (self.table.get(key) or self._add(key)).put(queue_id, before)
             else:
                 self._remove(key, queue_id)
 
@@ -122,12 +120,10 @@ class OffsetBook(Book):
 
     # --- inside ---
 
-    def _put(self, key: str, queue_id: int, queue_offset: int) -> int | None:
-        offsets = self.table.get(key)
-        if offsets is None:
-            offsets = self.table[key] = QueueOffsets()
-            self._note(key)
-        return offsets.put(queue_id, queue_offset)
+    def _add(self, key: str) -> QueueOffsets:
+        offsets = self.table[key] = QueueOffsets()
+        self._note(key)
+        return offsets
 
     def _remove(self, key: str, queue_id: int) -> None:
         offsets = self.table[key]

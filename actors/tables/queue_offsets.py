@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from cometmq.shm.kernel._kernel import QUEUE_OFFSET_ABSENT as ABSENT
+from cometmq.protocol.integers import INT64_MIN as ABSENT  # nothing was committed there
 
 NEAR_MAX: Final = 1_024  # queues; ids from there on, which hardly any topic has, lie in a dict
 _NEAR_IDS: Final = list(range(NEAR_MAX))

@@ -24,7 +24,6 @@ cdef extern from *:
 
 cdef enum:
     AT_ONCE = 64
-    ANSWER_BYTES_MAX = 64
 
 PACKETS_AT_ONCE = AT_ONCE
 
@@ -94,33 +93,3 @@ def send_packets(int fd, tuple packets not None):
         if sent < 0:
             PyErr_SetFromErrno(OSError)
         done += sent
-
-
-def send_answers(int fd, bytes packet not None, Py_ssize_t id_at, list requests not None,
-                 Py_ssize_t start, Py_ssize_t end, Py_ssize_t request_id_at):
-    cdef mmsghdr headers[AT_ONCE]
-    cdef iovec parts[AT_ONCE]
-    cdef uint8_t answers[AT_ONCE][ANSWER_BYTES_MAX]
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(packet), at = start
-    cdef int some, sent, i
-    if not 0 <= id_at <= size - 8 or size > ANSWER_BYTES_MAX:
-        raise ValueError(f"a request id at {id_at} of {size} bytes")
-    if not 0 <= start <= end <= len(requests) or request_id_at < 0:
-        raise ValueError(f"requests {start} to {end} of {len(requests)}")
-    memset(headers, 0, sizeof(headers))
-    while at < end:
-        some = <int>min(end - at, <Py_ssize_t>AT_ONCE)
-        for i in range(some):
-            request = requests[at + i]
-            if not PyBytes_CheckExact(request) or PyBytes_GET_SIZE(request) < request_id_at + 8:
-                raise ValueError("a request without an id")
-            memcpy(answers[i], PyBytes_AS_STRING(packet), size)
-            memcpy(answers[i] + id_at, PyBytes_AS_STRING(request) + request_id_at, 8)
-            parts[i].iov_base = answers[i]
-            parts[i].iov_len = size
-            headers[i].msg_hdr.msg_iov = &parts[i]
-            headers[i].msg_hdr.msg_iovlen = 1
-        sent = sendmmsg(fd, headers, some, MSG_DONTWAIT | MSG_NOSIGNAL)
-        if sent < 0:
-            PyErr_SetFromErrno(OSError)
-        at += sent

@@ -14,7 +14,7 @@ import zmq
 from patience import patient
 
 from cometmq.actors.launch.broker import BrokerActor
-from cometmq.actors.runtime.access import ANYBODY, FAMILY, CommitRun, Doorman, Principal, allow
+from cometmq.actors.runtime.access import ANYBODY, FAMILY, Doorman, Principal, allow
 from cometmq.actors.runtime.request import Request
 from cometmq.actors.runtime.roles import ROLES
 from cometmq.actors.runtime.service import ServiceActor, _snake
@@ -218,7 +218,7 @@ def handlers(actor: type[ServiceActor]) -> set[str]:
 
 
 def test_every_handler_has_a_command() -> None:
-    commands = [kind for kind in (*COMMANDS, CommitRun) if not issubclass(kind, Answer)]
+    commands = [kind for kind in COMMANDS if not issubclass(kind, Answer)]
     known = {f"on_{_snake(kind.__name__)}" for kind in commands}
     for actor in ACTORS:
         assert handlers(actor) <= known, actor

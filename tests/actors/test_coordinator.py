@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import queue
 import signal
@@ -21,10 +20,10 @@ import zmq
 from coordinator_child import (
     ANYWHERE,
     INSIDE,
+    Child,
     FakeCommitlog,
     Settings,
     address_of,
-    coordinate,
     coordinator,
     endpoints_at,
     ledger_of,
@@ -409,6 +408,10 @@ class Inside(Request):
 
     def _send(self, head: bytes, payload: Payload) -> None:
         self.answered.put(frames.unpack(head)[1])
+
+    @property
+    def sender(self) -> bytes:
+        return b"inside"
 
 
 def test_a_new_topic_and_new_endpoints_in_one_drain(
@@ -810,34 +813,6 @@ def test_a_damaged_list_of_members_is_no_obstacle(tmp_path: Path) -> None:
 
 
 # --- killed ---
-
-
-class Child:
-    """A coordinator in a process of its own."""
-
-    def __init__(self, store_dir: Path, commitlog: str, settings: Settings | None = None) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._ready, ready = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=coordinate, args=(store_dir, commitlog, ready, settings), daemon=True
-        )
-        self._process.start()
-        ready.close()
-        assert self._ready.poll(30), "the coordinator did not start"
-        address = self._ready.recv()
-        self.line = RemoteRef(address)
-        self.line.ask(EndpointsChanged(endpoints_at(address)))
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self._process.join()
-        self._process.close()
-        self._ready.close()
-        self.line.stop()
 
 
 def test_kill_right_after_the_answer(tmp_path: Path) -> None:

@@ -245,8 +245,8 @@ def test_pending_transactions_are_asked_for_whatever_clients_commit(broker: Runn
 
 
 @pytest.mark.parametrize("by_line", [False, True])
-def test_a_commit_in_a_run(broker: RunningBroker, by_line: bool) -> None:
-    """Commits of internal groups are refused in a run of commits, too (handled natively)."""
+def test_commits_of_internal_groups_are_refused(broker: RunningBroker, by_line: bool) -> None:
+    """Also many of them in one poll batch, and by a local connection."""
     topic = HALF_TOPIC
     line = broker.endpoints.coordinator
     with Producer(server(broker), name="runs", checker=lambda _found: True) as producer:

@@ -18,7 +18,6 @@ from ports import free_ports
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.replication.slaves.coordinator import SlaveCoordinatorActor
 from cometmq.actors.replication.slaves.follower import FollowerActor
-from cometmq.actors.runtime.access import CommitRun
 from cometmq.actors.runtime.roles import ROLES
 from cometmq.actors.runtime.service import ServiceActor, doorman_of, handled_by
 from cometmq.actors.writer.commitlog import CommitLogActor
@@ -50,7 +49,7 @@ SLAVES: dict[str, type[ServiceActor]] = {
 def handled(actor: type[ServiceActor]) -> set[type[Command]]:
     """Return the commands that an actor of that class handles."""
     owners = (actor, *actor.part_types)
-    return {kind for owner in owners for kind in handled_by(owner)} - {CommitRun}
+    return {kind for owner in owners for kind in handled_by(owner)}
 
 
 def sample(kind: inspect.Type) -> Any:

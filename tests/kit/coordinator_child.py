@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -205,3 +207,31 @@ def coordinate(
     )
     ready.send(address_of(actor))
     actor.actor_stopped.wait()
+
+
+class Child:
+    """A coordinator in a process of its own."""
+
+    def __init__(self, store_dir: Path, commitlog: str, settings: Settings | None = None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ready, ready = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=coordinate, args=(store_dir, commitlog, ready, settings), daemon=True
+        )
+        self._process.start()
+        ready.close()
+        assert self._ready.poll(30), "the coordinator did not start"
+        self.address: str = self._ready.recv()
+        self.line = RemoteRef(self.address)
+        self.line.ask(EndpointsChanged(endpoints_at(self.address)))
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._process.join()
+        self._process.close()
+        self._ready.close()
+        self.line.stop()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cometmq.shm.kernel._kernel import PacketReader, send_answers, send_packets
+from cometmq.shm.kernel._kernel import PacketReader, send_packets
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -82,30 +82,3 @@ def test_what_is_no_packet_is_refused(ends: Ends) -> None:
             send_packets(ends[0].fileno(), (b"x", wrong))  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         send_packets(ends[0].fileno(), [b"x"])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 130])
-def test_answers_carry_the_ids_of_their_requests(ends: Ends, count: int) -> None:
-    requests = [b"head" + number.to_bytes(8, "big") + b"more" for number in range(count + 2)]
-    send_answers(ends[0].fileno(), b"<........>", 1, requests, 1, count + 1, 4)
-    found = take_all(PacketReader(100), ends[1], 64)
-    assert found == [b"<" + request[4:12] + b">" for request in requests[1:-1]]
-
-
-def test_answers_that_cannot_be_made(ends: Ends) -> None:
-    fd, requests = ends[0].fileno(), [bytes(20), bytes(11)]
-    for at in (-1, 3, 1 << 40):
-        with pytest.raises(ValueError, match="a request id at"):
-            send_answers(fd, bytes(10), at, requests, 0, 1, 4)
-    with pytest.raises(ValueError, match="a request id at"):
-        send_answers(fd, bytes(65), 1, requests, 0, 1, 4)
-    for start, end in ((-1, 1), (1, 0), (0, 3)):
-        with pytest.raises(ValueError, match="requests"):
-            send_answers(fd, bytes(10), 1, requests, start, end, 4)
-    with pytest.raises(ValueError, match="without an id"):
-        send_answers(fd, bytes(10), 1, requests, 0, 2, 4)
-    with pytest.raises(ValueError, match="without an id"):
-        send_answers(fd, bytes(10), 1, [bytearray(20)], 0, 1, 4)  # type: ignore[list-item]
-    assert take_all(PacketReader(100), ends[1], 64) == []
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        send_answers(-1, bytes(10), 1, requests, 0, 1, 4)

@@ -1,11 +1,10 @@
-"""Commits that come one behind the other: taken as a run, and answered as if each came alone."""
+"""Many commits in one poll batch: each is checked, and answered once, when the ledger has it."""
 
 from __future__ import annotations
 
-import copy
 import random
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import zmq
 from coordinator_child import (
     ANYWHERE,
+    Child,
     FakeCommitlog,
     FakeLedger,
     Settings,
@@ -26,11 +26,6 @@ from coordinator_child import (
 from patience import patient
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
-from cometmq.actors.runtime.access import ANYBODY, NO_TAG, CommitRun, Doorman
-from cometmq.actors.runtime.inbox import SocketInbox
-from cometmq.actors.runtime.lines import LineRun
-from cometmq.actors.runtime.request import Request
-from cometmq.actors.runtime.routers import RouterRun
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     Command,
@@ -46,61 +41,93 @@ from cometmq.protocol.commands import (
     JoinGroup,
     LeaveGroup,
     Ping,
+    Pong,
     QueueKey,
     QueueOffset,
     Subscription,
     TopicInfo,
-    tag_of,
 )
 from cometmq.protocol.errors import DiskFull, NotOwner, SystemBusy
 from cometmq.protocol.ledger import OffsetSet, decode_entry
 from cometmq.protocol.wire.line import abstract
 
 WAIT_MS = patient(60_000)
-UNDER_WAY = 100  # a line holds some 270 answers that nobody has read
+UNDER_WAY = 100  # a local connection holds some 270 answers that nobody has read
 QUEUES = 4
 GROUPS = ("g", "h", "new")
 
 
+class Connection:
+    """One client's connection, by which it sends without waiting for answers."""
+
+    def __init__(self, address: str, *, by_line: bool = False) -> None:
+        self._number = 0
+        self._by_line = by_line
+        if by_line:
+            self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._line.settimeout(WAIT_MS / 1000)
+            self._line.connect(abstract(address))
+        else:
+            self._dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+            self._dealer.linger, self._dealer.rcvtimeo = 0, WAIT_MS
+            self._dealer.connect(address)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self._line if self._by_line else self._dealer).close()
+
+    def send(self, command: Command) -> int:
+        """Return the request id."""
+        self._number += 1
+        head = frames.pack(self._number, command)
+        if self._by_line:
+            self._line.send(frames.join(head, ()) or b"")
+        else:
+            self._dealer.send(head)
+        return self._number
+
+    def receive(self) -> tuple[int, Command]:
+        if self._by_line:
+            return frames.unpack(frames.split(self._line.recv(frames.PACKET_MAX))[0])
+        return frames.unpack(self._dealer.recv())
+
+    def say(self, *commands: Command, under_way: int = UNDER_WAY) -> list[Command]:
+        """Return the answers in the order of the commands, each of which has exactly one. Commits
+        are done in their order."""
+        found: dict[int, Command] = {}
+        ids: list[int] = []
+        for at in range(0, len(commands), under_way):
+            some = {self.send(command): command for command in commands[at : at + under_way]}
+            answers = [self.receive() for _ in some]
+            assert sorted(number for number, _ in answers) == list(some)
+            done = [number for number, answer in answers if isinstance(answer, Done)]
+            commits = [number for number in done if isinstance(some[number], CommitOffsets)]
+            assert commits == sorted(commits)
+            found.update(answers)
+            ids += some
+        last = self.send(Ping())  # a second answer to another one would come before its answer
+        assert self.receive()[0] == last
+        return [found[number] for number in ids]
+
+
 class Place:
-    """A coordinator, and what is said to it in one go by one client."""
+    """A coordinator, and what one client says to it."""
 
     def __init__(self, actor: pykka.ActorRef[Any], commitlog: pykka.ActorRef[Any]) -> None:
         self.actor: Any = actor._actor_weakref()
         self.commitlog: Any = commitlog._actor_weakref()
-        self.outside = self.actor.addresses[1]
-        self.number = 0
+
+    def connect(self, *, by_line: bool = False) -> Connection:
+        address = self.actor.inbox.lines.name if by_line else self.actor.addresses[1]
+        return Connection(address, by_line=by_line)
 
     def say(self, *commands: Command, by_line: bool = False) -> list[Command]:
-        """The answers, in the order of the commands."""
-        heads = []
-        for command in commands:
-            self.number += 1
-            heads.append(frames.pack(self.number, command))
-        found = dict(map(frames.unpack, self._exchange(heads, by_line)))
-        first = self.number - len(heads) + 1
-        return [found[number] for number in range(first, self.number + 1)]
+        with self.connect(by_line=by_line) as connection:
+            return connection.say(*commands)
 
-    def _exchange(self, heads: Sequence[bytes], by_line: bool) -> list[bytes]:
-        if by_line:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-                line.connect(abstract(self.actor.inbox.lines.name))
-                line.settimeout(WAIT_MS / 1000)
-                answers = []
-                for at in range(0, len(heads), UNDER_WAY):
-                    some = heads[at : at + UNDER_WAY]
-                    for head in some:
-                        line.send(frames.join(head, ()) or b"")
-                    answers += [line.recv(frames.PACKET_MAX) for _ in some]
-                return [answer[frames.LONE_FRAME :] for answer in answers]
-        with zmq.Context.instance().socket(zmq.DEALER) as dealer:
-            dealer.linger, dealer.rcvtimeo = 0, WAIT_MS
-            dealer.connect(self.outside)
-            for head in heads:
-                dealer.send(head)
-            return [dealer.recv() for _ in heads]
-
-    def kept(self) -> list[Any]:
+    def kept(self) -> list[OffsetSet]:
         """All changes of offsets that the ledger has. An entry that was not answered in time is
         there once more, and its place tells."""
         bodies = FakeLedger(self.commitlog._path)._bodies()
@@ -116,7 +143,7 @@ class Place:
 
 
 @contextmanager
-def place(folder: Path, *, runs: bool = True) -> Iterator[Place]:
+def place(folder: Path) -> Iterator[Place]:
     folder.mkdir(exist_ok=True)
     commitlog = FakeCommitlog.start()
     with running(commitlog):
@@ -126,19 +153,13 @@ def place(folder: Path, *, runs: bool = True) -> Iterator[Place]:
             commitlog_endpoint=address_of(commitlog),
             ledger_log=ledger_of(address_of(commitlog)),
             name_server_endpoints=[],
-            family_address=f"ipc://@cometmq-test-runs-{id(commitlog)}",
+            family_address=f"ipc://@cometmq-test-commits-{id(commitlog)}",
             bind=[(ANYWHERE, True), (ANYWHERE, False)],
         )
         with running(actor) as family:
             family.ask(EndpointsChanged(endpoints_at(address_of(actor))))
             family.ask(CreateTopic(TopicInfo("t", QUEUES, QUEUES)))
-            found = Place(actor, commitlog)
-            if not runs:
-                inbox = found.actor.inbox
-                doorman = copy.copy(inbox.doorman)  # which all coordinators have in common
-                doorman.run_tag = NO_TAG
-                inbox.doorman = inbox.lines._doorman = doorman
-            yield found
+            yield Place(actor, commitlog)
 
 
 @pytest.fixture
@@ -164,8 +185,8 @@ def kinds(answers: Sequence[Command]) -> list[object]:
 
 
 @pytest.mark.parametrize("by_line", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 64, 65, 257, 1_000])
-def test_each_is_answered(here: Place, by_line: bool, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 64, 65, 257])
+def test_each_commit_is_answered_once(here: Place, by_line: bool, count: int) -> None:
     answers = here.say(*(commit(number) for number in range(1, count + 1)), by_line=by_line)
     assert answers == [Done()] * count
     assert here.committed("g")[0] == count
@@ -173,8 +194,27 @@ def test_each_is_answered(here: Place, by_line: bool, count: int) -> None:
 
 
 @pytest.mark.parametrize("by_line", [False, True])
-def test_they_keep_their_order_with_what_comes_between(here: Place, by_line: bool) -> None:
-    """On one connection: a commit before a farewell counts, and the one behind it does not."""
+def test_commits_are_answered_when_the_ledger_has_them(here: Place, by_line: bool) -> None:
+    """Fault 30: several connections have commits in one poll batch; a refusal need not wait."""
+    here.commitlog.silent = True
+    with here.connect(by_line=by_line) as one, here.connect(by_line=by_line) as other:
+        wanted = {each: [each.send(commit(number)) for number in (1, 2)] for each in (one, other)}
+        refused, ping = one.send(commit(3, member="stranger")), one.send(Ping())
+        said = dict([one.receive(), one.receive()])
+        assert kinds([said[refused], said[ping]]) == [NotOwner.code, Pong]
+        ping = other.send(Ping())
+        assert other.receive()[0] == ping
+        assert here.kept() == []
+        here.commitlog.silent = False
+        for each, ids in wanted.items():
+            assert [each.receive() for _ in ids] == [(number, Done()) for number in ids]
+            assert each.say() == []  # nothing comes a second time
+    assert here.kept()
+
+
+@pytest.mark.parametrize("by_line", [False, True])
+def test_commits_keep_their_order_with_other_commands(here: Place, by_line: bool) -> None:
+    """On one connection, a commit before LeaveGroup counts, and one after it is refused."""
     epoch = join(here, "m")[0]
     first = CommitOffsets("g", [QueueOffset("t", 0, 1, epoch)], "m")
     second = CommitOffsets("g", [QueueOffset("t", 0, 2, epoch)], "m")
@@ -188,7 +228,7 @@ def test_they_keep_their_order_with_what_comes_between(here: Place, by_line: boo
 
 
 @pytest.mark.parametrize("by_line", [False, True])
-def test_one_that_is_refused_does_not_take_others_along(here: Place, by_line: bool) -> None:
+def test_a_refused_commit_does_not_affect_others(here: Place, by_line: bool) -> None:
     epoch = join(here, "m")[0]
     ours = CommitOffsets("g", [QueueOffset("t", 0, 5, epoch)], "m")
     older = CommitOffsets("g", [QueueOffset("t", 0, 6, epoch - 1)], "m")
@@ -200,7 +240,7 @@ def test_one_that_is_refused_does_not_take_others_along(here: Place, by_line: bo
     assert here.committed("g") == [5, -1, -1, -1]
 
 
-def test_what_the_log_refuses_is_taken_back(here: Place) -> None:
+def test_commits_that_the_log_refuses_are_undone(here: Place) -> None:
     assert here.say(commit(5), commit(6, queue_id=1)) == [Done(), Done()]
     here.commitlog.refusal = SystemBusy("not now")
     answers = here.say(commit(7), commit(8), commit(9, queue_id=1), commit(3, queue_id=2))
@@ -219,6 +259,31 @@ def test_a_full_disk_costs_a_snapshot_and_no_commit(here: Place) -> None:
     assert here.committed("g")[0] == 39
 
 
+def test_a_killed_coordinator_has_answered_no_commit_that_is_lost(tmp_path: Path) -> None:
+    """It is killed before the ledger has the commits, and again right after their answers."""
+    with running(commitlog := FakeCommitlog.start()):
+        child = Child(tmp_path, address_of(commitlog))
+        child.line.ask(CreateTopic(TopicInfo("t", QUEUES, QUEUES)))
+        commitlog._actor_weakref().silent = True
+        with Connection(child.address) as connection:
+            for number in range(1, 50):
+                connection.send(commit(number))
+            ping = connection.send(Ping())
+            assert connection.receive()[0] == ping
+            child.kill()
+        commitlog._actor_weakref().silent = False
+        child = Child(tmp_path, address_of(commitlog))
+        with Connection(child.address) as connection:
+            asked = FetchOffsets("g", [QueueKey("t", 0)])
+            assert connection.say(asked) == [GroupOffsets([QueueOffset("t", 0, -1)])]
+            assert connection.say(*map(commit, range(1, 50))) == [Done()] * 49
+            child.kill()
+        child = Child(tmp_path, address_of(commitlog))
+        with Connection(child.address) as connection:
+            assert connection.say(asked) == [GroupOffsets([QueueOffset("t", 0, 49)])]
+            child.kill()
+
+
 def drawn(rng: random.Random) -> Command:
     if rng.random() < 0.05:
         return rng.choice([Ping(), LeaveGroup("h", "m"), DeleteGroup("new", force=True)])
@@ -233,17 +298,19 @@ def drawn(rng: random.Random) -> Command:
 
 
 @pytest.mark.parametrize("by_line", [False, True])
-@pytest.mark.parametrize("seed", range(6))
-def test_a_run_is_what_its_commits_are_one_by_one(tmp_path: Path, seed: int, by_line: bool) -> None:
-    """The same commands by one client, to a coordinator that takes runs and to one that does not:
-    the same answers, the same offsets, the same changes in the ledger."""
+def test_a_poll_batch_is_what_its_commands_are_one_by_one(tmp_path: Path, by_line: bool) -> None:
+    """The same commands, many at a time and one at a time: the same answers, the same offsets, the
+    same changes in the ledger."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
     rng = random.Random(seed)
     commands = [drawn(rng) for _ in range(400)]
     found = []
-    for runs in (True, False):
-        with place(tmp_path / f"store-{runs}", runs=runs) as here:
+    for under_way in (UNDER_WAY, 1):
+        with place(tmp_path / f"store-{under_way}") as here:
             join(here, "m", "h")
-            answers = here.say(*commands, by_line=by_line)
+            with here.connect(by_line=by_line) as connection:
+                answers = connection.say(*commands, under_way=under_way)
             told = [
                 (each.code, each.text.partition("(epoch")[0]) if isinstance(each, Failed) else 0
                 for each in answers
@@ -254,73 +321,9 @@ def test_a_run_is_what_its_commits_are_one_by_one(tmp_path: Path, seed: int, by_
 
 
 def test_a_client_that_is_gone_does_no_harm(here: Place) -> None:
-    packet = frames.join(frames.pack(1, commit(5)), ()) or b""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        line.connect(abstract(here.actor.inbox.lines.name))
+    with here.connect(by_line=True) as gone:
         for _ in range(50):
-            line.send(packet)
+            gone.send(commit(5))
     while here.committed("g")[0] != 5:
         assert here.say(Ping())
     assert here.say(commit(6), by_line=True) == [Done()]
-
-
-class Waiting(Request):
-    """Of some senders."""
-
-    def __init__(self, *senders: bytes) -> None:
-        super().__init__(0, Ping(), (), ANYBODY)
-        self.names = senders
-
-    @property
-    def senders(self) -> Iterable[bytes]:
-        return self.names
-
-
-def test_who_waits_in_a_run_keeps_the_order_of_its_own() -> None:
-    """A run waits for one of its senders, and then the others of it wait with what they said
-    later."""
-    inbox = SocketInbox()
-    held = Waiting(b"a")
-    run, later, nobodys = Waiting(b"a", b"b"), Waiting(b"b"), Waiting(b"c")
-    inbox.hold_back([held])
-    assert inbox._not_ahead_of_their_own([run, later, nobodys]) == [nobodys]
-    assert inbox.take_rest() == [held, run, later]
-
-
-# --- who is handed runs ---------------------------------------------------------------------------
-
-
-def test_only_who_takes_runs_is_handed_any() -> None:
-    assert Doorman("reader", [CommitOffsets]).run_tag == NO_TAG
-    assert Doorman("coordinator", [CommitOffsets, CommitRun]).run_tag == tag_of(CommitOffsets)
-
-
-def test_access_control_judges_each_of_them() -> None:
-    """It has to see what they say, so they come one by one."""
-    judged = Doorman("coordinator", [CommitOffsets, CommitRun], lambda _command, _principal: None)
-    assert judged.run_tag == NO_TAG
-
-
-def test_the_family_comes_one_by_one(here: Place) -> None:
-    taken = []
-    take = here.actor.find_handler(CommitRun)
-
-    def note(command: Any, request: Any) -> None:
-        taken.append((type(request), request.principal))
-        take(command, request)
-
-    here.actor._handlers[CommitRun] = note
-    heads = [frames.pack(number, commit(number)) for number in range(1, 3)]
-    with zmq.Context.instance().socket(zmq.DEALER) as dealer:
-        dealer.linger, dealer.rcvtimeo = 0, WAIT_MS
-        dealer.connect(here.actor.addresses[0])
-        for head in heads:
-            dealer.send(head)
-        for _ in heads:
-            dealer.recv()
-    assert taken == []
-    assert here.say(commit(3)) == [Done()]
-    assert here.say(commit(4), by_line=True) == [Done()]
-    assert [kind for kind, _ in taken] == [RouterRun, LineRun]
-    assert taken[0][1] == ANYBODY
-    assert not taken[1][1].is_family
