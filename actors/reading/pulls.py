@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import struct
 import time
-from functools import partial
 from typing import Final
 
 import msgspec
 
-from cometmq.actors.reading.held_pulls import Held, HeldPulls, Key
+from cometmq.actors.reading.held_pulls import HeldPull, HeldPulls, Key
 from cometmq.actors.reading.room import PullsWithoutRoom
 from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.service import SLICE_S, Request, ServiceActor, Timer
+from cometmq.actors.runtime.service import SLICE_S, Request, ServiceActor
 from cometmq.protocol.commands import Command, PullMessages, PullResult, PullStatus
-from cometmq.protocol.errors import CometError, SubscriptionIllegal, SystemBusy
+from cometmq.protocol.errors import CometError, SubscriptionIllegal
 from cometmq.protocol.filters import check_filters_on
 from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.kernel.layout import RECORD_HEAD
@@ -32,10 +31,7 @@ COUNT_MAX: Final = 65_536  # messages in one answer, whatever was asked for
 BYTES_MAX: Final = 4 * 1_048_576
 SUSPEND_MS_MAX: Final = 60_000
 ROUNDS_MAX: Final = 64  # stretches of a queue looked through for one filtered pull
-HELD_MAX: Final = 100_000
-# Of held pulls at once; who asks meanwhile is heard in between:
-SERVED_QUEUES_MAX: Final = 256
-ENDED_MAX: Final = 256
+SERVED_QUEUES_MAX: Final = 256  # at once; who asks meanwhile is heard in between
 TAGS_MAX: Final = 32  # as many as the kernel compares
 
 
@@ -65,13 +61,12 @@ class Pulls:
         self._stripes = family.control.sleep_on_stripes(family.doorbell)
         self._queues = family.control.sleep_on(Counter.QUEUES, family.doorbell)
         self._wait_ms_max = SUSPEND_MS_MAX if family.settings.long_polling_enable else 0
-        self._held = HeldPulls(table, self._stripes)
+        self._held = HeldPulls(actor, table, self._stripes, self._end)
         # Queues with something that may not be shown yet: before which counter moves, from where.
         self._blocked: dict[Key, tuple[SleepCell | Dispatched, int]] = {}
         self._late: list[Key] = []  # queues with news that there was no time for
         self._cramped = PullsWithoutRoom(actor, self._pull)
         self._serves_soon = False  # there was no time to look at all of them
-        self._end_timer: Timer | None = None  # for the first of them whose time is up
         self._answered = 0
         self._filters_on = family.settings.enable_property_filter
         self._wrote = family.control.read(Counter.WROTE)
@@ -96,8 +91,8 @@ class Pulls:
         waits = status in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE)
         at_end = result.next_queue_offset >= result.max_queue_offset
         if self._wait_ms_max and command.suspend_ms > 0 and waits and at_end:
-            wait_s = min(command.suspend_ms, self._wait_ms_max) / 1000
-            self._hold(Held(request, command, result.next_queue_offset, time.monotonic() + wait_s))
+            deadline = time.monotonic() + min(command.suspend_ms, self._wait_ms_max) / 1000
+            self._hold(HeldPull(request, command, result.next_queue_offset, deadline))
             return
         self._answer_pull(request, status, result)
 
@@ -153,12 +148,8 @@ class Pulls:
 
     # --- held pulls ---
 
-    def _hold(self, held: Held) -> None:
-        if len(self._held) >= HELD_MAX:
-            raise SystemBusy(f"{HELD_MAX} pulls are held already")
+    def _hold(self, held: HeldPull) -> None:
         self._held.add(held)
-        if self._end_timer is None or held.deadline < self._end_timer.due:
-            self._set_end_timer(held.deadline)
         self._sleep_on(self._held.stripes(held.key))
         self._serve_news()  # it came between looking and arming
 
@@ -225,40 +216,26 @@ class Pulls:
             cell.arm()
         return any(cell.value != seen for cell, seen in self._blocked.values())
 
-    def _serve(self, held: Held) -> None:
+    def _serve(self, held: HeldPull) -> None:
         """Answer a pull if there is something for it; also with what goes wrong, which concerns
         no other pull."""
 
         def read() -> None:
             if self._cramped.take(held.command, held.request):
-                self._held.remove(held)
+                self._held.release(held)
                 return
             status, result = self._read(held.command, held.queue_offset)
             held.queue_offset = result.next_queue_offset
             if status in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE):
                 return
-            self._held.remove(held)
+            self._held.release(held)
             self._answer_pull(held.request, status, result)
 
         if not self._actor.carry_out(held.request, read) and held.is_held:
-            self._held.remove(held)
+            self._held.release(held)
 
-    def _set_end_timer(self, due: float) -> None:
-        """One timer for all of them: most pulls are answered long before their time is up."""
-        if self._end_timer is not None:
-            self._end_timer.cancel()
-        self._end_timer = self._actor.after(max(0.0, due - time.monotonic()), self._end_overdue)
-
-    def _end_overdue(self) -> None:
+    def _end(self, held: HeldPull) -> None:
         """Time is up: the client learns how far was looked, and asks again."""
-        self._end_timer = None
-        for held in self._held.overdue(time.monotonic(), ENDED_MAX):
-            self._actor.carry_out(held.request, partial(self._end, held))
-        deadline = self._held.next_deadline
-        if deadline is not None:
-            self._set_end_timer(deadline)
-
-    def _end(self, held: Held) -> None:
         if self._cramped.take(held.command, held.request):
             return
         status, result = self._read(held.command, held.queue_offset)
@@ -268,9 +245,7 @@ class Pulls:
 
     def settle(self, error: CometError) -> None:
         """Let go of what is held: the clients are told to come again."""
-        for held in self._held:
-            self._held.remove(held)
-            held.request.fail(error)
+        self._held.fail_all(error)
         self._cramped.fail(error)
 
     def statistics(self) -> meters.Figures:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from family import RunningBroker
@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import patient
 
-from cometmq.actors.reading.held_pulls import Held, HeldPulls
+from cometmq.actors.reading.held_pulls import HeldPull, HeldPulls
+from cometmq.actors.runtime.held import NEVER
 from cometmq.client import Admin, Producer
 from cometmq.protocol.commands import (
     DescribeQueues,
@@ -61,13 +62,14 @@ class Writers:
         return self.cursors[key].slot
 
     def held_pulls(self) -> HeldPulls:
-        return HeldPulls(self.table, self.stripes)
+        actor: Any = Mock()
+        return HeldPulls(actor, self.table, self.stripes, Mock())
 
 
-def held_at(topic: str, queue_id: int, queue_offset: int, deadline: float = 100) -> Held:
+def held_at(topic: str, queue_id: int, queue_offset: int) -> HeldPull:
     command = PullMessages(topic, queue_id, queue_offset)
-    request: Any = None
-    return Held(request, command, queue_offset, deadline)
+    request: Any = Mock(sender=b"one")
+    return HeldPull(request, command, queue_offset, NEVER)
 
 
 def test_only_queues_with_news_are_named() -> None:
@@ -83,7 +85,7 @@ def test_only_queues_with_news_are_named() -> None:
     assert sorted(first + second) == [("t", 4_711), ("t", 9_999)]
     assert pulls.with_news(1) == []  # each is named once
     (held,) = pulls.of(("t", 4_711))
-    pulls.remove(held)
+    pulls.release(held)
     pulls.looked(("t", 4_711))
     assert pulls.is_behind(("t", 9_999))
     pulls.looked(("t", 9_999))  # and was not answered
@@ -114,41 +116,12 @@ def test_several_pulls_of_one_queue() -> None:
     behind.queue_offset = 8  # looked through: not its tag
     pulls.looked(("t", 0))
     assert pulls.with_news(10) == []
-    pulls.remove(behind)
+    pulls.release(behind)
     writers.put("t", 0, 9)
     pulls.looked(("t", 0))
     assert pulls.with_news(10) == []
     writers.put("t", 0, 10)
     assert pulls.with_news(10) == [("t", 0)]
-
-
-def test_time_is_up_in_the_order_of_deadlines() -> None:
-    pulls = Writers().held_pulls()
-    order = list(range(1_000))
-    random.Random(7).shuffle(order)
-    all_of_them = [held_at("t", number, 0, deadline=number) for number in order]
-    for held in all_of_them:
-        pulls.add(held)
-    for held in all_of_them:
-        if held.command.queue_id % 2:
-            pulls.remove(held)  # answered before
-    assert pulls.next_deadline == 0
-    first = pulls.overdue(99, 20)
-    assert [held.command.queue_id for held in first] == list(range(0, 40, 2))
-    assert [held.command.queue_id for held in pulls.overdue(99, 1_000)] == list(range(40, 100, 2))
-    assert pulls.next_deadline == 100
-    assert len(pulls) == 450
-    assert len(list(pulls)) == 450
-
-
-def test_what_is_answered_before_its_time_leaves_nothing_behind() -> None:
-    pulls = Writers().held_pulls()
-    for number in range(10_000):
-        held = held_at("t", 0, number)
-        pulls.add(held)
-        pulls.remove(held)
-    assert len(pulls._due) < 200
-    assert pulls.next_deadline is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("asdrn"), st.integers(0, 99), st.integers(0, 4))))
