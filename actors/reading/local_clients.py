@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.held import HeldRequest, TimedRequests
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import Attended, AttendQueues, Command, GetLocal, LocalStore
-from cometmq.protocol.errors import CometError, NotMapped, SystemBusy
+from cometmq.protocol.errors import CometError, NotMapped
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.os.processes import boot_id
 
@@ -21,10 +19,14 @@ WAIT_MS_MAX: Final = 5_000
 HELD_MAX: Final = 10_000
 
 
-class Held(msgspec.Struct):
-    request: Request
-    min_offset: int
-    deadline: float  # time.monotonic()
+class Attention(HeldRequest[None]):
+    """An AttendQueues, and where the log began as its client knows."""
+
+    __slots__ = ("min_offset",)
+
+    def __init__(self, request: Request, min_offset: int, deadline: float) -> None:
+        super().__init__(None, request, deadline)
+        self.min_offset = min_offset
 
 
 class LocalClients:
@@ -41,7 +43,9 @@ class LocalClients:
         self._is_first = family.role == "reader-0"
         self._nonce = family.control.meta.get("nonce")
         self._min = family.control.read(Counter.MIN_OFFSET)
-        self._held: list[Held] = []
+        self._held: TimedRequests[None, Attention] = TimedRequests(
+            actor, "local clients", HELD_MAX, lambda _held: Attended(self._min.value)
+        )
         self._silent_until = 0.0  # time.monotonic()
 
     def on_get_local(self, command: GetLocal, _request: Request) -> Command:
@@ -65,15 +69,12 @@ class LocalClients:
         """Answered at once, or not before it has to be."""
         if not self._is_first or not self._nonce or command.nonce != self._nonce:
             raise NotMapped("the mapped store is not, or no longer, this broker's")
-        if len(self._held) >= HELD_MAX:
-            raise SystemBusy(f"{HELD_MAX} clients are attended already")
         if command.silent:
             self._hear_silent()
         wait_s = min(max(command.wait_ms, 0), WAIT_MS_MAX) / 1000
         if not wait_s or self._min.value > command.min_offset:
             return Attended(self._min.value)
-        self._held.append(Held(request, command.min_offset, time.monotonic() + wait_s))
-        self._actor.after(wait_s, self._end_overdue)
+        self._held.add(Attention(request, command.min_offset, time.monotonic() + wait_s))
         return None
 
     def _hear_silent(self) -> None:
@@ -95,19 +96,9 @@ class LocalClients:
 
     def tell_of_deleted(self, log_min: int) -> None:
         """The log begins later now: who has older segments mapped is to let go."""
-        self._answer(lambda held: held.min_offset < log_min)
-
-    def _end_overdue(self) -> None:
-        now = time.monotonic()
-        self._answer(lambda held: held.deadline <= now)
-
-    def _answer(self, is_due: Callable[[Held], bool]) -> None:
-        due = [held for held in self._held if is_due(held)]
-        self._held = [held for held in self._held if not is_due(held)]
-        for held in due:
-            held.request.reply(Attended(self._min.value))
+        for held in self._held:
+            if held.min_offset < log_min:
+                self._held.release(held).reply(Attended(self._min.value))
 
     def settle(self, error: CometError) -> None:
-        for held in self._held:
-            held.request.fail(error)
-        self._held.clear()
+        self._held.fail_all(error)

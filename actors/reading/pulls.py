@@ -246,7 +246,7 @@ class Pulls:
     def settle(self, error: CometError) -> None:
         """Let go of what is held: the clients are told to come again."""
         self._held.fail_all(error)
-        self._cramped.fail(error)
+        self._cramped.fail_all(error)
 
     def statistics(self) -> meters.Figures:
         return {

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.held import HeldRequest, TimedRequests
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.commands import (
     Command,
@@ -49,12 +47,14 @@ OF_QUEUES: Final = frozenset(
 )
 
 
-class Deferred(msgspec.Struct):
+class Deferred(HeldRequest[None]):
     """A question about queues, and the end of the log when it came."""
 
-    request: Request
-    wrote: int
-    deadline: float  # time.monotonic()
+    __slots__ = ("wrote",)
+
+    def __init__(self, request: Request, wrote: int) -> None:
+        super().__init__(None, request, time.monotonic() + DEFER_S)
+        self.wrote = wrote
 
 
 class Questions:
@@ -74,7 +74,6 @@ class Questions:
         dispatched: Dispatched,
         handle: Callable[[Request], None],
     ) -> None:
-        self._actor = actor
         self._store = store
         self._dispatched = dispatched
         self._handle = handle
@@ -83,18 +82,18 @@ class Questions:
         self._flushed = family.control.read(Counter.FLUSHED)
         self._store_id = read_identity(family.store).store_id
         self._segment_bytes = family.settings.mapped_file_size_commit_log_bytes
-        self._deferred: deque[Deferred] = deque()  # as they came, and so as they are due
+        self._deferred: TimedRequests[None, Deferred] = TimedRequests(
+            actor, "questions", DEFERRED_MAX, lambda held: handle(held.request), DEFERRED_MAX
+        )
 
     # --- waiting for the dispatcher ---
 
     def defers(self, request: Request) -> bool:
         """Whether it has to wait, which is seen to then."""
         wrote = self._cover.value
-        if self._dispatched.value >= wrote or len(self._deferred) >= DEFERRED_MAX:
+        if self._dispatched.value >= wrote or not self._deferred.has_room(request):
             return False
-        self._deferred.append(Deferred(request, wrote, time.monotonic() + DEFER_S))
-        if len(self._deferred) == 1:
-            self._actor.after(DEFER_S, self.answer_deferred)
+        self._deferred.add(Deferred(request, wrote))
         self.answer_deferred()  # it may be there meanwhile
         return True
 
@@ -102,20 +101,12 @@ class Questions:
         if not self._deferred:
             return
         self._dispatched.arm()
-        dispatched, now, answered = self._dispatched.value, time.monotonic(), False
-        while self._deferred:
-            first = self._deferred[0]
-            if first.wrote > dispatched and first.deadline > now:
-                break
-            self._handle(self._deferred.popleft().request)
-            answered = True
-        if self._deferred and answered:
-            self._actor.after(max(0.0, self._deferred[0].deadline - now), self.answer_deferred)
+        dispatched = self._dispatched.value
+        while (first := self._deferred.first) is not None and first.wrote <= dispatched:
+            self._handle(self._deferred.release(first))
 
     def settle(self, error: CometError) -> None:
-        for each in self._deferred:
-            each.request.fail(error)
-        self._deferred.clear()
+        self._deferred.fail_all(error)
 
     # --- answers ---
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NoReturn
 
+from cometmq.actors.runtime.held import HeldRequest, TimedRequests
 from cometmq.actors.runtime.request import Request
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol.commands import PullMessages
-from cometmq.protocol.errors import CometError, SystemBusy
+from cometmq.protocol.errors import SystemBusy
 
 WAIT_S: Final = 10  # a client that has not received its answers by then is not given more
 LOOK_EVERY_S: Final = 0.01
 WAITING_MAX: Final = 10_000
 
-
-class Waiting(NamedTuple):
-    request: Request
-    command: PullMessages
-    deadline: float  # time.monotonic()
+Waiting = HeldRequest[bytes]  # by connection
 
 
-class PullsWithoutRoom:
+class PullsWithoutRoom(TimedRequests[bytes, Waiting]):
     """They wait until their client has received some of its answers: of 4 MiB each, these would
     pile up in memory for whoever asks and does not read.
 
@@ -32,40 +28,28 @@ class PullsWithoutRoom:
     """
 
     def __init__(self, actor: ServiceActor, pull: Callable[[PullMessages, Request], None]) -> None:
-        self._actor = actor
+        super().__init__(actor, "pulls without space for an answer", WAITING_MAX, _refuse)
         self._pull = pull
-        self._waiting: list[Waiting] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def take(self, command: PullMessages, request: Request) -> bool:
         """Whether it has to wait, which is seen to then. Raises SystemBusy."""
         if request.has_room():
             return False
-        if len(self._waiting) >= WAITING_MAX:
-            raise SystemBusy(f"{WAITING_MAX} pulls wait for clients to receive their answers")
-        self._waiting.append(Waiting(request, command, time.monotonic() + WAIT_S))
-        if len(self._waiting) == 1:
+        self.add(HeldRequest(request.sender, request, time.monotonic() + WAIT_S))
+        if len(self) == 1:
             self._actor.after(LOOK_EVERY_S, self._look)
         return True
 
-    def fail(self, error: CometError) -> None:
-        for waiting in self._waiting:
-            waiting.request.fail(error)
-        self._waiting.clear()
-
     def _look(self) -> None:
-        before, self._waiting = self._waiting, []
-        now = time.monotonic()
-        for waiting in before:
-            request, command, deadline = waiting
-            if request.has_room():
-                self._actor.carry_out(request, partial(self._pull, command, request))
-            elif now > deadline:
-                text = f"the answers before are not received within {WAIT_S} s: receive them first"
-                request.fail(SystemBusy(text))
-            else:
-                self._waiting.append(waiting)
-        if self._waiting:
+        for sender in self.keys:
+            for waiting in self.of(sender):
+                if not waiting.request.has_room():
+                    break
+                request = self.release(waiting)
+                self._actor.carry_out(request, self._pull, request.command, request)
+        if self:
             self._actor.after(LOOK_EVERY_S, self._look)
+
+
+def _refuse(_waiting: Waiting) -> NoReturn:
+    raise SystemBusy(f"the answers before are not received within {WAIT_S} s: receive them first")

@@ -85,18 +85,20 @@ class HeldRequests(Generic[K, H]):
     def named(self, key: K, name: str) -> H | None:
         return self._by_name.get((key, name))
 
+    def has_room(self, request: Request) -> bool:
+        """Return whether this request can be held."""
+        count = self._by_sender.get(request.sender, 0)
+        return self._count < self._limit and count < self._sender_limit
+
     def check_room(self, request: Request) -> None:
         """Raise SystemBusy if this request cannot be held."""
-        if self._count >= self._limit:
-            raise SystemBusy(
-                f"{self._count} {self._what} wait already, at most {self._limit}: try again"
-            )
+        if self.has_room(request):
+            return
         count = self._by_sender.get(request.sender, 0)
-        if count >= self._sender_limit:
-            raise SystemBusy(
-                f"{count} {self._what} of this connection wait already, at most "
-                f"{self._sender_limit}: try again"
-            )
+        raise SystemBusy(
+            f"{self._what}: {self._count} wait already, at most {self._limit}, {count} of them of "
+            f"this connection, at most {self._sender_limit}: try again"
+        )
 
     def add(self, held: H) -> None:
         """Hold a request. Raises SystemBusy."""
