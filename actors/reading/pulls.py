@@ -231,7 +231,7 @@ class Pulls:
             self._held.release(held)
             self._answer_pull(held.request, status, result)
 
-        if not self._actor.carry_out(held.request, read) and held.is_held:
+        if not self._actor.carry_out(held.request, read) and self._held.holds(held):
             self._held.release(held)
 
     def _end(self, held: HeldPull) -> None:

@@ -30,17 +30,13 @@ class HeldRequest(Generic[K]):
         name: who asks; at most one request of a key has this name. "" is no name.
     """
 
-    __slots__ = ("deadline", "is_held", "key", "name", "request")
+    __slots__ = ("deadline", "key", "name", "request")
 
     def __init__(self, key: K, request: Request, deadline: float, name: str = "") -> None:
         self.key = key
         self.request = request
         self.deadline = deadline
         self.name = name
-        self.is_held = False
-
-    def _note(self, *, is_held: bool) -> None:
-        self.is_held = is_held
 
 
 H = TypeVar("H", bound=HeldRequest[Any])
@@ -85,32 +81,30 @@ class HeldRequests(Generic[K, H]):
     def named(self, key: K, name: str) -> H | None:
         return self._by_name.get((key, name))
 
+    def holds(self, held: H) -> bool:
+        return held in self._by_key.get(held.key, ())
+
     def has_room(self, request: Request) -> bool:
         """Return whether this request can be held."""
         count = self._by_sender.get(request.sender, 0)
         return self._count < self._limit and count < self._sender_limit
 
-    def check_room(self, request: Request) -> None:
-        """Raise SystemBusy if this request cannot be held."""
-        if self.has_room(request):
-            return
-        count = self._by_sender.get(request.sender, 0)
-        raise SystemBusy(
-            f"{self._what}: {self._count} wait already, at most {self._limit}, {count} of them of "
-            f"this connection, at most {self._sender_limit}: try again"
-        )
-
     def add(self, held: H) -> None:
         """Hold a request. Raises SystemBusy."""
-        self.check_room(held.request)
         sender = held.request.sender
-        self._by_sender[sender] = self._by_sender.get(sender, 0) + 1
+        count = self._by_sender.get(sender, 0)
+        if self._count >= self._limit or count >= self._sender_limit:
+            raise SystemBusy(
+                f"{self._what}: {self._count} wait already, at most {self._limit}, {count} of them "
+                f"of this connection, at most {self._sender_limit}: try again"
+            )
+        self._by_sender[sender] = count + 1
         self._count += 1
-        held._note(is_held=True)
         of_key = self._by_key.get(held.key)
         if of_key is None:
-            of_key = self._by_key[held.key] = {}
-        of_key[held] = None
+            self._by_key[held.key] = {held: None}
+        else:
+            of_key[held] = None
         if held.name:
             self._by_name[held.key, held.name] = held
         if held.deadline != NEVER:
@@ -118,29 +112,23 @@ class HeldRequests(Generic[K, H]):
 
     def release(self, held: H) -> Request:
         """Stop holding a request and return it; the caller answers it."""
-        held._note(is_held=False)
         self._count -= 1
         of_key = self._by_key[held.key]
         del of_key[held]
         if not of_key:
             del self._by_key[held.key]
-        if held.name:
-            self.forget_name(held)
+        if held.name and self._by_name.get((held.key, held.name)) is held:
+            del self._by_name[held.key, held.name]
         sender = held.request.sender
-        left = self._by_sender[sender] - 1
-        if left:
-            self._by_sender[sender] = left
+        count = self._by_sender[sender]
+        if count > 1:
+            self._by_sender[sender] = count - 1
         else:
             del self._by_sender[sender]
         if len(self._due) > 2 * self._count + 64:
-            self._due = [each for each in self._due if each[2].is_held]
+            self._due = [each for each in self._due if self.holds(each[2])]
             heapq.heapify(self._due)
         return held.request
-
-    def forget_name(self, held: H) -> None:
-        """Let another request have its name."""
-        if self._by_name.get((held.key, held.name)) is held:
-            del self._by_name[held.key, held.name]
 
     def release_key(self, key: K) -> list[H]:
         """Stop holding all requests of a key and return them in order of arrival."""
@@ -152,7 +140,7 @@ class HeldRequests(Generic[K, H]):
     @property
     def first(self) -> H | None:
         """Return the request with the next deadline; of equal deadlines, the earliest request."""
-        while self._due and not self._due[0][2].is_held:
+        while self._due and not self.holds(self._due[0][2]):
             heapq.heappop(self._due)
         return self._due[0][2] if self._due else None
 

@@ -71,7 +71,7 @@ def test_held_requests_do_what_a_list_would(
             model = []
         assert len(requests) == len(model)
         assert set(requests) == set(model)
-        assert all(each.is_held for each in model)
+        assert all(requests.holds(each) for each in model)
         for each_key in range(4):
             assert requests.of(each_key) == [each for each in model if each.key == each_key]
         timed = [each for each in model if each.deadline != NEVER]
@@ -117,7 +117,7 @@ def test_one_timer_answers_the_expired_in_turns() -> None:
     requests.add(forever)
     assert sum(timer.action is not None for timer in actor.timers) == 1
     actor.timers[-1].action()
-    assert [held.is_held for held in all_of_them] == [True] * 44 + [False] * 256
+    assert [requests.holds(held) for held in all_of_them] == [True] * 44 + [False] * 256
     actor.timers[-1].action()
     assert list(requests) == [forever]
     assert all(held.request.reply.call_count == 1 for held in all_of_them)
