@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NoReturn, Protocol
 
 import msgspec
 
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
 from cometmq.actors.coordination.topics import Stored
+from cometmq.actors.runtime.held import HeldRequest, TimedRequests
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.tables.group_settings import check_consuming, check_order
 from cometmq.actors.tables.popped import Key
@@ -67,40 +67,26 @@ def check_attempt(attempt: str) -> None:
         raise ArgumentIllegal(f"an attempt is {ATTEMPT_MAX} printable characters at most")
 
 
-class _Beginning(NamedTuple):
+class Beginning(HeldRequest[None]):
     """A command whose group begins at the end, which is known once so much is dispatched."""
 
-    request: Request
-    command: PopMessages
-    due: int
-    deadline: float  # time.monotonic()
+    __slots__ = ("command", "due")
+
+    def __init__(self, command: PopMessages, request: Request, due: int) -> None:
+        super().__init__(None, request, time.monotonic() + BEGIN_S)
+        self.command = command
+        self.due = due
 
 
-class Beginnings:
-    """See the module.
+class Beginnings(TimedRequests[None, Beginning]):
+    """See the module."""
 
-    Args:
-        look: to be called when a wait is over; it calls `serve_due`.
-    """
-
-    def __init__(
-        self,
-        actor: ServiceActor,
-        books: Books,
-        members: Members,
-        stored: Stored,
-        look: Callable[[], None],
-    ) -> None:
-        self._actor = actor
+    def __init__(self, actor: ServiceActor, books: Books, members: Members, stored: Stored) -> None:
+        super().__init__(actor, "consumers", HELD_MAX, _too_late)
         self._books = books
         self._members = members
         self._stored = stored
-        self._look = look
         self.arrivals: Arrivals | None = None
-        self._beginning: deque[_Beginning] = deque()  # as they came, and so as they are due
-
-    def __len__(self) -> int:
-        return len(self._beginning)
 
     def check(self, command: PopMessages) -> None:
         check_topic(command.topic)
@@ -139,32 +125,20 @@ class Beginnings:
         due = self.arrivals.due
         if self.arrivals.value >= due:
             return False
-        if len(self) >= HELD_MAX:
-            raise SystemBusy(f"{HELD_MAX} consumers wait for messages already")
-        self._beginning.append(_Beginning(request, command, due, time.monotonic() + BEGIN_S))
-        self._actor.after(BEGIN_S, self._look)
+        self.add(Beginning(command, request, due))
         return True  # a look at the end of this round arms the counter
 
     def _is_known(self, command: PopMessages) -> bool:
         return command.topic in self._members.subscribed.get(command.group, ())
 
     def serve_due(self, dispatched: int, serve: Callable[[PopMessages, Request], None]) -> None:
-        now = time.monotonic()
-        while self._beginning:
-            first = self._beginning[0]
-            if dispatched < first.due and now < first.deadline:
-                return
-            self._beginning.popleft()
+        while (first := self.first) is not None and first.due <= dispatched:
+            request = self.release(first)
             try:
                 self.check(first.command)
-                if dispatched < first.due and not self._is_known(first.command):
-                    raise SystemBusy(
-                        f"where topic {first.command.topic} ends is not known yet: what was "
-                        f"written before is not dispatched after {BEGIN_S:g} s"
-                    )
-                serve(first.command, first.request)
+                serve(first.command, request)
             except CometError as error:
-                first.request.fail(error)
+                request.fail(error)
 
     def begin(self, command: PopMessages) -> None:
         """A group that comes for the first time begins somewhere, in each queue of the topic."""
@@ -182,15 +156,16 @@ class Beginnings:
 
     def stop(self, command: StopPopping) -> None:
         """This consumer waits no longer."""
-        for each in list(self._beginning):
+        for each in self:
             if stops(command, each.command):
-                self._beginning.remove(each)
-                each.request.reply(PoppedMessages([]))
+                self.release(each).reply(PoppedMessages([]))
 
-    def end(self, error: CometError) -> None:
-        for each in self._beginning:
-            each.request.fail(error)
-        self._beginning.clear()
+
+def _too_late(held: Beginning) -> NoReturn:
+    raise SystemBusy(
+        f"where topic {held.command.topic} ends is not known yet: what was written before is not "
+        f"dispatched after {BEGIN_S:g} s"
+    )
 
 
 class FarOffsets:

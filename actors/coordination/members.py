@@ -119,7 +119,6 @@ class Members:
 
     def tell(self) -> None:
         """Answer the JoinGroups that wait no longer; of groups that are kept as they are told."""
-        self._held.answer_overtaken()
         ready = {name for name in self._stirred if not self._unkept[name]}
         self._stirred -= ready
         for name in ready:
@@ -127,7 +126,7 @@ class Members:
 
     def end(self, error: CometError) -> None:
         """Whoever waits for news hears that there will be none."""
-        self._held.end(error)
+        self._held.fail_all(error)
 
     def statistics(self) -> meters.Figures:
         return {
@@ -152,15 +151,16 @@ class Members:
 
     def refuse(self, name: str, error: CometError) -> None:
         """Members that wait for news hear this; they are members still, and may commit."""
-        for _, request in self._held.take(name):
-            request.fail(error)
+        group = self.groups.get(name)
+        for held in [] if group is None else self._held.release_key(group):
+            held.request.fail(error)
 
     def evict(self, name: str) -> None:
         """The group is removed: its members are told, once that is kept, that nothing is theirs."""
         group = self.groups.pop(name, None)
         if group is None:
             return
-        held = self._held.take(name)
+        held_ones = self._held.release_key(group)
         for member in group.members:
             group.leave(member)
         # What they commit names epochs that the next group of this name never gives out.
@@ -169,8 +169,8 @@ class Members:
         self._stirred.discard(name)
 
         def tell(_error: CometError | None) -> None:
-            for member, request in held:
-                request.reply(group.share_of(member))
+            for held in held_ones:
+                held.request.reply(group.share_of(held.member))
 
         self._books.then(tell)
 

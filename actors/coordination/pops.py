@@ -100,7 +100,7 @@ class Pops:
         self._retry_topics = books.retry_topics
         self._far = FarOffsets(books)
         self._held = HeldPops(actor)
-        self._beginnings = Beginnings(actor, books, members, stored, self._look_on)
+        self._beginnings = Beginnings(actor, books, members, stored)
         self._to_look: deque[tuple[str, str]] = deque()  # whose messages may have come
         self._answers: list[tuple[Request, Command]] = []  # of this round
 
@@ -111,8 +111,8 @@ class Pops:
 
     def end(self, error: CometError) -> None:
         """Whoever waits for messages hears that there will be none."""
-        self._held.end(error)
-        self._beginnings.end(error)
+        self._held.fail_all(error)
+        self._beginnings.fail_all(error)
 
     # --- commands ---
 
@@ -316,7 +316,7 @@ class Pops:
         self._beginnings.serve_due(value, self._serve)
         if value != self._seen:
             self._seen = value
-            self._to_look = deque(self._held.places)
+            self._to_look = deque(self._held.keys)
         for _ in range(min(LOOK_MAX, len(self._to_look))):
             self._give_to(self._to_look.popleft())
         if self._to_look:
@@ -326,7 +326,7 @@ class Pops:
         """There is something for whoever waits for that queue."""
         keys = [(group, topic)]
         if topic.startswith(RETRY_PREFIX):  # what was given back before the group kept an order
-            keys = [key for key in self._held.places if key[0] == group]
+            keys = [key for key in self._held.keys if key[0] == group]
         waiting = [key for key in keys if self._held.of(key)]
         if waiting:
             self._to_look += waiting
@@ -341,11 +341,11 @@ class Pops:
             try:
                 popped = self._pop(held.command)
             except CometError as error:
-                self._held.take(held).fail(error)
+                self._held.release(held).fail(error)
                 continue
             if not popped:
                 return
-            self._answers.append((self._held.take(held), PoppedMessages(popped)))
+            self._answers.append((self._held.release(held), PoppedMessages(popped)))
 
     def on_stop_popping(self, command: StopPopping, request: Request) -> None:
         check_group(command.group)
