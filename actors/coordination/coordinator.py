@@ -42,6 +42,7 @@ from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.ledger_log import LedgerLog
 
 CONFIRM_TIMEOUT_S: Final = 2.5  # below the 3 s that a client waits, so that it hears the reason
+RELAYED_MAX: Final = 64  # commands that wait for the cleaner
 LOOKS: Final = 8  # for silent members, in a session's time
 
 
@@ -94,7 +95,7 @@ class CoordinatorActor(ServiceActor):
 
     role: ClassVar[str] = "coordinator"
     part_types: ClassVar[tuple[type, ...]] = (
-        Topics, Members, Groups, Progress, Moves, Views, Relay, Retries, Holds, Transactions,
+        Topics, Members, Groups, Progress, Moves, Views, Retries, Holds, Transactions,
         Pops,
     )  # fmt: skip
 
@@ -137,9 +138,7 @@ class CoordinatorActor(ServiceActor):
         make_topic, stored = self._topics.make, self._topics.stored
         self._groups = Groups(self._books, self._members, self._poppers, self._topics)
         self._views = Views(self._books, self._members, self._poppers, stored)
-        self._relay = Relay(
-            self, cleaner_endpoint, lambda action: self._books.snapshots.then(action)
-        )
+        self._relay = Relay(self, cleaner_endpoint, "the cleaner", RELAYED_MAX)
         self._retries = Retries(self, self._books, self._members, scheduler_endpoint, make_topic)
         self._transactions = Transactions(
             self, scheduler_endpoint, make_topic, self._progress.on_fetch_offsets
@@ -177,7 +176,7 @@ class CoordinatorActor(ServiceActor):
     def parts(self) -> Sequence[object]:
         return (
             self._topics, self._members, self._groups, self._progress, self._moves, self._views,
-            self._relay, self._retries, self._holds, self._transactions,
+            self._retries, self._holds, self._transactions,
             self._pops,
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from cometmq.actors.coordination.relay import Relay
 from cometmq.actors.runtime.service import Request
 from cometmq.protocol.commands import (
     Command,
+    DeleteSegments,
     Done,
     DropHold,
     Hold,
@@ -89,6 +90,12 @@ class Holds:
     def on_list_holds(self, _command: ListHolds, request: Request) -> None:
         self._relay.expect(request)
         self._answer(request)
+
+    def on_delete_segments(self, command: DeleteSegments, request: Request) -> None:
+        """The cleaner keeps what of the ledger is in no file yet: that is not to be in the way."""
+        self._relay.expect(request)
+        hand_back = partial(self._relay.hand_back, request)
+        self._books.snapshots.then(partial(self._relay.ask, command, hand_back))
 
     def on_holds_wanted(self, _command: HoldsWanted, _request: Request) -> Command:
         self._tell()

@@ -11,6 +11,8 @@ import msgspec
 
 from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.members import Members
+from cometmq.actors.coordination.relay import Relay
+from cometmq.actors.runtime.held import NEVER
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.tables.attempts import Attempts
 from cometmq.protocol.commands import (
@@ -27,12 +29,11 @@ from cometmq.protocol.errors import (
     HandleUnknown,
     NotConfirmed,
     ServiceNotAvailable,
-    SystemBusy,
     from_code,
 )
 from cometmq.protocol.ledger import OffsetSet
 from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX, check_topic
-from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.protocol.wire.channel import Pending
 
 WAITING_MAX: Final = 256  # commands that the scheduler has not answered
 TIMEOUT_S: Final = 5.0  # of the scheduler's answer
@@ -82,30 +83,24 @@ class Retries:
         endpoint: str,
         make_topic: MakeTopic,
     ) -> None:
-        self._actor = actor
         self._books = books
         self._members = members
         self._retry_topics = books.retry_topics
         self._make_topic = make_topic
-        self._scheduler = Channel(endpoint, "the scheduler") if endpoint else None
-        self._waiting = 0
+        self._scheduler = Relay(actor, endpoint, "the scheduler", WAITING_MAX)
         self._attempts = Attempts()
         self.claims: Claims | None = None
         self.ordered: Ordered | None = None
 
     def close(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.close()
+        self._scheduler.close()
 
     def on_give_back_messages(self, command: GiveBackMessages, request: Request) -> None:
-        if self._scheduler is None:
-            raise ServiceNotAvailable("no scheduler belongs to this coordinator")
         if len(command.messages) > GIVEN_BACK_MAX:
             raise ArgumentIllegal(
                 f"{len(command.messages)} messages given back at once, at most {GIVEN_BACK_MAX}"
             )
-        if self._waiting >= WAITING_MAX:
-            raise SystemBusy(f"{WAITING_MAX} commands wait for the scheduler already")
+        self._scheduler.check_room(request)
         self._books.check_room()
         for topic in {entry.topic for entry in command.messages}:
             check_topic(topic)
@@ -156,9 +151,9 @@ class Retries:
         handed_out: Sequence[int] = (),
     ) -> None:
         """`codes` has None for each of `ours`."""
-        self._waiting += 1
         settled = partial(self._settled, command.group, ours, codes, request, claims)
         try:
+            self._scheduler.expect(request, NEVER)
             ours_alone = msgspec.structs.replace(command, messages=ours)
             self._pass_on(ours_alone, settled, handed_out=handed_out)
         except CometError as error:
@@ -175,7 +170,7 @@ class Retries:
         error: CometError | None,
     ) -> None:
         """The scheduler has answered, or will not. `codes` has None for each of `ours`."""
-        self._waiting -= 1
+        self._scheduler.release_key(request)
         popped = False
         for at, given in enumerate(ours):
             if given.handle and claims is not None:
@@ -219,19 +214,14 @@ class Retries:
         handed_out: Sequence[int] = (),
     ) -> None:
         """`settled` is called once, in the actor's thread."""
-        waiting = True
         group, now = command.group, time.monotonic()
         places = [
             (group, each.topic, each.queue_id, each.queue_offset) for each in command.messages
         ]
         attempts = [self._attempts.number(place, now) for place in places]
 
-        def hear(done: Pending | None, error: CometError | None) -> None:
-            nonlocal waiting
-            if not waiting:
-                return  # too late
-            waiting = False
-            answer = None if done is None else done.answer
+        def hear(done: Pending) -> None:
+            answer, error = done.answer, done.error
             if error is None and not isinstance(answer, MessagesGivenBack):
                 error = ServiceNotAvailable("the scheduler has not said what it stored")
             codes = answer.codes if isinstance(answer, MessagesGivenBack) else []
@@ -240,30 +230,17 @@ class Retries:
                     self._attempts.end(place, attempt)
             settled(codes, error)
 
-        def give_up() -> None:
-            if waiting and self._scheduler is not None:
-                hear(None, self._scheduler.give_up(pending, "StoreRetries", TIMEOUT_S))
+        wanted = self._wanted(command, at_once, handed_out, attempts)
+        self._scheduler.ask(wanted, hear, TIMEOUT_S)
 
-        pending = self._ask(
-            command,
-            lambda done: self._actor.call_soon(partial(hear, done, done.error)),
-            at_once=at_once,
-            handed_out=handed_out,
-            attempts=attempts,
-        )
-        self._actor.after(TIMEOUT_S, give_up)
-
-    def _ask(
+    def _wanted(
         self,
         command: GiveBackMessages,
-        on_done: Callable[[Pending], None],
-        *,
         at_once: bool,
         handed_out: Sequence[int],
         attempts: list[int],
-    ) -> Pending:
-        if self._scheduler is None:
-            raise ServiceNotAvailable("no scheduler belongs to this coordinator")
+    ) -> StoreRetries:
+        """What the scheduler is asked for, whose topics exist then."""
         group = command.group
         config = self._members.config_of(group)
         popped = at_once or command.popped
@@ -276,8 +253,7 @@ class Retries:
                 if is_new and topic != RETRY_PREFIX + group:  # the offset marks it as this group's
                     self._books.change(OffsetSet(group, topic, 0, 0))
         self._make_topic(DLQ_PREFIX + group, 1)
-        wanted = _with_config(command, config, at_once, handed_out, attempts, topics)
-        return self._scheduler.request(wanted, on_done=on_done)
+        return _with_config(command, config, at_once, handed_out, attempts, topics)
 
 
 def _answer(request: Request, answer: MessagesGivenBack, error: CometError | None) -> None:

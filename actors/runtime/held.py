@@ -89,15 +89,21 @@ class HeldRequests(Generic[K, H]):
         count = self._by_sender.get(request.sender, 0)
         return self._count < self._limit and count < self._sender_limit
 
+    def check_room(self, request: Request) -> None:
+        """Raise SystemBusy if this request cannot be held."""
+        if not self.has_room(request):
+            count = self._by_sender.get(request.sender, 0)
+            raise SystemBusy(
+                f"{self._what}: {self._count} wait already, at most {self._limit}, {count} of them "
+                f"of this connection, at most {self._sender_limit}: try again"
+            )
+
     def add(self, held: H) -> None:
         """Hold a request. Raises SystemBusy."""
         sender = held.request.sender
         count = self._by_sender.get(sender, 0)
         if self._count >= self._limit or count >= self._sender_limit:
-            raise SystemBusy(
-                f"{self._what}: {self._count} wait already, at most {self._limit}, {count} of them "
-                f"of this connection, at most {self._sender_limit}: try again"
-            )
+            self.check_room(held.request)
         self._by_sender[sender] = count + 1
         self._count += 1
         of_key = self._by_key.get(held.key)
