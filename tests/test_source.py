@@ -279,7 +279,6 @@ CALLABLES = {
     "actors/writer/derived.py:DerivedWrites": 4,
     "actors/writer/desk.py:Desk": 3,
     "actors/writer/half_book.py:HalfBook": 3,
-    "actors/writer/repeats.py:Repeats": 3,
     "client/receiving/pulling.py:Puller": 4,
 }
 # Modules that hold declarations alone, and import nothing: a vocabulary is no coupling.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
@@ -14,7 +14,8 @@ import msgspec
 from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
-from cometmq.actors.runtime.service import Request
+from cometmq.actors.runtime.held import HeldRequest, TimedRequests
+from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.scheduling.delays import read_clocks
 from cometmq.actors.scheduling.half_view import ASK_S, HalfView
 from cometmq.actors.tables.transactions import (
@@ -36,7 +37,7 @@ from cometmq.protocol.commands import (
     TransactionChecks,
     TransactionPart,
 )
-from cometmq.protocol.errors import MessageIllegal, SystemBusy
+from cometmq.protocol.errors import CometError, MessageIllegal
 from cometmq.protocol.names import check_group
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.kernel._kernel import Message
@@ -70,19 +71,10 @@ class _Check(msgspec.Struct, frozen=True):
 
 
 class Checks:
-    """Rounds of checks, and the producers that wait for them.
-
-    Args:
-        call_soon, after: the actor's.
-    """
+    """Rounds of checks, and the producers that wait for them."""
 
     def __init__(
-        self,
-        family: Family,
-        commitlog: Channel,
-        store: StoreReader,
-        call_soon: Callable[[Callable[[], None]], object],
-        after: Callable[[float, Callable[[], None]], object],
+        self, actor: ServiceActor, family: Family, commitlog: Channel, store: StoreReader
     ) -> None:
         settings = family.settings
         self.interval_s = settings.transaction_check_interval_ms / 1000
@@ -92,8 +84,7 @@ class Checks:
         self._write_s = ASK_S + max(settings.sync_flush_timeout_ms / 1000, settings.slave_wait_s)
         self._commitlog = commitlog
         self._view = HalfView(family, store)
-        self._call_soon = call_soon
-        self._after = after
+        self._actor = actor
         self._rules = Rules(
             settings.transaction_time_out_ms,
             settings.transaction_check_max,
@@ -102,11 +93,17 @@ class Checks:
         )
         self._bytes_max = min(ANSWER_BYTES, settings.mapped_file_size_commit_log_bytes // 4)
         self._round: Iterator[Message | None] | None = None
-        self._waiting: dict[str, deque[Request]] = defaultdict(deque)  # by group
-        self._waiting_count = 0
+        # By group. All of them come from the coordinator.
+        self._waiting: TimedRequests[str, HeldRequest[str]] = TimedRequests(
+            actor, "producers", WAITING_MAX, lambda _held: TransactionChecks([]), WAITING_MAX
+        )
         self._outbox: dict[str, deque[_Check]] = defaultdict(deque)
         self._checked = 0  # by this process
         self._given_up = 0
+
+    def end(self, error: CometError) -> None:
+        """Answer the producers that wait with an error."""
+        self._waiting.fail_all(error)
 
     def close(self) -> None:
         self._view.close()
@@ -115,12 +112,12 @@ class Checks:
 
     def begin(self) -> None:
         """Schedule rounds, each when the first message is due that the previous round left."""
-        self._after(self._pause_s, self._begin_round)
+        self._actor.after(self._pause_s, self._begin_round)
 
     def _begin_round(self) -> None:
         """Start a round over all messages that are pending now."""
         if not self._view.is_needed:
-            self._after(self._pause_s, self._begin_round)
+            self._actor.after(self._pause_s, self._begin_round)
             return
         for group, checks in list(self._outbox.items()):  # drop superseded and ended checks
             left = [each for each in checks if self._is_pending(each)]
@@ -161,10 +158,10 @@ class Checks:
             is_over = True
         if is_over:
             self._round = None
-            self._after(max(PAUSE_S_MIN, self._next_s), self._begin_round)
+            self._actor.after(max(PAUSE_S_MIN, self._next_s), self._begin_round)
             self._view.tell_offsets()
         else:
-            self._call_soon(self._go_on)
+            self._actor.call_soon(self._go_on)
 
     def _judge(self, message: Message) -> _Due:
         properties = message.properties
@@ -239,21 +236,14 @@ class Checks:
 
     def on_await_checks(self, command: AwaitChecks, request: Request) -> None:
         check_group(command.group)
-        if self._waiting_count >= WAITING_MAX:
-            raise SystemBusy(
-                f"{WAITING_MAX} producers wait for checks, and one of group {command.group} would "
-                "be one more"
-            )
-        self._waiting[command.group].append(request)
-        self._waiting_count += 1
-        wait_ms = min(max(command.wait_ms, 0), CHECK_WAIT_MS_MAX)
-        self._after(wait_ms / 1000, partial(self._let_go, command.group, request))
+        wait_s = min(max(command.wait_ms, 0), CHECK_WAIT_MS_MAX) / 1000
+        self._waiting.add(HeldRequest(command.group, request, time.monotonic() + wait_s))
         self._hand_out(command.group)
 
     def _hand_out(self, group: str) -> None:
         """To whoever waits longest."""
         checks = self._outbox.get(group)
-        while checks and self._waiting.get(group):
+        while checks and (waiting := self._waiting.of(group)):
             taken: list[_Check] = []
             size = 0
             while checks and len(taken) < ANSWER_COUNT and size < ANSWER_BYTES:
@@ -262,27 +252,10 @@ class Checks:
                     taken.append(each)
                     size += len(each.record)
             if taken:
-                self._take_one(group).reply(
+                self._waiting.release(waiting[0]).reply(
                     TransactionChecks([each.check for each in taken]),
                     [each.record for each in taken],
                 )
-
-    def _take_one(self, group: str) -> Request:
-        self._waiting_count -= 1
-        request = self._waiting[group].popleft()
-        if not self._waiting[group]:
-            del self._waiting[group]
-        return request
-
-    def _let_go(self, group: str, request: Request) -> None:
-        """Its time is up, if it still waits."""
-        waiting = self._waiting.get(group)
-        if waiting and request in waiting:
-            waiting.remove(request)
-            self._waiting_count -= 1
-            if not waiting:
-                del self._waiting[group]
-            request.reply(TransactionChecks([]))
 
     def statistics(self) -> meters.Figures:
         return {

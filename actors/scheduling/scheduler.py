@@ -21,7 +21,7 @@ from cometmq.actors.scheduling.retries import Retries
 from cometmq.actors.scheduling.revival import Revival
 from cometmq.actors.scheduling.timers import READ_COUNT, Timers
 from cometmq.conf.delay_levels import LEVELS_MAX
-from cometmq.protocol.errors import CometError, StoreDamaged
+from cometmq.protocol.errors import CometError, ShuttingDown, StoreDamaged
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel
@@ -71,7 +71,7 @@ class SchedulerActor(ServiceActor):
             lambda: self._dispatched.value,
             lambda: self.call_soon(self.on_doorbell),
         )
-        self._checks = Checks(family, self._commitlog, self._store, self.call_soon, self.after)
+        self._checks = Checks(self, family, self._commitlog, self._store)
         self._aside = SetAside(self._store)
         self._timed = Timers(
             family, self._commitlog, self._store, lambda: self._dispatched.value, self._aside
@@ -248,6 +248,7 @@ class SchedulerActor(ServiceActor):
     # --- the end ---
 
     def settle(self) -> None:
+        self._checks.end(ShuttingDown("the scheduler is shutting down"))
         self._write_offsets()
         # While the dispatcher is behind, timercheck is not written: a RocketMQ that opens this
         # store would deliver all messages again that were delivered since the last timercheck.

@@ -148,11 +148,11 @@ class CommitLogActor(ServiceActor):
         self._cursors.on_new = self._ends.add
         self._desk = self._make_desk()
         self._repeats = Repeats(
+            self,
             self._family,
             self._desk.batches,
             lambda: self._log.physical_offset,
-            store=self._store_all,
-            after=self.after,
+            self._store_all,
         )
         with closing(self._family.store_reader()) as reader:
             self._desk.derived.load(last_marks(reader))

@@ -17,13 +17,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
-import msgspec
-
 from cometmq.actors.runtime.clock_steps import StepsForward
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
-from cometmq.actors.runtime.service import Request, Timer
+from cometmq.actors.runtime.held import HeldRequest, TimedRequests
+from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.writer.batches import Batches, Earlier, Found
 from cometmq.protocol.commands import TIMED, Section, SendMessages
 from cometmq.protocol.errors import CometError, NotConfirmed, ShuttingDown, SystemBusy
@@ -50,12 +49,15 @@ _LIMITS: Final = ReadLimits(
 NOTHING: Final = Earlier(0)
 
 
-class _Held(msgspec.Struct):
-    request: Request
-    size: int
-    end: int  # physical offset up to which the queues have to be dispatched
-    until: float  # time.monotonic()
-    search: Generator[None, None, Found]
+class _Repeat(HeldRequest[None]):
+    """A send that waits until the queues are dispatched up to `end`, a physical offset."""
+
+    __slots__ = ("end", "size")
+
+    def __init__(self, request: Request, size: int, end: int) -> None:
+        super().__init__(None, request, time.monotonic() + WAIT_S)
+        self.size = size
+        self.end = end
 
 
 def is_repeat(command: object) -> bool:
@@ -77,96 +79,83 @@ class Repeats:
     Args:
         log_end: where the next record goes.
         store: stores commands as one group, each without the messages that were found.
-        after: sets a timer of the actor.
     """
 
     def __init__(
         self,
+        actor: ServiceActor,
         family: Family,
         batches: Batches,
         log_end: Callable[[], int],
-        *,
         store: Callable[[list[Request], Sequence[Found]], None],
-        after: Callable[[float, Callable[[], None]], Timer],
     ) -> None:
+        self._actor = actor
         self._reader = family.store_reader(_LIMITS)
         self._dispatched = Dispatched(family)
         self._batches = batches
         self._log_end = log_end
         self._store = store
-        self._after = after
-        self._held: deque[_Held] = deque()
+        self._waiting: TimedRequests[None, _Repeat] = TimedRequests(
+            actor, "repeated sends", HELD_MAX, self._too_late, HELD_MAX
+        )
+        self._searches: deque[tuple[_Repeat, Generator[None, None, Found]]] = deque()
         self._bytes = 0
-        self._alarm: Timer | None = None
+        self._goes_on = False  # a timer is set
         self._forward = StepsForward()
         self.found = 0  # batches that were there already
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def take(self, request: Request) -> None:
         """Store it once; the answer comes later. Raises SystemBusy."""
         command = request.command
         assert isinstance(command, SendMessages)
         size = sum(len(frame.buffer) for frame in request.payload)
-        if len(self._held) >= HELD_MAX or self._bytes + size > HELD_BYTES_MAX:
+        if len(self._searches) >= HELD_MAX or self._bytes + size > HELD_BYTES_MAX:
             raise SystemBusy(
-                f"{len(self._held)} sends of {self._bytes} bytes that come again wait for the "
-                "dispatcher: try again"
+                f"repeated sends of {self._bytes} bytes wait for the dispatcher, at most "
+                f"{HELD_BYTES_MAX}: try again"
             )
+        self._waiting.check_room(request)
         self._batches.fence_off(command)
         self._bytes += size
-        self._held.append(
-            _Held(
-                request,
-                size,
-                self._log_end(),
-                time.monotonic() + WAIT_S,
-                self._look_for(request),
-            )
-        )
+        self._waiting.add(_Repeat(request, size, self._log_end()))
         self.go_on()
 
     def close(self) -> None:
         """Nothing is stored any more: those that wait are told so."""
-        while self._held:
-            self._held.popleft().request.fail(ShuttingDown("the broker is shutting down"))
+        error = ShuttingDown("the broker is shutting down")
+        for held, _ in self._searches:
+            held.request.fail(error)
+        self._searches.clear()
+        self._waiting.fail_all(error)
         self._reader.close()
 
     def go_on(self) -> None:
         """Search as far as the queues are dispatched, and for a slice of time."""
+        while (first := self._waiting.first) is not None and not self._is_ahead(first.end):
+            self._searches.append((first, self._look_for(self._waiting.release(first))))
         stop = time.monotonic() + SLICE_S
         requests: list[Request] = []
         founds: list[Found] = []
         size = 0
-        while self._held and len(requests) < GROUP_COUNT and size < GROUP_BYTES:
-            held = self._held[0]
-            found = self._found(held, stop)
+        while self._searches and len(requests) < GROUP_COUNT and size < GROUP_BYTES:
+            held, search = self._searches[0]
+            found = _as_far_as(search, stop)
             if found is None:
                 break
-            self._held.popleft()
+            self._searches.popleft()
             self._bytes -= held.size
             size += held.size
             requests.append(held.request)
             founds.append(found)
-        else:
-            if self._held:
-                self._set_alarm(0.0)  # other sends are stored between two groups
+        if self._searches and not self._goes_on:  # other sends are stored between two groups
+            self._goes_on = True
+            self._actor.after(0.0, self._go_on_later)
         if requests:
             self._store(requests, founds)
 
-    def _found(self, held: _Held, stop: float) -> Found | None:
-        """Return the stored messages of a send; None: not known yet, and an alarm is set."""
-        if self._is_ahead(held.end):
-            left_s = held.until - time.monotonic()
-            if left_s > 0:
-                self._set_alarm(left_s)
-                return None
-            return self._too_late(held.request)
-        found = _as_far_as(held.search, stop)
-        if found is None:
-            self._set_alarm(0.0)
-        return found
+    def _go_on_later(self) -> None:
+        self._goes_on = False
+        self.go_on()
 
     def _is_ahead(self, end: int) -> bool:
         """Whether the dispatcher has yet to come there; then it rings."""
@@ -175,16 +164,12 @@ class Repeats:
         self._dispatched.arm()
         return self._dispatched.value < end
 
-    def _too_late(self, request: Request) -> Found:
-        command = request.command
+    def _too_late(self, held: _Repeat) -> None:
+        self._bytes -= held.size
+        command = held.request.command
         assert isinstance(command, SendMessages)
         error = SystemBusy(f"the dispatcher is behind, at {self._dispatched.value}: try again")
-        return dict.fromkeys(range(len(command.sections)), error)
-
-    def _set_alarm(self, delay_s: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self._after(delay_s, self.go_on)
+        self._store([held.request], [dict.fromkeys(range(len(command.sections)), error)])
 
     # --- the search ---
 

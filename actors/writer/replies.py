@@ -10,14 +10,21 @@ is sent in the same round: so no other process takes part.
 from __future__ import annotations
 
 import time
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.access import FAMILY
 from cometmq.actors.runtime.gate import Gate
+from cometmq.actors.runtime.held import HeldRequest, TimedRequests
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Payload, Request, ServiceActor, Timer
-from cometmq.actors.tables.mailboxes import Letter, Mailbox, Mailboxes
+from cometmq.actors.tables.mailboxes import (
+    REQUESTERS_MAX,
+    REQUESTERS_OF_SENDER_MAX,
+    Letter,
+    Mailbox,
+    Mailboxes,
+)
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     REPLY_WAIT_MS_MAX,
@@ -50,7 +57,7 @@ from cometmq.shm.kernel._kernel import BatchFull
 from cometmq.shm.os.processes import NAME_MAX as PROCESS_NAME_MAX
 from cometmq.shm.os.processes import has_ended
 
-LOOK_S: Final = 0.5  # for requesters that are gone, and polls that have waited for long enough
+LOOK_S: Final = 0.5  # for requesters that are gone
 KNOWN_MAX: Final = 4_096  # replies
 RETURN_S: Final = 5.0  # after a start: for requesters that waited at the process before
 
@@ -72,13 +79,6 @@ class ReplySettings(Protocol):
     def store_reply_message_enable(self) -> bool: ...
 
 
-class _Poll(NamedTuple):
-    """A requester's command that is held."""
-
-    request: Request
-    until: float  # time.monotonic()
-
-
 class RepliesPart:
     """See the module.
 
@@ -92,7 +92,9 @@ class RepliesPart:
         self._gate = gate
         self._topic = reply_topic(settings.broker_cluster_name)
         self._boxes = Mailboxes()
-        self._polls: dict[str, _Poll] = {}  # by requester
+        self._polls: TimedRequests[str, HeldRequest[str]] = TimedRequests(
+            actor, "requesters", REQUESTERS_MAX, self._answer, REQUESTERS_OF_SENDER_MAX
+        )  # by requester
         self._fresh: set[str] = set()  # requesters for whom something has come in this round
         self._unstored: list[tuple[Letter, bytes, bytes]] = []  # of this round: body, properties
         # By requester and correlation id: the last replies for the log, also those that their
@@ -133,8 +135,8 @@ class RepliesPart:
             for letter in self._boxes.confirm(box, command.received):
                 _conclude(letter)
         wait_s = min(command.wait_ms, REPLY_WAIT_MS_MAX) / 1000 if is_known else 0
-        self._polls[requester] = _Poll(request, now + wait_s)
         box.waits = True
+        self._polls.add(HeldRequest(requester, request, now + wait_s))
         if box.letters or wait_s <= 0:
             self._release(requester)
 
@@ -237,9 +239,12 @@ class RepliesPart:
 
     def _release(self, requester: str) -> None:
         """Answer the poll that is held, with what there is."""
-        held = self._polls.pop(requester, None)
-        box = self._boxes.get(requester)
-        if held is None or box is None:
+        for held in self._polls.release_key(requester):
+            self._answer(held)
+
+    def _answer(self, held: HeldRequest[str]) -> None:
+        box = self._boxes.get(held.key)
+        if box is None:
             return
         box.waits = False
         box.heard_at = time.monotonic()
@@ -256,15 +261,11 @@ class RepliesPart:
 
     def _look(self) -> None:
         self._timer = None
-        now = time.monotonic()
-        for requester, held in list(self._polls.items()):
-            if now >= held.until:
-                self._release(requester)
         known: dict[str, bool] = {}
         for requester, box in self._boxes.items():
             if box.letters and self._has_ended(box, known):
                 self._close(requester, _gone(requester, "its process has ended"))
-        for requester in self._boxes.silent(now):
+        for requester in self._boxes.silent(time.monotonic()):
             self._close(requester, _gone(requester, "it has not been heard of for some seconds"))
         self._look_later()
 
@@ -274,8 +275,7 @@ class RepliesPart:
         return known[box.process]
 
     def _close(self, requester: str, error: CometError) -> None:
-        held = self._polls.pop(requester, None)
-        if held is not None:
+        for held in self._polls.release_key(requester):
             held.request.fail(error)
         for letter in self._boxes.close(requester):
             _fail(letter, error)

@@ -8,12 +8,12 @@ topic of those that are given up, and an op.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
 from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.held import NEVER, HeldRequest, HeldRequests
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.runtime.service import Request
 from cometmq.actors.tables.transactions import (
@@ -96,13 +96,15 @@ class Transactions:
         self._store = store
         self._bytes_max = min(WRITE_BYTES_MAX, segment_bytes // 4)
         self._properties_max = properties_max
-        self._held: deque[Request] = deque()
+        self._held = HeldRequests[None, HeldRequest[None]](
+            "ends of transactions", HELD_MAX, HELD_MAX
+        )
         self.committed = 0  # messages, by this process
         self.rolled_back = 0
 
     def close(self) -> None:
         """Nothing is stored any more: commands that were held are told so."""
-        self._fail_held(ShuttingDown("the broker is shutting down"))
+        self._held.fail_all(ShuttingDown("the broker is shutting down"))
         self._book.close()
 
     # --- until it is known what is pending ---
@@ -120,24 +122,15 @@ class Transactions:
 
     def hold(self, request: Request) -> None:
         """Store it once that is known. Raises SystemBusy."""
-        if len(self._held) >= HELD_MAX:
-            raise SystemBusy(
-                f"{HELD_MAX} commands wait until it is known which transactions are pending"
-            )
-        self._held.append(request)
+        self._held.add(HeldRequest(None, request, NEVER))
         self._book.begin()
 
     def is_ready(self, error: CometError | None) -> None:
         if error is not None:
             log.warning("it is not known which transactions are pending: %s", error)
-            self._fail_held(SystemBusy(f"what is pending is not known: {error}"))
+            self._held.fail_all(SystemBusy(f"what is pending is not known: {error}"))
             return
-        held, self._held = list(self._held), deque()
-        self._store(held)
-
-    def _fail_held(self, error: CometError) -> None:
-        while self._held:
-            self._held.popleft().fail(error)
+        self._store([held.request for held in self._held.release_key(None)])
 
     # --- commands ---
 
