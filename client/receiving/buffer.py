@@ -10,7 +10,6 @@ from cometmq.client.receiving.replicas import Replicas
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.tags import split
-from cometmq.protocol.wire.channel import Pending
 from cometmq.shm.kernel._kernel import Message, set_source
 from cometmq.shm.reading.selection import selection_of
 
@@ -60,7 +59,6 @@ class Queue:
         "parked",
         "paused",
         "progress",
-        "pull",
         "pull_sent_at",
         "pulling",
         "queue_id",
@@ -101,7 +99,6 @@ class Queue:
         self.next_offset = queue_offset  # what is pulled next
         self.epoch = 0  # answers to pulls of an earlier one are not wanted
         self.pulling = False
-        self.pull: Pending | None = None  # the last one
         self.pull_sent_at = 0.0
         self.lease = lease or Lease()
         self.held = False  # enough of it is in the user's hands: nothing more is read
@@ -125,11 +122,6 @@ class Queue:
 
     def reads_from(self) -> BrokerEndpoints:
         return self.replicas.at(self.replica)
-
-    @property
-    def is_unsent(self) -> bool:
-        """Whether the pull waits for a connection."""
-        return self.pull is not None and not self.pull.handed_over
 
     def pause(self) -> None:
         """Hand out nothing more of what is buffered until `unpause`; none of it is lost."""

@@ -13,6 +13,7 @@ from cometmq.client.receiving.buffer import Queue
 from cometmq.protocol.commands import Attended, AttendQueues, Command, GetLocal, LocalStore
 from cometmq.protocol.errors import CometError, NotMapped
 from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.protocol.wire.long_poll import ask_held
 from cometmq.shm.kernel._kernel import QueueWatch, ReadCell
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os.processes import boot_id
@@ -20,7 +21,6 @@ from cometmq.shm.reading.local import MappedStore
 
 NEWS_MAX: Final = 256  # queues that are named at a look
 HOLD_MS: Final = 5_000  # a broker's answer to AttendQueues
-ANSWER_S: Final = 3.0  # extra time for an answer, then it is given up
 
 Answer = TypeVar("Answer", LocalStore, Attended)
 Outcome = LocalStore | Attended | CometError
@@ -75,7 +75,7 @@ class LocalBroker:
         self, command: Command, on_done: Callable[[Pending], None], wait_ms: int = 0
     ) -> None:
         try:
-            self.channel.request(command, on_done=on_done, timeout_s=wait_ms / 1000 + ANSWER_S)
+            ask_held(self.channel, command, wait_ms / 1000, on_done)
         except CometError as error:
             self._post(self, error)
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from cometmq.client.presence import AWAY, Presence
 from cometmq.client.receiving.buffer import Lease
 from cometmq.client.receiving.doubts import Settling
-from cometmq.client.receiving.joining import News, UnderWay
+from cometmq.client.receiving.joining import News
 from cometmq.client.receiving.owned import OwnedQueues
 from cometmq.client.receiving.replicas import Replicas
 from cometmq.protocol.commands import (
@@ -33,8 +33,8 @@ from cometmq.protocol.errors import (
     CometError,
     NotOwner,
 )
-from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel, Pending
+from cometmq.protocol.wire.long_poll import LongPoll
 from cometmq.protocol.wire.steady import Steady
 from cometmq.shm.os.processes import boot_id
 
@@ -103,12 +103,11 @@ class Membership:
         self._version = -1
         self.lease = Lease()  # of all that is owned here
         self._session_ms = SESSION_MS
-        self._join = UnderWay()
+        self._join = LongPoll()
         self._doubts = False  # the coordinator says that something is not ours: hear it all
         self._news = News()
         self._lost_contact = False
         self.doubts = Settling(self._wake, lambda: owner.settle(self))
-        self._failures = 0
         self._refused = False
         self._closed = False
         self._commit_at = time.monotonic() + auto_commit_s
@@ -252,16 +251,10 @@ class Membership:
         if doubts:
             self._version = -1
         with self._wake:
-            before, why_late = self._join.pending, self._join.why_late()
-            if why_late:
-                self.presence.missed(why_late)
-                self._lost_contact = True
-            if self._news.is_due(before, self._join.sent_at) or before is None or why_late:
+            before, command = self._join.pending, None
+            if self._news.is_due(before, self._join.sent_at) or before is None:
                 self._news.tell(before)
                 command = self._join_command()
-                self._join.begin(command.wait_ms)
-            else:
-                command = None
         if command is not None:
             self._send_join(command)
         with self._wake:
@@ -271,15 +264,14 @@ class Membership:
                 or self._lost_contact
                 or time.monotonic() >= self.doubts.due
             ):
-                join = self._join.pending
-                if join is not None and join.done:
-                    self._join.pending = None
+                join = self._join.take()
+                if join is not None:
                     self._news.answered()
                     return join
                 self.presence.check()
                 wake_at = min(wake_at, self.presence.due, self.doubts.due)
                 tell_at = self._news.due_at(self._join.sent_at)
-                left_s = min(wake_at, tell_at, self._join.given_up_at) - time.monotonic()
+                left_s = min(wake_at, tell_at, self._join.again_at) - time.monotonic()
                 if left_s <= 0:
                     break
                 self._wake.wait(left_s)
@@ -301,9 +293,8 @@ class Membership:
 
     def _send_join(self, command: JoinGroup) -> None:
         try:
-            self._join.pending = self._channel.request(
-                command, on_done=self._on_done, by_line=False
-            )
+            held_s = command.wait_ms / 1000
+            self._join.ask(self._channel, command, held_s, self._on_done, by_line=False)
         except CometError as error:  # closed because the broker moved
             log.debug("join: %s", error)
             self._pause()
@@ -319,7 +310,6 @@ class Membership:
                 raise CometError(f"JoinGroup was answered by {type(answer).__name__}")
             self._take_in(answer)
         except AWAY as error:
-            self._failures += 1
             self.presence.missed(str(error))
             self._pause()
             self._lost_contact = True
@@ -327,16 +317,15 @@ class Membership:
             log.warning("group %s: %s", self._owner.group, error)
             self._version = -1
         except CometError as error:
-            self._failures += 1
             if not error.retriable:
                 self._refused = True
                 self._owner.refused(error)
-            elif self._failures == 3:
+            elif self._join.failures == 2:
                 log.warning("group %s: %s; trying again", self._owner.group, error)
             self._pause()
             self._lost_contact = True
         else:
-            self._failures = 0
+            self._join.answered()
             self.presence.answered()
             self.joined.set()
             if self._refused:
@@ -344,9 +333,10 @@ class Membership:
                 self._owner.accepted()
 
     def _pause(self) -> None:
+        pause = self._join.failed()
         with self._wake:
             if not self._closed:
-                self._wake.wait(pause_s(max(1, self._failures)))
+                self._wake.wait(pause)
 
     def _take_in(self, share: GroupShare) -> None:
         """Become the owner of what the share names, and of nothing else."""

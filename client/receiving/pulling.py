@@ -24,6 +24,7 @@ from cometmq.client.receiving.troubles import Troubles
 from cometmq.protocol.commands import PullMessages, PullResult, PullStatus
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel, Pending, wait_any
+from cometmq.protocol.wire.long_poll import ask_held
 from cometmq.shm.kernel._kernel import Message, RecordDamaged, decode
 from cometmq.shm.kernel.layout import MAGIC_V1, MAGIC_V2
 from cometmq.shm.reading.mapped_reader import Found
@@ -31,10 +32,8 @@ from cometmq.shm.reading.mapped_reader import Found
 log = logging.getLogger(__name__)
 
 SUSPEND_MS: Final = 15_000  # RocketMQ brokerSuspendMaxTimeMillis
-ANSWER_S: Final = SUSPEND_MS / 1000 + 5.0
 PULL_COUNT: Final = 8_192
 CHECK_S: Final = 1.0
-CONNECT_S: Final = 2.0  # then it is asked where it is by now, or another replica of it
 RECORD_BYTES_MIN: Final = 91  # RocketMQ: a record without topic, body and properties
 MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
 _NOTHING: Final = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.NO_NEW_MESSAGE)
@@ -198,19 +197,11 @@ class Puller:
         return found
 
     def _check(self, now: float) -> None:
-        """Pull again where a pull failed a while ago, or was not answered for too long."""
+        """Pull again where a pull failed a while ago."""
         if self._mapped is not None:
             self._mapped.check(now)
         for queue in self._troubles.take_due(now):
             self.pull(queue)
-        for queue in self._troubles.take_late(now - ANSWER_S):
-            queue.epoch += 1  # should it still come: too late
-            self.failed(queue, f"no answer within {ANSWER_S:g} s")
-        for queue in self._troubles.take_unsent(now - CONNECT_S):
-            queue.epoch += 1
-            assert queue.pull is not None
-            queue.pull.channel.forget(queue.pull)
-            self.failed(queue, f"no connection within {CONNECT_S:g} s")
         self._check_at = self._troubles.next_at(now + CHECK_S)
 
     def pull(self, queue: Queue) -> None:
@@ -228,8 +219,10 @@ class Puller:
         readers = queue.reads_from().readers
         try:
             channel = self._channel(readers[queue.queue_id % len(readers)])
-            self._troubles.asked(queue)
-            queue.pull = channel.request(
+            queue.pulling = True
+            queue.pull_sent_at = time.monotonic()
+            ask_held(
+                channel,
                 PullMessages(
                     queue.topic,
                     queue.queue_id,
@@ -240,7 +233,8 @@ class Puller:
                     queue.tags,
                     sql=queue.sql,
                 ),
-                on_done=partial(_arrive, self._arrived, queue, queue.epoch),
+                SUSPEND_MS / 1000,
+                partial(_arrive, self._arrived, queue, queue.epoch),
                 pump=False,
             )
         except CometError as error:
@@ -263,7 +257,7 @@ class Puller:
     def _answered(self, queue: Queue, epoch: int, pending: Pending) -> None:
         if queue.dropped or queue.epoch != epoch:
             return
-        self._troubles.answered(queue)
+        queue.pulling = False
         try:
             answer, payload = pending.result()
         except CometError as error:

@@ -26,6 +26,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError, from_code
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Pending
+from cometmq.protocol.wire.long_poll import LongPoll
 from cometmq.protocol.wire.steady import Steady
 from cometmq.shm.kernel._kernel import Message, decode
 
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 # Short compared with the pause between two rounds of checks: until the loss of an answer is
 # noticed, rounds pass, and after transactionCheckMax of them a half message is given up.
 WAIT_MS: Final = 5_000
-LATE_S: Final = 2.0  # extra time for an answer, then it is given up
-CONNECT_S: Final = 1.0  # time limit of the connection
 LOOK_S: Final = 10.0  # for brokers that are new; sooner where one was lost
 ASK_S: Final = 3.0
 CLOSE_S: Final = 5.0  # for a checker that works
@@ -56,10 +55,9 @@ class Checks:
         self._checker = checker
         self._is_open = is_open
         self._answers: queue.SimpleQueue[tuple[str, Pending] | None] = queue.SimpleQueue()
-        # By the coordinator's endpoint: when it is asked next (inf: it is asked), and its broker.
-        self._polls: dict[str, float] = {}
+        # By the coordinator's endpoint.
+        self._polls: dict[str, LongPoll] = {}
         self._brokers: dict[str, BrokerEndpoints] = {}
-        self._failures: dict[str, int] = {}
         self._looks = 0  # since a broker was lost: another one may be the master soon
         self._look_at = 0.0
         self._closed = False
@@ -78,10 +76,10 @@ class Checks:
         now = time.monotonic()
         if self._look_at <= now:
             self._look()
-        for endpoint, due in list(self._polls.items()):
-            if due <= now:
-                self._poll(endpoint)
-        next_at = min((self._look_at, *self._polls.values()))
+        for endpoint, poll in list(self._polls.items()):
+            if poll.again_at <= now:
+                self._poll(endpoint, poll)
+        next_at = min([self._look_at, *(poll.again_at for poll in self._polls.values())])
         try:
             item = self._answers.get(timeout=max(0.0, next_at - time.monotonic()))
         except queue.Empty:
@@ -100,9 +98,8 @@ class Checks:
         gone = self._polls.keys() - self._brokers.keys()
         for endpoint in gone:
             del self._polls[endpoint]
-            self._failures.pop(endpoint, None)
         for endpoint in self._brokers.keys() - self._polls.keys():
-            self._polls[endpoint] = 0.0
+            self._polls[endpoint] = LongPoll()
         self._looks = 1 if gone else self._looks + 1
         self._look_at = time.monotonic() + pause_s(self._looks, most_s=LOOK_S)
 
@@ -110,25 +107,19 @@ class Checks:
         self._looks = 0
         self._look_at = min(self._look_at, time.monotonic() + pause_s(1))
 
-    def _poll(self, endpoint: str) -> None:
-        self._polls[endpoint] = float("inf")
-
+    def _poll(self, endpoint: str, poll: LongPoll) -> None:
         def heard(pending: Pending) -> None:
             self._answers.put((endpoint, pending))
 
         try:
             channel = self._routes.channel(endpoint, "a coordinator")
-            channel.request(
-                AwaitChecks(self._group, WAIT_MS),
-                on_done=heard,
-                timeout_s=WAIT_MS / 1000 + LATE_S,
-                connect_s=CONNECT_S,
-            )
+            poll.ask(channel, AwaitChecks(self._group, WAIT_MS), WAIT_MS / 1000, heard)
         except CometError as error:
-            self._again(endpoint, error)
+            self._again(endpoint, poll, error)
 
     def _heard(self, endpoint: str, pending: Pending) -> None:
-        if endpoint not in self._polls:
+        poll = self._polls.get(endpoint)
+        if poll is None:
             return
         try:
             answer, payload = pending.result()
@@ -137,17 +128,15 @@ class Checks:
                 checks = list(zip(answer.checks, records, strict=True))
                 self._answer(self._brokers[endpoint], checks)
         except (CometError, ValueError) as error:
-            self._again(endpoint, error)
+            self._again(endpoint, poll, error)
         else:
-            self._failures.pop(endpoint, None)
-            self._polls[endpoint] = 0.0
+            poll.answered()
 
-    def _again(self, endpoint: str, error: Exception) -> None:
-        failures = self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
+    def _again(self, endpoint: str, poll: LongPoll, error: Exception) -> None:
         log.debug("no checks from %s: %s", endpoint, error)
-        if failures == 1:
+        poll.failed()
+        if poll.failures == 1:
             self._look_soon()
-        self._polls[endpoint] = time.monotonic() + pause_s(failures)
 
     # --- the checker ---
 

@@ -59,6 +59,7 @@ from cometmq.protocol.replies import (
 )
 from cometmq.protocol.retry import SOON_S, pause_s
 from cometmq.protocol.wire.channel import Pending
+from cometmq.protocol.wire.long_poll import LongPoll
 from cometmq.shm.os.processes import own_process
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 10_000
-LATE_S: Final = 3.0  # extra time for an answer, then it is given up
-CONNECT_S: Final = 1.0  # time limit of the connection
+LATE_S: Final = 3.0  # for an answer: the broker soon forgets a requester that does not ask again
 ASK_S: Final = 3.0
 ROUTE_S: Final = 0.5  # time limit of the name server
 LEAVE_S: Final = 1.0
@@ -134,7 +134,7 @@ class Asking(msgspec.Struct, gc=False):
 class _Post:
     """Source of replies: the master of one broker."""
 
-    __slots__ = ("broker", "by_line", "endpoint", "failures", "mailbox", "received", "topic")
+    __slots__ = ("broker", "by_line", "endpoint", "mailbox", "poll", "received", "topic")
 
     def __init__(self, master: BrokerEndpoints) -> None:
         self.broker = master.broker
@@ -142,7 +142,7 @@ class _Post:
         self.topic = reply_topic(master.cluster)
         self.mailbox = 0
         self.received = 0
-        self.failures = 0
+        self.poll = LongPoll()
         self.by_line = True  # where there is one; what is too large for it is asked for otherwise
 
     @property
@@ -366,12 +366,13 @@ class Requests:
             return
         try:
             channel = self._routes.commitlog(post.endpoint, post.name)
-            channel.request(
+            post.poll.ask(
+                channel,
                 self._poll_of(post, WAIT_MS),
-                on_done=partial(self._heard, post),
+                WAIT_MS / 1000,
+                partial(self._heard, post),
+                late_s=LATE_S,
                 by_line=post.by_line,
-                timeout_s=WAIT_MS / 1000 + LATE_S,
-                connect_s=CONNECT_S,
             )
         except CometError as error:
             self._again(post, error)
@@ -385,7 +386,7 @@ class Requests:
         except CometError as error:
             self._again(post, error)
             return
-        post.failures = 0
+        post.poll.answered()
         post.by_line = not answer.is_larger
         if answer.mailbox != post.mailbox:
             post.mailbox, post.received = answer.mailbox, 0
@@ -426,12 +427,10 @@ class Requests:
         """Wait for replies again after a pause, at the broker's master of that time."""
         if self._is_over(post):
             return
-        post.failures += 1
+        pause = post.poll.failed(most_s=SOON_S)
         post.by_line = not isinstance(error, BadRequest)
         log.debug("no replies from %s: %s", post.endpoint, error)
-        timer = threading.Timer(
-            pause_s(post.failures, most_s=SOON_S), self._look_for_master, (post,)
-        )
+        timer = threading.Timer(pause, self._look_for_master, (post,))
         timer.daemon = True
         timer.start()
 
@@ -452,7 +451,7 @@ class Requests:
             except CometError as error:
                 self._again(post, error)
             return
-        if master is None and post.failures > 1 and post.broker not in self._serving():
+        if master is None and post.poll.failures > 1 and post.broker not in self._serving():
             with self._lock:
                 if self._posts.get(post.broker) is post:
                     del self._posts[post.broker]

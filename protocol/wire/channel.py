@@ -491,7 +491,7 @@ def wait_any(channels: Iterable[Channel], timeout_s: float, wake_fd: int) -> Non
         waiting = [(fd, POLLIN) for fd in (wake_fd, *watched)]
         readable = zmq.zmq_poll(waiting, poll_ms(timeout_s))
         ready.update(watched[fd] for fd, _ in readable if fd != wake_fd)
-        ready |= retrying
+        ready.update(each for each in retrying if (each.look_in_s or 0.0) <= 0.001)
     for channel in ready:
         channel._pump_once()
 

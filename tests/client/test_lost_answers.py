@@ -15,7 +15,7 @@ from patience import patient
 
 from cometmq.actors.runtime.service import Request
 from cometmq.client import Consumer, PopConsumer, Producer
-from cometmq.client.receiving import joining, membership, pulling
+from cometmq.client.receiving import membership, pulling
 from cometmq.client.routes import Routes
 from cometmq.client.sending import checks, loop_transaction, requests
 from cometmq.client.sending.loop_transaction import LoopChecker
@@ -31,6 +31,7 @@ from cometmq.protocol.commands import (
     TransactionChecks,
 )
 from cometmq.protocol.errors import NotConfirmed
+from cometmq.protocol.wire import long_poll
 
 WAIT_S = patient(60)
 LATE_S = 0.3
@@ -131,10 +132,10 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the times for which brokers hold commands."""
     for module in (checks, requests):
         monkeypatch.setattr(module, "WAIT_MS", 100)
-        monkeypatch.setattr(module, "LATE_S", LATE_S)
-    monkeypatch.setattr(joining, "LATE_S", LATE_S)
+    for late in (long_poll, requests):
+        monkeypatch.setattr(late, "LATE_S", LATE_S)
     monkeypatch.setattr(membership, "SESSION_MS", 1_000)
-    monkeypatch.setattr(pulling, "ANSWER_S", LATE_S)
+    monkeypatch.setattr(pulling, "SUSPEND_MS", 100)
     monkeypatch.setattr(pulling, "CHECK_S", LATE_S)
 
 
