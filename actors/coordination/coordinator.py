@@ -125,14 +125,13 @@ class CoordinatorActor(ServiceActor):
         self._settings = settings
         self._gate = gate
         self._books = Books(self, store_dir, settings.max_topics, settings.max_groups)
-        self._members = Members(self, settings, self._books)
+        self._members = Members(self, settings, self._books, gate)
         self._progress = Progress(self._books, self._members)
         self._poppers = Poppers(
             self._members,
             session_s=settings.consumer_session_timeout_ms / 1000,
             filters_on=settings.enable_property_filter,
         )
-        self._members.poppers = self._poppers.names
         self._moves = Moves(self._books, self._members, self._poppers)
         self._topics = Topics(settings, self._books, self._members, stored, wait_dispatched)
         make_topic, stored = self._topics.make, self._topics.stored
@@ -145,10 +144,6 @@ class CoordinatorActor(ServiceActor):
         )
         self._holds = Holds(self._books, self._relay, store_dir, log_begin)
         self._pops = Pops(self, self._books, self._members, self._poppers, self._retries, stored)
-        if gate is not None:
-            self._pops.may_grant = lambda: gate.grants
-            self._members.may_share = lambda: gate.shares
-            self._members.others_s = gate.session_s
         self._arrivals = arrivals
         super().__init__(bind=bind, limits=limits)
         self._go_on = partial(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Final, Protocol
 
@@ -13,9 +13,9 @@ from cometmq.actors.coordination.books import Books
 from cometmq.actors.coordination.files import now_ms
 from cometmq.actors.coordination.filters import Filters
 from cometmq.actors.coordination.held_joins import HeldJoins
-from cometmq.actors.coordination.processes import MemberProcesses
-from cometmq.actors.coordination.senders import Senders
+from cometmq.actors.coordination.membership import LOOK_S, Kind, Member, Membership
 from cometmq.actors.runtime import meters
+from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.service import Request, ServiceActor, Timer
 from cometmq.actors.tables.group_settings import (
     check_consuming,
@@ -38,7 +38,6 @@ from cometmq.protocol.errors import (
     GroupNotExist,
     NotConfirmed,
     SubscriptionIllegal,
-    SystemBusy,
 )
 from cometmq.protocol.filters import check_filters_on, compile_filter
 from cometmq.protocol.ledger import Change, GroupPut, TopicAsked
@@ -47,12 +46,9 @@ from cometmq.protocol.tags import joined, parse_tags
 log = logging.getLogger(__name__)
 
 MEMBER_NAME_MAX: Final = 255
-MEMBERS_MAX: Final = 10_000  # of one group
-MEMBERS_OF_SENDER_MAX: Final = 1_000  # of one connection
 # Of one member. While its share is worked out nobody else is answered, and a command has room for
 # a hundred thousand names.
 SUBSCRIPTIONS_MAX: Final = 5_000
-LOOK_S: Final = 0.1  # after a member is new
 PAUSE_SHARE: Final = 0.375  # of it, between two looks: three times what it should be
 
 
@@ -80,19 +76,19 @@ class Members:
         actor: ServiceActor,
         settings: MemberSettings,
         books: Books,
+        gate: Gate | None,
     ) -> None:
         self._actor = actor
+        self.membership = Membership()
+        self.gate = gate
+        # In a group: for so long another master may go on telling members that queues are theirs.
+        self._others_s = 0.0 if gate is None else gate.session_s
         self._settings = settings
         self._books = books
         self.filters = Filters(books)
         self._topics = books.topics
         self._configs = books.groups.configs
         self._session_timeout_s = settings.consumer_session_timeout_ms / 1000
-        self.may_share: Callable[[], bool] = lambda: True  # now; else no member is answered
-        # Who takes messages of a group one by one: it is used in one way at a time.
-        self.poppers: Callable[[str], list[str]] = lambda _group: []
-        # In a group: for so long another master may go on telling members that queues are theirs.
-        self.others_s = 0.0
         self._looked_at = time.monotonic()  # for silent members
         # Above the versions and epochs of any earlier life, also if the file of members is lost.
         self._first_group_version = now_ms()
@@ -101,10 +97,7 @@ class Members:
         self._kept_versions: dict[str, int] = {}  # group -> as the book has it
         self._unkept = Counter[str]()  # groups with changes on their way to the ledger
         self._changed: set[str] = set()  # groups that were changed in this round
-        self._processes = MemberProcesses()
-        self._look_again_at = 0.0
         self._look: Timer | None = None  # when it is next seen whether these have ended
-        self._senders = Senders(MEMBERS_OF_SENDER_MAX)
         self._held = HeldJoins(
             actor, self._session_timeout_s / 3, lambda name: self._unkept[name] > 0
         )
@@ -162,6 +155,7 @@ class Members:
             return
         held_ones = self._held.release_key(group)
         for member in group.members:
+            self.membership.forget(Kind.SHARES, name, member)
             group.leave(member)
         # What they commit names epochs that the next group of this name never gives out.
         self._first_group_version = max(self._first_group_version, group.version)
@@ -194,9 +188,9 @@ class Members:
         group = self._group(command.group)
         group.reads_from = config.broker_id
         group.reads_far_from = config.which_broker_when_consume_slowly
-        if command.member not in group and len(group.subscribed.asked) >= MEMBERS_MAX:
-            raise SystemBusy(f"group {command.group} has {MEMBERS_MAX} members, and takes no more")
-        if command.member not in group and (poppers := self.poppers(command.group)):
+        if command.member not in group and (
+            poppers := self.membership.names(Kind.POPS, command.group)
+        ):
             raise GroupInUse(
                 f"group {command.group} has consumers that take its messages one by one "
                 f"({poppers[0]}): end them before its queues are shared"
@@ -205,8 +199,9 @@ class Members:
             if group.subscribed.difference(command.member, subscriptions) is not None:
                 self._drop_ended()  # one of those may have been the other
             group.subscribed.check_same(command.member, subscriptions)
-        self._senders.note(command.group, command.member, request.sender)
-        self._processes.note(command.group, command.member, command.process)
+        self.membership.note(
+            Member(Kind.SHARES, command.group, command.member, request.sender, command.process)
+        )
         if command.member not in group and group.subscribed.asked and self._look is None:
             # It may come in the place of one that has ended without a word.
             self._look = self._actor.after(LOOK_S, self._remove_ended)
@@ -227,7 +222,7 @@ class Members:
     def on_leave_group(self, command: LeaveGroup, request: Request) -> Command | None:
         group = self.groups.get(command.group)
         if group is not None and group.leave(command.member):
-            self._senders.forget(command.group, command.member)
+            self.membership.forget(Kind.SHARES, command.group, command.member)
             self._stirred.add(command.group)
             self.keep()
             self._books.then(lambda _error: request.reply(Done()))
@@ -277,19 +272,20 @@ class Members:
         replaced, may not have heard of that.
         """
         self._remove_ended()
-        self._senders.prune(self.groups)
         now, before = time.monotonic(), self._looked_at
         self._looked_at = now
         if now - before > self._session_timeout_s * PAUSE_SHARE:
             text = "this process did not get on for %.1f s: all members have their session's time"
             log.warning(text + " of %g s again", now - before, self._session_timeout_s)
-        if now - before > self._session_timeout_s * PAUSE_SHARE or not self.may_share():
+        is_sure = self.gate is None or self.gate.shares
+        if now - before > self._session_timeout_s * PAUSE_SHARE or not is_sure:
             for group in self.groups.values():
-                group.attend_again(now + self.others_s)
+                group.attend_again(now + self._others_s)
         for name, group in self.groups.items():
             for member in group.expire(self._actor.inbox.heard_all_at):
                 text = "group %s: member %s was silent for %g s; its queues go to others"
                 log.warning(text, name, member, self._session_timeout_s)
+                self.membership.forget(Kind.SHARES, name, member)
                 self._stirred.add(name)
 
     def _remove_ended(self) -> None:
@@ -302,15 +298,13 @@ class Members:
         self.tell()
 
     def _drop_ended(self) -> None:
-        """Not again before some time has gone by: anybody may have it asked for."""
-        now = time.monotonic()
-        if now < self._look_again_at:
-            return
-        self._look_again_at = now + LOOK_S
-        for name, member in self._processes.ended(self.groups):
-            self.groups[name].leave(member)
-            log.info("group %s: member %s has ended; its queues go to others", name, member)
-            self._stirred.add(name)
+        for member in self.membership.take_ended(Kind.SHARES):
+            group = self.groups.get(member.group)
+            if group is None or not group.leave(member.name):
+                continue
+            text = "group %s: member %s has ended; its queues go to others"
+            log.info(text, member.group, member.name)
+            self._stirred.add(member.group)
 
     # --- across a restart ---
 
@@ -322,10 +316,12 @@ class Members:
         interval_s = self._settings.flush_consumer_offset_interval_ms / 1000
         silent_s = max(0.0, self._books.silent_s - interval_s)
         now = time.monotonic()
-        seen = now + self.others_s if self.others_s else now - silent_s
+        seen = now + self._others_s if self._others_s else now - silent_s
         for name, record in book.records():
             group = self._new_group(name, record, seen)
             group.expire(now)
+            for member in group.members:
+                self.membership.note(Member(Kind.SHARES, name, member))
             self.groups[name] = group
             self._stirred.add(name)
         self.keep()

@@ -11,14 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from cometmq.actors.coordination.members import (
-    MEMBER_NAME_MAX,
-    MEMBERS_MAX,
-    MEMBERS_OF_SENDER_MAX,
-    Members,
-)
-from cometmq.actors.coordination.processes import MemberProcesses
-from cometmq.actors.coordination.senders import Senders
+from cometmq.actors.coordination.members import MEMBER_NAME_MAX, Members
+from cometmq.actors.coordination.membership import Kind, Member
 from cometmq.actors.runtime.service import Request
 from cometmq.actors.tables.differences import Subscriptions
 from cometmq.actors.tables.group_settings import wants_same_subscriptions
@@ -28,14 +22,11 @@ from cometmq.protocol.commands import (
     Subscription,
     SubscriptionDifference,
 )
-from cometmq.protocol.errors import ArgumentIllegal, SystemBusy
+from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.protocol.filters import check_filters_on, compile_filter
 from cometmq.protocol.tags import joined, parse_tags, split
 
-LOOK_S: Final = 0.1  # between two looks at processes
 FATE: Final = "a message reaches whoever pops it, who may not want it, and then nobody gets it"
-
-Who = tuple[str, str]  # topic, consumer
 
 
 class Poppers:
@@ -47,13 +38,10 @@ class Poppers:
 
     def __init__(self, members: Members, *, session_s: float, filters_on: bool) -> None:
         self._members = members
+        self._membership = members.membership
         self._session_s = session_s
         self._filters_on = filters_on
         self._wanted: dict[str, dict[str, Subscriptions]] = {}  # group -> topic
-        self._until: dict[str, dict[Who, float]] = {}  # group -> time.monotonic()
-        self._senders = Senders(MEMBERS_OF_SENDER_MAX)
-        self._processes = MemberProcesses()
-        self._look_again_at = 0.0
 
     # --- who comes and goes ---
 
@@ -64,19 +52,14 @@ class Poppers:
         if not name:  # the consumer did not state its name
             self._check_expressions(command)
             return
-        who = topic, name
         wanted = self._wanted.get(group, {}).get(topic) or Subscriptions(group, FATE)
         asked = {topic: joined(command.tags, command.sql)}
         is_new = wanted.asked.get(name) != asked
         if is_new:
             self._check(command, wanted, asked)
-        there = self._until.get(group, {})
-        if who not in there and len(there) >= MEMBERS_MAX:
-            raise SystemBusy(f"group {group} has {MEMBERS_MAX} consumers, and takes no more")
-        self._senders.note(group, "/".join(who), request.sender)
-        self._processes.note(group, name, command.process)
         stays_s = max(0, command.wait_ms) / 1000 + max(self._session_s, command.invisible_ms / 1000)
-        self._until.setdefault(group, {})[who] = time.monotonic() + stays_s
+        until, sender = time.monotonic() + stays_s, request.sender
+        self._membership.note(Member(Kind.POPS, group, name, sender, command.process, topic, until))
         if is_new:
             self._wanted.setdefault(group, {})[topic] = wanted
             wanted.put(name, asked)
@@ -90,8 +73,7 @@ class Poppers:
         self._check_expressions(command)
         if wants_same_subscriptions(self._members.config_of(command.group)):
             if wanted.difference(name, asked) is not None:
-                self._expire_in(command.group)  # one of those may have been the other
-                self._drop_ended()
+                self.expire()  # one of those may have been the other
             wanted.check_same(name, asked)
 
     def _check_expressions(self, command: PopMessages) -> None:
@@ -102,43 +84,27 @@ class Poppers:
 
     def stop(self, command: StopPopping) -> None:
         """It has gone."""
-        for who in list(self._until.get(command.group, ())):
-            if who[1] == command.consumer:
-                self._remove(command.group, who)
+        for member in self._membership.of(Kind.POPS, command.group):
+            if member.name == command.consumer:
+                self._membership.forget(Kind.POPS, member.group, member.name, member.topic)
+                self._forget(member)
 
     def expire(self) -> None:
-        """Forget those that have not asked for too long."""
-        for group in list(self._until):
-            self._expire_in(group)
+        """Forget those that have not asked for too long, or whose process has ended."""
+        for member in self._membership.take_expired(Kind.POPS):
+            self._forget(member)
+        for member in self._membership.take_ended(Kind.POPS):
+            self._forget(member)
 
-    def _expire_in(self, group: str) -> None:
-        now = time.monotonic()
-        there = self._until.get(group, {})
-        for who in [each for each, until in there.items() if until <= now]:
-            self._remove(group, who)
-
-    def _drop_ended(self) -> None:
-        """Not again before some time has gone by: it may be asked for with each command."""
-        now = time.monotonic()
-        if now < self._look_again_at:
-            return
-        self._look_again_at = now + LOOK_S
-        names = {group: {name for _, name in there} for group, there in self._until.items()}
-        for group, name in self._processes.ended(names):
-            for who in [each for each in self._until.get(group, ()) if each[1] == name]:
-                self._remove(group, who)
-
-    def _remove(self, group: str, who: Who) -> None:
-        there, topics = self._until[group], self._wanted[group]
-        topic, name = who
-        self._senders.forget(group, "/".join(who))
-        del there[who]
-        topics[topic].remove(name)
-        if not topics[topic].asked:
-            del topics[topic]
-        if not there:
-            del self._until[group], self._wanted[group]
-        self._register(group)
+    def _forget(self, member: Member) -> None:
+        """What it wanted."""
+        topics = self._wanted[member.group]
+        topics[member.topic].remove(member.name)
+        if not topics[member.topic].asked:
+            del topics[member.topic]
+        if not topics:
+            del self._wanted[member.group]
+        self._register(member.group)
 
     def _register(self, group: str) -> None:
         """RocketMQ knows its filters, unless members that share queues have others by now."""
@@ -153,16 +119,11 @@ class Poppers:
 
     def members_of(self, group: str) -> list[str]:
         """Those that share its queues, or those that take its messages one by one."""
-        return self._members.active(group) + self.names(group)
-
-    def names(self, group: str) -> list[str]:
-        """Who is there."""
-        self._expire_in(group)
-        self._drop_ended()
-        return sorted({name for _, name in self._until.get(group, ())})
+        return self._members.active(group) + self._membership.names(Kind.POPS, group)
 
     def subscriptions(self, group: str) -> list[Subscription]:
         """What they want; a topic stands there once for each expression."""
+        self.expire()
         return [
             Subscription(topic, *split(text))
             for topic, wanted in sorted(self._wanted.get(group, {}).items())

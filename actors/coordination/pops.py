@@ -9,7 +9,7 @@ counts as done with, and so nothing stands in the way of what follows it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from secrets import randbits
 from typing import Final
@@ -86,6 +86,7 @@ class Pops:
         retries: Retries,
         stored: Stored,
     ) -> None:
+        self._gate = members.gate
         self._actor = actor
         self._books = books
         self._book = books.popped
@@ -93,7 +94,6 @@ class Pops:
         self._out = PoppedOut(actor, books, retries)
         self._ordered = OrderedPops(actor, books, self._out, retries, self._freed)
         self._stored = stored
-        self.may_grant: Callable[[], bool] = lambda: True  # now; whoever waits goes on waiting
         self._arrivals: Arrivals | None = None
         self._seen = -1  # of the arrivals, when was last looked
         self._turns: dict[tuple[str, str], int] = {}
@@ -309,8 +309,8 @@ class Pops:
         are heard meanwhile."""
         if not (self._held or self._beginnings) or self._arrivals is None:
             return
-        if not self.may_grant():
-            return
+        if self._gate is not None and not self._gate.grants:
+            return  # who waits goes on waiting
         self._arrivals.arm()
         value = self._arrivals.value
         self._beginnings.serve_due(value, self._serve)

@@ -12,7 +12,7 @@ import pytest
 from coordinator_child import Settings, coordinator
 from patience import patient
 
-from cometmq.actors.coordination import members
+from cometmq.actors.coordination import membership
 from cometmq.actors.tables.group_settings import changed, settings_of
 from cometmq.protocol.commands import (
     ChangeMode,
@@ -418,7 +418,7 @@ def test_a_clone_to_a_group_with_members(line: RemoteRef) -> None:
 def test_a_group_and_a_connection_take_so_many_members(
     line: RemoteRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "MEMBERS_MAX", 20)
+    monkeypatch.setattr(membership, "MEMBERS_MAX", 20)
     for number in range(20):
         join(line, f"m{number}")
     with pytest.raises(SystemBusy, match="group g has 20 members, and takes no more"):
@@ -432,7 +432,7 @@ def test_a_client_cannot_fill_groups_with_members(tmp_path: Path) -> None:
     """One connection has its limit, over all groups; others are not concerned."""
     with coordinator(tmp_path) as line:
         line.ask(CreateTopic(TopicInfo("t", QUEUES, QUEUES)))
-        for number in range(members.MEMBERS_OF_SENDER_MAX):
+        for number in range(membership.MEMBERS_OF_SENDER_MAX):
             join(line, "m", group=f"g{number}")
         with pytest.raises(SystemBusy, match=r"its connection has 1000 members already"):
             join(line, "m", group="one-more")
