@@ -69,16 +69,6 @@ class HalfWrite:
         filled = self.records.encoder.size
         return len(self.ended) < WRITE_ENDS_MAX and (not filled or filled + size < self._bytes_max)
 
-    def queue_of(self, topic: str, queue_id: int) -> int:
-        """The number that the encoder has for it. Raises NameIllegal, MessageIllegal."""
-        return self.records.queue(*queue_of(topic, queue_id))
-
-    def has_plain(self, indexes: range, committed: int) -> None:
-        """These ends are in it, of one message each."""
-        self.asked += indexes
-        self.committed += committed
-        self.rolled_back += len(indexes) - committed
-
     def add(self, halves: Sequence[Half], outcome: Outcome, index: int) -> None:
         """All of a transaction, or nothing. Raises StoreDamaged, MessageTooLarge."""
         if not halves:

@@ -24,7 +24,6 @@ from cometmq.actors.tables.transactions import (
 from cometmq.actors.writer.batches import Stored
 from cometmq.actors.writer.half_book import HalfBook
 from cometmq.actors.writer.half_writes import (
-    WRITE_ENDS_MAX,
     Half,
     HalfWrite,
     Named,
@@ -64,7 +63,6 @@ WRITE_BYTES_MAX: Final = 4_194_304  # of one write, which has to fit into a segm
 RECORD_MORE: Final = 256  # bytes that a copy may have more than its half
 HELD_MAX: Final = 1_024  # commands that wait until it is known what is pending
 NO_COPY: Final = (-1, -1)
-_WORDS_OF_ENDS: Final = (Outcome.ROLLED_BACK, Outcome.COMMITTED)
 
 Enders = EndTransactions | PassHalves
 
@@ -164,13 +162,9 @@ class Transactions:
         results: list[CometError | None] = [None] * count
         writing = HalfWrite(self._bytes_max, self._properties_max)
         rows = [*accumulate(command.counts, initial=0)]
-        index = 0
-        while index < count:
-            index = self._end_plain(writing, command, ends, index, rows[index])
-            if index < count:
-                end = command.end_at(index, rows[index])
-                self._end_one(writing, command.group, end, index, results)
-                index += 1
+        for index in range(count):
+            end = command.end_at(index, rows[index])
+            self._end_one(writing, command.group, end, index, results)
         self._write(writing, results)
         while writing.apart:
             index = writing.apart.pop()
@@ -205,27 +199,6 @@ class Transactions:
         self.committed += ends.committed
         self.rolled_back += ends.count - ends.committed
         return True
-
-    def _end_plain(
-        self, writing: HalfWrite, command: EndTransactions, ends: HalfEnds, index: int, row: int
-    ) -> int:
-        """Put ends into the write as long as each is as most are: of one message, that was never
-        copied, and is pending. The index of the first that is another."""
-        if row >= len(command.physical_offsets):
-            return index
-        physical_offset = command.physical_offsets[row]
-        place = self._book.reader.place_of(physical_offset)
-        if place is None:
-            return index
-        segment, at, limit = place
-        outcomes, base = self._book.halves.known
-        stop = ends.store(
-            index, row, segment, physical_offset - at, limit, writing.records.encoder,
-            writing.queue_of, outcomes, base, writing.ended, _WORDS_OF_ENDS, self._bytes_max,
-            WRITE_ENDS_MAX,
-        )  # fmt: skip
-        writing.has_plain(range(index, stop), sum(command.commits[index:stop]))
-        return stop
 
     def _end_one(
         self,

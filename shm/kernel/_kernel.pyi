@@ -423,24 +423,6 @@ class HalfEnds:
     def note(self, outcomes: bytearray, base: int, span_max: int, words: tuple[int, int]) -> None:
         """Note the outcomes of what was picked."""
 
-    def store(
-        self,
-        index: int,
-        row: int,
-        segment: Buffer | FileMap,
-        start: int,
-        limit: int,
-        encoder: InnerEncoder,
-        queue_of: Callable[[str, int], int],
-        outcomes: bytearray,
-        base: int,
-        ended: dict[int, Any],
-        words: tuple[Any, Any],
-        bytes_max: int,
-        ends_max: int,
-    ) -> int:
-        """Put ends into a write, from `index` on; the index of the first that is another."""
-
 @final
 class EndsBatch:
     """A mark, the copies of what picked ends commit, and their op: checked against the log.

@@ -90,9 +90,8 @@ cdef struct PlainEnd:  # of one half message that lies in the log, was never cop
 
 @cython.final
 cdef class HalfEnds:
-    """Ends of transactions by columns, as a producer's command has them; whose half message is as
-    most are is ended here: all of them at once (`pick`, then an `EndsBatch`), or among others
-    (`store`).
+    """Ends of transactions by columns, as a producer's command has them. If each is of one pending
+    half message that was never copied, one `EndsBatch` ends them all (`pick`).
 
     Args:
         counts: of half messages that each transaction has; they stand one after the other in the
@@ -135,23 +134,25 @@ cdef class HalfEnds:
     def __dealloc__(self):
         PyMem_Free(self._picked)
 
-    cdef bint _is_plain(self, Py_ssize_t index, Py_ssize_t row, const uint8_t[::1] segment,
-                        int64_t start, int64_t limit, Record *record,
-                        HalfSays *says) except -1:
+    cdef bint _is_plain(self, Py_ssize_t index, const uint8_t[::1] segment, int64_t start,
+                        int64_t limit, Record *record, HalfSays *says) except -1:
         """Whether this end is of one half message, which lies in the segment and was never copied;
         it is in `record` then."""
-        cdef int64_t physical_offset = self._physical_offsets[row]
+        cdef int64_t physical_offset = self._physical_offsets[index]
         cdef int64_t at = physical_offset - start if 0 <= start <= physical_offset else -1
         return 0 <= at < limit and half_is_named(
-            &segment[at], limit - at, physical_offset, self._queue_offsets[row], self._group,
-            self._transactions[index], self._topics[self._topic_of[row]], record, says)
+            &segment[at], limit - at, physical_offset, self._queue_offsets[index], self._group,
+            self._transactions[index], self._topics[self._topic_of[index]], record, says)
 
     def pick(self, const uint8_t[::1] segment not None, int64_t start, int64_t limit,
              bytearray outcomes not None, int64_t base, Py_ssize_t bytes_max):
         """Whether all of them are as most are: each of one half message that lies in `segment`, was
         never copied, and is pending; and there is room in a write. Then an EndsBatch can be made.
 
-        Args: as `store` has them.
+        Args:
+            start: of the segment in the log; `limit`: where the log ends in it.
+            outcomes: of half messages from number `base` on, 0: pending; those behind are, too.
+            bytes_max: of the write; one end alone may have more.
         """
         cdef Py_ssize_t index, count = len(self._transactions)
         cdef int64_t size = 0
@@ -167,7 +168,7 @@ cdef class HalfEnds:
         for index in range(count):
             found = (found and self._counts[index] == 1
                      and self._is_pending(index, outcomes, base)
-                     and self._is_plain(index, index, segment, start, limit,
+                     and self._is_plain(index, segment, start, limit,
                                         &self._picked[index].record, &says)
                      and says.queue_id >= 0)
             if not found:
@@ -179,26 +180,32 @@ cdef class HalfEnds:
             self.count = 0
         return found
 
-    cdef bint _is_pending(self, Py_ssize_t row, bytearray outcomes, int64_t base) except -1:
+    cdef bint _is_pending(self, Py_ssize_t index, bytearray outcomes, int64_t base) except -1:
         """And none of those that were picked."""
-        cdef int64_t number = self._queue_offsets[row]
-        cdef Py_ssize_t index
+        cdef int64_t number = self._queue_offsets[index]
+        cdef Py_ssize_t earlier
         if number < base or number - base < len(outcomes) and outcomes[number - base]:
             return False
         if number <= self.last:  # most come in their order
-            for index in range(self.count):
-                if self._picked[index].number == number:
+            for earlier in range(self.count):
+                if self._picked[earlier].number == number:
                     return False
         return True
 
     cdef int _take(self, PlainEnd *end, Py_ssize_t index, HalfSays *says) except -1:
         """Make a copy's record of it, if it is committed."""
+        cdef Record *record
         end.number, end.queue = self._queue_offsets[index], -1
         if self._commits[index]:
             end.queue = self._queue_of((self._topics[self._topic_of[index]], says.queue_id))
-            as_committed(&end.record)
+            record = &end.record
+            record.properties_length = without_crc_property(
+                record.properties, record.properties_length)
+            record.sys_flag = (record.sys_flag & ~TRANSACTION_BITS) | TRANSACTION_COMMIT
+            record.prepared_offset = record.physical_offset
+            record.store_host_length = 0  # it is stored here
             end.cut_begin = says.up_begin
-            end.cut_end = min(says.up_end, end.record.properties_length)
+            end.cut_end = min(says.up_end, record.properties_length)
             self.committed += 1
         self.last = max(self.last, end.number)
         self.count += 1
@@ -229,67 +236,6 @@ cdef class HalfEnds:
             place = self._picked[index].number - base
             if 0 <= place < len(outcomes):
                 outcomes[place] = rolled_back if self._picked[index].queue < 0 else committed
-
-    def store(self, Py_ssize_t index, Py_ssize_t row, const uint8_t[::1] segment not None,
-              int64_t start, int64_t limit, InnerEncoder encoder not None, queue_of,
-              bytearray outcomes not None, int64_t base, dict ended not None,
-              tuple words not None, Py_ssize_t bytes_max, Py_ssize_t ends_max):
-        """Put ends into a write, from one on, as long as each is of one half message that lies in
-        `segment`, was never copied, and is pending. The index of the first that is not, or for
-        which there is no room.
-
-        Args:
-            row: of the first half message of transaction `index`.
-            start: of the segment in the log; `limit`: where the log ends in it.
-            encoder: takes what is committed.
-            queue_of: the encoder's number for a topic and a queue; what it refuses is not stored.
-            outcomes: of half messages from number `base` on, 0: pending; those behind are, too.
-            ended: what this write ends, by the number of the half message.
-            words: what it has there for a rollback, for a commit.
-            bytes_max, ends_max: of the write.
-        """
-        cdef Record record
-        cdef HalfSays says
-        cdef int64_t number
-        cdef uint8_t *known = <uint8_t *><char *>outcomes
-        cdef Py_ssize_t known_count = len(outcomes)
-        cdef bint commit
-        cdef dict queues = {}
-        limit = min(limit, segment.shape[0])
-        while index < len(self._transactions) and self._counts[index] == 1:
-            number, commit = self._queue_offsets[row], self._commits[index]
-            if (number < base or number - base < known_count and known[number - base]
-                    or self._queue_offsets[row] in ended or len(ended) >= ends_max
-                    or not self._is_plain(index, row, segment, start, limit, &record, &says)):
-                break
-            if says.queue_id < 0 or encoder.size and encoder.size + record.total_size > bytes_max:
-                break
-            if commit:
-                key = (self._topic_of[row], says.queue_id)
-                queue = queues.get(key)
-                if queue is None:
-                    try:
-                        queue = queues[key] = queue_of(self._topics[self._topic_of[row]],
-                                                                says.queue_id)
-                    except Exception:
-                        break  # it is said where this end is looked at closer
-                as_committed(&record)
-                try:
-                    encoder._add_delivered(queue, &record)
-                except RecordTooLarge:
-                    break  # as it is; with fewer properties it may do
-            ended[self._queue_offsets[row]] = words[commit]
-            index += 1
-            row += 1
-        return index
-
-
-cdef inline void as_committed(Record *record) noexcept:
-    """Of a half message: as its copy has it."""
-    record.properties_length = without_crc_property(record.properties, record.properties_length)
-    record.sys_flag = (record.sys_flag & ~TRANSACTION_BITS) | TRANSACTION_COMMIT
-    record.prepared_offset = record.physical_offset
-    record.store_host_length = 0  # it is stored here
 
 
 @cython.final

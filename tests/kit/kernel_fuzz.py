@@ -445,8 +445,6 @@ def try_half(chance: random.Random, view: memoryview) -> None:
     at = chance.choice([0, 0, 1, len(view), hostile_number(chance)])
     ends = _kernel.HalfEnds("g", [""], [True], [1], ["t"], [0], [chance.choice([0, 1])], [at])
     start = chance.choice([0, 0, 1, at, hostile_number(chance)])
-    ends.store(0, 0, view, start, end, _kernel.InnerEncoder(), lambda *_: 0, bytearray(2), 0, {},
-               (0, 1), 1 << 20, 9)  # fmt: skip
     if ends.pick(view, start, end, bytearray(2), 0, 1 << 20):
         outcomes = bytearray()
         ends.note(outcomes, chance.choice([0, 1, 1 << 62]), 1 << 10, (1, 2))

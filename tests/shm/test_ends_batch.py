@@ -10,16 +10,17 @@ import pytest
 import reference
 
 from cometmq.actors.tables.transactions import END_LETTERS, OP_HEAD, Halves, Outcome, op_of
+from cometmq.actors.writer.half_writes import HalfWrite, Named, half_of
 from cometmq.protocol.derived import DERIVED_TOPIC
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.shm.kernel._kernel import (
     EndsBatch,
     HalfEnds,
     InnerBatch,
-    InnerEncoder,
     LogAppender,
     QueueCursor,
     RecordTooLarge,
+    decode,
 )
 
 SEED = 20_261_126
@@ -62,7 +63,7 @@ def halves(chance: random.Random, count: int) -> tuple[bytes, list[Half]]:
     """A segment, and what is named in it."""
     segment, found = b"", []
     for number in range(count):
-        topic = chance.choice(["orders", "t", "x" * 200])
+        topic = chance.choice(["orders", "t", "x" * 100])
         properties = properties_of(chance, number, topic)
         named = dict(pair.split("\1") for pair in properties.decode().split("\2") if pair)
         found.append(
@@ -117,29 +118,25 @@ class Log:
         assert laid == (0 if places is None else batch.size)
         return places
 
-    def append_one_by_one(self, ends: HalfEnds, segment: bytes, count: int) -> tuple[int, int]:
-        """As it is done where ends are of several kinds."""
+    def append_one_by_one(self, segment: bytes, found: list[Half]) -> tuple[int, int]:
+        """As it is done where a command has ends of several kinds."""
         self.queue(DERIVED_TOPIC, 0), self.queue(OP_TOPIC, 0)
-        encoder, keys, ended = InnerEncoder(), [(DERIVED_TOPIC, 0)], {}
-        encoder.add(0, b"mark")
-
-        def queue_of(topic: str, queue_id: int) -> int:
-            if (topic, queue_id) not in keys:
-                keys.append((topic, queue_id))
-            return keys.index((topic, queue_id))
-
-        assert count == ends.store(
-            0, 0, segment, START, len(segment), encoder, queue_of, bytearray(), BASE, ended, ENDS,
-            1 << 22, 1 << 10,
-        )  # fmt: skip
-        keys.append((OP_TOPIC, 0))
-        encoder.add(len(keys) - 1, *op_of(list(ended.items())))
-        records = encoder.count
-        cursors = [self.queue(*key) for key in keys]
-        places = InnerBatch(self.appender, cursors, encoder.take(), records).append(AT_MS)
+        writing = HalfWrite(1 << 22, 32_767)
+        writing.records.encoder.add(writing.records.queue(DERIVED_TOPIC, 0), b"mark")
+        for index, each in enumerate(found):
+            at = each.physical_offset - START
+            (message,) = decode(segment[at : at + int.from_bytes(segment[at : at + 4])])
+            number = each.queue_offset
+            half = half_of(Named(message, number, number, Outcome.PENDING))
+            writing.add([half], ENDS[each.commit], index)
+        records = writing.records
+        records.encoder.add(records.queue(OP_TOPIC, 0), *op_of(list(writing.ended.items())))
+        cursors = [self.queue(key.topic, key.queue_id) for key in records.queues]
+        command, payload = records.take()
+        places = InnerBatch(self.appender, cursors, payload[0], command.count).append(AT_MS)
         assert places is not None
-        found = memoryview(places).cast("q")
-        return found[1], found[-2]
+        found_places = memoryview(places).cast("q")
+        return found_places[1], found_places[-2]
 
 
 def pick(ends: HalfEnds, segment: bytes, **other: Any) -> bool:
@@ -162,7 +159,7 @@ def test_the_log_gets_what_it_would_get_one_by_one(crc: bool) -> None:
         assert pick(ends, segment)
         assert (ends.count, ends.committed) == (count, sum(each.commit for each in found))
         places = whole.append_whole(ends)
-        assert places == single.append_one_by_one(ends_of(found), segment, count)
+        assert places == single.append_one_by_one(segment, found)
         assert whole.segment == single.segment
         assert whole.next_offsets == single.next_offsets
         assert whole.appender.count == single.appender.count
