@@ -358,7 +358,8 @@ def test_nobody_is_told_where_nobody_waits() -> None:
     soon: list[object] = []
     actor: Any = SimpleNamespace(call_soon=soon.append)
     books: Any = SimpleNamespace(popped=PopBook({}), takes=TakeBook({}), retry_topics=None)
-    pops: Any = Pops(actor, books, Any, Any, SimpleNamespace(), lambda _topic: {})  # type: ignore[arg-type]
+    members: Any = SimpleNamespace(gate=None)
+    pops: Any = Pops(actor, books, members, Any, SimpleNamespace(), lambda _topic: {})  # type: ignore[arg-type]
     for topic in ("t", "%RETRY%g"):
         pops._freed("g", topic)
     assert not pops._to_look
