@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.protocol.rebuilding import rebuilt
@@ -32,7 +32,10 @@ def checked_after(after: timedelta | float | None) -> float | None:
         or math.isnan(seconds)
         or not 0 <= seconds <= AFTER_S_MAX
     ):
-        raise ArgumentIllegal(f"Retry(after={after!r}): a timedelta, or seconds from 0 on")
+        raise ArgumentIllegal(
+            f"Retry(after={after!r:.200}): `after` is a timedelta, or seconds from 0 to "
+            f"{AFTER_S_MAX:.0f}"
+        )
     return seconds
 
 
@@ -54,6 +57,17 @@ class Retry(_Outcome):
     """
 
     after_s: float | None = None  # also of one whose class does not call this one's __init__
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        if cls.__init__ is Retry.__init__ and not (
+            len(given) + len(named) <= 1 and named.keys() <= {"after"}
+        ):
+            arguments = [*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())]
+            raise ArgumentIllegal(
+                f"Retry({', '.join(arguments):.200}): the only parameter is `after`, a timedelta "
+                "or seconds from 0 on: raise Retry(after=3), and log the reason"
+            )
+        return super().__new__(cls)
 
     def __init__(self, after: timedelta | float | None = None) -> None:
         seconds = checked_after(after)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cometmq.cli.options import name_server_option, output_option
 from cometmq.cli.output import print_rows
@@ -23,15 +24,31 @@ COLUMNS = ("broker", "process", "address", "answers", "ms", "version", "pid", "e
     metavar="SECONDS", help="For each answer.",
 )  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing: the exit code says it.")
+@click.argument("address", metavar="[HOST:PORT]", required=False)
 @name_server_option
 @output_option
-def ping(timeout: float, quiet: bool, name_server: str, output: str) -> None:
-    """Ask whether brokers answer, for health checks.
+@click.pass_context
+def ping(
+    context: click.Context,
+    timeout: float,
+    quiet: bool,
+    address: str | None,
+    name_server: str,
+    output: str,
+) -> None:
+    """Ask whether brokers answer, for health checks. HOST:PORT is their name server's address, as
+    --name-server is.
 
     Every process that clients talk to is asked. Exit code 0: all answer. 1: some do not. 3: no name
     server answers, or it knows no broker, or none of a broker's processes answers.
     """
-    routes = Routes(name_server)
+    is_given = context.get_parameter_source("name_server") is ParameterSource.COMMANDLINE
+    if address is not None and is_given:
+        raise click.UsageError(
+            f"{address} and --name-server {name_server} are both the name server's address: give "
+            "it once"
+        )
+    routes = Routes(name_server if address is None else address)
     try:
         rows = [
             _row(routes, broker.broker, process, address, timeout)

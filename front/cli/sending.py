@@ -18,7 +18,7 @@ import click
 from cometmq.cli.interrupts import CtrlC
 from cometmq.cli.output import JSON, console, hint, print_record
 from cometmq.client import Producer, Receipt
-from cometmq.protocol.errors import Refused
+from cometmq.protocol.errors import CometError, Refused
 from cometmq.protocol.names import KEY_SEPARATOR
 
 if TYPE_CHECKING:
@@ -258,26 +258,18 @@ class Sender:
         counts.skipped_empty += len(lines) - len(bodies)
         if self._options.count is not None:
             bodies = bodies[: self._options.count - counts.sent]
-        if bodies:
-            counts.sent += len(bodies)
-            try:
-                receipts = self._send(producer, bodies)
-            except Refused as error:
-                if not self._options.line_by_line:
-                    counts.acknowledged += error.stored
-                    counts.refused += len(bodies) - error.stored
-                raise
-            counts.acknowledged += len(bodies)
-            counts.bytes += sum(map(len, bodies))
-            if self._options.receipts:
-                self._print_receipts(receipts)
+        if bodies and self._options.line_by_line:
+            self._send_lines(producer, bodies)
+        elif bodies:
+            self._send_many(producer, bodies)
         return counts.sent == self._options.count
 
-    def _send(self, producer: Producer, bodies: list[bytes]) -> Sequence[Receipt]:
-        """Send these and wait until they are stored."""
-        options = self._options
-        if not options.line_by_line:
-            return producer.send_many(
+    def _send_many(self, producer: Producer, bodies: list[bytes]) -> None:
+        """Send lines that have nothing of their own, and wait until they are stored."""
+        counts, options = self._counts, self._options
+        counts.sent += len(bodies)
+        try:
+            receipts = producer.send_many(
                 options.topic,
                 bodies,
                 tags=options.tags,
@@ -286,9 +278,35 @@ class Sender:
                 ordering_key=options.ordering_key,
                 queue_id=options.queue_id,
             )
-        receipts = [self._send_line(producer, body) for body in bodies]
+        except Refused as error:
+            counts.acknowledged += error.stored
+            counts.refused += len(bodies) - error.stored
+            raise
+        self._acknowledged(bodies, receipts)
+
+    def _send_lines(self, producer: Producer, bodies: list[bytes]) -> None:
+        """Send each with the tags and keys that it holds, and wait until all are stored. The lines
+        behind one that is refused here are not sent."""
+        counts = self._counts
+        receipts: list[Receipt] = []
+        for body in bodies:
+            counts.sent += 1
+            try:
+                receipts.append(self._send_line(producer, body))
+            except (click.ClickException, CometError):
+                counts.refused += 1
+                with contextlib.suppress(CometError):  # the first error is the one to be seen
+                    producer.flush()
+                    self._acknowledged(bodies[: len(receipts)], receipts)
+                raise
         producer.flush()
-        return receipts
+        self._acknowledged(bodies, receipts)
+
+    def _acknowledged(self, bodies: list[bytes], receipts: Sequence[Receipt]) -> None:
+        self._counts.acknowledged += len(bodies)
+        self._counts.bytes += sum(map(len, bodies))
+        if self._options.receipts:
+            self._print_receipts(receipts)
 
     def _send_line(self, producer: Producer, body: bytes) -> Receipt:
         options = self._options

@@ -234,6 +234,16 @@ def test_no_time(after: Any) -> None:
         Retry(after)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"), [(("why",), {"after": 3}), (("why", 3), {}), ((), {"afer": 3})]
+)
+def test_other_arguments_of_retry_are_refused_with_its_parameter(
+    given: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    with pytest.raises(errors.ArgumentIllegal, match="only parameter is `after`"):
+        Retry(*given, **named)
+
+
 def test_what_is_refused_at_once(broker: Broker, topic: str) -> None:
     async def handle(message: Message) -> None: ...
 

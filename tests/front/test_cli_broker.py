@@ -108,8 +108,11 @@ def test_key_with_a_space_out_of_a_line_is_refused(at: dict[str, str]) -> None:
     """Fault 31: a key with a space is refused: it would be stored as two keys."""
     lines = b"user=ann.\nuser=john smith.\nuser=zoe.\n"
     send = ("msg", "send", "-t", "Spaced", "--queue", "0", "--keys-from", r"user=(.+)\.")
-    done = run(*send, input=lines, **at)
+    done = run(*send, "-o", "json", input=lines, **at)
     assert done.returncode == 1
+    report = json.loads(done.stdout)
+    names = "sent", "acknowledged", "refused", "unconfirmed"
+    assert [report[name] for name in names] == [2, 1, 1, 0]
     assert b"'john smith'" in done.stderr
     assert b"has a space, which separates keys" in done.stderr
 

@@ -238,6 +238,10 @@ def test_ping(broker: RunningBroker) -> None:
     assert [row["process"] for row in found] == ["commitlog", "coordinator", "reader-0"]
     assert all(row["answers"] and row["pid"] for row in found)
     assert run("ping", "-q", "--name-server", server).stdout == b""
+    address = server.removeprefix("tcp://")
+    assert [row["address"] for row in json_of("ping", address)] == [r["address"] for r in found]
+    both = run("ping", address, "--name-server", server)
+    assert (both.returncode, b"give it once" in both.stderr) == (2, True)
     with stopped(broker.pids()["coordinator"]):
         some = run("ping", "--timeout", "1", "--name-server", server)
     assert some.returncode == 1
