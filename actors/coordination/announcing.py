@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from cometmq.actors.coordination.news_line import NewsLine
 from cometmq.actors.runtime import meters
-from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.actors.runtime.held import HeldRequest, TimedRequests
+from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.tables.topics import TopicBook
 from cometmq.protocol.commands import (
     BrokerEndpoints,
@@ -21,6 +22,7 @@ from cometmq.protocol.commands import (
     UnregisterBroker,
 )
 from cometmq.protocol.errors import (
+    CometError,
     NotConfirmed,
     ServiceNotAvailable,
     ShuttingDown,
@@ -31,26 +33,28 @@ log = logging.getLogger(__name__)
 REGISTER_INTERVAL_S: Final = 30.0  # RocketMQ registerNameServerPeriod
 LINE_TIMEOUT_SHARE: Final = 0.8  # of the time for confirming: a line's trouble is known by then
 UNREGISTER_TIMEOUT_S: Final = 0.5
+WAITING_MAX: Final = 65_536
 
 
-class _Waiting:
+class _Waiting(HeldRequest[None]):
     """An answer that waits until the other processes know some topics."""
 
-    __slots__ = ("answer", "request", "timer", "topics", "version")
+    __slots__ = ("answer", "error", "topics", "version")
 
     def __init__(
         self,
         request: Request,
+        deadline: float,
         topics: Sequence[str],
         version: int,
         answer: Callable[[], Command],
-        timer: Timer,
+        error: type[CometError],
     ) -> None:
-        self.request = request
+        super().__init__(None, request, deadline)
         self.version = version
         self.topics = topics
         self.answer = answer
-        self.timer = timer
+        self.error = error  # of one whose time is up
 
 
 class Announcing:
@@ -79,8 +83,13 @@ class Announcing:
         self._topics = topics
         self._confirm_timeout_s = confirm_timeout_s
         self._registered: BrokerEndpoints | None = None  # as a name server has confirmed them
-        self._moved: list[tuple[Request, Timer]] = []  # EndpointsChanged that wait for that
-        self._waiting: list[_Waiting] = []
+        # EndpointsChanged that wait for that; after a while not even for a name server.
+        self._moved: TimedRequests[None, HeldRequest[None]] = TimedRequests(
+            actor, "changes of endpoints", WAITING_MAX, lambda _held: Done(), WAITING_MAX
+        )
+        self._waiting: TimedRequests[None, _Waiting] = TimedRequests(
+            actor, "changes of topics", WAITING_MAX, self._too_late, WAITING_MAX
+        )
         self._ended = False
         self._announced = topics.first_version  # what the commitlog process has confirmed
         self._commitlog = self._line(
@@ -140,13 +149,8 @@ class Announcing:
         """Answered when clients can find the broker; after a while also without a name server."""
         self.endpoints = endpoints
         self._registered = None
-
-        def give_up() -> None:
-            self._moved.remove((request, timer))
-            request.reply(Done())
-
-        timer = self._actor.after(self._confirm_timeout_s, give_up)
-        self._moved.append((request, timer))
+        deadline = time.monotonic() + self._confirm_timeout_s
+        self._moved.add(HeldRequest(None, request, deadline))
         self._register()
         self._answer_moved()
         self._answer_waiting()
@@ -161,27 +165,18 @@ class Announcing:
     ) -> None:
         """Answer as soon as every process knows the topics as they are, or say which does not."""
         kind = NotConfirmed if is_change else ServiceNotAvailable
-
-        def give_up() -> None:
-            self._waiting.remove(waiting)
-            shown = topics[0] if len(topics) == 1 else f"{topics[0]} and {len(topics) - 1} more"
-            request.fail(kind(f"topic {shown}: {self._missing(waiting)}"))
-
-        timer = self._actor.after(self._confirm_timeout_s, give_up)
-        waiting = _Waiting(request, topics, self._version_of(topics), answer, timer)
-        if self._answer_if_known(waiting):
-            timer.cancel()
+        deadline = time.monotonic() + self._confirm_timeout_s
+        version = self._version_of(topics)
+        waiting = _Waiting(request, deadline, topics, version, answer, kind)
+        if self._missing(waiting):
+            self._actor.carry_out(request, self._waiting.add, waiting)
         else:
-            self._waiting.append(waiting)
+            self._actor.carry_out(request, answer)
 
     def end(self) -> None:
         """Nothing more is told, but that the broker is stopping."""
         self._ended = True
-        error = ShuttingDown("the broker is stopping")
-        for waiting in self._waiting:
-            waiting.timer.cancel()
-            waiting.request.fail(error)
-        self._waiting.clear()
+        self._waiting.fail_all(ShuttingDown("the broker is stopping"))
         self._unregister()
 
     def close(self) -> None:
@@ -229,10 +224,8 @@ class Announcing:
     def _answer_moved(self) -> None:
         """Answer who said where the processes listen, once a name server has confirmed it."""
         if self._registered == self.endpoints or not self._name_servers:
-            for request, timer in self._moved:
-                timer.cancel()
-                request.reply(Done())
-            self._moved.clear()
+            for held in self._moved.release_key(None):
+                held.request.done()
 
     def _unregister(self) -> None:
         """The one place that waits for another process: at the end, and not for long."""
@@ -249,14 +242,14 @@ class Announcing:
     # --- who waits for both ---
 
     def _answer_waiting(self) -> None:
-        self._waiting = [each for each in self._waiting if not self._answer_if_known(each)]
+        for waiting in self._waiting:
+            if not self._missing(waiting):
+                self._actor.carry_out(self._waiting.release(waiting), waiting.answer)
 
-    def _answer_if_known(self, waiting: _Waiting) -> bool:
-        if self._missing(waiting):
-            return False
-        waiting.timer.cancel()
-        self._actor.carry_out(waiting.request, waiting.answer)
-        return True
+    def _too_late(self, waiting: _Waiting) -> NoReturn:
+        topics = waiting.topics
+        shown = topics[0] if len(topics) == 1 else f"{topics[0]} and {len(topics) - 1} more"
+        raise waiting.error(f"topic {shown}: {self._missing(waiting)}")
 
     def _version_of(self, topics: Sequence[str]) -> int:
         return max(map(self._topics.version_of, topics), default=0)

@@ -15,7 +15,7 @@ from typing import Final
 
 from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.service import Timer
+from cometmq.actors.runtime.service import ServiceActor
 from cometmq.actors.tables.check_points import CheckPoint, ReviveQueue
 from cometmq.protocol.commands import (
     Command,
@@ -46,31 +46,19 @@ READ_COUNT: Final = 1_024  # of a queue, at a look
 READ_BYTES: Final = 1_048_576
 NOT_AGAIN: Final = MessageNotFound.code, MessageTooLarge.code  # the latter has been said
 
-Later = Callable[[float, Callable[[], None]], Timer]
-
 
 class Revival:
-    """See the module. Does nothing in a store without that topic.
-
-    Args:
-        call_soon, after: the actor's.
-    """
+    """See the module. Does nothing in a store without that topic."""
 
     def __init__(
-        self,
-        family: Family,
-        table: QueueTable,
-        store: StoreReader,
-        call_soon: Callable[[Callable[[], object]], None],
-        after: Later,
+        self, actor: ServiceActor, family: Family, table: QueueTable, store: StoreReader
     ) -> None:
+        self._actor = actor
         self._topic = REVIVE_PREFIX + family.settings.broker_cluster_name
         self._address = family.addresses["coordinator"]
         self._coordinator: Channel | None = None
         self._table = table
         self._store = store
-        self._call_soon = call_soon
-        self._after = after
         self._queues: dict[int, ReviveQueue] = {}
         self._told: dict[int, int] = {}  # what was committed, by queue
         self._waits = 0  # questions that are not answered
@@ -92,7 +80,7 @@ class Revival:
     # --- one look a second ---
 
     def _look(self) -> None:
-        self._after(LOOK_S, self._look)
+        self._actor.after(LOOK_S, self._look)
         if self._waits:
             return
         ranges = self._table.ranges_of(self._topic)
@@ -183,14 +171,8 @@ class Revival:
         coordinator = self._coordinator
         assert coordinator is not None
         self._waits += 1
-        waiting = True
 
         def hear(done: Pending) -> None:
-            nonlocal waiting
-            if not waiting:
-                return  # too late
-            waiting = False
-            timer.cancel()
             self._waits -= 1
             try:
                 answer, _ = done.result()
@@ -199,15 +181,10 @@ class Revival:
             else:
                 then(answer)
 
-        def give_up() -> None:
-            nonlocal waiting
-            waiting = False
-            self._waits -= 1
-            self._again(command, coordinator.give_up(pending, type(command).__name__, ASK_S))
-
-        timer = self._after(ASK_S, give_up)
-        pending = coordinator.request(
-            command, on_done=lambda done: self._call_soon(partial(hear, done))
+        coordinator.request(
+            command,
+            on_done=lambda done: self._actor.call_soon(partial(hear, done)),
+            timeout_s=ASK_S,
         )
 
     @staticmethod

@@ -76,7 +76,7 @@ class SchedulerActor(ServiceActor):
         self._timed = Timers(
             family, self._commitlog, self._store, lambda: self._dispatched.value, self._aside
         )
-        self._revival = Revival(family, self._table, self._store, self.call_soon, self.after)
+        self._revival = Revival(self, family, self._table, self._store)
         self._timed_alarm: Timer | None = None
         super().__init__(bind=bind)
         self._dispatched = Dispatched(family)

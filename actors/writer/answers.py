@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from cometmq.actors.runtime.service import Payload, Request, Timer
+from cometmq.actors.runtime.service import Payload, Request, ServiceActor, Timer
 from cometmq.protocol.commands import (
     Command,
     Cover,
@@ -102,22 +102,21 @@ class Answers:
         confirming: by the bits of a cover (protocol's Cover).
         policy: the cover that the broker's settings promise.
         slaves: that stand behind Cover.REPLICATED, if any do.
-        after: sets a timer of the actor.
     """
 
     def __init__(
         self,
+        actor: ServiceActor,
         confirming: Mapping[int, Confirming],
         *,
         policy: int,
         slaves: Slaves | None,
-        after: Callable[[float, Callable[[], None]], Timer],
     ) -> None:
+        self._actor = actor
         self.policy = policy
         self.slaves = slaves
         self.is_slow = False  # the disk, as the last answers have shown
         self._confirming = confirming
-        self._after = after
         self._alarm: Timer | None = None
         self._waiting: dict[int, deque[Waiting]] = {}  # by cover, each in the order of the log
         self._soonest_s = min(each.timeout_s for each in confirming.values())
@@ -200,7 +199,7 @@ class Answers:
                 del self._waiting[cover]
         if self._waiting and self._alarm is None:
             due = min(self._due(cover, queue[0])[0] for cover, queue in self._waiting.items())
-            self._alarm = self._after(max(0.0, due - time.monotonic()), self._on_alarm)
+            self._alarm = self._actor.after(max(0.0, due - time.monotonic()), self._on_alarm)
 
     def _release(self, cover: int, queue: deque[Waiting]) -> None:
         while queue:

@@ -128,7 +128,7 @@ class CommitLogActor(ServiceActor):
                 self._replicated, self._slave_timeout_s, NotConfirmed, by_group=True
             )
             policy = Cover.REPLICATED
-        self._answers = Answers(confirming, policy=policy, slaves=self._slaves, after=self.after)
+        self._answers = Answers(self, confirming, policy=policy, slaves=self._slaves)
 
     def parts(self) -> Sequence[object]:
         return (self._replies,)
@@ -178,6 +178,7 @@ class CommitLogActor(ServiceActor):
 
     def _make_desk(self) -> Desk:
         return Desk(
+            self,
             self._family,
             self._log,
             self._cursors,
@@ -186,7 +187,6 @@ class CommitLogActor(ServiceActor):
             flushed=self._flushed,
             synced=self._synced,
             on_failed_sync=self.take_out_of_service,
-            call_soon=self.call_soon,
             store=self._store_all,
         )
 

@@ -12,7 +12,7 @@ from functools import partial
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.inner import properties_max
-from cometmq.actors.runtime.service import Request
+from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.tables.derivers import Derivers
 from cometmq.actors.tables.transactions import END_LETTERS, OP_HEAD
 from cometmq.actors.writer.admission import Admission
@@ -77,11 +77,12 @@ class Desk:
     Args:
         flushed, synced: the counter, and this process's word of it.
         on_failed_sync: nobody knows any more what is on the disk.
-        call_soon, store: the actor's, for commands that have to be held.
+        store: the actor's, for commands that have to be held.
     """
 
     def __init__(
         self,
+        actor: ServiceActor,
         family: Family,
         commit_log: CommitLog,
         cursors: Cursors,
@@ -91,7 +92,6 @@ class Desk:
         flushed: ReadCell,
         synced: OwnedCell,
         on_failed_sync: Callable[[OSError], None],
-        call_soon: Callable[[Callable[[], None]], object],
         store: Callable[[list[Request]], None],
     ) -> None:
         self.is_over = False  # out of service, for ever
@@ -131,10 +131,10 @@ class Desk:
         )
         self.transactions = Transactions(
             HalfBook(
+                actor,
                 family,
                 self.derived,
                 self._append_ends,
-                call_soon,
                 lambda error: self.transactions.is_ready(error),
             ),
             segment_bytes=segment_bytes,

@@ -17,6 +17,7 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.half_log import HALVES_COUNT, READ_BYTES_MAX, HalfLog
 from cometmq.actors.runtime.inner import InnerRecords
+from cometmq.actors.runtime.service import ServiceActor
 from cometmq.actors.tables.transactions import (
     Ended,
     Halves,
@@ -59,19 +60,19 @@ class HalfBook:
         derived: lays down an op and what comes of it, in one piece.
         append_ends: lays down a mark, and behind it what ends that were picked come to; the mark's
             physical offset, and the op's queue offset.
-        call_soon: of the actor.
         on_ready: called once it is known what is pending; with an error, where that cannot be told
             now: it begins again when it is told to.
     """
 
     def __init__(
         self,
+        actor: ServiceActor,
         family: Family,
         derived: DerivedWrites,
         append_ends: Callable[[HalfEnds, bytes], tuple[int, int]],
-        call_soon: Callable[[Callable[[], None]], object],
         on_ready: Callable[[CometError | None], None],
     ) -> None:
+        self._actor = actor
         self.halves = Halves()
         self.is_ready = False
         self.reader = family.store_reader(_LIMITS)
@@ -79,7 +80,6 @@ class HalfBook:
         self._log = HalfLog(self.reader)
         self._derived = derived
         self._append_ends = append_ends
-        self._call_soon = call_soon
         self._on_ready = on_ready
         self._dispatched = Dispatched(family)
         self._wrote = family.control.read(Counter.WROTE)
@@ -106,7 +106,7 @@ class HalfBook:
             self._coordinator = Channel(self._address, "the coordinator")
 
         def heard(done: Pending) -> None:
-            self._call_soon(lambda: self._told(done))
+            self._actor.call_soon(lambda: self._told(done))
 
         self._coordinator.request(BeginTransactions(), on_done=heard)
 
@@ -142,7 +142,7 @@ class HalfBook:
         except Exception as caught:
             self._cannot(explained(caught, "which transactions are pending"))
         else:
-            self._call_soon(self.go_on)
+            self._actor.call_soon(self.go_on)
 
     def _is_ahead(self) -> bool:
         """Whether the dispatcher has yet to come there; then it rings."""
