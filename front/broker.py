@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import subprocess
 from collections.abc import Mapping
@@ -163,6 +164,15 @@ class Broker:
     def pid(self) -> int:
         """Of the supervisor."""
         return self._ready.pid
+
+    @property
+    def recent_log(self) -> list[logging.LogRecord]:
+        """The last 1,000 records that its processes have logged, oldest first.
+
+        Also those below the level of this service's loggers; the setting logLevel (here WARNING
+        unless it is given) says what is logged at all. A record has `role` and `process`.
+        """
+        return list(self._log.recent)
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A Producer for this broker; options as there."""

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections import deque
 from typing import Any, Final
 
 from cometmq.actors.runtime.logs import JsonFormatter, TextFormatter
@@ -24,6 +25,7 @@ from cometmq.actors.runtime.logs import JsonFormatter, TextFormatter
 PACKET_MAX: Final = 65_536
 TEXT_MAX: Final = 8_000  # characters that fit into a packet, however they are escaped
 CLOSE_S: Final = 1.0
+RECENT_MAX: Final = 1_000  # records
 
 
 class ServiceHandler(logging.Handler):
@@ -73,10 +75,11 @@ class ServiceLog:
     """The service's end: hands every record to the logger of its name, in a thread of its own.
 
     Records have `role`, `process` and the time of where they come from; their text begins with the
-    role.
+    role. `recent` has the last of them, also those that the service's loggers do not show.
     """
 
     def __init__(self) -> None:
+        self.recent: deque[logging.LogRecord] = deque(maxlen=RECENT_MAX)
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._thread = threading.Thread(target=self._run, name="cometmq broker log", daemon=True)
 
@@ -109,20 +112,22 @@ class ServiceLog:
             if not packet:
                 return
             try:
-                _hand_on(json.loads(packet))
+                record = _record_of(json.loads(packet))
+                self.recent.append(record)
+                logger = logging.getLogger(record.name)
+                if logger.isEnabledFor(record.levelno):
+                    logger.handle(record)
             except Exception:  # of a handler of the service, as of any: the next one is tried
                 traceback.print_exc()
 
 
-def _hand_on(fields: dict[str, Any]) -> None:
+def _record_of(fields: dict[str, Any]) -> logging.LogRecord:
     logger = logging.getLogger(str(fields["logger"]))
     level = logging.getLevelNamesMapping().get(fields["level"], logging.WARNING)
-    if not logger.isEnabledFor(level):
-        return
     role, created = str(fields["role"]), float(fields["ts"])
     args, extra = (role, fields["event"]), {"role": role}
     record = logger.makeRecord(logger.name, level, __file__, 0, "%s: %s", args, None, extra=extra)
     record.created, record.msecs = created, (created % 1) * 1000
     record.process, record.processName = int(fields["pid"]), f"cmq-{role}"
     record.exc_text = fields.get("traceback")
-    logger.handle(record)
+    return record

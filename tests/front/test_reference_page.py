@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import cometmq
-from cometmq import errors
+from cometmq import errors, testing
 from cometmq.protocol import errors as errors_module
 from cometmq.protocol.errors import BY_CODE, CometError
 from cometmq.shm.kernel import _kernel
@@ -31,6 +31,7 @@ NAMES = (
     "AsyncConsumer", "PopConsumer", "AsyncPopConsumer", "Transaction", "PendingTransaction",
     "Retry", "Reject", "Appender", "subscribe_actor",
 )  # fmt: skip
+TESTING = ("Sandbox", "OwnBroker")  # of cometmq.testing
 HIDDEN = {"self", "cls"}
 
 HEAD = """\
@@ -46,7 +47,8 @@ docs/reference.md`; a test compares. [The guide](guide/README.md) is the way in;
 
 def page() -> str:
     index = ", ".join(f"[{name}](#{name.lower()})" for name in NAMES)
-    return "\n".join([HEAD, f"{index}, [errors](#errors)\n", *names(), *error_table()])
+    index += ", [errors](#errors), [fixtures of pytest](#fixtures-of-pytest)\n"
+    return "\n".join([HEAD, index, *names(), *error_table(), *fixtures()])
 
 
 # --- names ---
@@ -65,12 +67,18 @@ def names() -> Iterator[str]:
 
 
 def class_page(name: str, declared: Any, node: ast.ClassDef) -> Iterator[str]:
-    public = public_members(declared)
+    inherits = declared.__mro__[1].__name__ in TESTING  # its members are described there
+    public = [
+        each
+        for each in (members(node) if inherits else public_members(declared))
+        if not each.name.startswith("_")
+    ]
     (made,) = [each for each in members(node) if each.name == "__init__"] or [None]
     if made is not None and name not in (
         "Appender",
         "Receipt",
         "Transaction",
+        *TESTING,
     ):  # those are not made by users
         yield f"```python\n{signature(made, name)}\n```\n"
     yield text(inspect.getdoc(declared))
@@ -198,6 +206,24 @@ def entries(lines: Iterable[str]) -> Iterator[str]:
             yield f"- {named}: {entry[2]}"
         else:
             yield f"  {line.strip()}"
+
+
+# --- cometmq.testing ---
+
+
+def fixtures() -> Iterator[str]:
+    yield "## Fixtures of pytest\n"
+    yield text(inspect.getdoc(testing))
+    for node in ast.parse(inspect.getsource(testing)).body:
+        if isinstance(node, Function) and any(
+            ast.unparse(each).startswith("pytest.fixture") for each in node.decorator_list
+        ):
+            yield f"### {node.name}\n"
+            yield text(ast.get_docstring(node))
+    for name in TESTING:
+        declared = getattr(testing, name)
+        yield f"## {name}\n"
+        yield from class_page(name, declared, node_of(declared))
 
 
 # --- errors ---
