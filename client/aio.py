@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -45,7 +45,6 @@ from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.timed import Handle
 from cometmq.shm.kernel._kernel import Message
 
-COMPRESS_BYTES: Final = 65_536  # of a body that is not compressed in the event loop's thread
 YIELD_COUNT: Final = 256  # messages of a loop between two turns of the event loop
 
 
@@ -76,9 +75,7 @@ class AsyncProducer:
         self._sender = self._producer._sender
         self._running: dict[str, asyncio.Task[None]] = {}
         self._sends = LoopSends(self._sender)
-        self._transactions = LoopTransactions(
-            self._producer._transactions, self._sends, self._start, self._is_ready
-        )
+        self._transactions = LoopTransactions(self._producer._transactions, self._send)
 
     async def send(
         self,
@@ -101,7 +98,7 @@ class AsyncProducer:
             topic, body, tags, keys, properties, ordering_key, queue_id, flag, wait, delay_level,
             deliver_at, deliver_after,
         )  # fmt: skip
-        return await (await self._start(target, message))
+        return await self._send(target, message)
 
     async def send_async(
         self,
@@ -151,7 +148,7 @@ class AsyncProducer:
         """See `Producer.recall`."""
         check("message", message, Receipt | str)
         handle = message.recall_handle if isinstance(message, Receipt) else message
-        return await (await self._start(*recalling(Handle.parse(handle))))
+        return await self._send(*recalling(Handle.parse(handle)))
 
     async def request(
         self,
@@ -215,7 +212,7 @@ class AsyncProducer:
         whose known route lacks the queue, and wait for room for one more batch."""
         await self._begin()
         sender = self._sender
-        if not sender.knows(target):
+        if sender.known(target) is None:
             what = f"learn {target.topic} {target.queue_id} {target.broker}"
             await self._elsewhere(what, sender.learn, target)
         while not sender.has_room:
@@ -243,18 +240,23 @@ class AsyncProducer:
             task.add_done_callback(lambda _: self._running.pop(what, None))
         await asyncio.shield(task)  # whoever is cancelled leaves it to the others
 
-    def _is_ready(self, topic: str) -> bool:
-        """Whether a message to that topic would block nothing."""
-        sender = self._sender
-        return self._begun and sender.knows(Target(topic, None, None)) and sender.has_room
+    def _send(self, target: Target, message: Outgoing) -> Awaitable[Receipt]:
+        """Return what is awaited for its receipt."""
+        lanes = self._sends.known(target, message) if self._begun else None
+        if lanes is None:
+            return self._prepare_and_send(target, message)
+        return self._sends.send(target, message, lanes)
+
+    async def _prepare_and_send(self, target: Target, message: Outgoing) -> Receipt:
+        return await (await self._start(target, message))
 
     async def _start(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
-        sender = self._sender
-        if sender.compresses and _is_large(message.body):
-            await asyncio.to_thread(sender.prepare, message)  # other tasks go on meanwhile
-        if not (self._begun and sender.knows(target) and sender.has_room):
+        if self._sends.is_long(message):
+            await asyncio.to_thread(self._sender.prepare, message)  # other tasks go on meanwhile
+        lanes = self._sends.known(target, message) if self._begun else None
+        if lanes is None:
             await self._prepare(target)
-        return self._sends.send(target, message)
+        return self._sends.send(target, message, lanes)
 
 
 class _BeginsLater(Producer):
@@ -268,10 +270,6 @@ class _BeginsLater(Producer):
 
 async def _in_thread(call: Callable[..., object], *arguments: Any) -> None:
     await asyncio.to_thread(call, *arguments)
-
-
-def _is_large(body: object) -> bool:
-    return isinstance(body, (bytes, bytearray, memoryview)) and len(body) >= COMPRESS_BYTES
 
 
 class AsyncConsumer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import deque
@@ -154,15 +153,10 @@ class Accumulator:
         if batch is None and len(taking) >= OPEN_MAX:
             batch = next(iter(taking.values()))  # the oldest makes room
         if batch is not None:
-            assert batch.encoder is not None
-            if (batch.wait, batch.delay_level, batch.sys_flag, batch.producer_group) == (
-                message.wait,
-                message.delay_level,
-                message.sys_flag,
-                message.producer_group,
-            ):
-                with contextlib.suppress(BatchFull):
-                    return batch, _put(batch, target, message)
+            if batch.takes(message):
+                index = _put(batch, target, message)
+                if index >= 0:
+                    return batch, index
             taker = lane or lanes.next()
             self.close(batch, taker)
             touched.append(taker)
@@ -282,10 +276,12 @@ class Accumulator:
 
 
 def _put(batch: Batch, target: Target, message: Outgoing) -> int:
-    """Add a message to an open batch; return its index there."""
-    encoder = batch.encoder
-    assert encoder is not None
-    index = message.add_to(encoder)
+    """Add a message to an open batch; return its index there, -1 if the batch is full."""
+    assert batch.encoder is not None
+    try:
+        index = message.add_to(batch.encoder)
+    except BatchFull:
+        return -1
     if batch.targets is not None:
-        batch.targets += [target] * (encoder.count - index)
+        batch.targets.append(target)
     return index

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cometmq.client.routes import MASTER, Routes
 from cometmq.protocol.commands import (
@@ -24,6 +24,9 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError, NotConfirmed, NotReachable, from_code
 from cometmq.protocol.retry import pause_after
 from cometmq.protocol.wire.channel import Channel, Pending
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class Ending:
         topic: by which the broker's address is found.
     """
 
-    __slots__ = ("attempts", "broker", "deadline", "end", "leads", "topic", "word")
+    __slots__ = ("attempts", "broker", "deadline", "end", "future", "leads", "topic", "word")
 
     def __init__(self, broker: str, topic: str, end: TransactionEnd, timeout_s: float) -> None:
         self.broker = broker
@@ -49,7 +52,13 @@ class Ending:
         self.deadline = time.monotonic() + timeout_s
         self.attempts = 0
         self.word: Future[CometError | None]  # of the attempt that is being made, while it waits
+        self.future: asyncio.Future[None]  # of a task that waits for it
         self.leads = False  # it is its caller who sends the next command
+
+    def awaited_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Return what a task of that loop waits for."""
+        self.future = loop.create_future()
+        return self.future
 
     def tell(self, word: CometError | None) -> None:
         """The first word counts: an end that was given up and sent again may get two."""
@@ -169,18 +178,7 @@ class Ends:
     def _take(self, broker: str) -> list[Ending]:
         """What the next command holds; the caller's own, which leads, among it."""
         with self._lock:
-            waiting = self._waiting[broker]
-            parts = sum([len(each.end.parts) for each in waiting])
-            if parts <= COMMAND_PARTS and len(waiting) <= ENDS_MAX:
-                taken = [*waiting]
-                waiting.clear()
-                return taken
-            taken = [waiting.popleft()]
-            parts = len(taken[0].end.parts)
-            while waiting and len(taken) < ENDS_MAX and parts < COMMAND_PARTS:
-                taken.append(waiting.popleft())
-                parts += len(taken[-1].end.parts)
-            return taken
+            return take_some(self._waiting[broker])
 
     # --- both ---
 
@@ -215,6 +213,16 @@ class Ends:
         old = self._used.get(broker)
         if old is not None and old != endpoint:
             self._routes.retire(old)
+
+
+def take_some(waiting: deque[Ending]) -> list[Ending]:
+    """Remove and return the ends that the next command holds: the first, and as many as fit."""
+    taken = [waiting.popleft()]
+    parts = len(taken[0].end.parts)
+    while waiting and len(taken) < ENDS_MAX and parts < COMMAND_PARTS:
+        taken.append(waiting.popleft())
+        parts += len(taken[-1].end.parts)
+    return taken
 
 
 def words_of(pending: Pending, count: int) -> dict[int, CometError]:

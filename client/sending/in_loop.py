@@ -10,15 +10,16 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from cometmq.client.sending.lanes import Lane
-from cometmq.client.sending.outgoing import Alike, Outgoing, Target
+from cometmq.client.sending.lanes import Lane, TopicLanes
+from cometmq.client.sending.outgoing import Outgoing, Target
 from cometmq.client.sending.overdue import Overdue
-from cometmq.client.sending.receipt import Batch, Receipt, Watching
+from cometmq.client.sending.receipt import Batch, Receipt
 from cometmq.client.sending.sender import Held, Sender
 from cometmq.protocol.errors import CometError, again
 from cometmq.protocol.wire.channel import Channel, lend_line, line_to_lend, read_line
 from cometmq.protocol.wire.line import Line
-from cometmq.protocol.wire.pending import Asked
+
+COMPRESS_BYTES: Final = 65_536  # of a body that is not compressed in the event loop's thread
 
 
 class _One:
@@ -39,11 +40,6 @@ class _One:
     def failed(self, error: CometError) -> None:
         if not self.future.done():
             self.future.set_exception(again(error))
-
-
-# Of messages of one kind: whoever waits for those from this index of a batch on, of which the
-# first is that one of all; so many.
-WatchAlike = Callable[[int, int, int], Watching]
 
 
 class LoopLines:
@@ -105,88 +101,75 @@ def call_home(
         loop.call_soon_threadsafe(action, *arguments)
 
 
+class RunningLoop:
+    """Remembers the running event loop: `asyncio.get_running_loop` costs a system call in Python
+    3.11, and a send has several uses for it."""
+
+    def __init__(self) -> None:
+        self._last: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        last = self._last
+        if last is None or not last.is_running():
+            last = self._last = asyncio.get_running_loop()
+        return last
+
+
 class LoopSends:
     """Of one producer. Used in its event loop alone."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
+        self._running = RunningLoop()
         self._lines = LoopLines()
         self._overdue = Overdue(_late)
         self._held: Held = {}  # what leaves at the end of this turn
-        self._last: list[Callable[[], None]] = []  # called before, they add to it
         # In whose turn that is; it may be closed before it comes to that, and nobody tells.
         self._due_in: asyncio.AbstractEventLoop | None = None
 
-    @property
-    def alike_bytes_max(self) -> int:
-        """The largest body of `send_alike`; 0: there is none."""
-        return self._sender.alike_bytes_max
+    def is_long(self, message: Outgoing) -> bool:
+        """Whether it takes long to compress its body."""
+        body = message.body
+        return (
+            self._sender.compresses
+            and message.sys_flag is None
+            and isinstance(body, (bytes, bytearray, memoryview))
+            and len(body) >= COMPRESS_BYTES
+        )
 
-    def send(self, target: Target, message: Outgoing) -> asyncio.Future[Receipt]:
-        """Its receipt, once it is stored. Raises as `Sender.gather` does."""
-        loop = asyncio.get_running_loop()
+    def known(self, target: Target, message: Outgoing) -> TopicLanes | None:
+        """Return the lanes of its topic; None if something may block before it is sent."""
+        if not self._sender.has_room or self.is_long(message):
+            return None
+        return self._sender.known(target)
+
+    def send(
+        self, target: Target, message: Outgoing, lanes: TopicLanes | None
+    ) -> asyncio.Future[Receipt]:
+        """Its receipt, once it is stored. Raises as `Sender.gather` does.
+
+        Args:
+            lanes: of the target, if they are known.
+        """
+        loop = self._running.loop
         future: asyncio.Future[Receipt] = loop.create_future()
 
         def watch(batch: Batch, index: int) -> None:
             _wait(loop, self._overdue, batch, _One(future, index))
 
         if self._sender.lingers:
-            self._sender.gather(target, message, watch)
+            self._sender.gather(target, message, watch, lanes=lanes)
             return future
-        self._see_to_the_end(loop)
-        self._sender.gather(target, message, watch, held=self._held)
-        return future
-
-    def at_the_end(self, loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
-        """Have it called at the end of this turn; it calls `send_alike`."""
-        self._last.append(action)
-        self._see_to_the_end(loop)
-
-    def send_alike(
-        self,
-        target: Target,
-        alike: Alike,
-        watch: WatchAlike,
-    ) -> None:
-        """Messages that differ in their bodies alone, at the end of a turn. Raises as
-        `Sender.gather` does; `alike.next` tells which were sent."""
-        loop = asyncio.get_running_loop()
-        while alike.next < len(alike.bodies):
-            begin = alike.next
-
-            def added(batch: Batch, index: int, begin: int = begin) -> None:
-                _wait(loop, self._overdue, batch, watch(index, begin, alike.next - begin))
-
-            self._sender.gather(target, alike, added, held=self._held)
-
-    def _see_to_the_end(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._due_in is not loop:
             self._due_in = loop
-            loop.call_soon(self.let_go)
+            loop.call_soon(self._let_go)
+        self._sender.gather(target, message, watch, held=self._held, lanes=lanes)
+        return future
 
-    def hold(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """What is sent from now on waits for the caller's `let_go` or `let_go_soon`; False: it
-        leaves at the end of this turn."""
-        if self._due_in is loop:
-            return False
-        self._due_in = loop
-        return True
-
-    def let_go_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What was held leaves at the end of this turn."""
-        self._due_in = None
-        if self._last or self._held:
-            self._see_to_the_end(loop)
-
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """As far as queues are idle; what is left leaves when one is."""
         self._due_in = None
-        if self._last:
-            last, self._last = self._last, []
-            for action in last:
-                action()
-        if not self._held:
-            return
         held, self._held = self._held, {}
         delivery = self._sender.delivery
         touched: list[Lane] = []
@@ -197,17 +180,12 @@ class LoopSends:
             flights = delivery.collect(touched)
         delivery.launch(flights)
         for flight in flights:
-            if flight.pending is not None:
-                self.hear(flight.pending.channel)
-
-    def hear(self, channel: Asked) -> None:
-        """What was asked in this turn is answered there."""
-        if isinstance(channel, Channel):
-            self._lines.hear(channel, asyncio.get_running_loop())
+            if flight.pending is not None and isinstance(flight.pending.channel, Channel):
+                self._lines.hear(flight.pending.channel, asyncio.get_running_loop())
 
 
 def _wait(
-    loop: asyncio.AbstractEventLoop, overdue: Overdue[Batch], batch: Batch, watching: Watching
+    loop: asyncio.AbstractEventLoop, overdue: Overdue[Batch], batch: Batch, watching: _One
 ) -> None:
     """Under the producer's lock."""
     if batch.waiters is not None and batch.loop is loop:
@@ -238,6 +216,6 @@ def _resolve(overdue: Overdue[Batch], batch: Batch) -> None:
             watching.stored(batch)
 
 
-def _take(batch: Batch) -> Sequence[Watching]:
+def _take(batch: Batch) -> Sequence[_One]:
     waiters, batch.waiters = batch.waiters, None
     return waiters or ()

@@ -1,29 +1,24 @@
-"""Transactions for asyncio. Those that begin together with a body alone, as most do, share a batch,
-and so do their ends."""
+"""Transactions for asyncio. Ends of tasks share a command while the one before is on its way."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
-from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
-from cometmq.client.sending.in_loop import LoopSends
-from cometmq.client.sending.loop_ends import LoopEnds
-from cometmq.client.sending.outgoing import Alike, Body, Outgoing, Target
+from cometmq.client.sending.attempts import typed
+from cometmq.client.sending.ends import ATTEMPT_S, Ending, pause_until, take_some, told, words_of
+from cometmq.client.sending.in_loop import RunningLoop, call_home
+from cometmq.client.sending.outgoing import Body, Outgoing, Target
 from cometmq.client.sending.pending import Checker, PendingTransaction
-from cometmq.client.sending.receipt import Batch, Receipt
-from cometmq.client.sending.transaction import OLDER, Parts, Transactions
-from cometmq.protocol.commands import TransactionPart
-from cometmq.protocol.errors import CometError, NotConfirmed, again
-from cometmq.shm.kernel._kernel import (
-    TaskTransaction,
-    TaskTransactions,
-    bodies_of,
-    have_begun,
-    let_go_on,
-)
+from cometmq.client.sending.receipt import Receipt
+from cometmq.client.sending.transaction import Parts, Transactions
+from cometmq.protocol.commands import EndTransactions
+from cometmq.protocol.errors import CometError, again
+from cometmq.protocol.wire.pending import Pending
 
 if TYPE_CHECKING:
     from cometmq.client.options import TransactionOptions
@@ -32,7 +27,7 @@ log = logging.getLogger(__name__)
 
 CHECK_S: Final = 30.0  # time limit of one decision of a checker
 
-Start = Callable[[Target, Outgoing], Awaitable[asyncio.Future[Receipt]]]
+Send = Callable[[Target, Outgoing], Awaitable[Receipt]]
 
 
 class LoopChecker:
@@ -66,172 +61,171 @@ class LoopChecker:
             ) from None
 
 
-class LoopTransactions(TaskTransactions):
-    """What the transactions of one AsyncProducer share.
+class LoopTransactions:
+    """Transactions of one AsyncProducer, and their ends on the way to brokers.
+
+    Used in one event loop at a time. An end is sent, and sent again, until its outcome is known or
+    its time is up, also if the task that waits for it is cancelled.
 
     Args:
-        start: sends a message, after whatever could block.
-        is_ready: whether a message to that topic would block nothing now.
+        send: sends a message, after whatever could block; its receipt is awaited.
     """
 
-    def __init__(
-        self,
-        transactions: Transactions,
-        sends: LoopSends,
-        start: Start,
-        is_ready: Callable[[str], bool],
-    ) -> None:
-        bytes_max = sends.alike_bytes_max if transactions.name else 0
-        super().__init__(transactions.open, TransactionPart, bytes_max, transactions.timeout_s)
+    def __init__(self, transactions: Transactions, send: Send) -> None:
         self.transactions = transactions
-        self.start = start
-        self._sends = sends
-        self._is_ready = is_ready
-        self._ends = LoopEnds(transactions.ends, self)
+        self.send = send
+        self._running = RunningLoop()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: defaultdict[str, deque[Ending]] = defaultdict(deque)  # by broker
+        self._busy: set[str] = set()  # brokers that a task sends commands to
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself does not keep them
 
-    def is_ready(self, topic: str) -> bool:
-        return self._is_ready(topic)
+    def use_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop. If the last one was closed, no task of it goes on."""
+        loop = self._running.loop
+        if self._loop is not loop:
+            if self._loop is not None and self._loop.is_closed():
+                self.transactions.open.clear()
+            self._loop = loop
+            for gone in (self._waiting, self._busy, self._tasks):
+                gone.clear()
+        return loop
 
-    def use_loop(self) -> None:
-        """Transactions begin in the loop that runs. Asked once a turn: it costs a system call."""
-        loop = asyncio.get_running_loop()
-        if self.loop is loop:
-            return
-        if self.loop is not None and self.loop.is_closed():
-            self.forget()
-        self.loop = loop
-        self._ends.forget()
+    def end(self, ending: Ending) -> asyncio.Future[None]:
+        """Have it sent. The future gets the outcome: done, or the error."""
+        future = ending.awaited_in(self.use_loop())
+        self._put(ending)
+        return future
 
-    def send_soon(self) -> None:
-        self.use_loop()
-        self._sends.at_the_end(self.loop, self._send)
+    def _put(self, ending: Ending) -> None:
+        ending.attempts += 1
+        self._waiting[ending.broker].append(ending)
+        if ending.broker not in self._busy:
+            self._busy.add(ending.broker)
+            self._keep(asyncio.create_task(self._send_all(ending.broker)))
 
-    def _send(self) -> None:
-        """Whatever begins and ends now."""
-        if self.loop is None or self.loop.is_closed():  # another one has come to this
-            self.forget()
-            return
-        beginning = self.take_beginning()
-        self._ends.send()
-        for topic, some in beginning.items():
-            alike = Alike(
-                b"", None, None, None, 0, True, 0, 0, self.transactions.name, bodies_of(some)
-            )
-            try:
-                self._sends.send_alike(
-                    Target(topic, None, None), alike, partial(_Halves, self, some)
-                )
-            except Exception as error:
-                self.fail(some[alike.next :], error)
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def go_on(self, some: list[TaskTransaction]) -> None:
-        """Their tasks go on. All of them before anything is sent: portions, with which the broker
-        would be at work meanwhile, cost more commands than that is worth."""
-        is_held = self._sends.hold(self.loop)
+    async def _send_all(self, broker: str) -> None:
+        """Send ends, one command at a time, until none waits."""
+        waiting = self._waiting[broker]
         try:
-            let_go_on(some, 0, len(some))
-        except BaseException:  # which ends the loop; those that were told are passed over
-            self.loop.call_soon(self.go_on, some)
-            if is_held:
-                self._sends.let_go_soon(self.loop)
-            raise
-        if self.gathered and self.gathered >= self.waiting:  # nobody else will send in this turn
-            self._sends.let_go()
-        elif is_held:
-            self._sends.let_go_soon(self.loop)
+            while waiting:
+                await self._send(broker, take_some(waiting))
+        finally:
+            self._busy.discard(broker)
 
-    def fail(self, some: list[TaskTransaction], error: Exception) -> None:
-        """Of several tasks each has an error of its own."""
-        for index in range(len(some)):
-            own = again(error) if isinstance(error, CometError) else error
-            let_go_on(some, index, index + 1, own)
+    async def _send(self, broker: str, some: list[Ending]) -> None:
+        errors: dict[int, CometError]
+        try:
+            errors = words_of(await self._ask(broker, some), len(some))
+        except Exception as error:
+            errors = dict.fromkeys(range(len(some)), typed(error))
+        for index, ending in enumerate(some):
+            self._has_ended(ending, errors.get(index))
+
+    async def _ask(self, broker: str, some: list[Ending]) -> Pending:
+        """Return the answered command."""
+        loop = asyncio.get_running_loop()
+        answered = loop.create_future()
+
+        def receive() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        ends = self.transactions.ends
+        command = EndTransactions.of(ends.group, [each.end for each in some])
+        pending, channel = ends.send(
+            broker, some[0].topic, command, lambda _: call_home(loop, receive)
+        )
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                await answered
+        except TimeoutError:
+            raise channel.give_up(pending, "EndTransactions", ATTEMPT_S) from None
+        return pending
+
+    def _has_ended(self, ending: Ending, error: CometError | None) -> None:
+        """Give the outcome of an attempt to its task, or try again."""
+        if error is not None:
+            wait_s = pause_until(ending.deadline, ending.attempts, error)
+            if wait_s is not None:
+                self._keep(asyncio.create_task(self._try_again(ending, wait_s)))
+                return
+        self.transactions.open.discard(ending.end.transaction_id)
+        if ending.future.done():
+            return  # cancelled
+        if error is None:
+            ending.future.set_result(None)
+        else:
+            error = told(error, ending.end.transaction_id, ending.end.commit)
+            ending.future.set_exception(again(error))
+
+    async def _try_again(self, ending: Ending, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        await asyncio.to_thread(self.transactions.ends.find_anew, ending.broker, ending.topic)
+        self._put(ending)
 
 
-class _Halves:
-    """Transactions whose first messages stand one after the other in a batch, from `index` on.
-
-    Args:
-        some: of which these are `count`, from `first` on.
-    """
-
-    def __init__(
-        self,
-        shared: LoopTransactions,
-        some: list[TaskTransaction],
-        index: int,
-        first: int,
-        count: int,
-    ) -> None:
-        self._shared = shared
-        self._some = some[first : first + count]
-        self._index = index
-
-    def stored(self, batch: Batch) -> None:
-        place = batch.result
-        assert place is not None
-        if len(place.physical_offsets) != batch.count:
-            self.failed(NotConfirmed(OLDER))
-            return
-        have_begun(
-            self._some, batch.ids(), self._index, batch.broker, batch.topic, place.queue_offset,
-            place.physical_offsets,
-        )  # fmt: skip
-        self._shared.go_on(self._some)
-
-    def failed(self, error: CometError) -> None:
-        self._shared.fail(self._some, error)
-
-
-class AsyncTransaction(Parts, TaskTransaction):
+class AsyncTransaction(Parts):
     """`Transaction` for asyncio; see `AsyncProducer.transaction`."""
 
-    __slots__ = ()
+    __slots__ = ("_shared",)
 
-    _shared: LoopTransactions
+    def __init__(
+        self, shared: LoopTransactions, topic: str, body: Body, options: TransactionOptions
+    ) -> None:
+        super().__init__(shared.transactions, topic, body, options)
+        self._shared = shared
 
-    @property
-    def _transactions(self) -> Transactions:
-        return self._shared.transactions
-
-    def _begin_apart(self, topic: str, body: Body, options: TransactionOptions) -> None:
-        self._first = self._compose(topic, body, options)
-
-    async def _enter(self) -> Self:
-        if self._first is None:
-            raise RuntimeError("a transaction is entered once")
-        (target, message), self._first = self._first, None
+    async def __aenter__(self) -> Self:
+        target, message = self._begin()
         self._shared.use_loop()
-        self._has(await (await self._shared.start(target, message)), message)
+        self._has(await self._shared.send(target, message), message)
         return self
 
     async def send(self, topic: str, body: Body, **options: Unpack[TransactionOptions]) -> Receipt:
         """See `Transaction.send`."""
         target, message = self._next(topic, body, options)
         self._failed = True  # also where the task is cancelled
-        receipt = await (await self._shared.start(target, message))
+        receipt = await self._shared.send(target, message)
         self._has(receipt, message)
         self._failed = False
         return receipt
 
     async def commit(self) -> None:
         """See `Transaction.commit`."""
-        if self._check_end(commit=True):
-            await self._end_now(True)
+        await self._end(commit=True)
 
     async def rollback(self) -> None:
         """See `Transaction.rollback`."""
-        if self._check_end(commit=False):
-            await self._end_now(False)
+        await self._end(commit=False)
 
-    async def _leave(self, error: BaseException | None) -> None:
+    def _end(self, *, commit: bool) -> Awaitable[None]:
+        ending = self._ending(commit)
+        return _nothing() if ending is None else self._shared.end(ending)
+
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Awaitable[None]:
         if self._ended is not None:
-            return
+            return _nothing()
         if error is None and not self._failed:
-            await self.commit()
-            return
+            return self._end(commit=True)
+        return self._give_up(error)
+
+    async def _give_up(self, error: BaseException | None) -> None:
         try:
-            await self.rollback()
-        except CometError as late:
+            await self._end(commit=False)
+        except CometError as late:  # the first exception is the one to be seen
             log.warning("%s", late)
         if error is None:
             raise self._incomplete()
+
+
+async def _nothing() -> None: ...

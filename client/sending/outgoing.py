@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -58,26 +58,6 @@ class Outgoing(msgspec.Struct, gc=False):
         return UNIQ_KEY_BYTES + sum(
             len(f"{name}{value}".encode()) + 2 for name, value in named.items() if value
         )
-
-
-class Alike(Outgoing, gc=False):
-    """Messages that differ in their bodies alone, for one batch after the other.
-
-    Each is no larger than what fits into any batch, and is not compressed.
-    """
-
-    bodies: Sequence[bytes] = ()
-    next: int = 0  # the first that is in no batch yet
-
-    def add_to(self, encoder: _kernel.BatchEncoder) -> int:
-        """As many as it takes; the index of the first. Raises BatchFull for none."""
-        first = encoder.count
-        self.next = encoder.add_many(
-            self.bodies, self.next, self.tags, self.keys, self.properties, self.flag
-        )
-        if encoder.count == first:
-            raise _kernel.BatchFull(first)
-        return first
 
 
 def compose(

@@ -9,11 +9,11 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import msgspec
 
-from cometmq.client.sending.outgoing import Target
+from cometmq.client.sending.outgoing import Outgoing, Target
 from cometmq.client.sending.settled import Settled, copy_at, index_of
 from cometmq.protocol.commands import TIMED, Copy, SectionResult
 from cometmq.protocol.errors import (
@@ -44,13 +44,6 @@ STATUSES: Final = {
     12: FLUSH_SLAVE_TIMEOUT,
 }
 STORED_CODES: Final = frozenset(STATUSES)
-
-
-class Watching(Protocol):
-    """Tasks that wait for messages of a batch. Called in their loop, once."""
-
-    def stored(self, batch: Batch) -> None: ...
-    def failed(self, error: CometError) -> None: ...
 
 
 class Batch:
@@ -148,7 +141,7 @@ class Batch:
         self.store_host = ""
         self.error: CometError | None = None
         self.on_settled: list[Callable[[Batch], None]] = []
-        self.waiters: list[Watching] | None = None  # tasks, of that loop; for them
+        self.waiters: list[Any] | None = None  # tasks, of that loop; for them
         self.loop: asyncio.AbstractEventLoop | None = None
         self._event: threading.Event | None = None
 
@@ -156,6 +149,15 @@ class Batch:
     def waits(self) -> bool:
         """Whether its messages are stored elsewhere than in the queue that they are meant for."""
         return bool(self.delay_level or self.producer_group)
+
+    def takes(self, message: Outgoing) -> bool:
+        """Whether a message like this one may share the batch."""
+        return (
+            self.wait is message.wait
+            and self.delay_level == message.delay_level
+            and self.sys_flag == message.sys_flag
+            and self.producer_group == message.producer_group
+        )
 
     @property
     def may_go_elsewhere(self) -> bool:
@@ -255,12 +257,6 @@ class Batch:
         """The UNIQ_KEY of a message of a closed batch."""
         first = self.first_id
         return _id_after(first, index) if first else _kernel.unique_id(self.body, index)
-
-    def ids(self) -> list[str]:
-        """Of all its messages, once it is closed."""
-        if self.first_id:
-            return _kernel.ids_from(self.first_id, self.count)
-        return [self.id_of(index) for index in range(self.count)]
 
     def wait_settled(self) -> None:
         """Sleep until it is stored or has failed: at most linger and timeout together.
@@ -411,8 +407,9 @@ class Receipt(msgspec.Struct, gc=False, eq=False):
     @property
     def broker(self) -> str:
         """The name of the broker that stored it."""
-        self.answer()
-        return self._where()[0].broker
+        batch, _ = self._where()
+        batch.answer()
+        return batch.broker
 
     @property
     def status(self) -> str:

@@ -93,10 +93,6 @@ class Sender:
             and compression is None
             and not batching.window_ms
         )
-        # Bytes of a body about which there is nothing to be asked but that.
-        self.alike_bytes_max = 0
-        if compression is None and not batching.window_ms and not self.lingers:
-            self.alike_bytes_max = min(batching.bytes_max, max_message_bytes)
         self._window_ms = batching.window_ms
         self._compression = compression
         self._lock = self.delivery.lock
@@ -118,14 +114,19 @@ class Sender:
             return
         self.delivery.identity.begin(self.routes, self.timeout_s)
 
-    def knows(self, target: Target) -> bool:
-        """Whether sending to it has to ask nobody first."""
+    def known(self, target: Target) -> TopicLanes | None:
+        """Return the lanes of a target's topic, if nobody has to be asked first."""
         lanes = self._topics.get(target.topic)
-        return lanes is not None and lanes.serves(target)
+        if lanes is None or lanes.route is not self.routes.known(target.topic):
+            return None
+        return lanes if lanes.serves(target) else None
 
     def learn(self, target: Target) -> TopicLanes:
         """Return the lanes of a target's topic. Fetch the route if it is unknown or has no queue
         for the target. Raises the errors of `Producer.send`."""
+        known = self.known(target)
+        if known is not None:
+            return known
         if target.topic not in self._topics:
             check_writable_topic(target.topic)
             self._check_fork()
@@ -171,6 +172,7 @@ class Sender:
         *,
         remember: bool = False,
         held: Held | None = None,
+        lanes: TopicLanes | None = None,
     ) -> tuple[Batch, int]:
         """Add a message to the open batch it belongs to; what became full or due leaves.
 
@@ -179,8 +181,9 @@ class Sender:
             remember: `flush` raises the batch's error.
             held: gets the open batch, without linger as well; the caller lets it go soon. None:
                 without linger it leaves at once if its queue is idle.
+            lanes: of the target, if they are `known`.
         """
-        lanes = self.learn(target)
+        lanes = lanes or self.learn(target)
         self.prepare(message)
         failure: ValueError | TypeError | None = None
         accumulator = self._accumulator

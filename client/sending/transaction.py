@@ -64,21 +64,22 @@ class Transactions:
 class Parts:
     """What both kinds of transaction know: the messages that are stored, and the end."""
 
-    if not TYPE_CHECKING:  # mypy does not look for them in subclasses
-        __slots__ = ()
+    __slots__ = (
+        "_broker", "_bytes", "_ended", "_failed", "_first", "_id", "_parts", "_transactions",
+    )  # fmt: skip
 
-    _parts: list[TransactionPart]
-    _bytes: int
-    _broker: str | None
-    _id: str
-    _failed: bool  # a message may be missing
-    _ended: bool | None  # how, or how it was to be
-    _first: tuple[Target, Outgoing] | None  # until it is entered
-
-    @property
-    def _transactions(self) -> Transactions:
-        """Those of its producer."""
-        raise NotImplementedError
+    def __init__(
+        self, transactions: Transactions, topic: str, body: Body, options: TransactionOptions
+    ) -> None:
+        self._transactions = transactions  # those of its producer
+        self._parts: list[TransactionPart] = []
+        self._bytes = 0
+        self._broker = ""
+        self._id = ""
+        self._failed = False  # a message may be missing
+        self._ended: bool | None = None  # how, or how it was to be
+        # Until it is entered.
+        self._first: tuple[Target, Outgoing] | None = self._compose(topic, body, options)
 
     @property
     def id(self) -> str:
@@ -111,6 +112,13 @@ class Parts:
         message.producer_group = self._transactions.name
         return target, message
 
+    def _begin(self) -> tuple[Target, Outgoing]:
+        """The first message. Raises RuntimeError where it was sent before."""
+        if self._first is None:
+            raise RuntimeError("a transaction is entered once")
+        first, self._first = self._first, None
+        return first
+
     def _next(self, topic: str, body: Body, options: TransactionOptions) -> tuple[Target, Outgoing]:
         """A further message. Raises RuntimeError where there can be none any more."""
         if not self._id or self._ended is not None:
@@ -131,20 +139,18 @@ class Parts:
     def _has(self, receipt: Receipt, message: Outgoing) -> None:
         """It is stored."""
         place, index = receipt.answer()
-        if not place.physical_offsets:
+        if len(place.physical_offsets) <= index:
             raise NotConfirmed(OLDER)
-        part = TransactionPart(receipt.topic, receipt.queue_offset, place.physical_offsets[index])
-        if self._id:
-            self._parts.append(part)
-            self._bytes += len(message.body)
-            return
-        self._id, self._broker = receipt.msg_id, receipt.broker
+        queue_offset = place.queue_offset + index  # half messages lie one behind the other
+        part = TransactionPart(receipt.topic, queue_offset, place.physical_offsets[index])
         self._parts.append(part)
-        self._bytes = len(message.body)
-        self._transactions.open.add(self._id)
+        self._bytes += len(message.body)
+        if not self._id:
+            self._id, self._broker = receipt.msg_id, receipt.broker
+            self._transactions.open.add(self._id)
 
-    def _check_end(self, commit: bool) -> bool:
-        """Whether it is yet to be ended so. Raises RuntimeError where that cannot be any more."""
+    def _ending(self, commit: bool) -> Ending | None:
+        """Its end so, if it is yet to be sent. Raises RuntimeError where it cannot be any more."""
         if not self._id:
             raise RuntimeError("the transaction was not begun: it is a context manager")
         if self._ended is not None and self._ended is not commit:
@@ -154,9 +160,10 @@ class Parts:
         if commit and self._failed:
             raise self._incomplete()
         if self._ended is not None:
-            return False
+            return None
         self._ended = commit
-        return True
+        end = TransactionEnd(self._id, commit, self._parts)
+        return Ending(self._broker, self._parts[0].topic, end, self._transactions.timeout_s)
 
     def _incomplete(self) -> TransactionIncomplete:
         return TransactionIncomplete(
@@ -172,37 +179,10 @@ class Transaction(Parts):
     Its `id` is to be written down by whoever has to tell later how it ended: a checker is shown it.
     """
 
-    __slots__ = (
-        "_broker",
-        "_bytes",
-        "_ended",
-        "_failed",
-        "_first",
-        "_id",
-        "_parts",
-        "_shared",
-    )
-
-    def __init__(
-        self, transactions: Transactions, topic: str, body: Body, options: TransactionOptions
-    ) -> None:
-        self._shared = transactions
-        self._parts = []
-        self._bytes = 0
-        self._broker = None
-        self._id = ""
-        self._failed = False
-        self._ended = None
-        self._first = self._compose(topic, body, options)
-
-    @property
-    def _transactions(self) -> Transactions:
-        return self._shared
+    __slots__ = ()
 
     def __enter__(self) -> Self:
-        if self._first is None:
-            raise RuntimeError("a transaction is entered once")
-        (target, message), self._first = self._first, None
+        target, message = self._begin()
         self._has(self._transactions.sender.send_now(target, message).wait(), message)
         return self
 
@@ -232,17 +212,13 @@ class Transaction(Parts):
         self._end(commit=False)
 
     def _end(self, *, commit: bool) -> None:
-        if not self._check_end(commit):
+        ending = self._ending(commit)
+        if ending is None:
             return
-        assert self._broker is not None
-        end = TransactionEnd(self._id, commit, self._parts)
-        transactions = self._transactions
         try:
-            transactions.ends.end(
-                Ending(self._broker, self._parts[0].topic, end, transactions.timeout_s)
-            )
+            self._transactions.ends.end(ending)
         finally:
-            transactions.open.discard(self._id)
+            self._transactions.open.discard(self._id)
 
     def __exit__(
         self,

@@ -1,11 +1,8 @@
 """Types of the native kernel. Whatever is per message, or must be atomic, is in there."""
 
 from array import array
-from asyncio import AbstractEventLoop
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextvars import Context
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Final, Self, final, overload
 
 Buffer = bytes | bytearray | memoryview
@@ -1208,9 +1205,6 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
 def unique_id(batch: Buffer, index: int) -> str:
     """The UNIQ_KEY of the message of that index in a batch body, or "" if it has none."""
 
-def ids_from(first: str, count: int) -> list[str]:
-    """An id and those that a process makes after it in the same millisecond."""
-
 def element_start(batch: Buffer, index: int) -> int:
     """Where the message of that index begins in a batch body. Raises IndexError."""
 
@@ -1280,100 +1274,6 @@ def message_from(
 
 class RecordDamaged(Exception):
     """A record whose bytes contradict themselves; args: (reason, position in the buffer)."""
-
-@final
-class Awaited:
-    """What a task waits for: asyncio's future, for less. Whoever tells it has the task go on there
-    and then."""
-
-    def __await__(self) -> Generator[Any, None, Any]: ...
-    def __iter__(self) -> Self: ...
-    def __next__(self) -> Self: ...
-    def get_loop(self) -> AbstractEventLoop: ...
-    def done(self) -> bool: ...
-    def cancelled(self) -> bool: ...
-    def result(self) -> Any: ...
-    def exception(self) -> BaseException | None: ...
-    def add_done_callback(
-        self, callback: Callable[[Self], object], *, context: Context | None = None
-    ) -> None: ...
-    def remove_done_callback(self, callback: Callable[[Self], object]) -> int: ...
-    def cancel(self, msg: object = None) -> bool: ...
-
-class TaskTransactions:
-    """What the transactions of an asyncio producer share. Used in one event loop at a time."""
-
-    loop: AbstractEventLoop
-    is_due: bool
-    gathered: int
-    waiting: int
-    open: set[str]
-    ending: dict[str, list[Any]]
-
-    def __init__(self, open: set[str], part: Any, bytes_max: int, timeout_s: float) -> None: ...
-    def is_ready(self, topic: str) -> bool: ...
-    def send_soon(self) -> None: ...
-    def take_beginning(self) -> dict[str, list[Any]]:
-        """Those that begin, by topic."""
-    def forget(self) -> None:
-        """Their loop was closed: none of the tasks goes on."""
-
-class TaskTransaction:
-    """A transaction of an asyncio task, as long as it goes as most do."""
-
-    _shared: Any
-    _id: str
-    _broker: Any
-    _ended: bool | None
-    _first: Any
-    _failed: bool
-    _bytes: int
-    _deadline: float
-    _attempts: int
-    _parts: list[Any]
-
-    def __init__(
-        self, shared: TaskTransactions, topic: Any, body: Any, options: Mapping[str, Any]
-    ) -> None: ...
-    def __aenter__(self) -> Awaitable[Self]: ...
-    def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> Awaitable[None]: ...
-    def _end_now(self, commit: bool) -> Awaitable[None]: ...
-    def _end_again(self) -> None: ...
-
-def have_begun(
-    transactions: list[Any],
-    ids: list[str],
-    index: int,
-    broker: str,
-    topic: str,
-    queue_offset: int,
-    physical_offsets: list[int],
-) -> None:
-    """The first messages of these are stored, from `index` of a batch on. Raises ValueError."""
-
-def bodies_of(transactions: list[Any]) -> list[bytes]:
-    """Of their first messages, which have not left yet."""
-
-def end_columns(
-    transactions: list[Any], parts_max: int
-) -> tuple[
-    int,
-    tuple[list[str], list[bool], list[int], list[str], list[int], list[int], list[int]],
-]:
-    """How many of these ends fit into a command, and its columns."""
-
-def are_over(transactions: list[Any]) -> None:
-    """Nothing more is tried with these ends."""
-
-def let_go_on(
-    transactions: list[Any], start: int, stop: int, error: BaseException | None = None
-) -> None:
-    """The tasks that wait for these go on: in the event loop, and in no task."""
 
 class QuickSend:
     """A producer's `send` as long as there is an open batch that takes the message."""

@@ -300,21 +300,6 @@ def unique_id(const uint8_t[::1] batch not None, Py_ssize_t index):
     return ""
 
 
-def ids_from(str first not None, Py_ssize_t count):
-    """An id and the `count - 1` that a process makes after it in the same millisecond."""
-    cdef bytes text = first.encode()
-    cdef Py_ssize_t length = len(text), each
-    cdef uint32_t number
-    if length < 4:
-        raise ValueError(f"{first!r} is no id")
-    number = int(text[length - 4:], 16)
-    ids = []
-    for each in range(count):
-        write_hex(<uint8_t *>PyBytes_AS_STRING(text) + length - 4, (number + each) & 0xFFFF, 4)
-        ids.append(PyUnicode_DecodeUTF8(PyBytes_AS_STRING(text), length, NULL))
-    return ids
-
-
 def element_start(const uint8_t[::1] batch not None, Py_ssize_t index):
     """Where the message of that index begins in a batch body. Raises IndexError."""
     return element_at(batch, index).start

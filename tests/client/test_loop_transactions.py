@@ -12,7 +12,7 @@ from client_fakes import FakeBroker, Handle, fake_broker
 from patience import patient
 
 from cometmq.client import AsyncProducer
-from cometmq.client.sending import loop_ends, loop_transaction
+from cometmq.client.sending import in_loop, loop_transaction
 from cometmq.client.sending.receipt import Batch
 from cometmq.protocol.commands import EndTransactions, SendMessages
 from cometmq.protocol.errors import (
@@ -172,14 +172,14 @@ def test_a_task_that_is_cancelled_when_its_answer_is_there_leaves_nothing_open(
 ) -> None:
     """Else the checker of this process would never be asked."""
     tasks: list[asyncio.Task[str]] = []
-    stored = loop_transaction._Halves.stored
+    stored = in_loop._One.stored
 
-    def cancelled_and_stored(halves: loop_transaction._Halves, batch: Batch) -> None:
+    def stored_and_cancelled(one: in_loop._One, batch: Batch) -> None:
+        stored(one, batch)
         for task in tasks:
             task.cancel()
-        stored(halves, batch)
 
-    monkeypatch.setattr(loop_transaction._Halves, "stored", cancelled_and_stored)
+    monkeypatch.setattr(in_loop._One, "stored", stored_and_cancelled)
 
     async def work() -> None:
         async with producer_of(fake) as producer:
@@ -213,7 +213,7 @@ def test_an_end_is_sent_although_its_task_is_cancelled(fake: Handle) -> None:
 def test_an_end_without_an_answer_is_sent_again(
     fake: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_ends, "ATTEMPT_S", 0.2)
+    monkeypatch.setattr(loop_transaction, "ATTEMPT_S", 0.2)
 
     async def work() -> None:
         async with producer_of(fake, timeout_s=patient(30)) as producer:
@@ -236,7 +236,7 @@ def test_an_end_without_an_answer_is_sent_again(
 
 @pytest.mark.slow
 def test_an_end_that_nobody_confirms_raises(fake: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_ends, "ATTEMPT_S", 0.1)
+    monkeypatch.setattr(loop_transaction, "ATTEMPT_S", 0.1)
 
     async def work() -> None:
         async with producer_of(fake, timeout_s=2.0) as producer:
@@ -279,10 +279,7 @@ def test_another_loop_goes_on_with_the_producer(fake: Handle) -> None:
     assert len(fake.broker.ends) == 4
 
 
-# --- tasks that are told together -----------------------------------------------------------------
-
-
-def test_a_task_that_ends_the_loop_leaves_the_others_told(fake: Handle) -> None:
+def test_a_task_that_ends_the_loop_leaves_the_others_alone(fake: Handle) -> None:
     async def interrupt(producer: AsyncProducer) -> None:
         async with producer.transaction("t", b"x"):
             raise KeyboardInterrupt
@@ -307,33 +304,6 @@ def test_a_task_that_ends_the_loop_leaves_the_others_told(fake: Handle) -> None:
     assert len(set(found)) == 4
     loop.run_until_complete(producer.close())
     loop.close()
-
-
-def test_it_is_awaited_as_futures_are(fake: Handle) -> None:
-    async def work() -> None:
-        async with producer_of(fake) as producer:
-            await known(producer)
-            transaction = producer.transaction("t", b"x")
-            assert await asyncio.wait_for(transaction.__aenter__(), patient(60)) is transaction
-            assert producer._producer._transactions.open == {transaction.id}
-            waiting = asyncio.ensure_future(transaction.__aexit__(None, None, None))
-            called: list[object] = []
-            waiting.add_done_callback(called.append)
-            waiting.add_done_callback(called.append)
-            waiting.add_done_callback(print)
-            assert waiting.remove_done_callback(print) == 1
-            with pytest.raises(asyncio.InvalidStateError):
-                waiting.result()
-            assert await waiting is None
-            await asyncio.sleep(0)
-            assert called == [waiting, waiting]
-            assert (waiting.done(), waiting.cancelled(), waiting.exception()) == (True, False, None)
-            assert not waiting.cancel()
-            waiting.add_done_callback(called.append)
-            await asyncio.sleep(0)
-            assert len(called) == 3
-
-    asyncio.run(work())
 
 
 def test_a_time_out_while_it_begins_leaves_nothing_open(fake: Handle) -> None:

@@ -82,7 +82,6 @@ def test_it_goes_on_in_another(first: Work, second: Work, fake: Handle) -> None:
 
     asyncio.run(go_on())
     assert not any(task.done() for task in left)
-    assert producer._transactions.waiting == 0
-    assert not producer._transactions.open
+    assert not producer._producer._transactions.open
     del left
     gc.collect()

@@ -70,21 +70,6 @@ def test_java_hash(text: str) -> None:
     assert _kernel.java_hash(text) == reference.java_hash(text)
 
 
-def test_ids_that_a_process_makes_one_after_the_other() -> None:
-    encoder = BatchEncoder()
-    encoder.add_many([b"x"] * 5)
-    batch = encoder.take()
-    ids = [_kernel.unique_id(batch, index) for index in range(5)]
-    follow = int(ids[0][-4:], 16) < 0xFFFC and len({each[:-4] for each in ids}) == 1
-    assert _kernel.ids_from(ids[0], 5) == ids or not follow
-    assert _kernel.ids_from("AFFFE", 3) == ["AFFFE", "AFFFF", "A0000"]
-    assert _kernel.ids_from("00FF", 2) == ["00FF", "0100"]
-    assert _kernel.ids_from("0000", 0) == []
-    for wrong in ("", "123", "abcXYZW"):
-        with pytest.raises(ValueError, match=r"id|invalid"):
-            _kernel.ids_from(wrong, 1)
-
-
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(messages())
