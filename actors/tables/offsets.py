@@ -26,14 +26,14 @@ class OffsetBook(Book):
     kinds = (OffsetSet, OffsetsForgotten, GroupRemoved)
 
     def __init__(self, table: OffsetTable) -> None:
-        self.table: dict[str, QueueOffsets] = {}
+        self._table: dict[str, QueueOffsets] = {}
         for key in list(table):
             # A key without "@" belongs to the group with the empty name.
             whole = key if "@" in key else f"{key}@"
-            self.table[whole] = QueueOffsets(table.pop(key))
+            self._table[whole] = QueueOffsets(table.pop(key))
         self._topics_of: dict[str, set[str]] = {}  # group -> topics
         self._groups_of: dict[str, set[str]] = {}  # topic -> groups
-        for key in self.table:
+        for key in self._table:
             self._note(key)
         self.commits = 0  # since then
 
@@ -46,7 +46,7 @@ class OffsetBook(Book):
             self.changes += 1
             self.commits += 1
             key, queue_id = f"{change.topic}@{change.group}", change.queue_id
-            offsets = self.table.get(key)
+            offsets = self._table.get(key)
             if offsets is None:
                 offsets = self._add(key)
             return ((key, queue_id, offsets.put(queue_id, change.queue_offset)),)
@@ -68,14 +68,14 @@ class OffsetBook(Book):
         self.changes += 1
         for key, queue_id, before in reversed(undo):
             if before is not None:
-                (self.table.get(key) or self._add(key)).put(queue_id, before)
+                (self._table.get(key) or self._add(key)).put(queue_id, before)
             else:
                 self._remove(key, queue_id)
 
     def behind(self, ends: Mapping[tuple[str, int], int]) -> list[Moved]:
         """What is committed behind the end of its queue, and where that end is."""
         moves: list[Moved] = []
-        for key, offsets in self.table.items():
+        for key, offsets in self._table.items():
             topic, _, group = key.partition("@")
             for queue_id, offset in offsets.items():
                 if offset > (end := ends.get((topic, queue_id), 0)):
@@ -86,7 +86,7 @@ class OffsetBook(Book):
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The next message to consume, -1 if nothing was ever committed."""
-        offsets = self.table.get(f"{topic}@{group}")
+        offsets = self._table.get(f"{topic}@{group}")
         found = None if offsets is None else offsets.get(queue_id)
         return -1 if found is None else found
 
@@ -109,30 +109,30 @@ class OffsetBook(Book):
     # --- for a snapshot, which is made while the book goes on changing ---
 
     def every_key(self) -> list[str]:
-        return list(self.table)
+        return list(self._table)
 
     def group_names(self) -> list[str]:
         return list(self._topics_of)
 
     def queues(self, key: str) -> QueueOffsets:
         """Queue id -> offset; nothing, if the key is gone meanwhile."""
-        return self.table.get(key) or QueueOffsets()
+        return self._table.get(key) or QueueOffsets()
 
     # --- inside ---
 
     def _add(self, key: str) -> QueueOffsets:
-        offsets = self.table[key] = QueueOffsets()
+        offsets = self._table[key] = QueueOffsets()
         self._note(key)
         return offsets
 
     def _remove(self, key: str, queue_id: int) -> None:
-        offsets = self.table[key]
+        offsets = self._table[key]
         del offsets[queue_id]
         if not offsets:
             self._drop(key)
 
     def _drop(self, key: str) -> QueueOffsets:
-        offsets = self.table.pop(key)
+        offsets = self._table.pop(key)
         self._forget(key)
         return offsets
 
