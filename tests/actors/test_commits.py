@@ -26,6 +26,8 @@ from coordinator_child import (
 from patience import patient
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
+from cometmq.actors.runtime.guard import Unforeseen
+from cometmq.actors.tables.group_share import ConsumerGroup
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     Command,
@@ -195,7 +197,7 @@ def test_each_commit_is_answered_once(here: Place, by_line: bool, count: int) ->
 
 @pytest.mark.parametrize("by_line", [False, True])
 def test_commits_are_answered_when_the_ledger_has_them(here: Place, by_line: bool) -> None:
-    """Fault 30: several connections have commits in one poll batch; a refusal need not wait."""
+    """Several connections have commits in one poll batch; a refusal need not wait."""
     here.commitlog.silent = True
     with here.connect(by_line=by_line) as one, here.connect(by_line=by_line) as other:
         wanted = {each: [each.send(commit(number)) for number in (1, 2)] for each in (one, other)}
@@ -238,6 +240,31 @@ def test_a_refused_commit_does_not_affect_others(here: Place, by_line: bool) -> 
     assert late == administrators == NotOwner.code
     assert isinstance(nowhere, int)
     assert here.committed("g") == [5, -1, -1, -1]
+
+
+class Broken:
+    """A group that fails when an administrator commits."""
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "owner_of":
+            raise RuntimeError("a fault of ours")
+        return getattr(self._group, name)
+
+
+@pytest.mark.parametrize("by_line", [False, True])
+def test_a_commit_that_fails_unexpectedly_is_answered_alone(here: Place, by_line: bool) -> None:
+    """Fault 30: commits beside it were answered once more, with its error."""
+    join(here, "m", "broken")
+    groups = here.actor._members.groups
+    groups["broken"] = Broken(groups["broken"])
+    broken = commit(1, "broken")
+    said = [each for number in range(1, 21) for each in (commit(number), broken, broken)]
+    answers = kinds(here.say(*said, by_line=by_line))
+    assert answers == [Done, Unforeseen.code, Unforeseen.code] * 20
+    assert here.committed("g")[0] == 20
 
 
 def test_commits_that_the_log_refuses_are_undone(here: Place) -> None:

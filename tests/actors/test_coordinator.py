@@ -411,10 +411,6 @@ class Inside(Request):
     def _send(self, head: bytes, payload: Payload) -> None:
         self.answered.put(frames.unpack(head)[1])
 
-    @property
-    def sender(self) -> bytes:
-        return b"inside"
-
 
 def test_a_new_topic_and_new_endpoints_in_one_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
