@@ -15,7 +15,8 @@ import zmq
 from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family
-from cometmq.actors.runtime.service import Request, ServiceActor, Timer
+from cometmq.actors.runtime.held import NEVER, HeldRequest, HeldRequests
+from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol import names
 from cometmq.protocol.commands import (
     BrokerEndpoints,
@@ -38,6 +39,7 @@ from cometmq.protocol.errors import (
     CometError,
     NameIllegal,
     Refused,
+    ShuttingDown,
     SystemBusy,
     TopicNotExist,
 )
@@ -52,6 +54,7 @@ BROKER_SILENCE_S: Final = 120.0  # RocketMQ: a broker that registers every 30 s 
 SCAN_INTERVAL_S: Final = 5.0  # RocketMQ's own
 PING_TIMEOUT_S: Final = 1.0
 PINGS_MAX: Final = 16  # each has a thread for as long as it lasts
+CLAIMS_MAX: Final = 1_024  # that wait for an answer to these
 BROKERS_MAX: Final = 10_000
 ENDPOINTS_BYTES_MAX: Final = 768 * 1024  # of all brokers, in an answer
 ROUTE_BYTES: Final = LONG_TOPIC_MAX + 48  # of a broker in a route, beside its addresses
@@ -75,14 +78,6 @@ class Registration(msgspec.Struct):
     topics: TopicMirror
     heard_at: float  # time.monotonic()
     epoch: int = 0  # of the master of a group
-
-
-class Doubt(msgspec.Struct):
-    """Somebody else claims a registered name: does the one who has it still live?"""
-
-    channel: Channel
-    claims: list[Request] = msgspec.field(default_factory=list)
-    timer: Timer | None = None
 
 
 class NameServerActor(ServiceActor):
@@ -120,7 +115,9 @@ class NameServerActor(ServiceActor):
         self._silence_s = broker_silence_s
         self._ping_timeout_s = ping_timeout_s
         self._brokers: dict[BrokerKey, Registration] = {}
-        self._doubts: dict[BrokerKey, Doubt] = {}
+        # Somebody else claims a registered name: does the broker that has it still live?
+        self._doubts: dict[BrokerKey, Channel] = {}
+        self._claims = HeldRequests[BrokerKey, HeldRequest[BrokerKey]]("claims", CLAIMS_MAX)
         self.every(min(SCAN_INTERVAL_S, broker_silence_s / 4), self._drop_silent)
 
     @classmethod
@@ -130,10 +127,13 @@ class NameServerActor(ServiceActor):
     def statistics(self) -> meters.Figures:
         return {meters.BROKERS: len(self._brokers), meters.TOPICS: len(self._topic_names())}
 
+    def settle(self) -> None:
+        self._claims.fail_all(ShuttingDown("the name server is stopping"))
+
     def on_stop(self) -> None:
         super().on_stop()
-        for doubt in self._doubts.values():
-            doubt.channel.close()
+        for channel in self._doubts.values():
+            channel.close()
 
     # --- brokers ---
 
@@ -195,13 +195,12 @@ class NameServerActor(ServiceActor):
     def _drop_former(self, key: BrokerKey, endpoints: BrokerEndpoints) -> None:
         """What the same process was registered as before, or has asked to be: a run of a replica
         that waited for that may have ended, and the next one is a master."""
-        for other, doubt in self._doubts.items():
-            if other == key or other[:2] != key[:2]:
+        for held in self._claims:
+            if held.key == key or held.key[:2] != key[:2]:
                 continue
-            for claim in list(doubt.claims):
-                if _registration_of(claim).endpoints.coordinator == endpoints.coordinator:
-                    doubt.claims.remove(claim)
-                    claim.fail(Refused(f"{_describe(endpoints)} has registered since"))
+            if _registration_of(held.request).endpoints.coordinator == endpoints.coordinator:
+                error = Refused(f"{_describe(endpoints)} has registered since")
+                self._claims.release(held).fail(error)
         for other, known in list(self._brokers.items()):
             same = known.endpoints.coordinator == endpoints.coordinator
             if same and other != key and other[:2] == key[:2]:
@@ -245,9 +244,10 @@ class NameServerActor(ServiceActor):
     # --- two brokers of one name ---
 
     def _ask_whether_alive(self, key: BrokerKey, known: Registration, claim: Request) -> None:
-        doubt = self._doubts.get(key)
-        if doubt is not None:
-            doubt.claims.append(claim)
+        held = HeldRequest(key, claim, NEVER)  # the channel ends it
+        self._claims.check_room(claim)
+        if key in self._doubts:
+            self._claims.add(held)
             return
         if len(self._doubts) >= PINGS_MAX:
             raise SystemBusy(f"{PINGS_MAX} claims to names in use are being looked into")
@@ -257,26 +257,26 @@ class NameServerActor(ServiceActor):
             log.warning("%s cannot be asked: %s", _describe(known.endpoints), error)
             claim.reply(self._register(_registration_of(claim)))
             return
-        doubt = self._doubts[key] = Doubt(channel, [claim])
-        doubt.timer = self.after(self._ping_timeout_s, lambda: self._decide(key, doubt, False))
-        channel.request(Ping(), on_done=self._on_pong(key, doubt))
+        self._claims.add(held)
+        self._doubts[key] = channel
+        on_pong = self._on_pong(key, channel)
+        channel.request(Ping(), on_done=on_pong, timeout_s=self._ping_timeout_s)
 
-    def _on_pong(self, key: BrokerKey, doubt: Doubt) -> Callable[[Pending], None]:
+    def _on_pong(self, key: BrokerKey, channel: Channel) -> Callable[[Pending], None]:
         def on_done(pending: Pending) -> None:  # in the channel's thread
             # Whatever else answers there now is not the coordinator that registered.
             alive = isinstance(pending.answer, Pong) and pending.answer.role == "coordinator"
-            self.call_soon(lambda: self._decide(key, doubt, alive))
+            self.call_soon(lambda: self._decide(key, channel, alive))
 
         return on_done
 
-    def _decide(self, key: BrokerKey, doubt: Doubt, alive: bool) -> None:
-        if self._doubts.get(key) is not doubt:
+    def _decide(self, key: BrokerKey, channel: Channel, alive: bool) -> None:
+        if self._doubts.get(key) is not channel:
             return  # decided already
         del self._doubts[key]
-        if doubt.timer is not None:
-            doubt.timer.cancel()
-        doubt.channel.close()
-        for claim in doubt.claims:
+        channel.close()
+        for held in self._claims.release_key(key):
+            claim = held.request
             try:
                 known = self._settle_claim(key, _registration_of(claim), alive)
             except CometError as error:

@@ -402,8 +402,6 @@ class Inside(Request):
 
     __slots__ = ("answered",)
 
-    sender = b"inside"
-
     def __init__(self, command: Command) -> None:
         super().__init__(1, command, (), FAMILY)
         self.answered: queue.Queue[Command] = queue.Queue()

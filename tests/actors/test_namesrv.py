@@ -16,6 +16,7 @@ from coordinator_child import ANYWHERE, INSIDE, address_of, coordinator, running
 from patience import patient
 from ports import free_ports
 
+from cometmq.actors.coordination import namesrv
 from cometmq.actors.coordination.namesrv import EPOCH_MAX, STALE_MAX, NameServerActor
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol.commands import (
@@ -41,6 +42,7 @@ from cometmq.protocol.errors import (
     BadRequest,
     NameIllegal,
     Refused,
+    SystemBusy,
     TopicNotExist,
     UnknownCommand,
 )
@@ -263,6 +265,28 @@ def test_a_later_epoch_comes_while_somebody_is_asked() -> None:
         with pytest.raises(Refused, match="master of epoch 4"):
             claim.result()
         assert brokers_at(server) == [new]
+
+
+def test_a_connection_has_a_limit_of_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of claims to a name whose broker is silent, half of all places are one connection's."""
+    monkeypatch.setattr(namesrv, "CLAIMS_MAX", 4)
+    actor = NameServerActor.start(bind=INSIDE, ping_timeout_s=patient(30))
+    with (
+        running(actor) as server,
+        Channel(address_of(actor)) as line,
+        zmq.Context.instance().socket(zmq.ROUTER) as silent,
+    ):
+        silent.linger = 0
+        port = silent.bind_to_random_port("tcp://127.0.0.1")
+        server.ask(registration(broker(coordinator=f"tcp://127.0.0.1:{port}")))
+        held = [
+            line.request(registration(broker(coordinator=f"tcp://127.0.0.1:{number}")))
+            for number in (7, 8)
+        ]
+        refused = registration(broker(coordinator="tcp://127.0.0.1:9"))
+        with pytest.raises(SystemBusy, match="2 of them of this connection, at most 2"):
+            line.ask(refused, timeout_s=patient(10))
+        assert not any(pending.done for pending in held)
 
 
 def test_a_replica_has_one_id(server: RemoteRef) -> None:
