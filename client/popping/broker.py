@@ -153,6 +153,8 @@ class PopBroker:
         self._process = own_process()
         # Release messages that no caller received; unconfirmed, and so repeated.
         self._lost: deque[StopPopping | ReleasePopped] = deque(maxlen=LOST_MAX)
+        # Until the group has begun here: a topic that is created again begins at its front.
+        self._from_latest = wanted.from_latest
         self._is_older = False  # the broker does not know ReleasePopped
         self.failures = 0
         self.again_at = 0.0  # time.monotonic(): before it is not asked
@@ -182,13 +184,15 @@ class PopBroker:
         does not answer, or is older, the group begins with the first `pop`."""
         wanted = self._wanted
         command = PopMessages(
-            wanted.group, wanted.topic, 0, wanted.invisible_ms, 0, wanted.from_latest,
+            wanted.group, wanted.topic, 0, wanted.invisible_ms, 0, self._from_latest,
             wanted.consumer, wanted.orderly, "", wanted.tags, wanted.sql, self._process,
         )  # fmt: skip
         try:
             self._ask_once(self._coordinator(), command, BEGIN_S)
         except CometError as error:
             log.debug("broker %s: %s", self.name, error)
+        else:
+            self._from_latest = False
 
     def pop(self, count: int, wait_s: float, call: PopCall) -> list[Message]:
         """Return messages, each with its Taken as origin. Raises the coordinator's errors.
@@ -203,7 +207,7 @@ class PopBroker:
         attempt = token_hex(8)
         command = PopMessages(
             wanted.group, wanted.topic, count, wanted.invisible_ms, round(wait_s * 1000),
-            wanted.from_latest, wanted.consumer, wanted.orderly, attempt, wanted.tags,
+            self._from_latest, wanted.consumer, wanted.orderly, attempt, wanted.tags,
             wanted.sql, self._process,
         )  # fmt: skip
         asked = time.monotonic()
@@ -214,6 +218,7 @@ class PopBroker:
                 answer, _ = self._ask_once(self._coordinator(), command, wait_s + self._timeout_s)
             assert isinstance(answer, PoppedMessages)
             self.failures = 0
+            self._from_latest = False
             # This process may have been stopped since the broker answered.
             answered = min(time.monotonic(), asked + wait_s + ANSWER_S)
             found = self._read_all(answer.popped, answered + wanted.invisible_ms / 1000)
