@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"  # RocketMQ's; its offset is that of the last record done
 LOOK_S: Final = 1.0
+ABSENT_S: Final = 5.0  # between two looks for a topic that does not exist
 ASK_S: Final = 10.0
 SETTLED_MS: Final = 5_000  # after the end of its time: acknowledgements are there by then
 AGAIN_LEVEL: Final = 1
@@ -48,7 +49,7 @@ NOT_AGAIN: Final = MessageNotFound.code, MessageTooLarge.code  # the latter has 
 
 
 class Revival:
-    """See the module. Does nothing in a store without that topic."""
+    """See the module. In a store without that topic it waits for it."""
 
     def __init__(
         self, actor: ServiceActor, family: Family, table: QueueTable, store: StoreReader
@@ -65,10 +66,7 @@ class Revival:
         self._revived = 0
 
     def begin(self) -> None:
-        if self._table.ranges_of(self._topic):
-            log.info("what a RocketMQ broker had popped is looked for in %s", self._topic)
-            self._coordinator = Channel(self._address, "the coordinator")
-            self._look()
+        self._look()
 
     def close(self) -> None:
         if self._coordinator is not None:
@@ -77,13 +75,19 @@ class Revival:
     def statistics(self) -> meters.Figures:
         return {meters.REVIVED: self._revived}
 
-    # --- one look a second ---
+    # --- one look a second, once there is something ---
 
     def _look(self) -> None:
+        ranges = self._table.ranges_of(self._topic)
+        if not ranges:  # the timers may bring check points to it
+            self._actor.after(ABSENT_S, self._look)
+            return
         self._actor.after(LOOK_S, self._look)
+        if self._coordinator is None:
+            log.info("what a RocketMQ broker had popped is looked for in %s", self._topic)
+            self._coordinator = Channel(self._address, "the coordinator")
         if self._waits:
             return
-        ranges = self._table.ranges_of(self._topic)
         unknown = sorted(queue_id for queue_id in ranges if queue_id not in self._queues)
         if unknown:
             keys = [QueueKey(self._topic, queue_id) for queue_id in unknown]
