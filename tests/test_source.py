@@ -308,7 +308,7 @@ FAN_OUT = {
 ASSIGNED_FROM_OUTSIDE = {  # attributes, of each folder
     "actors": 133,
     "client": 200,
-    "front": 19,
+    "front": 15,
     "protocol": 7,
     "shm": 12,
     "spark": 4,

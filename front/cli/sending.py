@@ -214,6 +214,12 @@ class Counts:
     skipped_empty: int = 0
     bytes: int = 0
 
+    def add(self, *, sent: int = 0, acknowledged: int = 0, refused: int = 0) -> None:
+        """Count lines."""
+        self.sent += sent
+        self.acknowledged += acknowledged
+        self.refused += refused
+
 
 class Sender:
     """Sends all lines of a source, a chunk at a time, and tells how many were acknowledged."""
@@ -267,7 +273,7 @@ class Sender:
     def _send_many(self, producer: Producer, bodies: list[bytes]) -> None:
         """Send lines that have nothing of their own, and wait until they are stored."""
         counts, options = self._counts, self._options
-        counts.sent += len(bodies)
+        counts.add(sent=len(bodies))
         try:
             receipts = producer.send_many(
                 options.topic,
@@ -279,8 +285,7 @@ class Sender:
                 queue_id=options.queue_id,
             )
         except Refused as error:
-            counts.acknowledged += error.stored
-            counts.refused += len(bodies) - error.stored
+            counts.add(acknowledged=error.stored, refused=len(bodies) - error.stored)
             raise
         self._acknowledged(bodies, receipts)
 
@@ -290,11 +295,11 @@ class Sender:
         counts = self._counts
         receipts: list[Receipt] = []
         for body in bodies:
-            counts.sent += 1
+            counts.add(sent=1)
             try:
                 receipts.append(self._send_line(producer, body))
             except (click.ClickException, CometError):
-                counts.refused += 1
+                counts.add(refused=1)
                 with contextlib.suppress(CometError):  # the first error is the one to be seen
                     producer.flush()
                     self._acknowledged(bodies[: len(receipts)], receipts)
@@ -303,7 +308,7 @@ class Sender:
         self._acknowledged(bodies, receipts)
 
     def _acknowledged(self, bodies: list[bytes], receipts: Sequence[Receipt]) -> None:
-        self._counts.acknowledged += len(bodies)
+        self._counts.add(acknowledged=len(bodies))
         self._counts.bytes += sum(map(len, bodies))
         if self._options.receipts:
             self._print_receipts(receipts)

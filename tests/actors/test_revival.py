@@ -37,7 +37,8 @@ def test_a_revive_topic_that_comes_later_is_read(monkeypatch: pytest.MonkeyPatch
         settings=SimpleNamespace(broker_cluster_name="c"), addresses={"coordinator": "there"}
     )
     table: Any = SimpleNamespace(ranges_of=lambda topic: ranges if topic == TOPIC else {})
-    part = Revival(family, table, SimpleNamespace(), lambda _: None, after)  # type: ignore[arg-type]
+    actor: Any = SimpleNamespace(after=after, call_soon=lambda _: None)
+    part = Revival(actor, family, table, SimpleNamespace())  # type: ignore[arg-type]
     part.begin()
     for _ in range(2):
         alarms.pop()()
