@@ -8,9 +8,9 @@ processes of their own that keep some commits under way; single ones have one of
 from __future__ import annotations
 
 import multiprocessing
-import select
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.configs import SubscriptionGroupConfig
 from cometmq.protocol.wire.channel import Channel
 from cometmq.protocol.wire.line import abstract
-from cometmq.shm.kernel._kernel import PacketReader, send_packets
+from cometmq.protocol.wire.stream import StreamReader, pack_lengths
 from cometmq.shm.os.processes import boot_id
 from cometmq.shm.state.config_files import ConfigFile
 from cometmq.shm.state.tables import ConsumerOffsetTable, SubscriptionGroupTable
@@ -182,7 +182,7 @@ def coordinator_of(name_server: str) -> str:
 def line_of(endpoint: str) -> str:
     """Where the coordinator's lines are, as a client of this machine is told."""
     with Channel(endpoint, "the coordinator") as channel:
-        answer, _ = channel.ask(GetLine(boot_id()), timeout_s=patient(10))
+        answer, _ = channel.ask(GetLine(boot_id(), is_stream=True), timeout_s=patient(10))
     assert isinstance(answer, LineAddress)
     return answer.name
 
@@ -240,7 +240,9 @@ def latencies_ms(endpoint: str, groups: int, seconds: float) -> list[float]:
     waits = []
     until = time.monotonic() + seconds
     number = 1
-    with Channel(endpoint, "the coordinator", line_request=GetLine(boot_id())) as channel:
+    with Channel(
+        endpoint, "the coordinator", line_request=GetLine(boot_id(), is_stream=True)
+    ) as channel:
         channel.open_line(10)
         while time.monotonic() < until:
             began = time.perf_counter()
@@ -292,7 +294,7 @@ def run_client(load: Load, client: int, pipe: Connection) -> None:
         way = DealerWay(load.by)
     else:
         way = LineWay(load.by)
-        heads = [frames.join(head, ()) or b"" for head in heads]
+        heads = [b"".join(pack_lengths(head, ())) for head in heads]
     pipe.send("ready")
     pipe.recv()
     under_way = UNDER_WAY if load.offsets == 1 else LARGE_UNDER_WAY
@@ -320,20 +322,23 @@ class DealerWay:
 
 
 class LineWay:
-    """By a line, as many packets with a call of the system as there are."""
+    """By a local connection, as many with a call of the system as there are."""
 
     def __init__(self, name: str) -> None:
-        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._line.connect(abstract(name))
-        self._reader = PacketReader(256)
+        self._reader = StreamReader(self._line)
 
-    def send(self, packets: list[bytes]) -> None:
-        send_packets(self._line.fileno(), tuple(packets))
+    def send(self, messages: list[bytes]) -> None:
+        self._line.sendall(b"".join(messages))
 
     def receive(self) -> list[bytes]:
         """At least one answer."""
-        select.select([self._line], [], [])
-        return [packet[5:] for packet in self._reader.take(self._line.fileno(), UNDER_WAY)]
+        while True:
+            self._reader.fill(0)
+            answers = [head for head, _ in self._reader.messages(sys.maxsize)]
+            if answers:
+                return answers
 
 
 def keep_under_way(

@@ -163,7 +163,7 @@ class DeadLetterAdmin(GroupAdmin):
         end = None  # later messages are not read: they may be letters that failed again
         while end is None or at < end:
             command = PullMessages(topic, 0, at, PAGE_COUNT, PAGE_BYTES)
-            page, payload = channel.ask(command, timeout_s=self._timeout_s, by_line=False)
+            page, payload = channel.ask(command, timeout_s=self._timeout_s)
             assert isinstance(page, PullResult)
             end = page.max_queue_offset if end is None else end
             if payload:

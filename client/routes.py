@@ -296,7 +296,7 @@ class Routes:
         channel = self._channels.get(endpoint)
         if channel is not None:
             return channel
-        request = None if self._transport == "zmq" else GetLine(boot_id())
+        request = None if self._transport == "zmq" else GetLine(boot_id(), is_stream=True)
         channel = self.channel(endpoint, name, request)
         if self._transport == "local":
             try:

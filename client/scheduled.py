@@ -80,7 +80,7 @@ class ScheduledAdmin(Brokers):
         channel = self._routes.channel(ends.readers[0], f"a reader of {ends.broker}")
         while True:
             command = PullMessages(TIMER_TOPIC, 0, at, PAGE_COUNT, PAGE_BYTES)
-            page, payload = channel.ask(command, timeout_s=self._timeout_s, by_line=False)
+            page, payload = channel.ask(command, timeout_s=self._timeout_s)
             assert isinstance(page, PullResult)
             for message in decode(payload[0].buffer) if payload else ():
                 yield Scheduled(due_ms_of(message.record), ends.broker, message)

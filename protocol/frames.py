@@ -5,9 +5,9 @@
 The head is one frame: HEAD (version, request id), then the command in MessagePack. An answer
 repeats the request id. A head is small by nature, so it is refused over HEAD_MAX before parsing.
 
-On a line, which is a Unix socket of its own (line.py), all frames are one packet:
+On a local connection, which is a Unix socket (stream.py), each frame has its length before it:
 
-    [ number of frames: 1 byte ][ size of each: 4 bytes, big endian ][ frames ]
+    [ length: 4 bytes, big endian; the highest bit: another frame follows ][ frame ] ...
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Final, Protocol, Union
 
 import msgspec
@@ -35,8 +35,7 @@ HEAD: Final = struct.Struct(">BQ")  # protocol version, request id
 HEAD_MAX: Final = 1_048_576  # bytes of a head frame
 FRAME_MAX: Final = 16 * 1_048_576  # bytes of any frame; RocketMQ's transport limit as well
 
-PACKET_MAX: Final = 65_536  # bytes of a packet; what is larger goes through ZeroMQ
-PACKET_FRAMES_MAX: Final = 65
+MESSAGE_MAX: Final = 128 * 1_048_576  # bytes of a message on a local connection
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[COMMANDS]).decode  # noqa: UP007
@@ -109,7 +108,7 @@ def _named(kind: type[msgspec.Struct], steps: Sequence[str]) -> str:
 
 
 class Frame(Protocol):
-    """A frame that was received: ZeroMQ's, or a Part of a packet."""
+    """A frame that was received: ZeroMQ's, or a Part."""
 
     @property
     def buffer(self) -> memoryview: ...
@@ -118,7 +117,7 @@ class Frame(Protocol):
 
 
 class Part:
-    """A frame out of a packet."""
+    """A frame that did not come through ZeroMQ."""
 
     __slots__ = ("buffer",)
 
@@ -129,54 +128,14 @@ class Part:
         return len(self.buffer)
 
 
-@lru_cache(maxsize=PACKET_FRAMES_MAX + 1)
-def _sizes(count: int) -> struct.Struct:
-    return struct.Struct(f">B{count}I")
-
-
-def join(head: bytes, payload: Sequence[bytes | bytearray | memoryview]) -> bytes | None:
-    """The packet of these frames; None if they are too many, or too large together."""
-    count = 1 + len(payload)
-    if count > PACKET_FRAMES_MAX:
-        return None
-    sizes = [len(head), *map(len, payload)]
-    prefix = _sizes(count)
-    if prefix.size + sum(sizes) > PACKET_MAX:
-        return None
-    return b"".join((prefix.pack(count, *sizes), head, *payload))
-
-
-_lone_size: Final = struct.Struct(">xI").unpack_from
-
-
-def split(packet: bytes | memoryview) -> tuple[bytes | memoryview, list[memoryview]]:
-    """(the head, the payload) in a packet. Raises BadRequest when it is none."""
-    size = len(packet)
-    if size >= 5 and packet[0] == 1 and _lone_size(packet)[0] == size - 5:
-        return packet[5:], []
-    view = memoryview(packet)
-    count = view[0] if size else 0
-    if not 0 < count <= PACKET_FRAMES_MAX or len(view) < _sizes(count).size:
-        raise BadRequest(f"a packet of {len(view)} bytes that says it has {count} frames")
-    _, *sizes = _sizes(count).unpack_from(view)
-    at = _sizes(count).size
-    if at + sum(sizes) != len(view):
-        raise BadRequest(f"a packet of {len(view)} bytes that says it has {at + sum(sizes)}")
-    frames = []
-    for size in sizes:
-        frames.append(view[at : at + size])
-        at += size
-    return frames[0], frames[1:]
-
-
-_LONE: Final = struct.Struct(">BIBQ")  # of one frame: its size, protocol version, request id
+_LONE: Final = struct.Struct(">IBQ")  # of one frame: its size, protocol version, request id
 _DONE: Final = _encode(Done())
 _DONE_BYTES: Final = HEAD.size + len(_DONE)
 
 
-def done_packet(request_id: int) -> bytes:
-    """The packet of a Done, which is what most requests are answered with."""
-    return _LONE.pack(1, _DONE_BYTES, PROTOCOL_VERSION, request_id) + _DONE
+def done_on_stream(request_id: int) -> bytes:
+    """A Done on a local connection, which is what most requests are answered with."""
+    return _LONE.pack(_DONE_BYTES, PROTOCOL_VERSION, request_id) + _DONE
 
 
 def failed(error: CometError) -> Failed:

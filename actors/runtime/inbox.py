@@ -81,6 +81,7 @@ class SocketInbox:
         self._routers: dict[zmq.Socket[bytes], Router] = {}
         self.lines: LineListener | None = None
         self._lines_fd = -1
+        self._limits: ConnectionLimits | None = None  # of clients
         self._others: dict[Any, object] = {}
         self._sources = Sources()
         self._sources.add(self._wake)
@@ -99,6 +100,8 @@ class SocketInbox:
             limits: of a TCP port of clients, if not the defaults.
         """
         limits = limits or ConnectionLimits()
+        if not internal:
+            self._limits = limits
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.set(zmq.LINGER, LINGER_MS)  # answers given just before the end still leave
         socket.set(zmq.BACKLOG, BACKLOG)
@@ -128,7 +131,7 @@ class SocketInbox:
 
     def listen_for_lines(self, name: str) -> None:
         """Also take clients of this machine who come to that address; see lines.py."""
-        self.lines = LineListener(name, self.doorman)
+        self.lines = LineListener(name, self.doorman, self._limits)
         self._lines_fd = self.lines.fd
         self._sources.add(self._lines_fd)
 
@@ -200,7 +203,10 @@ class SocketInbox:
         requests: list[Request] = []
         of_clients: list[Request] = []
         self._left_some = clients_wait = bool(self._rest)
-        for source in self._sources.wait(self._sleep_s()):
+        sources = self._sources.wait(self._sleep_s())
+        if self._lines_are_due and self._lines_fd not in sources:
+            sources.append(self._lines_fd)
+        for source in sources:
             if not self._is_of_clients(source):
                 self._take(source, requests)
             elif not clients_wait:
@@ -234,9 +240,14 @@ class SocketInbox:
     def _sleep_s(self) -> float | None:
         if self._local or self._rest:
             return 0
-        if self.wake_at is None:
-            return None
-        return max(0.0, self.wake_at - time.monotonic())
+        lines_at = self.lines.drain_at if self.lines is not None else None
+        wake_at = min((at for at in (self.wake_at, lines_at) if at is not None), default=None)
+        return None if wake_at is None else max(0.0, wake_at - time.monotonic())
+
+    @property
+    def _lines_are_due(self) -> bool:
+        drain_at = self.lines.drain_at if self.lines is not None else None
+        return drain_at is not None and time.monotonic() >= drain_at
 
     def _is_of_clients(self, source: Any) -> bool:
         router = self._routers.get(source)
@@ -245,6 +256,7 @@ class SocketInbox:
     def _take(self, source: Any, requests: list[Request]) -> None:
         if source == self._lines_fd and self.lines is not None:
             requests += self.lines.drain(DRAIN_COUNT)
+            self._left_some = self._left_some or self.lines.drain_at == 0
             return
         if source == self._wake:
             os.eventfd_read(self._wake)

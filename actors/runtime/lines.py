@@ -1,6 +1,8 @@
-"""The actor's end of lines: clients of this machine, without ZeroMQ between.
+"""The actor's end of local connections: clients of this machine, without ZeroMQ between.
 
-See protocol/wire/line.py.
+See protocol/wire/line.py. A client that sends much gets its turn and no more. One that reads
+slowly has answers kept for it; over a limit its requests wait, and it is disconnected if it goes
+on like that.
 """
 
 from __future__ import annotations
@@ -10,54 +12,137 @@ import logging
 import os
 import select
 import socket
+import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from cometmq.actors.runtime.access import Doorman, Principal
-from cometmq.actors.runtime.request import (
-    Frames,
-    Payload,
-    Request,
-    request_from,
-)
+from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.runtime.request import Frames, Payload, Request, request_from
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import BadRequest
 from cometmq.protocol.wire.line import abstract, peer_uid
-from cometmq.shm.kernel._kernel import (
-    PACKETS_AT_ONCE,
-    PacketReader,
-    send_packets,
-)
+from cometmq.protocol.wire.stream import Message, StreamReader, StreamWriter
 
 log = logging.getLogger(__name__)
 
 LINES_MAX: Final = 1_024
 BACKLOG: Final = 64
+UNSENT_MAX: Final = 8 * 1_048_576  # bytes kept for a client that reads slowly; then it has to wait
+STALLED_S: Final = 10.0  # for so long a client that has to wait may read nothing
+
+_IN: Final = select.EPOLLIN
+_BOTH: Final = select.EPOLLIN | select.EPOLLOUT
 
 
 class Caller:
-    """One client's line."""
+    """One client's connection.
 
-    __slots__ = ("name", "principal", "socket")
+    Args:
+        stalled: callers that have to wait, and since when, by time.monotonic(): shared by all.
+    """
 
-    def __init__(self, line: socket.socket, number: int, principal: Principal) -> None:
+    __slots__ = (
+        "_epoll", "_events", "_limits", "_reader", "_stalled", "_turn", "_writer", "name",
+        "principal", "socket",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        line: socket.socket,
+        number: int,
+        principal: Principal,
+        epoll: select.epoll,
+        limits: ConnectionLimits,
+        stalled: dict[Caller, float],
+    ) -> None:
         self.socket = line
         self.name = b"line %d" % number
         self.principal = principal
+        self._reader = StreamReader(line)
+        self._turn = 0  # in which it was last read from
+        self._writer = StreamWriter(line)
+        self._epoll = epoll
+        self._limits = limits
+        self._stalled = stalled
+        self._events = _IN
+        epoll.register(line, _IN)
 
-    def send(self, *packets: bytes) -> None:
-        """A client that does not read is hung up on, and so knows that it was not answered."""
+    def receive(self, turn: int, count_max: int) -> Sequence[Message]:
+        """Return the next messages; read once a turn. Raises OSError, EOFError, BadRequest."""
+        messages = self._reader.messages(count_max)
+        if messages or self._turn == turn:
+            return messages
+        self._turn = turn
+        return self._reader.messages(count_max) if self._reader.fill() else ()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `receive` may return some without reading."""
+        return self._reader.has_more
+
+    def send(self, head: bytes, payload: Payload) -> None:
         try:
-            send_packets(self.socket.fileno(), packets)
+            self._writer.send(head, payload)
         except OSError as error:
-            log.debug("%s: answer not sent: %s", self.name.decode(), error)
+            self._not_sent(error)
+        self._watch()
+
+    def send_done(self, requests: Iterable[Request]) -> None:
+        """Answer Done to these requests."""
+        answers = [frames.done_on_stream(each.request_id) for each in requests]
+        try:
+            self._writer.send_bytes(b"".join(answers))
+        except OSError as error:
+            self._not_sent(error)
+        self._watch()
+
+    def flush(self) -> None:
+        """Send what is kept, as far as the client reads it."""
+        try:
+            if self._writer.flush():
+                self._stalled.pop(self, None)
+        except OSError as error:
+            self._not_sent(error)
+        self._watch()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it reads its answers: else its requests wait."""
+        return self._writer.unsent_bytes <= min(UNSENT_MAX, self._limits.in_flight_bytes // 2)
+
+    def _watch(self) -> None:
+        unsent = self._writer.unsent_bytes
+        if (not unsent and self._events == _IN) or self.socket.fileno() < 0:
+            return
+        if unsent > self._limits.in_flight_bytes:
+            log.error(
+                "%s is disconnected: %d bytes of answers are kept for it, at most %d may be "
+                "(maxConnectionInFlightBytes)",
+                self.name.decode(), unsent, self._limits.in_flight_bytes,
+            )  # fmt: skip
             self.hang_up()
+            unsent = 0
+        if self.has_room:
+            self._stalled.pop(self, None)
+            events = _BOTH if unsent else _IN
+        else:
+            self._stalled.setdefault(self, time.monotonic())
+            events = select.EPOLLOUT
+        if events != self._events:
+            self._events = events
+            self._epoll.modify(self.socket, events)
+
+    def _not_sent(self, error: OSError) -> None:
+        log.debug("%s: answer not sent: %s", self.name.decode(), error)
+        self.hang_up()
 
     def hang_up(self) -> None:
         """Both sides find the end of it; whoever reads here then lets it go."""
+        self._writer.drop()
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -66,8 +151,6 @@ class Caller:
 
 class LineRequest(Request):
     __slots__ = ("_caller",)
-
-    by_line = True
 
     def __init__(
         self, caller: Caller, request_id: int, command: Command, payload: Frames
@@ -79,47 +162,49 @@ class LineRequest(Request):
         self._caller = caller
 
     def _send(self, head: bytes, payload: Payload) -> None:
-        packet = frames.join(head, payload)
-        if packet is None:  # whoever asks by a line has to be answered there
-            too_large = BadRequest(f"an answer of over {frames.PACKET_MAX} bytes")
-            packet = frames.join(frames.pack(self.request_id, frames.failed(too_large)), ())
-            assert packet is not None
-        self._caller.send(packet)
+        self._caller.send(head, payload)
 
     def done(self) -> None:
-        self._caller.send(frames.done_packet(self.request_id))
+        self._caller.send_done((self,))
 
     def done_with(self, others: Sequence[Request]) -> None:
         """Send all answers with one system call."""
-        ids = [self.request_id, *(request.request_id for request in others)]
-        self._caller.send(*map(frames.done_packet, ids))
+        self._caller.send_done((self, *others))
 
     @property
     def sender(self) -> bytes:
         return self._caller.name
 
+    def has_room(self) -> bool:
+        return self._caller.has_room
+
 
 class LineListener:
-    """Takes lines of the broker's own user, and of root; hands out what comes by them.
+    """Takes connections of the broker's own user, and of root; hands out what comes by them.
 
     Args:
         name: of the address, in the abstract namespace.
     """
 
-    def __init__(self, name: str, doorman: Doorman) -> None:
+    def __init__(
+        self, name: str, doorman: Doorman, limits: ConnectionLimits | None = None
+    ) -> None:  # fmt: skip
         self.name = name
         self._doorman = doorman
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._limits = limits or ConnectionLimits()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         listener.bind(abstract(name))
         listener.listen(BACKLOG)
         self._listener: socket.socket | None = listener
         self._numbers = itertools.count(1)
         self._callers: dict[int, Caller] = {}
         self._last = -1  # the descriptor of the line that had the last turn
-        self._reader = PacketReader(frames.PACKET_MAX + 1)
+        self._turn = 0
+        self._stalled: dict[Caller, float] = {}
+        self._behind: set[int] = set()  # descriptors of those that were read from, and have more
         # One descriptor for all of them: who waits for it need not look at every line.
         self._epoll = select.epoll()
-        self._epoll.register(listener, select.EPOLLIN)
+        self._epoll.register(listener, _IN)
 
     @property
     def fd(self) -> int:
@@ -131,14 +216,22 @@ class LineListener:
         """Whether one more would be taken."""
         return self._listener is not None and len(self._callers) < LINES_MAX
 
+    @property
+    def drain_at(self) -> float | None:
+        """Time.monotonic() at which to `drain` although `fd` cannot be read; None: not at all."""
+        if any(self._callers[fd].has_room for fd in self._behind):
+            return 0.0
+        return min(self._stalled.values()) + STALLED_S if self._stalled else None
+
     def drain(self, count_max: int) -> list[Request]:
         """Return received requests, an equal share from each line while it has more. Accept new
-        lines and close ended ones.
+        lines and close ended ones. Each is read from once.
 
         If `count_max` is reached before every line had its turn, the next call resumes behind the
         last one that had.
         """
         requests: list[Request] = []
+        self._turn += 1
         ready = self._ready()
         while ready and count_max > 0:
             share = max(1, count_max // len(ready))
@@ -159,17 +252,35 @@ class LineListener:
         return requests
 
     def _ready(self) -> list[Caller]:
-        """Return the callers with input, in the order of their turns."""
-        descriptors = sorted(descriptor for descriptor, _ in self._epoll.poll(0))
+        """Return the callers with input, in the order of their turns. Send what is kept."""
+        events = dict(self._epoll.poll(0))
+        descriptors = sorted({*events, *self._behind})
         first = bisect_right(descriptors, self._last)
         found: list[Caller] = []
         for descriptor in descriptors[first:] + descriptors[:first]:
             caller = self._callers.get(descriptor)
             if caller is None:
                 self._accept()
-            else:
+                continue
+            event = events.get(descriptor, 0)
+            if event & select.EPOLLOUT:
+                caller.flush()
+            if caller.has_room and (event & ~select.EPOLLOUT or descriptor in self._behind):
                 found.append(caller)
+            elif event & (select.EPOLLHUP | select.EPOLLERR):
+                self._forget(caller)  # what it asks for it does not read
+        self._hang_up_on_stalled()
         return found
+
+    def _hang_up_on_stalled(self) -> None:
+        last = time.monotonic() - STALLED_S
+        for caller, since in list(self._stalled.items()):
+            if since <= last:
+                log.warning(
+                    "%s is disconnected: it has not read its answers for %g s",
+                    caller.name.decode(), STALLED_S,
+                )  # fmt: skip
+                self._forget(caller)
 
     def close(self) -> None:
         for caller in list(self._callers.values()):
@@ -200,39 +311,35 @@ class LineListener:
             line.close()
             return
         principal = Principal(f"uid {uid}")
-        self._callers[line.fileno()] = Caller(line, next(self._numbers), principal)
-        self._epoll.register(line, select.EPOLLIN)
+        self._callers[line.fileno()] = Caller(
+            line, next(self._numbers), principal, self._epoll, self._limits, self._stalled
+        )
 
     def _read(self, caller: Caller, requests: list[Request], count_max: int) -> int | None:
-        """How many packets; None when it has ended, or speaks another language."""
-        descriptor, taken = caller.socket.fileno(), 0
-        while (wanted := min(PACKETS_AT_ONCE, count_max - taken)) > 0:
-            try:
-                packets = self._reader.take(descriptor, wanted)
-                self._sort(caller, packets, requests)
-            except (OSError, EOFError):
-                return None
-            except BadRequest as error:
-                log.warning("%s: %s", caller.name.decode(), error)
-                return None
-            taken += len(packets)
-            if len(packets) < wanted:
-                break
-        return taken
-
-    def _sort(self, caller: Caller, packets: list[bytes], requests: list[Request]) -> None:
-        """Add the requests that they are. Raises EOFError, BadRequest."""
-        make, doorman, principal = partial(LineRequest, caller), self._doorman, caller.principal
-        for packet in packets:
-            if not packet:
-                raise EOFError
-            head, payload = frames.split(packet)
-            parts = [frames.Part(each) for each in payload] if payload else ()
-            request = request_from(make, head, parts, doorman, principal)
+        """How many messages; None when it has ended, or speaks another language."""
+        descriptor = caller.socket.fileno()
+        try:
+            messages = caller.receive(self._turn, count_max)
+        except (OSError, EOFError):
+            return None
+        except BadRequest as error:
+            log.warning("%s: %s", caller.name.decode(), error)
+            return None
+        if caller.has_more:
+            self._behind.add(descriptor)
+        else:
+            self._behind.discard(descriptor)
+        make = partial(LineRequest, caller)
+        for head, payload in messages:
+            request = request_from(make, head, payload, self._doorman, caller.principal)
             if request is not None:
                 requests.append(request)
+        return len(messages)
 
     def _forget(self, caller: Caller) -> None:
-        del self._callers[caller.socket.fileno()]
-        self._epoll.unregister(caller.socket)
+        descriptor = caller.socket.fileno()
+        del self._callers[descriptor]
+        self._behind.discard(descriptor)
+        self._stalled.pop(caller, None)
+        self._epoll.unregister(descriptor)
         caller.socket.close()

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import ClassVar
 
 from cometmq.actors.runtime.access import Doorman, Principal
 from cometmq.actors.runtime.guard import explained
@@ -28,8 +27,6 @@ class Request:
     """
 
     __slots__ = ("command", "payload", "principal", "request_id")
-
-    by_line: ClassVar[bool] = False  # its answer has to fit into a packet
 
     def __init__(
         self, request_id: int, command: Command, payload: Frames, principal: Principal

@@ -207,10 +207,12 @@ class ServiceActor(LoopActor):
         """The answer to a client that wants a line. Raises NotLocal."""
         if not command.boot_id or command.boot_id != boot_id():
             raise NotLocal("the broker is on another machine")
+        if not command.is_stream:
+            raise NotLocal("local connections are streams since 0.2.0, and this client is older")
         lines = self.inbox.lines
         if lines is None or not lines.is_open:
             raise NotLocal("the broker takes no more lines")
-        return LineAddress(lines.name, os.getuid())
+        return LineAddress(lines.name, os.getuid(), is_stream=True)
 
     # --- what every actor answers ---
 

@@ -103,20 +103,14 @@ class Mailbox:
         self.waits = False  # its AwaitReplies is held
         self.heard_at = 0.0  # when it last was
 
-    def due(self, count_max: int = 0, bytes_max: int = 0) -> list[Letter]:
+    def due(self) -> list[Letter]:
         """What is handed out now: the first ones, as many of as many bytes as an answer may have.
-
-        Args:
-            count_max, bytes_max: not more than that, if above 0. Without `bytes_max` the first one
-                is handed out however large it is.
-        """
+        The first one is handed out however large it is."""
         found: list[Letter] = []
         size = 0
-        count = min(count_max, ANSWER_COUNT) if count_max > 0 else ANSWER_COUNT
-        most = min(bytes_max, ANSWER_BYTES) if bytes_max > 0 else ANSWER_BYTES
-        for letter in islice(self.letters.values(), count):
+        for letter in islice(self.letters.values(), ANSWER_COUNT):
             size += letter.size
-            if size > most and (found or bytes_max > 0):
+            if size > ANSWER_BYTES and found:
                 break
             found.append(letter)
         return found

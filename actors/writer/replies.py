@@ -61,10 +61,6 @@ LOOK_S: Final = 0.5  # for requesters that are gone
 KNOWN_MAX: Final = 4_096  # replies
 RETURN_S: Final = 5.0  # after a start: for requesters that waited at the process before
 
-# Replies, each with a frame of its own, that go by a line at once, and their bytes as mailboxes
-# count them, which know nothing of MessagePack.
-PACKET: Final = frames.PACKET_FRAMES_MAX - 1, frames.PACKET_MAX * 3 // 4
-
 REPLYING: Final = AwaitReplies, SendReply, LeaveReplies  # no send depends on them
 
 
@@ -248,11 +244,10 @@ class RepliesPart:
             return
         box.waits = False
         box.heard_at = time.monotonic()
-        letters = box.due(*PACKET) if held.request.by_line else box.due()
+        letters = box.due()
         now_ms = time.time_ns() // 1_000_000
         heads = [ReplyHead(each.correlation_id, each.properties, now_ms) for each in letters]
-        is_larger = bool(box.letters) and not letters
-        answer = Replies(box.number, box.first, heads, is_larger)
+        answer = Replies(box.number, box.first, heads)
         held.request.reply(answer, [each.body for each in letters])
 
     def _look_later(self) -> None:

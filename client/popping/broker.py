@@ -166,7 +166,7 @@ class PopBroker:
     def _coordinator(self) -> Channel:
         endpoints = self._endpoints()
         name = f"the coordinator of {endpoints.broker}"
-        return self._routes.channel(endpoints.coordinator, name, GetLine(boot_id()))
+        return self._routes.channel(endpoints.coordinator, name, GetLine(boot_id(), is_stream=True))
 
     def _ask_once(
         self, channel: Channel, command: Command, timeout_s: float

@@ -95,7 +95,7 @@ class Membership:
         self._owner = owner
         self._queues = owned
         self._auto_commit_s = auto_commit_s
-        self._line_request = GetLine(boot_id()) if near else None
+        self._line_request = GetLine(boot_id(), is_stream=True) if near else None
         self._channel = _channel_to(endpoints, self._line_request)
         self._wake = threading.Condition()
         self._owned: dict[QueueKey, int] = {}  # -> epoch
@@ -294,7 +294,7 @@ class Membership:
     def _send_join(self, command: JoinGroup) -> None:
         try:
             held_s = command.wait_ms / 1000
-            self._join.ask(self._channel, command, held_s, self._on_done, by_line=False)
+            self._join.ask(self._channel, command, held_s, self._on_done)
         except CometError as error:  # closed because the broker moved
             log.debug("join: %s", error)
             self._pause()
@@ -362,7 +362,7 @@ class Membership:
 
     def _take_on(self, gained: dict[QueueKey, int]) -> None:
         command = FetchOffsets(self._owner.group, list(gained))
-        answer, _ = self._channel.ask(command, timeout_s=ASK_S, by_line=False)
+        answer, _ = self._channel.ask(command, timeout_s=ASK_S)
         if not isinstance(answer, GroupOffsets):
             raise CometError(f"FetchOffsets was answered by {type(answer).__name__}")
         offsets = [
@@ -388,7 +388,7 @@ class Membership:
         command = LeaveGroup(self._owner.group, self._owner.name)
         try:
             # The way that a JoinGroup goes: overtaken, that one would bring the member back.
-            self._channel.ask(command, timeout_s=1.0, by_line=False)
+            self._channel.ask(command, timeout_s=1.0)
         except CometError as error:
             log.debug("leaving group %s: %s", self._owner.group, error)
 

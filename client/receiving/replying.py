@@ -53,7 +53,7 @@ class Replier:
     def __init__(self, routes: Routes, *, has_lines: bool) -> None:
         self.is_async = False
         self._routes = routes
-        self._line_request = GetLine(boot_id()) if has_lines else None
+        self._line_request = GetLine(boot_id(), is_stream=True) if has_lines else None
 
     def source(self, endpoints: Callable[[], BrokerEndpoints]) -> Source:
         """For messages that lie at that broker."""

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 ATTEMPT_S: Final = 3.0  # for an answer; then it is asked again
 ROUTE_S: Final = 0.5
 COMMAND_PARTS: Final = 1_024  # messages in a command; then no further end
-LINE_ENDS: Final = 64  # in a command that goes by a line: the longest answer fits into a packet
 
 
 class Ending:
@@ -193,8 +192,7 @@ class Ends:
         whether the broker has moved, but its next messages do."""
         endpoint = self._used[broker] = self._find(broker, topic)
         channel = self._routes.commitlog(endpoint, f"broker {broker}")
-        by_line = len(command.transactions) <= LINE_ENDS
-        return channel.request(command, on_done=on_done, by_line=by_line), channel
+        return channel.request(command, on_done=on_done), channel
 
     def _find(self, broker: str, topic: str) -> str:
         for each in self._routes.topic(topic, ROUTE_S).brokers:

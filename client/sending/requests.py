@@ -36,7 +36,6 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import (
     ArgumentIllegal,
-    BadRequest,
     ClientClosed,
     ClosedUnconfirmed,
     CometError,
@@ -134,7 +133,7 @@ class Asking(msgspec.Struct, gc=False):
 class _Post:
     """Source of replies: the master of one broker."""
 
-    __slots__ = ("broker", "by_line", "endpoint", "mailbox", "poll", "received", "topic")
+    __slots__ = ("broker", "endpoint", "mailbox", "poll", "received", "topic")
 
     def __init__(self, master: BrokerEndpoints) -> None:
         self.broker = master.broker
@@ -143,7 +142,6 @@ class _Post:
         self.mailbox = 0
         self.received = 0
         self.poll = LongPoll()
-        self.by_line = True  # where there is one; what is too large for it is asked for otherwise
 
     @property
     def name(self) -> str:
@@ -372,7 +370,6 @@ class Requests:
                 WAIT_MS / 1000,
                 partial(self._heard, post),
                 late_s=LATE_S,
-                by_line=post.by_line,
             )
         except CometError as error:
             self._again(post, error)
@@ -387,7 +384,6 @@ class Requests:
             self._again(post, error)
             return
         post.poll.answered()
-        post.by_line = not answer.is_larger
         if answer.mailbox != post.mailbox:
             post.mailbox, post.received = answer.mailbox, 0
         news = self._take(post, answer, payload)
@@ -428,7 +424,6 @@ class Requests:
         if self._is_over(post):
             return
         pause = post.poll.failed(most_s=SOON_S)
-        post.by_line = not isinstance(error, BadRequest)
         log.debug("no replies from %s: %s", post.endpoint, error)
         timer = threading.Timer(pause, self._look_for_master, (post,))
         timer.daemon = True

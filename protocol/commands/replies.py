@@ -48,7 +48,7 @@ class Replies(Answer, frozen=True, tag=161):
     mailbox: Int64
     first: Int64  # the number of the first; the others follow without a gap
     replies: list[ReplyHead]
-    is_larger: bool = False  # the first is too large for the line: ask by the connection
+    is_larger: bool = False  # before 0.2.0: the first is too large for a packet of 64 KiB
 
 
 class SendReply(Command, frozen=True, tag=162):

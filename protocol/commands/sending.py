@@ -209,14 +209,17 @@ class DropStages(Command, frozen=True, tag=16):
 class GetLine(Command, frozen=True, tag=94):
     """Where this process listens to clients of its machine without ZeroMQ between. -> LineAddress
 
-    Refused with NotLocal unless the client names the boot of this very machine.
+    Refused with NotLocal unless the client names the boot of this very machine, and speaks by a
+    stream: before 0.2.0 local connections carried packets of at most 64 KiB.
     """
 
     access = by_clients(served_by=ServedBy.EVERY)
 
     boot_id: str
+    is_stream: Annotated[bool, Since("0.2.0")] = False
 
 
 class LineAddress(Answer, frozen=True, tag=95):
     name: str  # of a Unix socket, in the abstract namespace
     uid: Int64  # the user who listens there, and the only one, beside root, who is let in
+    is_stream: Annotated[bool, Since("0.2.0")] = False

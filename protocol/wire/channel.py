@@ -10,8 +10,8 @@ for them, a pump thread takes over the receiving and stays.
 - When a connection breaks, every request that it had and that is unanswered fails with
   NotConfirmed, and the socket is replaced (`dealer.py`), so that nothing is sent later behind the
   back of whoever retries.
-- On the machine of the other side a channel may ask for a *line*, and then sends by it what fits
-  into a packet (`shortcut.py`). The DEALER stays for the rest.
+- On the machine of the other side a channel may ask for a *local connection*, and then sends its
+  requests by it (`shortcut.py`). The DEALER stays for when that ends.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ class Channel:
         on_done: Callable[[Pending], None] | None = None,
         *,
         pump: bool = True,
-        by_line: bool = True,
         timeout_s: float | None = None,
         connect_s: float | None = None,
     ) -> Pending:
@@ -117,8 +116,7 @@ class Channel:
         nothing else notices a lost answer if the connection is not lost.
 
         `on_done` is called in whatever thread receives the answer and must not block. Without
-        `pump` that is the thread that calls `wait_any`. Without `by_line` it goes by ZeroMQ in any
-        case: its answer may be larger than a packet.
+        `pump` that is the thread that calls `wait_any`.
         """
         limit = Limit.of(command, timeout_s, connect_s)
         pending = Pending(self, next(self._ids), on_done, limit)
@@ -127,8 +125,8 @@ class Channel:
         head = frames.pack(pending.request_id, command)
         line = self._shortcut.line
         if line is not None:
-            if by_line and self._send_by_line(line, pending, head, payload):
-                if self._requests.watch(pending) or self._is_idle:
+            if self._send_by_line(line, pending, head, payload):
+                if self._requests.watch(pending) or self._is_idle or line.unsent_fd is not None:
                     self._ring()
                 return pending
         else:
@@ -175,10 +173,9 @@ class Channel:
         *,
         timeout_s: float | None = None,
         connect_s: float | None = None,
-        by_line: bool = True,
     ) -> tuple[Command, Sequence[Frame]]:
         """Send and wait. Raises the answered error, NotConfirmed when no answer comes, or
-        NotReachable when nobody was there to send it to. For `by_line` see `request`.
+        NotReachable when nobody was there to send it to.
 
         Args:
             timeout_s: time limit of the answer; None: see `default_timeout_s`.
@@ -186,7 +183,7 @@ class Channel:
         """
         if timeout_s is None:
             timeout_s = default_timeout_s()
-        pending = self.request(command, payload, by_line=by_line)
+        pending = self.request(command, payload)
         if connect_s is not None and connect_s < timeout_s:
             if self.wait(pending, connect_s, keep=True):
                 return pending.result()
@@ -303,14 +300,13 @@ class Channel:
         return sent
 
     def _send_by_line(self, line: Line, pending: Pending, head: bytes, payload: Payload) -> bool:
-        """False if it has to go by ZeroMQ; also when it is too large for a packet."""
-        packet = frames.join(head, payload)
-        if packet is None or self._closed:
+        """False if it has to go by ZeroMQ."""
+        if self._closed:
             return False
         assert self._pid == os.getpid(), "a channel does not survive a fork"
         if self._pump is None and self._lock.locked():
             self.start_pump()  # somebody else is waiting in it
-        return self._shortcut.send(line, pending, packet)
+        return self._shortcut.send(line, pending, head, payload)
 
     # --- receiving, in the thread that waits ---
 
@@ -326,7 +322,7 @@ class Channel:
                 return
             try:
                 if line is not None:
-                    self._shortcut.receive(line, min(timeout_s, SLICE_S), settled)
+                    self._receive_by_line(line, min(timeout_s, SLICE_S), settled)
                     line = None
                 else:
                     self._receive_by_dealer(min(timeout_s, SLICE_S), settled)
@@ -335,6 +331,15 @@ class Channel:
         settle_all(settled)
         if line is not None:
             self._shortcut.lose(line)
+
+    def _receive_by_line(self, line: Line, timeout_s: float, settled: list[Settled]) -> None:
+        """Sleep until something comes; meanwhile requests leave that it did not take at once."""
+        unsent_fd = line.unsent_fd
+        if unsent_fd is not None:
+            wait_readable(polled((line.fd, unsent_fd)), timeout_s)
+            line.flush()
+            timeout_s = 0
+        self._shortcut.receive(line, timeout_s, settled)
 
     def _receive_by_dealer(self, timeout_s: float, settled: list[Settled]) -> None:
         """Sleep until a message, or a connection that is waited for, comes."""
@@ -393,6 +398,7 @@ class Channel:
                 line = self._shortcut.line
                 polled: list[tuple[Any, int]] = [*self._dealer.poll_list, (self._wake, POLLIN)]
                 if line is not None:
+                    line.flush()
                     polled.append((line.fd, POLLIN))
                 readable = [source for source, _ in zmq.zmq_poll(polled, 0)]
                 if line is not None and line.fd in readable:
@@ -423,7 +429,10 @@ class Channel:
                 return ()
             line = self._shortcut.line
             fds = (*self._dealer.descriptors, self._wake)
-            return (*fds, line.fd) if line else fds
+            if line is None:
+                return fds
+            unsent_fd = line.unsent_fd
+            return (*fds, line.fd) if unsent_fd is None else (*fds, line.fd, unsent_fd)
 
     @property
     def look_in_s(self) -> float | None:

@@ -1,21 +1,23 @@
-"""A line: a Unix socket between a client and an actor of the same machine, without ZeroMQ between.
+"""A local connection: a stream between a client and an actor of the same machine, without ZeroMQ.
 
-What travels is the same (frames.py), a packet each (SOCK_SEQPACKET). A request and its answer then
+The same frames travel as by ZeroMQ (stream.py says in which form). A request and its answer then
 cost two wake-ups instead of six, as no thread of ZeroMQ's takes part on either side.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
+import sys
+import threading
 import weakref
 from typing import Final
 
 from cometmq.protocol.errors import NotLocal
-from cometmq.protocol.frames import PACKET_MAX
+from cometmq.protocol.wire.stream import NO_WAIT, Message, Payload, StreamReader, StreamWriter
 
-NO_WAIT: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # a plain number is quicker
 _TIME: Final = struct.Struct("@ll")
 _CREDENTIALS: Final = struct.Struct("@3i")  # pid, uid, gid
 
@@ -32,7 +34,7 @@ def abstract(name: str) -> bytes:
 
 
 class Line:
-    """A client's end. Any thread may send; one at a time receives.
+    """A client's end. Any thread may send; one at a time receives, and flushes.
 
     It is closed when nobody has it any more, so that no thread ever sends into a descriptor that
     has become another's.
@@ -40,8 +42,8 @@ class Line:
 
     def __init__(self, name: str, uid: int) -> None:
         """Raises NotLocal when nobody of that user listens there, or this process is not let in."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        weakref.finalize(self, self._socket.close).atexit = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._close_with_it(self._socket)
         if os.getuid() not in (0, uid):
             raise NotLocal(f"the broker runs as user {uid}, this process as {os.getuid()}")
         try:
@@ -52,48 +54,75 @@ class Line:
         if found != uid:
             raise NotLocal(f"@{name}: user {found} listens there, not {uid}")
         self._timeout_s = -1.0
-        self._packet = bytearray(PACKET_MAX)
+        self._reader = StreamReader(self._socket)
+        self._writer = StreamWriter(self._socket)
+        self._sending = threading.Lock()  # guards the writer
+        self._writable: select.epoll | None = None
         self.answered = False  # something has come from there
+
+    def _close_with_it(self, owned: socket.socket | select.epoll) -> None:
+        weakref.finalize(self, owned.close).atexit = False
 
     @property
     def fd(self) -> int:
         return self._socket.fileno()
 
-    def send(self, packet: bytes) -> bool:
-        """False when the other side has not kept up. Raises OSError when it is gone."""
-        try:
-            self._socket.send(packet, NO_WAIT)
-        except BlockingIOError:
-            return False
-        return True
+    # --- sending ---
 
-    def receive(self, timeout_s: float) -> memoryview | None:
-        """The next packet, good until the next call; None after the time.
+    def send(self, head: bytes, payload: Payload = ()) -> None:
+        """Send; what the other side does not take yet leaves by `flush`. Raises OSError when it is
+        gone, and has not received all of this."""
+        with self._sending:
+            self._writer.send(head, payload)
 
-        Raises EOFError when the other side is gone, after everything that it had sent before.
+    @property
+    def unsent_fd(self) -> int | None:
+        """A descriptor that can be read once `flush` has something to do; None: all has left."""
+        if not self._writer.unsent_bytes:
+            return None
+        with self._sending:
+            if self._writable is None:
+                self._writable = select.epoll()
+                self._writable.register(self._socket, select.EPOLLOUT)
+                self._close_with_it(self._writable)
+        return self._writable.fileno()
+
+    def flush(self) -> None:
+        """Send what is unsent, as far as the other side takes it."""
+        if not self._writer.unsent_bytes:
+            return
+        with self._sending:
+            try:
+                self._writer.flush()
+            except OSError:
+                self._writer.drop()  # whoever receives finds the end
+
+    # --- receiving ---
+
+    def receive(self, timeout_s: float) -> list[Message] | None:
+        """The messages that came next, maybe none yet; None if nothing came within the time.
+
+        Raises EOFError when the other side is gone, after everything that it had sent before, and
+        BadRequest for what is no message.
         """
+        flags = 0
         if timeout_s <= 0:
-            return self._receive(NO_WAIT)
-        if timeout_s != self._timeout_s:
+            flags = NO_WAIT
+        elif timeout_s != self._timeout_s:
             seconds = int(timeout_s)
             value = _TIME.pack(seconds, int((timeout_s - seconds) * 1e6) or 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
             self._timeout_s = timeout_s
-        return self._receive(0)
-
-    def _receive(self, flags: int) -> memoryview | None:
         try:
-            size = self._socket.recv_into(self._packet, 0, flags)
-        except BlockingIOError:
-            return None
+            came = self._reader.fill(flags)
         except ConnectionResetError:
-            # It ended with packets of ours unread, of which the system tells before it hands out
+            # It ended with requests of ours unread, of which the system tells before it hands out
             # what was sent before.
-            return self._receive(flags)
-        if not size:
-            raise EOFError
+            came = self._reader.fill(flags)
+        if not came:
+            return None
         self.answered = True
-        return memoryview(self._packet)[:size]
+        return self._reader.messages(sys.maxsize)
 
     def shut(self) -> None:
         """Whoever sleeps in it is woken by its end."""

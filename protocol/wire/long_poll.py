@@ -26,7 +26,6 @@ def ask_held(
     on_done: Callable[[Pending], None],
     *,
     late_s: float | None = None,
-    by_line: bool = True,
     pump: bool = True,
 ) -> Pending:
     """Send a command that may be held for `held_s`, and give it up when its answer is late.
@@ -37,7 +36,6 @@ def ask_held(
     return channel.request(
         command,
         on_done=on_done,
-        by_line=by_line,
         pump=pump,
         timeout_s=held_s + (LATE_S if late_s is None else late_s),
         connect_s=CONNECT_S,
@@ -63,14 +61,13 @@ class LongPoll:
         on_done: Callable[[Pending], None],
         *,
         late_s: float | None = None,
-        by_line: bool = True,
     ) -> None:
         """Send a command in place of an earlier one; see `ask_held`."""
         if self.pending is not None:
             self.pending.channel.forget(self.pending)
         self.pending = None
         self.sent_at, self.again_at = time.monotonic(), math.inf
-        self.pending = ask_held(channel, command, held_s, on_done, late_s=late_s, by_line=by_line)
+        self.pending = ask_held(channel, command, held_s, on_done, late_s=late_s)
 
     def take(self) -> Pending | None:
         """Return the command once it is settled; None: not yet, or there is none."""

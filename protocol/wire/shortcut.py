@@ -1,7 +1,7 @@
-"""A channel's shortcut: the line beside its connection, if the other side has one for us.
+"""A channel's shortcut: the local connection beside the one by ZeroMQ, if there is one for us.
 
-It is asked for with the first request of a connection. What fits into a packet goes by it; once it
-has ended, everything goes by the connection again, and with the next one it is asked for anew.
+It is asked for with the first request of a connection, and carries all later ones. Once it has
+ended, requests go by the connection again, and with the next one it is asked for again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import logging
 import threading
 from collections.abc import Callable
 
-from cometmq.protocol import frames
 from cometmq.protocol.commands import Command, LineAddress
 from cometmq.protocol.errors import BadRequest, CometError, NotConfirmed, NotLocal
 from cometmq.protocol.wire.line import Line
 from cometmq.protocol.wire.pending import Pending, PendingRequests, Settled
+from cometmq.protocol.wire.stream import Payload
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class Shortcut:
         """
         if not isinstance(answer, LineAddress):
             raise NotLocal(f"{self._name} answered {type(answer).__name__}")
+        if not answer.is_stream:
+            raise NotLocal(f"{self._name} is older: it has no local connections that are streams")
         line = Line(answer.name, answer.uid)
         with self._lock:
             if self.line is not None or self._closed:
@@ -87,37 +89,30 @@ class Shortcut:
 
     # --- to use it ---
 
-    def send(self, line: Line, pending: Pending, packet: bytes) -> bool:
-        """False if it has to go by the connection: the other side does not keep up, or is gone and
-        cannot have read it."""
+    def send(self, line: Line, pending: Pending, head: bytes, payload: Payload) -> bool:
+        """False if it has to go by the connection: the other side is gone, and cannot have read
+        it."""
         pending.line = line
         self._requests.add(pending)
-        sent = lost = False
         try:
-            sent = line.send(packet)
+            line.send(head, payload)
         except OSError:
-            lost = True
-        if sent:
-            return True
-        is_ours = self._requests.take(pending.request_id) is not None
-        if lost:
+            is_ours = self._requests.take(pending.request_id) is not None
             self.lose(line)
-        pending.line = None
-        return not is_ours  # else another thread has found the end of the line, and failed it
+            pending.line = None
+            return not is_ours  # else another thread has found the end of the line, and failed it
+        return True
 
     def receive(self, line: Line, timeout_s: float, settled: list[Settled]) -> bool:
-        """Whether a packet came in time. Raises EOFError when the line has ended."""
+        """Whether something came in time. Raises EOFError when the line has ended."""
         try:
-            packet = line.receive(timeout_s)
-            if packet is None:
-                return False
-            head, payload = frames.split(packet)
+            messages = line.receive(timeout_s)
         except (OSError, BadRequest) as error:
-            log.warning("the line to %s: %s", self._name, error)
+            log.warning("the local connection to %s: %s", self._name, error)
             raise EOFError from None
-        parts = [frames.Part(memoryview(bytes(each))) for each in payload]
-        self._requests.match(head, parts, settled)
-        return True
+        for head, payload in messages or ():
+            self._requests.match(head, payload, settled)
+        return messages is not None
 
     def receive_all(self, line: Line, settled: list[Settled]) -> Line | None:
         """Everything that somebody waits for and that has come; the line, if it has ended. Whoever

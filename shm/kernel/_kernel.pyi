@@ -989,27 +989,6 @@ def wrong_index_entry(
 def put_records(segment: Any, segment_start: int, rows: int, columns: list[Any]) -> None:
     """Write records where they lay, from the columns RECORD_FIELDS. Raises ValueError."""
 
-# --- packets of a Unix socket ---
-
-PACKETS_AT_ONCE: int  # by one system call
-
-@final
-class PacketReader:
-    """Takes packets that lie in a socket (SOCK_SEQPACKET), several with one system call.
-
-    Args:
-        size_max: bytes; what is longer is cut off there.
-    """
-
-    def __init__(self, size_max: int) -> None: ...
-    def take(self, fd: int, count_max: int) -> list[bytes]:
-        """What lies there, oldest first, without waiting: nothing where nothing does. An empty
-        packet, the last one here, is the end of the other side. Raises OSError."""
-
-def send_packets(fd: int, packets: tuple[bytes, ...]) -> None:
-    """Send them without waiting. Raises OSError where the other side is gone or does not read; the
-    first ones may have been sent then."""
-
 # --- counters ---
 
 WAKE_WORDS_BYTES: int

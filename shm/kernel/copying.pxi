@@ -24,6 +24,7 @@ COPY_FRAME_MAX = _COPY_FRAME_MAX
 cdef extern from *:
     """
     #include <poll.h>
+    #include <sys/socket.h>
     """
     ssize_t recv(int fd, void *into, size_t count, int flags) nogil
     void *memmove(void *into, const void *what, size_t count) nogil
@@ -33,6 +34,7 @@ cdef extern from *:
         short revents
     int poll(pollfd *fds, unsigned long count, int timeout_ms) nogil
     enum:
+        MSG_DONTWAIT
         POLLIN
 
 

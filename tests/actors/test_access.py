@@ -93,10 +93,10 @@ def host() -> Iterator[Host]:
 
 def ask_by_line(actor: Host, command: Command) -> Command:
     line = Line(actor.line, os.getuid())
-    line.send(frames.join(frames.pack(1, command), ()) or b"")
-    packet = line.receive(WAIT_S)
-    assert packet is not None
-    return frames.unpack(frames.split(packet)[0])[1]
+    line.send(frames.pack(1, command))
+    messages = line.receive(WAIT_S)
+    assert messages
+    return frames.unpack(messages[0][0])[1]
 
 
 def ask_at(actor: Host, door: str, command: Command) -> Command:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import random
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,10 +51,10 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import DiskFull, NotOwner, SystemBusy
 from cometmq.protocol.ledger import OffsetSet, decode_entry
-from cometmq.protocol.wire.line import abstract
+from cometmq.protocol.wire.line import Line
 
 WAIT_MS = patient(60_000)
-UNDER_WAY = 100  # a local connection holds some 270 answers that nobody has read
+UNDER_WAY = 100
 QUEUES = 4
 GROUPS = ("g", "h", "new")
 
@@ -66,9 +66,8 @@ class Connection:
         self._number = 0
         self._by_line = by_line
         if by_line:
-            self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._line.settimeout(WAIT_MS / 1000)
-            self._line.connect(abstract(address))
+            self._line = Line(address, os.getuid())
+            self._answers: list[bytes] = []
         else:
             self._dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
             self._dealer.linger, self._dealer.rcvtimeo = 0, WAIT_MS
@@ -78,21 +77,26 @@ class Connection:
         return self
 
     def __exit__(self, *_: object) -> None:
-        (self._line if self._by_line else self._dealer).close()
+        if self._by_line:
+            self._line.shut()
+        else:
+            self._dealer.close()
 
     def send(self, command: Command) -> int:
         """Return the request id."""
         self._number += 1
         head = frames.pack(self._number, command)
         if self._by_line:
-            self._line.send(frames.join(head, ()) or b"")
+            self._line.send(head)
         else:
             self._dealer.send(head)
         return self._number
 
     def receive(self) -> tuple[int, Command]:
         if self._by_line:
-            return frames.unpack(frames.split(self._line.recv(frames.PACKET_MAX))[0])
+            while not self._answers:
+                self._answers += [head for head, _ in self._line.receive(WAIT_MS / 1000) or ()]
+            return frames.unpack(self._answers.pop(0))
         return frames.unpack(self._dealer.recv())
 
     def say(self, *commands: Command, under_way: int = UNDER_WAY) -> list[Command]:

@@ -37,6 +37,7 @@ from cometmq.protocol.commands import (
     DescribeGroup,
     EnsureTopic,
     FetchOffsets,
+    GetLine,
     GroupDescription,
     GroupOffsets,
     JoinGroup,
@@ -63,6 +64,7 @@ from cometmq.protocol.errors import NameIllegal
 from cometmq.protocol.ledger import LEDGER_TOPIC
 from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, OP_TOPIC, TIMER_TOPIC
 from cometmq.protocol.wire.channel import Channel
+from cometmq.shm.os.processes import boot_id
 
 WAIT_S = patient(60)
 OUTSIDE = Audience.CLIENT, Audience.ADMINISTRATOR
@@ -224,8 +226,7 @@ def test_pending_transactions_are_asked_for_whatever_clients_commit(broker: Runn
             refused_text(lambda: admin.shift_offsets(TRANSACTIONS, topic, 1))  # noqa: B023
             commit = CommitOffsets(TRANSACTIONS, [QueueOffset(topic, 0, 9)], force=True)
             with Channel(broker.endpoints.coordinator) as channel:
-                for ask in (channel.ask, lambda each, **more: channel.ask(each, by_line=False)):
-                    refused_text(lambda: ask(commit, timeout_s=WAIT_S))  # noqa: B023
+                refused_text(lambda: channel.ask(commit, timeout_s=WAIT_S))  # noqa: B023
             assert committed(broker, topic) == before
         with Channel(broker.endpoints.coordinator) as channel:
             reset = QueueReset(HALF_TOPIC, 0, 1)
@@ -244,8 +245,8 @@ def test_pending_transactions_are_asked_for_whatever_clients_commit(broker: Runn
         assert asked.get(timeout=WAIT_S) == "one"
 
 
-@pytest.mark.parametrize("by_line", [False, True])
-def test_commits_of_internal_groups_are_refused(broker: RunningBroker, by_line: bool) -> None:
+@pytest.mark.parametrize("is_near", [False, True])
+def test_commits_of_internal_groups_are_refused(broker: RunningBroker, is_near: bool) -> None:
     """Also many of them in one poll batch, and by a local connection."""
     topic = HALF_TOPIC
     line = broker.endpoints.coordinator
@@ -257,8 +258,11 @@ def test_commits_of_internal_groups_are_refused(broker: RunningBroker, by_line: 
                 pass
     far = 1_000_000
     commit = CommitOffsets(TRANSACTIONS, [QueueOffset(topic, 0, far)])
-    with Channel(line) as channel:
-        asked = [channel.request(commit, by_line=by_line) for _ in range(64)]
+    asks = GetLine(boot_id(), is_stream=True) if is_near else None
+    with Channel(line, line_request=asks) as channel:
+        if is_near:
+            channel.open_line(WAIT_S)
+        asked = [channel.request(commit) for _ in range(64)]
         for each in asked:
             assert channel.wait(each, WAIT_S)
             with pytest.raises(NameIllegal):

@@ -9,23 +9,25 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from inside import channel_of, commitlog_of, commits_by_line, has_line
 from old_segments import until
 from patience import patient
 
 from cometmq import Broker, Consumer
+from cometmq.actors.runtime import lines
 from cometmq.actors.runtime.access import Doorman
+from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.lines import LINES_MAX, LineListener
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
+    Done,
     GetLine,
     LineAddress,
     Ping,
@@ -36,6 +38,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import BadRequest, NotConfirmed, NotLocal
 from cometmq.protocol.wire.line import Line, abstract
+from cometmq.protocol.wire.stream import StreamReader, StreamWriter, pack_lengths
 from cometmq.shm.os.processes import boot_id
 
 WAIT_S = patient(60)
@@ -114,7 +117,7 @@ def test_another_user_is_not_let_in(broker: Broker, monkeypatch: pytest.MonkeyPa
 
 
 def test_small_and_large_keep_their_order(broker: Broker) -> None:
-    """Batches that fit into a packet, and others between them, in one queue."""
+    """Also batches that fill more than the socket takes at once."""
     rng = random.Random(1)
     bodies = [rng.randbytes(rng.choice((1, 100, 70_000, 300_000))) for _ in range(200)]
     with broker.producer(transport="local") as producer:
@@ -191,34 +194,22 @@ def test_a_line_that_ended_meanwhile_costs_nothing(broker: Broker) -> None:
         until(lambda: producer.send("T", b"2", queue_id=0) and has_line(producer))
 
 
-def test_a_client_that_does_not_read_is_hung_up_on(broker: Broker) -> None:
-    """It asks and asks, and never looks at an answer. The others do not notice."""
-    packet = frames.join(frames.pack(1, Ping()), ())
-    assert packet is not None
-    with line_to(broker) as line, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        while True:
-            line.send(packet)  # TimeoutError if nobody hangs up
-    with broker.producer(transport="local") as producer:
-        producer.send("T", b"x")
-
-
 @pytest.mark.parametrize(
-    "packet",
+    "sent",
     [
-        b"\0",
-        b"\1",
-        b"\x42" + b"\0" * 300,
-        struct.pack(">BI", 1, 5) + b"four",
-        struct.pack(">BII", 2, 0xFFFFFFFF, 1) + b"x",
-        b"\1" + b"x" * 65_536,
+        struct.pack(">I", frames.FRAME_MAX + 1),
+        struct.pack(">I", 0xFFFFFFFF) + b"x" * 100,
+        (struct.pack(">I", 0x80000000 | frames.FRAME_MAX) + bytes(frames.FRAME_MAX)) * 9,
     ],
+    ids=["frame", "first frame", "message"],
 )
 @pytest.mark.slow
-def test_rubbish_ends_the_line_and_nothing_else(broker: Broker, packet: bytes) -> None:
-    with line_to(broker) as line:
-        line.send(packet)
-        with contextlib.suppress(ConnectionResetError):
-            assert line.recv(100) == b""
+def test_a_message_that_is_too_large_ends_the_line_and_nothing_else(
+    broker: Broker, sent: bytes
+) -> None:
+    with line_to(broker) as line, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        line.sendall(sent)
+        assert line.recv(100) == b""
     with broker.producer(transport="local") as producer:
         producer.send("T", b"x")
 
@@ -226,21 +217,44 @@ def test_rubbish_ends_the_line_and_nothing_else(broker: Broker, packet: bytes) -
 def test_a_head_that_is_no_command_is_answered(broker: Broker) -> None:
     head = frames.HEAD.pack(1, 77) + b"\xc1"
     with line_to(broker) as line:
-        line.send(frames.join(head, ()) or b"")
-        answer, _ = frames.split(line.recv(65_536))
-    request_id, failed = frames.unpack(answer)
+        line.sendall(b"".join(pack_lengths(head, ())))
+        reader = StreamReader(line)
+        while not (messages := reader.messages(1)):
+            assert reader.fill(0)
+    request_id, failed = frames.unpack(messages[0][0])
     assert request_id == 77
     with pytest.raises(BadRequest, match="not a command"):
         frames.raise_if_failed(failed)
 
 
+def test_a_client_that_knows_packets_is_sent_to_zeromq(broker: Broker) -> None:
+    """Released clients ask without `is_stream`, and take a refusal as: there is none."""
+    commitlog = broker.actor("commitlog")
+    try:
+        with pytest.raises(NotLocal, match="older"):
+            commitlog.ask(GetLine(boot_id()))
+    finally:
+        commitlog.stop()
+
+
+def test_a_broker_that_knows_packets_is_asked_by_zeromq(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A released broker leaves `is_stream` out of its answer."""
+    with broker.producer() as producer:
+        producer.send("T", b"x")
+        shortcut = channel_of(producer)._shortcut
+        with pytest.raises(NotLocal, match="older"):
+            shortcut.use(LineAddress("some-name", os.getuid()))
+
+
 def line_to(broker: Broker) -> socket.socket:
     """A raw one."""
     commitlog = broker.actor("commitlog")
-    answer = commitlog.ask(GetLine(boot_id()))
+    answer = commitlog.ask(GetLine(boot_id(), is_stream=True))
     commitlog.stop()
     assert isinstance(answer, LineAddress)
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.settimeout(WAIT_S)
     line.connect(abstract(answer.name))
     return line
@@ -261,14 +275,14 @@ def test_what_was_sent_before_the_end_is_received(listener: LineListener) -> Non
     """Also when the other side ends with packets of ours that it has not read."""
     line = Line(listener.name, os.getuid())
     listener.drain(10)
-    line.send(frames.join(frames.pack(1, Ping()), ()) or b"")
+    line.send(frames.pack(1, Ping()))
     (request,) = listener.drain(10)
     request.reply(Pong("me", 1, "1"))
-    line.send(frames.join(frames.pack(2, Ping()), ()) or b"")
+    line.send(frames.pack(2, Ping()))
     listener.close()
-    packet = line.receive(WAIT_S)
-    assert packet is not None
-    assert frames.unpack(frames.split(packet)[0])[0] == 1
+    messages = line.receive(WAIT_S)
+    assert messages
+    assert frames.unpack(messages[0][0])[0] == 1
     with pytest.raises(EOFError):
         line.receive(WAIT_S)
 
@@ -278,7 +292,7 @@ def test_one_line_does_not_hold_up_the_others(listener: LineListener) -> None:
     line = Line(listener.name, os.getuid())
     listener.drain(10)
     for number in range(25):
-        line.send(frames.join(frames.pack(number, Ping()), ()) or b"")
+        line.send(frames.pack(number, Ping()))
     counts = [len(listener.drain(10)) for _ in range(3)]
     assert counts == [10, 10, 5]
 
@@ -291,15 +305,15 @@ def numbers_by_line(found: list[Any]) -> dict[bytes, list[int]]:
 
 
 def connected(listener: LineListener, count: int) -> list[Line]:
-    lines = [Line(listener.name, os.getuid()) for _ in range(count)]
+    found = [Line(listener.name, os.getuid()) for _ in range(count)]
     while len(listener._callers) < count:
         listener.drain(1)
-    return lines
+    return found
 
 
 def send_pings(line: Line, count: int) -> None:
     for number in range(count):
-        assert line.send(frames.join(frames.pack(number, Ping()), ()) or b"")
+        line.send(frames.pack(number, Ping()))
 
 
 def test_a_busy_line_leaves_their_turns_to_the_others(listener: LineListener) -> None:
@@ -318,8 +332,7 @@ def test_a_busy_line_leaves_their_turns_to_the_others(listener: LineListener) ->
 
 def test_every_line_has_its_turn(listener: LineListener) -> None:
     """Fault 30: also with more lines than one call of `drain` reads commands."""
-    lines = connected(listener, 7)
-    for line in lines:
+    for line in (connections := connected(listener, 7)):
         send_pings(line, 50)
     turns: Counter[bytes] = Counter()
     for _ in range(14):
@@ -327,7 +340,7 @@ def test_every_line_has_its_turn(listener: LineListener) -> None:
         assert len(found) == 2
         turns.update(each.sender for each in found)
     assert set(turns.values()) == {4}
-    assert len(turns) == 7
+    assert len(turns) == len(connections)
 
 
 def test_no_more_lines_than_it_can_bear(
@@ -335,13 +348,13 @@ def test_no_more_lines_than_it_can_bear(
 ) -> None:
     assert LINES_MAX > 2
     monkeypatch.setattr("cometmq.actors.runtime.lines.LINES_MAX", 2)
-    lines = [Line(listener.name, os.getuid()) for _ in range(3)]
+    found = [Line(listener.name, os.getuid()) for _ in range(3)]
     while listener.is_open:
         listener.drain(10)
     listener.drain(10)
     with pytest.raises(EOFError):
-        lines[2].receive(WAIT_S)
-    del lines[0]
+        found[2].receive(WAIT_S)
+    del found[0]
     while not listener.is_open:
         listener.drain(10)
 
@@ -352,7 +365,7 @@ def test_a_fork_of_the_service_keeps_the_listener(listener: LineListener) -> Non
     forked = os.dup(listener._listener.fileno())
     try:
         listener._stop_listening()
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as client:
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as client:
             client.connect(abstract(listener.name))  # the fork's is still there
             assert listener.drain(10) == []
     finally:
@@ -375,7 +388,7 @@ def test_who_came_and_went_changes_nothing(
         first = Line(listener.name, os.getuid())
         listener.drain(10)
     listener.drain(10)
-    first.send(frames.join(frames.pack(1, Ping()), ()) or b"")
+    first.send(frames.pack(1, Ping()))
     assert len(listener.drain(10)) == 1
 
 
@@ -404,10 +417,13 @@ def test_a_line_that_never_answered_is_not_asked_for_again(broker: Broker) -> No
     with broker.producer(transport="local", timeout_s=WAIT_S) as producer:
         producer.send("T", b"x")
         channel = channel_of(producer)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         assert channel._shortcut.line is not None
         stranger = Line.__new__(Line)
-        stranger.__dict__.update(channel._shortcut.line.__dict__, _socket=ours, answered=False)
+        stranger.__dict__.update(
+            channel._shortcut.line.__dict__, _socket=ours, answered=False,
+            _reader=StreamReader(ours), _writer=StreamWriter(ours),
+        )  # fmt: skip
         channel._shortcut.line = stranger
         pending = channel.request(Ping())
         theirs.close()
@@ -420,30 +436,89 @@ def test_a_line_that_never_answered_is_not_asked_for_again(broker: Broker) -> No
         ours.close()
 
 
-@given(st.binary(max_size=300), st.lists(st.binary(max_size=300), max_size=70))
-def test_packets_are_what_they_were(head: bytes, payload: list[bytes]) -> None:
-    packet = frames.join(head, payload)
-    if len(payload) >= frames.PACKET_FRAMES_MAX:
-        assert packet is None
-    else:
-        assert packet is not None
-        assert frames.split(packet) == (head, payload)
+def read_slowly(listener: LineListener, line: Line, pings: int) -> int:
+    """Send so many, which are answered with 64 KiB each; how many were taken up."""
+    for number in range(pings):
+        line.send(frames.pack(number, Ping()))
+    taken = 0
+    while found := listener.drain(10):
+        for request in found:
+            request.reply(Done(), [bytes(65_536)])
+        taken += len(found)
+    return taken
 
 
-@given(st.binary(max_size=400))
-def test_any_packet_is_split_or_refused(packet: bytes) -> None:
-    with contextlib.suppress(BadRequest):
-        head, payload = frames.split(packet)
-        assert frames.join(bytes(head), [bytes(each) for each in payload]) == packet
+def answers_of(line: Line) -> int:
+    """How many come until the other side ends it."""
+    count = 0
+    with contextlib.suppress(EOFError):
+        while True:
+            found = line.receive(WAIT_S)
+            assert found is not None, "nobody has ended it"
+            count += len(found)
+    return count
 
 
-def test_what_is_too_large_is_no_packet() -> None:
-    assert frames.join(b"h", [bytes(frames.PACKET_MAX)]) is None
-    largest = frames.PACKET_MAX - 1 - 2 * 4 - 1
-    packet = frames.join(b"h", [bytes(largest)])
-    assert packet is not None
-    assert len(packet) == frames.PACKET_MAX
-    assert frames.join(b"h", [bytes(largest + 1)]) is None
+def test_a_client_that_reads_slowly_has_its_requests_wait(
+    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers are kept up to a limit; then others go on, and it does when it reads."""
+    monkeypatch.setattr(lines, "UNSENT_MAX", 1_048_576)
+    (slow, other) = connected(listener, 2)
+    taken = read_slowly(listener, slow, 200)
+    assert 10 < taken < 50
+    send_pings(other, 3)
+    assert [each.request_id for each in listener.drain(10)] == [0, 1, 2]
+    assert listener.drain_at is not None
+    answers = 0
+    while answers < 200:
+        answers += len(slow.receive(0) or ())
+        for request in listener.drain(10):
+            request.reply(Done(), [bytes(65_536)])
+    assert listener.drain_at is None
+
+
+def test_a_client_that_reads_nothing_is_hung_up_on(
+    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "UNSENT_MAX", 1_048_576)
+    (silent,) = connected(listener, 1)
+    taken = read_slowly(listener, silent, 200)
+    drain_at = listener.drain_at
+    assert drain_at is not None
+    assert drain_at <= time.monotonic() + lines.STALLED_S
+    monkeypatch.setattr(lines, "STALLED_S", 0.0)
+    listener.drain(10)
+    assert answers_of(silent) < taken
+    assert listener.drain_at is None
+
+
+def test_answers_kept_for_a_client_are_bounded(
+    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of requests that were taken up before it had to wait."""
+    monkeypatch.setattr(listener, "_limits", ConnectionLimits(in_flight_bytes=1_048_576))
+    (silent,) = connected(listener, 1)
+    send_pings(silent, 100)
+    found = listener.drain(100)
+    for request in found:
+        request.reply(Done(), [bytes(65_536)])
+    assert answers_of(silent) < 100
+    assert listener.drain(10) == []
+    found[0].done()  # it is gone; nothing happens
+
+
+def test_half_a_message_holds_up_nobody(listener: LineListener) -> None:
+    halting, other = connected(listener, 2)
+    message = b"".join(pack_lengths(frames.pack(7, Ping()), [bytes(100_000)]))
+    halting._socket.sendall(message[:70_000])
+    send_pings(other, 2)
+    assert [each.request_id for each in listener.drain(10)] == [0, 1]
+    assert listener.drain(10) == []
+    assert listener.drain_at is None
+    halting._socket.sendall(message[70_000:])
+    (request,) = listener.drain(10)
+    assert (request.request_id, len(request.payload[0])) == (7, 100_000)
 
 
 def test_a_consumer_reads_what_came_by_a_line(broker: Broker) -> None:

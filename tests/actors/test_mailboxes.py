@@ -49,16 +49,7 @@ def test_answers_have_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert box.due() == [large]
 
 
-def test_whoever_asks_has_less_room() -> None:
-    """What goes by a line has to fit into a packet, in UTF-8: else it is asked for otherwise."""
-    boxes = Mailboxes()
-    box = boxes.open("a", HERE)
-    letters = [boxes.put("a", letter(number)) for number in range(5)]
-    each = letters[0].size
-    assert box.due(2) == letters[:2]
-    assert box.due(4, 3 * each) == letters[:3] == box.due(0, 4 * each - 1)
-    assert box.due(-1, -1) == letters
-    assert box.due(5, each - 1) == []
+def test_size_of_a_letter_counts_its_properties_in_utf8() -> None:
     assert Letter("\u00fc", {"\u20ac": "a"}, b"").size == LETTER_BYTES + 2 + 3 + 1
 
 

@@ -23,7 +23,7 @@ class Asked:
     def __init__(self, command: Command, *payload: bytes) -> None:
         self.command = command
         self.payload = [Part(memoryview(each)) for each in payload]
-        self.sender, self.by_line = b"connection", False
+        self.sender = b"connection"
         self.answers: list[Any] = []
 
     def reply(self, answer: Command, _payload: object = ()) -> None:

@@ -133,7 +133,7 @@ def test_many_are_in_flight(broker: Broker, topic: str) -> None:
 
 @pytest.mark.parametrize("transport", ["auto", "zmq"])
 def test_replies_of_every_size(broker: Broker, topic: str, transport: str) -> None:
-    """Those that fit into a packet of a line, those that do not, and what its properties add."""
+    """Also those that fill more than one read of a local connection, with their properties."""
 
     def handler(message: Message) -> None:
         size = int(message.body)

@@ -58,7 +58,7 @@ writing another client, and for reading a capture.
 | --- | --- |
 | a head | at most {frames.HEAD_MAX:,} |
 | any frame | at most {frames.FRAME_MAX:,} |
-| a packet on a line | at most {frames.PACKET_MAX:,}, in {frames.PACKET_FRAMES_MAX} frames |
+| a message on a local connection, and 64 for each frame | at most {frames.MESSAGE_MAX:,} |
 
 ## Commands
 
