@@ -25,10 +25,10 @@ from cometmq.actors.coordination.topics import Stored, Topics, TopicSettings, te
 from cometmq.actors.coordination.transactions import Transactions
 from cometmq.actors.coordination.views import Views
 from cometmq.actors.runtime import meters
-from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.gate import Gate
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
 from cometmq.actors.runtime.service import Handler, Request, ServiceActor
 from cometmq.protocol.commands import Command, GetLine
 from cometmq.protocol.errors import (

@@ -13,9 +13,9 @@ import pykka
 import zmq
 
 from cometmq.actors.runtime import meters
-from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family
 from cometmq.actors.runtime.held import NEVER, HeldRequest, HeldRequests
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol import names
 from cometmq.protocol.commands import (

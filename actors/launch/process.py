@@ -16,7 +16,7 @@ import zmq
 
 from cometmq.actors.launch.zygote import Broken, Ready, write_report
 from cometmq.actors.runtime.family import EXIT_UNSETTLED, Family
-from cometmq.actors.runtime.inbox import LINGER_MS
+from cometmq.actors.runtime.listeners.zeromq import LINGER_MS
 from cometmq.actors.runtime.logs import ProcessLog, log_of, set_up_logging
 from cometmq.actors.runtime.roles import ROLES, role_of
 from cometmq.actors.runtime.service import ServiceActor

@@ -10,9 +10,9 @@ from cometmq.actors.reading.local_clients import LocalClients
 from cometmq.actors.reading.pulls import BYTES_MAX, COUNT_MAX, Pulls
 from cometmq.actors.reading.questions import OF_QUEUES, Questions
 from cometmq.actors.runtime import meters
-from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.dispatched import Dispatched
 from cometmq.actors.runtime.family import Family
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.protocol.errors import ShuttingDown
 from cometmq.shm.live.control import Counter, Phase

@@ -20,9 +20,7 @@ class FromWorker(Request):
     __slots__ = ("_actor", "_original")
 
     def __init__(self, original: Request, actor: DiskActor) -> None:
-        super().__init__(
-            original.request_id, original.command, original.payload, original.principal
-        )
+        super().__init__(original.command, original.payload, original.principal)
         self._original = original
         self._actor = actor
 

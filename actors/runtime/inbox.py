@@ -16,23 +16,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import zmq
 from pykka._envelope import Envelope
 
 from cometmq.actors.runtime import meters
-from cometmq.actors.runtime.access import ANYBODY, FAMILY, Doorman
-from cometmq.actors.runtime.connections import ConnectionLimits, Connections
-from cometmq.actors.runtime.lines import LineListener
+from cometmq.actors.runtime.access import Doorman
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
+from cometmq.actors.runtime.listeners.listener import Listener
+from cometmq.actors.runtime.listeners.local import LocalListener
+from cometmq.actors.runtime.listeners.zeromq import ZeroMQListener
 from cometmq.actors.runtime.request import Request
-from cometmq.actors.runtime.routers import DRAIN_COUNT, Router
 from cometmq.actors.runtime.sources import Sources
-from cometmq.protocol import frames
-from cometmq.protocol.wire import liveness
-from cometmq.protocol.wire.addresses import allow_ipv6
 
-BACKLOG: Final = 512
-LINGER_MS: Final = 1_000  # for the last answers, on a busy machine as well
-MAILBOX_COUNT: Final = 1_000  # commands waiting in a socket before it stops reading
 _NOBODY_IS_ADMITTED: Final = Doorman("an inbox", ())
 
 
@@ -78,9 +72,8 @@ class SocketInbox:
         self._local: deque[Envelope[Any]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.doorman = _NOBODY_IS_ADMITTED  # the actor sets its own
-        self._routers: dict[zmq.Socket[bytes], Router] = {}
-        self.lines: LineListener | None = None
-        self._lines_fd = -1
+        self._listeners: dict[Any, Listener] = {}  # by source
+        self.lines: LocalListener | None = None  # one of them
         self._limits: ConnectionLimits | None = None  # of clients
         self._others: dict[Any, object] = {}
         self._sources = Sources()
@@ -102,38 +95,18 @@ class SocketInbox:
         limits = limits or ConnectionLimits()
         if not internal:
             self._limits = limits
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        socket.set(zmq.LINGER, LINGER_MS)  # answers given just before the end still leave
-        socket.set(zmq.BACKLOG, BACKLOG)
-        socket.set(zmq.MAXMSGSIZE, frames.FRAME_MAX)
-        socket.set(zmq.RCVHWM, MAILBOX_COUNT)
-        socket.set(zmq.SNDHWM, MAILBOX_COUNT)
-        if internal:
-            socket.set(zmq.IPC_FILTER_UID, os.getuid())
-        socket.set(zmq.HANDSHAKE_IVL, limits.handshake_ms)
-        allow_ipv6(socket, endpoint)
-        liveness.watch(socket, endpoint)
-        door = None
-        if not internal and endpoint.startswith("tcp://"):
-            door = Connections(socket, limits)
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError:
-            _shut(socket, door)
-            raise
-        address = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        if door is not None:
-            door.start(address)
-        principal = FAMILY if internal else ANYBODY
-        self._routers[socket] = Router(socket, principal, door, self._sources.touched)
-        self._sources.add(socket, sure=True)
-        return address
+        listener = ZeroMQListener(
+            endpoint, self.doorman, self._sources.touched, is_internal=internal, limits=limits
+        )
+        self._listeners[listener.socket] = listener
+        self._sources.add(listener.socket, sure=True)
+        return listener.address
 
     def listen_for_lines(self, name: str) -> None:
-        """Also take clients of this machine who come to that address; see lines.py."""
-        self.lines = LineListener(name, self.doorman, self._limits)
-        self._lines_fd = self.lines.fd
-        self._sources.add(self._lines_fd)
+        """Also take clients of this machine who come to that address; see listeners/local.py."""
+        self.lines = LocalListener(name, self.doorman, self._limits)
+        self._listeners[self.lines.source] = self.lines
+        self._sources.add(self.lines.source)
 
     def listen_to_doorbell(self, fd: int) -> None:
         self._others[fd] = DoorbellRang()
@@ -161,12 +134,10 @@ class SocketInbox:
         for source in self._sources:
             if source != self._wake:
                 self._sources.remove(source)
-        for router in self._routers.values():
-            _shut(router.socket, router.door)
-        self._routers.clear()
-        if self.lines is not None:
-            self.lines.close()
-            self.lines = None
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+        self.lines = None
 
     def __del__(self) -> None:
         self._sources.close()
@@ -203,16 +174,16 @@ class SocketInbox:
         requests: list[Request] = []
         of_clients: list[Request] = []
         self._left_some = clients_wait = bool(self._rest)
-        sources = self._sources.wait(self._sleep_s())
-        if self._lines_are_due and self._lines_fd not in sources:
-            sources.append(self._lines_fd)
-        for source in sources:
-            if not self._is_of_clients(source):
-                self._take(source, requests)
-            elif not clients_wait:
-                self._take(source, of_clients)
-            elif source != self._lines_fd:
-                self._sources.touched(source)
+        for source in self._due(self._sources.wait(self._sleep_s())):
+            listener = self._listeners.get(source)
+            if listener is None:
+                self._take(source)
+            elif listener.is_internal:
+                self._drain(listener, requests)
+            elif clients_wait:
+                listener.put_off()
+            else:
+                self._drain(listener, of_clients)
         requests += (
             of_clients  # behind the family, which would wait with them if they are held back
         )
@@ -240,46 +211,34 @@ class SocketInbox:
     def _sleep_s(self) -> float | None:
         if self._local or self._rest:
             return 0
-        lines_at = self.lines.drain_at if self.lines is not None else None
-        wake_at = min((at for at in (self.wake_at, lines_at) if at is not None), default=None)
+        times = [self.wake_at, *(each.drain_at for each in self._listeners.values())]
+        wake_at = min((at for at in times if at is not None), default=None)
         return None if wake_at is None else max(0.0, wake_at - time.monotonic())
 
-    @property
-    def _lines_are_due(self) -> bool:
-        drain_at = self.lines.drain_at if self.lines is not None else None
-        return drain_at is not None and time.monotonic() >= drain_at
+    def _due(self, sources: list[Any]) -> list[Any]:
+        """Return these, and those of listeners whose time has come."""
+        for source, listener in self._listeners.items():
+            drain_at = listener.drain_at
+            if drain_at is not None and drain_at <= time.monotonic() and source not in sources:
+                sources.append(source)
+        return sources
 
-    def _is_of_clients(self, source: Any) -> bool:
-        router = self._routers.get(source)
-        return source == self._lines_fd or (router is not None and not router.principal.is_family)
+    def _drain(self, listener: Listener, requests: list[Request]) -> None:
+        requests += listener.drain()
+        self._left_some = self._left_some or listener.left_some
 
-    def _take(self, source: Any, requests: list[Request]) -> None:
-        if source == self._lines_fd and self.lines is not None:
-            requests += self.lines.drain(DRAIN_COUNT)
-            self._left_some = self._left_some or self.lines.drain_at == 0
-            return
+    def _take(self, source: Any) -> None:
         if source == self._wake:
             os.eventfd_read(self._wake)
             return
-        other = self._others.get(source)
-        if other is None:
-            router = self._routers[source]
-            requests += router.drain(self.doorman)
-            self._left_some = self._left_some or router.left_some
-            return
+        other = self._others[source]
         if isinstance(other, DoorbellRang):
             os.eventfd_read(source)
         self._local.append(Envelope(other))
 
     def statistics(self) -> meters.Figures:
         """Of the connections of clients."""
-        doors = [router.door for router in self._routers.values() if router.door is not None]
-        return {key: count for door in doors for key, count in door.statistics().items()}
-
-
-def _shut(socket: zmq.Socket[bytes], door: Connections | None) -> None:
-    """Answers that were given leave within the socket's linger time."""
-    if door is not None:
-        socket.disable_monitor()
-        door.close()
-    socket.close()
+        found: meters.Figures = {}
+        for listener in self._listeners.values():
+            found |= listener.statistics()
+        return found

@@ -14,9 +14,9 @@ import pykka
 
 from cometmq.actors.runtime import meters
 from cometmq.actors.runtime.access import FAMILY, Doorman
-from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.guard import explained
 from cometmq.actors.runtime.inbox import SocketInbox
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
 from cometmq.actors.runtime.loop import LoopActor, Timer
 from cometmq.actors.runtime.request import Payload, Request
 from cometmq.protocol.commands import (

@@ -10,10 +10,10 @@ from contextlib import closing, suppress
 from typing import ClassVar, Final
 
 from cometmq.actors.runtime import meters
-from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family, out_of_service
 from cometmq.actors.runtime.gate import Gate
 from cometmq.actors.runtime.guard import explained
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.writer.admission import Admission
 from cometmq.actors.writer.answers import Answers, Confirming, Slaves

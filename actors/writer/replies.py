@@ -296,7 +296,7 @@ class _Storing(Request):
     def __init__(self, letters: list[Letter], records: InnerRecords) -> None:
         command, payload = records.take()
         parts = [frames.Part(memoryview(each)) for each in payload]
-        super().__init__(0, command, parts, FAMILY)
+        super().__init__(command, parts, FAMILY)
         self._letters = letters
 
     def reply(self, answer: Command, payload: Payload = ()) -> None:

@@ -149,7 +149,7 @@ def namesrv(bind: str, port: int, output: str) -> None:
     from cometmq.actors.launch.addresses import bracketed
     from cometmq.actors.launch.binding import port_holder
     from cometmq.actors.launch.zygote import say_stacks_on_signal
-    from cometmq.actors.runtime.connections import ConnectionLimits
+    from cometmq.actors.runtime.listeners.connections import ConnectionLimits
     from cometmq.actors.runtime.logs import set_up_logging
     from cometmq.protocol.commands import Finish
     from cometmq.protocol.wire.descriptors import need

@@ -16,7 +16,8 @@ from family import RunningBroker
 from patience import patient
 from zmtp import RawClient, frame
 
-from cometmq.actors.runtime.connections import ConnectionLimits
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
+from cometmq.actors.runtime.listeners.zeromq import ZeroMQListener
 from cometmq.actors.runtime.meters import values_of
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.cli.stat import Watcher
@@ -207,7 +208,9 @@ def test_what_is_taken_up_is_not_in_flight() -> None:
         for _ in range(100):
             line.ask(Ping(), [body, b"", b"x" * 255, b"y" * 256], timeout_s=WAIT_S)
         (known,) = next(
-            each.door for each in actor.inbox._routers.values() if each.door
+            each.door
+            for each in actor.inbox._listeners.values()
+            if isinstance(each, ZeroMQListener) and each.door
         )._known.values()
         # Less what had come before the connection was first looked at; more by the handshake.
         assert known.traffic.handed > (400 - 32) * MIB

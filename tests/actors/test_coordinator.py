@@ -42,7 +42,6 @@ from cometmq.actors.runtime.inbox import Drained
 from cometmq.actors.runtime.request import Payload, Request
 from cometmq.actors.tables import group_pages
 from cometmq.actors.tables.group_settings import settings_of
-from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     ChangeMode,
     Command,
@@ -403,11 +402,11 @@ class Inside(Request):
     __slots__ = ("answered",)
 
     def __init__(self, command: Command) -> None:
-        super().__init__(1, command, (), FAMILY)
+        super().__init__(command, (), FAMILY)
         self.answered: queue.Queue[Command] = queue.Queue()
 
-    def _send(self, head: bytes, payload: Payload) -> None:
-        self.answered.put(frames.unpack(head)[1])
+    def reply(self, answer: Command, payload: Payload = ()) -> None:
+        self.answered.put(answer)
 
 
 def test_a_new_topic_and_new_endpoints_in_one_drain(

@@ -21,10 +21,10 @@ from old_segments import until
 from patience import patient
 
 from cometmq import Broker, Consumer
-from cometmq.actors.runtime import lines
 from cometmq.actors.runtime.access import Doorman
-from cometmq.actors.runtime.connections import ConnectionLimits
-from cometmq.actors.runtime.lines import LINES_MAX, LineListener
+from cometmq.actors.runtime.listeners import local
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
+from cometmq.actors.runtime.listeners.local import LINES_MAX, LocalListener
 from cometmq.protocol import frames
 from cometmq.protocol.commands import (
     Done,
@@ -70,9 +70,9 @@ def test_a_producer_here_has_a_line_and_one_that_does_not_want_it_has_none(broke
             producer.send("T", b"first")  # the line is asked for with it
         until(lambda: auto.send("T", b"more") and has_line(auto))
         assert not has_line(far)
-    with broker.producer(transport="local") as local:
-        local.send("T", b"local")
-        assert has_line(local)
+    with broker.producer(transport="local") as near:
+        near.send("T", b"local")
+        assert has_line(near)
 
 
 def test_a_consumer_here_has_one_to_the_coordinator(broker: Broker) -> None:
@@ -94,9 +94,9 @@ def test_a_consumer_here_has_one_to_the_coordinator(broker: Broker) -> None:
 
 def test_it_is_insisted_on_in_vain(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cometmq.client.routes.boot_id", lambda: "another machine's")
-    local = broker.producer(transport="local")
-    with local, pytest.raises(NotLocal, match="another machine"):
-        local.send("T", b"x")
+    near = broker.producer(transport="local")
+    with near, pytest.raises(NotLocal, match="another machine"):
+        near.send("T", b"x")
     with broker.producer() as auto:
         assert auto.send("T", b"x").queue_offset >= 0
         assert not has_line(auto)
@@ -264,14 +264,14 @@ def line_to(broker: Broker) -> socket.socket:
 
 
 @pytest.fixture
-def listener() -> Iterator[LineListener]:
+def listener() -> Iterator[LocalListener]:
     name = f"cometmq-test-{os.getpid()}-{random.randrange(1 << 32)}"
-    listener = LineListener(name, Doorman("me", [Ping]))
+    listener = LocalListener(name, Doorman("me", [Ping]))
     yield listener
     listener.close()
 
 
-def test_what_was_sent_before_the_end_is_received(listener: LineListener) -> None:
+def test_what_was_sent_before_the_end_is_received(listener: LocalListener) -> None:
     """Also when the other side ends with packets of ours that it has not read."""
     line = Line(listener.name, os.getuid())
     listener.drain(10)
@@ -287,7 +287,7 @@ def test_what_was_sent_before_the_end_is_received(listener: LineListener) -> Non
         line.receive(WAIT_S)
 
 
-def test_one_line_does_not_hold_up_the_others(listener: LineListener) -> None:
+def test_one_line_does_not_hold_up_the_others(listener: LocalListener) -> None:
     """Of each so many are taken at a time; what was left is there the next time."""
     line = Line(listener.name, os.getuid())
     listener.drain(10)
@@ -304,7 +304,7 @@ def numbers_by_line(found: list[Any]) -> dict[bytes, list[int]]:
     return by_line
 
 
-def connected(listener: LineListener, count: int) -> list[Line]:
+def connected(listener: LocalListener, count: int) -> list[Line]:
     found = [Line(listener.name, os.getuid()) for _ in range(count)]
     while len(listener._callers) < count:
         listener.drain(1)
@@ -316,7 +316,7 @@ def send_pings(line: Line, count: int) -> None:
         line.send(frames.pack(number, Ping()))
 
 
-def test_a_busy_line_leaves_their_turns_to_the_others(listener: LineListener) -> None:
+def test_a_busy_line_leaves_their_turns_to_the_others(listener: LocalListener) -> None:
     """Fault 30: a line with more input than fits into a turn gets no more than its share while
     other lines have input; each line keeps its order."""
     busy, *others = connected(listener, 4)
@@ -330,7 +330,7 @@ def test_a_busy_line_leaves_their_turns_to_the_others(listener: LineListener) ->
     assert list(map(len, rest.values())) == [83]
 
 
-def test_every_line_has_its_turn(listener: LineListener) -> None:
+def test_every_line_has_its_turn(listener: LocalListener) -> None:
     """Fault 30: also with more lines than one call of `drain` reads commands."""
     for line in (connections := connected(listener, 7)):
         send_pings(line, 50)
@@ -344,10 +344,10 @@ def test_every_line_has_its_turn(listener: LineListener) -> None:
 
 
 def test_no_more_lines_than_it_can_bear(
-    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+    listener: LocalListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LINES_MAX > 2
-    monkeypatch.setattr("cometmq.actors.runtime.lines.LINES_MAX", 2)
+    monkeypatch.setattr("cometmq.actors.runtime.listeners.local.LINES_MAX", 2)
     found = [Line(listener.name, os.getuid()) for _ in range(3)]
     while listener.is_open:
         listener.drain(10)
@@ -359,7 +359,7 @@ def test_no_more_lines_than_it_can_bear(
         listener.drain(10)
 
 
-def test_a_fork_of_the_service_keeps_the_listener(listener: LineListener) -> None:
+def test_a_fork_of_the_service_keeps_the_listener(listener: LocalListener) -> None:
     """What no longer listens is not heard of, although a fork still has its descriptor."""
     assert listener._listener is not None
     forked = os.dup(listener._listener.fileno())
@@ -373,7 +373,7 @@ def test_a_fork_of_the_service_keeps_the_listener(listener: LineListener) -> Non
 
 
 def test_who_came_and_went_changes_nothing(
-    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+    listener: LocalListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert listener._listener is not None
 
@@ -392,7 +392,7 @@ def test_who_came_and_went_changes_nothing(
     assert len(listener.drain(10)) == 1
 
 
-def test_without_descriptors_nobody_connects_in_vain(listener: LineListener) -> None:
+def test_without_descriptors_nobody_connects_in_vain(listener: LocalListener) -> None:
     line = Line(listener.name, os.getuid())
     assert listener._listener is not None
 
@@ -436,7 +436,7 @@ def test_a_line_that_never_answered_is_not_asked_for_again(broker: Broker) -> No
         ours.close()
 
 
-def read_slowly(listener: LineListener, line: Line, pings: int) -> int:
+def read_slowly(listener: LocalListener, line: Line, pings: int) -> int:
     """Send so many, which are answered with 64 KiB each; how many were taken up."""
     for number in range(pings):
         line.send(frames.pack(number, Ping()))
@@ -460,10 +460,10 @@ def answers_of(line: Line) -> int:
 
 
 def test_a_client_that_reads_slowly_has_its_requests_wait(
-    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+    listener: LocalListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answers are kept up to a limit; then others go on, and it does when it reads."""
-    monkeypatch.setattr(lines, "UNSENT_MAX", 1_048_576)
+    monkeypatch.setattr(local, "UNSENT_MAX", 1_048_576)
     (slow, other) = connected(listener, 2)
     taken = read_slowly(listener, slow, 200)
     assert 10 < taken < 50
@@ -479,22 +479,22 @@ def test_a_client_that_reads_slowly_has_its_requests_wait(
 
 
 def test_a_client_that_reads_nothing_is_hung_up_on(
-    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+    listener: LocalListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "UNSENT_MAX", 1_048_576)
+    monkeypatch.setattr(local, "UNSENT_MAX", 1_048_576)
     (silent,) = connected(listener, 1)
     taken = read_slowly(listener, silent, 200)
     drain_at = listener.drain_at
     assert drain_at is not None
-    assert drain_at <= time.monotonic() + lines.STALLED_S
-    monkeypatch.setattr(lines, "STALLED_S", 0.0)
+    assert drain_at <= time.monotonic() + local.STALLED_S
+    monkeypatch.setattr(local, "STALLED_S", 0.0)
     listener.drain(10)
     assert answers_of(silent) < taken
     assert listener.drain_at is None
 
 
 def test_answers_kept_for_a_client_are_bounded(
-    listener: LineListener, monkeypatch: pytest.MonkeyPatch
+    listener: LocalListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of requests that were taken up before it had to wait."""
     monkeypatch.setattr(listener, "_limits", ConnectionLimits(in_flight_bytes=1_048_576))
@@ -508,7 +508,7 @@ def test_answers_kept_for_a_client_are_bounded(
     found[0].done()  # it is gone; nothing happens
 
 
-def test_half_a_message_holds_up_nobody(listener: LineListener) -> None:
+def test_half_a_message_holds_up_nobody(listener: LocalListener) -> None:
     halting, other = connected(listener, 2)
     message = b"".join(pack_lengths(frames.pack(7, Ping()), [bytes(100_000)]))
     halting._socket.sendall(message[:70_000])

@@ -17,8 +17,8 @@ from cometmq.actors.replication.slaves.master_connection import (
     ask_where_it_begins,
 )
 from cometmq.actors.runtime import meters
-from cometmq.actors.runtime.connections import ConnectionLimits
 from cometmq.actors.runtime.family import Family, out_of_service
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
 from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.writer.commitlog import CommitLogActor
 from cometmq.actors.writer.cursors import Cursors

@@ -19,8 +19,14 @@ from functools import partial
 from typing import Final
 
 from cometmq.actors.runtime.access import Doorman, Principal
-from cometmq.actors.runtime.connections import ConnectionLimits
-from cometmq.actors.runtime.request import Frames, Payload, Request, request_from
+from cometmq.actors.runtime.listeners.connections import ConnectionLimits
+from cometmq.actors.runtime.listeners.listener import (
+    DRAIN_COUNT,
+    FramedRequest,
+    Listener,
+    request_from,
+)
+from cometmq.actors.runtime.request import Frames, Payload, Request
 from cometmq.protocol import frames
 from cometmq.protocol.commands import Command
 from cometmq.protocol.errors import BadRequest
@@ -47,7 +53,7 @@ class Caller:
 
     __slots__ = (
         "_epoll", "_events", "_limits", "_reader", "_stalled", "_turn", "_writer", "name",
-        "principal", "socket",
+        "principal", "sender", "socket",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +66,8 @@ class Caller:
         stalled: dict[Caller, float],
     ) -> None:
         self.socket = line
-        self.name = b"line %d" % number
+        self.name = f"local connection {number}"
+        self.sender = b"\0" + self.name.encode()  # no client can give itself such a name by ZeroMQ
         self.principal = principal
         self._reader = StreamReader(line)
         self._turn = 0  # in which it was last read from
@@ -91,11 +98,10 @@ class Caller:
             self._not_sent(error)
         self._watch()
 
-    def send_done(self, requests: Iterable[Request]) -> None:
+    def send_done(self, request_ids: Iterable[int]) -> None:
         """Answer Done to these requests."""
-        answers = [frames.done_on_stream(each.request_id) for each in requests]
         try:
-            self._writer.send_bytes(b"".join(answers))
+            self._writer.send_bytes(b"".join(map(frames.done_on_stream, request_ids)))
         except OSError as error:
             self._not_sent(error)
         self._watch()
@@ -122,7 +128,7 @@ class Caller:
             log.error(
                 "%s is disconnected: %d bytes of answers are kept for it, at most %d may be "
                 "(maxConnectionInFlightBytes)",
-                self.name.decode(), unsent, self._limits.in_flight_bytes,
+                self.name, unsent, self._limits.in_flight_bytes,
             )  # fmt: skip
             self.hang_up()
             unsent = 0
@@ -137,7 +143,7 @@ class Caller:
             self._epoll.modify(self.socket, events)
 
     def _not_sent(self, error: OSError) -> None:
-        log.debug("%s: answer not sent: %s", self.name.decode(), error)
+        log.debug("%s: answer not sent: %s", self.name, error)
         self.hang_up()
 
     def hang_up(self) -> None:
@@ -149,37 +155,35 @@ class Caller:
             return  # it is gone already
 
 
-class LineRequest(Request):
+class LineRequest(FramedRequest):
     __slots__ = ("_caller",)
 
     def __init__(
         self, caller: Caller, request_id: int, command: Command, payload: Frames
     ) -> None:  # fmt: skip
-        self.request_id = request_id  # as the class above does; there is one for each message
-        self.command = command
-        self.payload = payload
-        self.principal = caller.principal
+        super().__init__(request_id, command, payload, caller.principal)
         self._caller = caller
 
     def _send(self, head: bytes, payload: Payload) -> None:
         self._caller.send(head, payload)
 
     def done(self) -> None:
-        self._caller.send_done((self,))
+        self._caller.send_done((self.request_id,))
 
     def done_with(self, others: Sequence[Request]) -> None:
         """Send all answers with one system call."""
-        self._caller.send_done((self, *others))
+        requests = (self, *others)
+        self._caller.send_done(each.request_id for each in requests if type(each) is LineRequest)
 
     @property
     def sender(self) -> bytes:
-        return self._caller.name
+        return self._caller.sender
 
     def has_room(self) -> bool:
         return self._caller.has_room
 
 
-class LineListener:
+class LocalListener(Listener):
     """Takes connections of the broker's own user, and of root; hands out what comes by them.
 
     Args:
@@ -207,8 +211,7 @@ class LineListener:
         self._epoll.register(listener, _IN)
 
     @property
-    def fd(self) -> int:
-        """Can be read when something has come."""
+    def source(self) -> int:
         return self._epoll.fileno()
 
     @property
@@ -218,12 +221,12 @@ class LineListener:
 
     @property
     def drain_at(self) -> float | None:
-        """Time.monotonic() at which to `drain` although `fd` cannot be read; None: not at all."""
+        """At once for messages that were read and not returned; later for a client that stalls."""
         if any(self._callers[fd].has_room for fd in self._behind):
             return 0.0
         return min(self._stalled.values()) + STALLED_S if self._stalled else None
 
-    def drain(self, count_max: int) -> list[Request]:
+    def drain(self, count_max: int = DRAIN_COUNT) -> list[Request]:
         """Return received requests, an equal share from each line while it has more. Accept new
         lines and close ended ones. Each is read from once.
 
@@ -249,6 +252,7 @@ class LineListener:
                 if taken == wanted:
                     more.append(caller)
             ready = more
+        self.left_some = self.drain_at == 0
         return requests
 
     def _ready(self) -> list[Caller]:
@@ -278,7 +282,7 @@ class LineListener:
             if since <= last:
                 log.warning(
                     "%s is disconnected: it has not read its answers for %g s",
-                    caller.name.decode(), STALLED_S,
+                    caller.name, STALLED_S,
                 )  # fmt: skip
                 self._forget(caller)
 
@@ -323,7 +327,7 @@ class LineListener:
         except (OSError, EOFError):
             return None
         except BadRequest as error:
-            log.warning("%s: %s", caller.name.decode(), error)
+            log.warning("%s: %s", caller.name, error)
             return None
         if caller.has_more:
             self._behind.add(descriptor)
