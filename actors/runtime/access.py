@@ -1,7 +1,7 @@
 """Access control: the sender of a command, and whether this process accepts it from there.
 
-Every listener checks a command before an actor receives it: ZeroMQ's sockets and the lines of this
-machine (`request_from`), and the process itself (ServiceActor).
+Every listener checks a command before an actor receives it (`request_from`), and so does the
+process itself (ServiceActor).
 
 The rights that a command declares (`access.needs`) also say which of its fields must not name the
 broker's internal topics and groups: no command from outside may change those.
@@ -10,7 +10,7 @@ broker's internal topics and groups: no command from outside may change those.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -32,8 +32,6 @@ class Principal(msgspec.Struct, frozen=True):
 
 FAMILY: Final = Principal("family", is_family=True)
 ANYBODY: Final = Principal("anybody")  # who has not shown who it is
-
-Allows = Callable[[Command, Principal], None]
 
 
 # Checks that refuse clients' use of the broker's internal topics and groups, by right, whatever
@@ -92,10 +90,32 @@ def _guarded_fields(kind: type[Command]) -> tuple[_Guarded, ...]:
     return tuple(found)
 
 
-def allow(_command: Command, _principal: Principal) -> None:
-    """Access control's place: called for each command of those who are not of the family, of which
-    `command.access.needed_for(command)` tells the rights that it needs. It raises NoPermission
-    for what the principal may not do. This one lets everybody do everything."""
+class Policy(Protocol):
+    """What principals may do. `command.access.needed_for(command)` tells the rights that a command
+    needs."""
+
+    def check(self, command: Command, principal: Principal) -> None:
+        """Raise NoPermission for a command that the principal may not send."""
+
+
+class Authorizer:
+    """Access control of a process. It is asked for each request of those who are not of the family,
+    with the request's principal. Without a policy everybody may do everything."""
+
+    def __init__(self) -> None:
+        self._policy: Policy | None = None
+
+    def reload(self, policy: Policy | None) -> None:
+        """Replace the policy, from any thread: for requests that come from now on."""
+        self._policy = policy
+
+    def check(self, command: Command, principal: Principal) -> None:
+        """Raise NoPermission."""
+        if self._policy is not None:
+            self._policy.check(command, principal)
+
+
+AUTHORIZER: Final = Authorizer()  # of this process
 
 
 class Doorman:
@@ -104,19 +124,15 @@ class Doorman:
     Args:
         role: of the actor.
         takes: the commands that it has a handler for.
-        allows: is asked what is behind `allow`; `allow` itself is not even called.
     """
 
-    def __init__(
-        self, role: str, takes: Iterable[type[Command]], allows: Allows = allow
-    ) -> None:  # fmt: skip
+    def __init__(self, role: str, takes: Iterable[type[Command]]) -> None:
         self._role = role
         self._takes = frozenset(takes)
         self._from_outside = frozenset(
             kind for kind in self._takes if kind.access.audience is not Audience.FAMILY
         )
         self._guarded = {kind: _guarded_fields(kind) for kind in self._from_outside}
-        self._allows = None if allows is allow else allows
 
     def admit(self, command: Command, principal: Principal) -> None:
         """Raise if the actor must not receive the command: UnknownCommand, NameIllegal for an
@@ -129,8 +145,7 @@ class Doorman:
         guarded = self._guarded.get(kind)
         if guarded is None:
             raise self._refusal(kind)
-        if self._allows is not None:
-            self._allows(command, principal)
+        AUTHORIZER.check(command, principal)
         for field, part, refuse in guarded:
             _refuse_each(command, field, part, refuse)
 

@@ -14,7 +14,14 @@ import zmq
 from patience import patient
 
 from cometmq.actors.launch.broker import BrokerActor
-from cometmq.actors.runtime.access import ANYBODY, FAMILY, Doorman, Principal, allow
+from cometmq.actors.runtime.access import (
+    ANYBODY,
+    AUTHORIZER,
+    FAMILY,
+    Doorman,
+    Policy,
+    Principal,
+)
 from cometmq.actors.runtime.request import Request
 from cometmq.actors.runtime.roles import ROLES
 from cometmq.actors.runtime.service import ServiceActor, _snake
@@ -179,17 +186,26 @@ def test_in_the_middle_of_a_group() -> None:
 # --- the place of access control ------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def policy(rules: Policy) -> Iterator[None]:
+    AUTHORIZER.reload(rules)
+    try:
+        yield
+    finally:
+        AUTHORIZER.reload(None)
+
+
 @pytest.mark.parametrize("door", OUTSIDE)
 def test_access_control_is_asked_first(door: str) -> None:
     asked: list[tuple[Command, Principal]] = []
 
-    def no_pulls(command: Command, principal: Principal) -> None:
-        asked.append((command, principal))
-        if isinstance(command, PullMessages):
-            raise NoPermission(f"{principal.name} may not read {command.topic}")
+    class NoPulls:
+        def check(self, command: Command, principal: Principal) -> None:
+            asked.append((command, principal))
+            if isinstance(command, PullMessages):
+                raise NoPermission(f"{principal.name} may not read {command.topic}")
 
-    with host() as actor:
-        actor.inbox.doorman._allows = no_pulls
+    with host() as actor, policy(NoPulls()):
         name = f"uid {os.getuid()}" if door == "line" else ANYBODY.name
         pull = PullMessages("t", 0, 0)
         refused(actor, door, pull, NoPermission, f"{name} may not read t")
@@ -200,9 +216,20 @@ def test_access_control_is_asked_first(door: str) -> None:
         assert len(asked) == 2  # the family is not asked
 
 
+def test_a_policy_can_be_replaced_while_an_actor_runs() -> None:
+    class Nothing:
+        def check(self, command: Command, principal: Principal) -> None:
+            raise NoPermission(f"{principal.name} may not do anything")
+
+    with host() as actor:
+        assert ask_at(actor, "clients", ListTopics()) == Done()
+        with policy(Nothing()):
+            refused(actor, "clients", ListTopics(), NoPermission, "anybody may not do anything")
+        assert ask_at(actor, "clients", ListTopics()) == Done()
+
+
 def test_the_default_lets_everybody() -> None:
-    allow(PullMessages("t", 0, 0), ANYBODY)
-    doorman = Doorman("reader", [PullMessages], allow)
+    doorman = Doorman("reader", [PullMessages])
     doorman.admit(PullMessages("t", 0, 0), ANYBODY)
     doorman.admit(PullMessages("t", 0, 0), FAMILY)
 
